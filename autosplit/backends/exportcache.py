@@ -1,7 +1,7 @@
 """Exports of earlier processes, by content: the ONNX exporter takes seconds, and makes the same file of the same stage.
 
-They are kept in the folder ``onnx`` of ``$AUTOSPLIT_CACHE`` or ``~/.cache/autosplit``, each as a zip file, whose checksums show
-whether it is whole. Whoever deletes them loses time only.
+They are kept in the folder ``onnx`` of ``$AUTOSPLIT_CACHE`` or ``~/.cache/autosplit``, each as the SHA-256 of a zip archive and
+the archive, so that damage is noticed. Whoever deletes them loses time only.
 """
 
 import contextlib
@@ -9,7 +9,9 @@ import os
 import zipfile
 from collections.abc import Sequence
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 
 from autosplit.files import content_hash, file_hash, hidden_beside
@@ -19,6 +21,8 @@ MOST_BYTES = 256 << 20
 
 LARGEST_SHARE = 8
 """An export of more than this part of ``MOST_BYTES`` is not kept: it holds constants, which are quick to write again."""
+
+SUFFIX = ".export"
 
 MADE_BY = ("torch", "onnx", "onnxscript", "onnx-ir")
 """The packages whose versions count."""
@@ -32,23 +36,27 @@ def place(weights: Path) -> Path | None:
     """
     with contextlib.suppress(OSError, RuntimeError):  # no stage is saved there, or the user has no home
         base = os.environ.get("AUTOSPLIT_CACHE") or Path.home() / ".cache" / "autosplit"
-        return Path(base) / "onnx" / f"{content_hash([file_hash(weights), _makers()])}.zip"
+        return Path(base) / "onnx" / f"{content_hash([file_hash(weights), _makers()])}{SUFFIX}"
     return None
 
 
 def take(kept: Path, folder: Path) -> bool:
-    """Unpack what is kept into a folder, its files in the order in which they were kept; return whether that was possible."""
+    """Unpack what is kept into a folder, its files in the order in which they were kept; return whether it is whole."""
     try:
-        with zipfile.ZipFile(kept) as archive:
+        data = kept.read_bytes()
+        digest, content = data[: sha256().digest_size], data[sha256().digest_size :]
+        if sha256(content).digest() != digest:
+            return False
+        with zipfile.ZipFile(BytesIO(content)) as archive:
             for name in archive.namelist():
-                draft = hidden_beside(folder / Path(name).name)
+                draft = hidden_beside(folder / name)
                 try:
                     draft.write_bytes(archive.read(name))
-                    draft.replace(folder / Path(name).name)
+                    draft.replace(folder / name)
                 finally:
                     draft.unlink(missing_ok=True)
         os.utime(kept)
-    except (OSError, zipfile.BadZipFile):
+    except OSError:
         return False
     return True
 
@@ -57,13 +65,14 @@ def keep(kept: Path, files: Sequence[Path]) -> None:
     """Keep files, unless they are large or there is no room. Nothing else depends on it, so no failure is told."""
     if sum(file.stat().st_size for file in files) > MOST_BYTES // LARGEST_SHARE:
         return
-    draft = hidden_beside(kept)
+    content, draft = BytesIO(), hidden_beside(kept)
     with contextlib.suppress(OSError):
+        with zipfile.ZipFile(content, "w") as archive:
+            for file in files:
+                archive.write(file, file.name)
         kept.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with zipfile.ZipFile(draft, "x") as archive:
-                for file in files:
-                    archive.write(file, file.name)
+            draft.write_bytes(sha256(content.getvalue()).digest() + content.getvalue())
             draft.replace(kept)
         finally:
             draft.unlink(missing_ok=True)
@@ -73,7 +82,7 @@ def keep(kept: Path, files: Sequence[Path]) -> None:
 def _make_room(folder: Path) -> None:
     """Delete the exports that were not used for the longest time, until all others have no more than ``MOST_BYTES``."""
     num_bytes = 0
-    for path in sorted(folder.glob("*.zip"), key=lambda path: -path.stat().st_mtime):
+    for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: -path.stat().st_mtime):
         num_bytes += path.stat().st_size
         if num_bytes > MOST_BYTES:
             path.unlink(missing_ok=True)

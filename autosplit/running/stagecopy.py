@@ -48,7 +48,7 @@ class StageCopy:
         [stage] = wiring.stages
         self._stage, self.replica, self.device = stage, replica, stage.devices[replica]
         self.threads = stage.threads or max(1, len(self.device.cores))
-        self._last_ns = deque([1 << 62], maxlen=NUM_USUAL)
+        self._last_ns = (1 << 62,) * NUM_USUAL
         self._words = [0] * STATUS_WORDS
         """As in the status block of a pipeline."""
         self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
@@ -113,7 +113,7 @@ class StageCopy:
         words[statusblock.TRANSFER_NS] += sent - ran
         words[statusblock.QUEUE_NS] += max(0, got - posted)
         self._idle_ns = sent
-        self._last_ns.append(ran - got)
+        self._last_ns = (*self._last_ns[1:], ran - got)
 
     @property
     def usual_ns(self) -> int:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autosplit.backends import exportcache, onnxfile
 from autosplit.backends.base import get_backend
@@ -72,6 +74,18 @@ def test_a_damaged_export_is_made_again(
     assert len(exports) == 2
 
 
+@given(data=st.data())
+def test_no_damaged_export_is_taken(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("exports")
+    (folder / "model.onnx").write_bytes(bytes(range(100)))
+    exportcache.keep(folder / "kept.export", [folder / "model.onnx"])
+    content = bytearray((folder / "kept.export").read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    (folder / "kept.export").write_bytes(content[: data.draw(st.integers(place + 1, len(content)))])
+    assert not exportcache.take(folder / "kept.export", folder)
+
+
 def test_where_nothing_can_be_kept_stages_are_exported_all_the_same(
     mlp: Traced, prepared, exports: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -90,12 +104,12 @@ def test_exports_that_were_not_used_for_long_make_room_and_large_ones_are_not_ke
     small.write_bytes(bytes(1000))
     large.write_bytes(bytes(2500))
     for number in range(4):
-        exportcache.keep(cache / f"{number}.zip", [small])
-        os.utime(cache / f"{number}.zip", (number, number))
-    exportcache.keep(cache / "large.zip", [large])
-    assert sorted(path.name for path in cache.iterdir()) == ["1.zip", "2.zip", "3.zip"]
-    assert exportcache.take(cache / "1.zip", tmp_path)  # it was used now
-    exportcache.keep(cache / "4.zip", [small])
-    assert sorted(path.name for path in cache.iterdir()) == ["1.zip", "3.zip", "4.zip"]
+        exportcache.keep(cache / f"{number}.export", [small])
+        os.utime(cache / f"{number}.export", (number, number))
+    exportcache.keep(cache / "large.export", [large])
+    assert sorted(path.name for path in cache.iterdir()) == ["1.export", "2.export", "3.export"]
+    assert exportcache.take(cache / "1.export", tmp_path)  # it was used now
+    exportcache.keep(cache / "4.export", [small])
+    assert sorted(path.name for path in cache.iterdir()) == ["1.export", "3.export", "4.export"]
     shutil.rmtree(cache)
-    assert not exportcache.take(cache / "1.zip", tmp_path)
+    assert not exportcache.take(cache / "1.export", tmp_path)
