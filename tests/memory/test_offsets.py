@@ -67,6 +67,17 @@ def test_views_own_nothing_and_safe_results_overwrite():
     assert plan_of(lives, [0, 64, 192], "by hand").proved
 
 
+def million_additions_s() -> float:
+    """Processor seconds of a fixed loop of Python, the least of three."""
+    found: list[float] = []
+    for _ in range(3):
+        begun_s, total = time.process_time(), 0
+        for number in range(1_000_000):
+            total += number
+        found.append(time.process_time() - begun_s)
+    return min(found)
+
+
 def test_thirty_thousand_ops_are_planned_greedily_in_two_seconds():
     choose = random.Random(0)
     steps, sizes = [Step((), ("v0",))], {"v0": 64}
@@ -75,9 +86,10 @@ def test_thirty_thousand_ops_are_planned_greedily_in_two_seconds():
         steps.append(Step(tuple(reads), (f"v{number}",)))
         sizes[f"v{number}"] = 64 * choose.randint(1, 1000)
     taken_s: list[float] = []
-    while len(taken_s) < 3 and min(taken_s, default=2.0) >= 2.0:  # a core may be slow for a moment, with other work beside it
+    limit_s = 2.0 * max(1.0, million_additions_s() / 0.06)  # 0.06 s on the core that the two seconds are meant for
+    while len(taken_s) < 3 and min(taken_s, default=limit_s) >= limit_s:  # a core may be slow for a moment
         begun_s = time.process_time()
         plan = plan_memory(lives_of(steps, sizes, kept=["v29999"]), time_limit_s=0, orders=["greedy by size"])
         taken_s.append(time.process_time() - begun_s)
-    assert min(taken_s) < 2.0
+    assert min(taken_s) < limit_s
     assert len(plan.storages) == 30_000
