@@ -19,8 +19,8 @@ from autosplit.files import content_hash, file_hash, hidden_beside
 MOST_BYTES = 256 << 20
 """Most bytes of all exports. Those that were not used for the longest time make room."""
 
-LARGEST_SHARE = 8
-"""An export of more than this part of ``MOST_BYTES`` is not kept: it holds constants, which are quick to write again."""
+LARGEST_BYTES = 32 << 20
+"""Most bytes of an export that is kept. A larger one holds constants that are not weights of the stage."""
 
 SUFFIX = ".export"
 
@@ -63,7 +63,7 @@ def take(kept: Path, folder: Path) -> bool:
 
 def keep(kept: Path, files: Sequence[Path]) -> None:
     """Keep files, unless they are large or there is no room. Nothing else depends on it, so no failure is told."""
-    if sum(file.stat().st_size for file in files) > MOST_BYTES // LARGEST_SHARE:
+    if sum(file.stat().st_size for file in files) > LARGEST_BYTES:
         return
     content, draft = BytesIO(), hidden_beside(kept)
     with contextlib.suppress(OSError):

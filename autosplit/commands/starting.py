@@ -18,8 +18,8 @@ SOLVERS = "autosplit.searching.loop"
 def start(*modules: str) -> float:
     """Start the fork server, which imports torch, and load meanwhile what the command needs: ``LOADED`` and these modules.
 
-    They stay until the process ends. Searching them for garbage would take an eighth of the time to load them, and some of the
-    time of every later step.
+    They stay until the process ends. Searching them for garbage would take about a tenth of the time to load them, and some of
+    the time of every later step.
 
     Returns: seconds since this process began.
     """

@@ -21,7 +21,11 @@ from autosplit.values.samples import Precision
 ROUND_S = 2.0
 """Most seconds that each plan runs in a round of the report, where no number of requests is asked for."""
 
-LEAST_ROUND_S, ROUND_SHARE = 0.2, 1 / 15
+SMALL_S = 3.0
+"""A search of at most so many seconds is small: one candidate spends it, and rounds are as short as they may be."""
+
+LEAST_ROUND_S = 0.2
+ROUND_SHARE = LEAST_ROUND_S / SMALL_S
 """Least seconds of a round, and the share of ``Budget.search_s`` that it takes within its limits."""
 
 LEAST_COMPARE_S = 4.0

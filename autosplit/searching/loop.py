@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autosplit import tables
-from autosplit.deploying.setup import Hosts, round_s
+from autosplit.deploying.setup import SMALL_S, Hosts, round_s
 from autosplit.deploying.sidebyside import FIRST_S, Contender, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, InfeasibleError
@@ -43,10 +43,6 @@ ALONE_SHARE = 1 / 30
 PLANNING_SHARE, LEAST_PLANNING_S = 0.2, 1.0
 """Share of the budget for one question to the planner, and least seconds of the first and the last question. A second is enough:
 for ResNet-50, BERT, ViT, GPT-2 and others, 10 s gave the same plans, and only bounds grew."""
-
-ONE_CANDIDATE_S = 3.0
-"""A budget of so many seconds is spent once the first candidate was loaded and ran. Where its stages ran in an earlier search,
-the store knows them, and nothing runs."""
 
 HOPELESS = 0.8
 """A candidate that is predicted to reach less than this share of the best measured plan is not run."""
@@ -96,8 +92,8 @@ def search(
         job: the machine and the demands.
         subject: the model, traced for whole requests, and its profile.
         budget_s: seconds for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
-            own limit. 0 returns the planner's answer from the profile alone, and so does a small budget (``ONE_CANDIDATE_S``)
-            where the stages of that answer ran before.
+            own limit. 0 returns the planner's answer from the profile alone, and so does a small budget (``SMALL_S``) where the
+            stages of that answer ran in an earlier search, which the store remembers.
         journal: a file of Optuna's trials, so that a search that was stopped continues. A search for another model, other
             devices or other demands begins anew in that file.
         workspace, hosts: as for ``SideBySide``.
@@ -113,7 +109,7 @@ def search(
     first = _first(job, limited, subject)
     if budget_s > 0 and job.explain_s is None and job.constraints.objective == "throughput":
         job = replace(job, explain_s=min(EXPLAIN_S, budget_s / 10))
-    if budget_s <= 0 or (budget_s <= ONE_CANDIDATE_S and _ran(first, subject[1])):
+    if budget_s <= 0 or (budget_s <= SMALL_S and _ran(first, subject[1])):
         plan = job.explained(first, subject)
         progress("search", 1.0, "done")
         return _counted(job, SearchResult(plan, *subject))

@@ -99,7 +99,7 @@ def test_exports_that_were_not_used_for_long_make_room_and_large_ones_are_not_ke
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(exportcache, "MOST_BYTES", 4000)
-    monkeypatch.setattr(exportcache, "LARGEST_SHARE", 2)
+    monkeypatch.setattr(exportcache, "LARGEST_BYTES", 2000)
     small, large = tmp_path / "small", tmp_path / "large"
     small.write_bytes(bytes(1000))
     large.write_bytes(bytes(2500))
