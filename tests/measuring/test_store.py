@@ -347,7 +347,7 @@ def test_names_of_files() -> None:
 
 
 def committed(root: Path, folder: str) -> list[str]:
-    """The files of a folder without those that commands left there, whose default store it is; all files where there is no git."""
+    """The files of a folder without those that commands left there, which is their default store; without git, all files."""
     with suppress(OSError, subprocess.CalledProcessError):
         found = subprocess.run(["git", "ls-files", folder], cwd=root, capture_output=True, text=True, check=True)
         if found.stdout:
