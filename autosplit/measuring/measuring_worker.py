@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -158,9 +159,11 @@ class DeviceState:
         try:
             if self._accelerator is None:
                 timer, expected = Timer(stage, name, threads, precision), self._expected[folder, threads]
+                begun = time.perf_counter()
                 error = check(
                     backend, program, inputs, precision=precision, threads=threads, runnable=timer.run, expected=expected
                 )
+                timer.warm_up(time.perf_counter() - begun)
             else:
                 timer = AcceleratorTimer(stage, name, self._accelerator, precision)
                 eager_s = timer.eager_op_s() if command.eager else {}
