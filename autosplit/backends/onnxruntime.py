@@ -198,7 +198,9 @@ def session_runnable(stage: OnnxStage, threads: int, shared: bool, optimised: bo
     session, ports = _open_session(stage.path, options), (*stage.inputs, *stage.outputs)
     for port in ports:
         _element_type(port)
-    if sum(port.spec.num_bytes for port in stage.outputs) <= SMALL_BYTES and all(port.spec.in_numpy for port in ports):
+    sizes = [port.spec.num_bytes for port in stage.outputs]
+    # The strides of an empty array are 0 for torch, and not those of the trace.
+    if all(sizes) and sum(sizes) <= SMALL_BYTES and all(port.spec.in_numpy for port in ports):
         return _small_runnable(session, stage)
     return bound_runnable(session, stage, torch.device("cpu"))
 
