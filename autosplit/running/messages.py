@@ -74,7 +74,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The worker's answer when loading failed: the traceback."""
+    """The worker's answer when loading failed: the error, with its traceback where it is none of autosplit's."""
 
     text: str
 

@@ -178,7 +178,7 @@ class Deployment:
         worker, config = self.workers[number], self.worker_configs[number]
         answer = receive(worker, timeout_s, "loading its stage", self.stopping)
         if isinstance(answer, Failed):
-            raise BackendError(f"stage '{config.stage}' could not be loaded on device '{config.device}':\n{answer.text}")
+            raise BackendError(f"stage '{config.stage}' could not be loaded on device '{config.device}': {answer.text}")
         assert isinstance(answer, Ready)
         return answer
 

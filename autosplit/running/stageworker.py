@@ -14,6 +14,7 @@ import torch
 
 from autosplit.devices.accelerators import PROVIDERS
 from autosplit.devices.processes import anonymous_bytes, reset_peak
+from autosplit.errors import AutosplitError
 from autosplit.running import statusblock
 from autosplit.running.lookahead import Lookahead
 from autosplit.running.messages import (
@@ -70,11 +71,16 @@ def serve_stage(control: Connection, config: WorkerConfig) -> None:
         before_bytes = anonymous_bytes(os.getpid())
         worker = StageWorker(config, control)
         note = worker.load_versions()
-    except Exception:
-        control.send(Failed(traceback.format_exc()))
+    except Exception as failure:
+        control.send(_failed(failure))
         return
     control.send(Ready(before_bytes, time.perf_counter() - start, note))
     worker.serve()
+
+
+def _failed(failure: Exception) -> Failed:
+    """The answer to the host: an error of our own says what is wrong, and any other one needs its traceback."""
+    return Failed(str(failure) if isinstance(failure, AutosplitError) else traceback.format_exc())
 
 
 class StageWorker:
@@ -135,8 +141,8 @@ class StageWorker:
                     try:
                         self._versions.load(module, self._rings.zeros)
                         self._control.send(Loaded())
-                    except Exception:
-                        self._control.send(Failed(traceback.format_exc()))
+                    except Exception as failure:
+                        self._control.send(_failed(failure))
                 case Use(first):
                     self._versions.use(first)
                     self._control.send(Using())

@@ -85,7 +85,7 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
         answers = [deployment.hear(number, LOAD_TIMEOUT_S, "loading new weights", Loaded, Failed) for number in numbers]
         for answer in answers:
             if isinstance(answer, Failed):
-                raise BackendError(f"the new weights could not be loaded, and the old ones stay in use:\n{answer.text}")
+                raise BackendError(f"the new weights could not be loaded, and the old ones stay in use: {answer.text}")
         executor.at_next_request(switch)
         deployment.keep_files()
     return switched[0]

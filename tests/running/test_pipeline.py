@@ -115,7 +115,8 @@ def test_nothing_is_left_after_close_after_an_exception_and_after_a_failed_start
         raise KeyboardInterrupt
     missing = StagePlacement("b", PythonFunction("pipelines:nothing", ("pipelines",)), (), (), CORES[:1])
     with pytest.raises(
-        BackendError, match=r"(?s)stage 'b' could not be loaded on device.*module 'pipelines' has no function 'nothing'"
+        BackendError,
+        match=r"^stage 'b' could not be loaded on device '[^']*': [^\n]*module 'pipelines' has no function 'nothing'",
     ):
         Pipeline([spawned("a", "double", "x", "y"), missing], ["x"], ["y"])
     del pipeline
