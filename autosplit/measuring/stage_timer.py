@@ -24,8 +24,7 @@ INPUTS = "inputs.pt"
 NUM_EAGER_PASSES = 2
 
 WARM_UP_PASSES = 3
-WARM_UP_S = 0.2
-"""Warm-up ends after this many passes or seconds: a slow model needs fewer."""
+"""Warm-up ends after this many passes, or after ``LONG_S``."""
 
 PREEMPTED_S = 200e-6
 """A longer wait for the core within one pass is another process's time slice; a shorter one is a wake-up of our own."""
@@ -120,7 +119,7 @@ class OpTimer(fx.Interpreter):
 
 
 class Timer:
-    """A stage on one backend, loaded; ``warm_up`` comes before ``time``."""
+    """A stage on one backend, loaded and warm. ``outputs`` are those of its first pass, to be checked."""
 
     def __init__(self, stage: LoadedStage, backend: str, threads: int, precision: Precision = "f32") -> None:
         self._inputs, self._threads = stage.inputs, threads
@@ -130,19 +129,13 @@ class Timer:
             if backend == "eager"
             else probe(backend, stage.folder, threads, precision)
         )
-        self._is_long = False
-
-    def warm_up(self, first_s: float) -> None:
-        """Make a few passes after the first one, which took ``first_s``, if that was not long."""
-        self._is_long = first_s > LONG_S
-        if self._is_long:
-            return
-        begun = time.perf_counter()
-        for _ in range(WARM_UP_PASSES):
+        begun, num_passes = time.perf_counter(), 1
+        self.outputs = self.run(self._inputs)
+        self._is_long = time.perf_counter() - begun > LONG_S
+        while num_passes < WARM_UP_PASSES and time.perf_counter() - begun < LONG_S:
             self._pass()
-            if time.perf_counter() - begun > WARM_UP_S:
-                break
-        if self._probe is not None:
+            num_passes += 1
+        if self._probe is not None and not self._is_long:
             self._probe.sample(self._inputs)
 
     def time(self, budget: PassBudget, ops: bool = False, wake: bool = False) -> Timed:

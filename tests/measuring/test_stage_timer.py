@@ -97,7 +97,6 @@ def test_of_a_long_model_few_passes_are_made(traced: Traced, program: StageProgr
     for long_s, num_passes in ((0.0, 1), (60.0, 3)):
         monkeypatch.setattr(stage_timer, "LONG_S", long_s)
         timer = Timer(LoadedStage(program, tmp_path / "stage", traced.example_inputs), "eager", 1)
-        timer.warm_up(0.1)
         run = timer.run
         timer.run = lambda inputs, run=run: passes.append(time.sleep(0.1)) or run(inputs)  # type: ignore[func-returns-value, misc]
         passes.clear()
