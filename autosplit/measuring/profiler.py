@@ -34,8 +34,8 @@ MAX_AT_ONCE = 16
 """Devices that time a model at once; more would need more memory than a pipeline of the model does."""
 
 NUM_PASSES = 8
-"""Passes of a long model for a backend on a device: 1 reference, 1 that warms up and is checked, 4 in the first round, 1 alone, 1 in
-a later round. A short model gets more, for less time."""
+"""Passes of a long model for a backend on a device: 1 reference, 1 that warms up and is checked, 4 in the first round, 1 alone,
+and 1 in a later round. A short model gets more, for less time."""
 
 WAITING = "waiting until another process has measured"
 
