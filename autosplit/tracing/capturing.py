@@ -57,6 +57,7 @@ class Traced:
         notes: sentences about the trace that the user should read, such as a dynamic dimension that is fixed.
         signature: the parameters of the user's module; None where their names are not known.
         copied: (op, value that it reads) to the devices that explicit copies between them lead to, in order.
+        unread: names in the model's state dict that no op reads: unused weights, and second names of shared ones.
     """
 
     graph: Graph
@@ -72,6 +73,7 @@ class Traced:
     notes: tuple[str, ...] = ()
     signature: Signature | None = None
     copied: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     def flatten_inputs(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         """The tensors of one request, one for each of ``graph.inputs``, laid out as in the trace.
@@ -168,6 +170,7 @@ def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, chec
         traced = Traced(
             graph, flat.program, in_spec, out_spec, example_inputs, specs, flat.in_leaves, flat.out_leaves, model.source,
             signature=signature_of(model.module), copied=flat.copied,
+            unread=tuple(name for name in _state_names(model.module) if name not in graph.weights),
         )  # fmt: skip
         absent = devicecopies.absent_kinds(flat.copied)
         if absent and check:
@@ -184,6 +187,14 @@ def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, chec
             raise KeyboardInterrupt from None
         raise _fails_itself(model, (_own_failure(model) if check else None) or failure) from failure
     return replace(traced, module_error=error, notes=(*notes, *said))
+
+
+def _state_names(found: torch.nn.Module | ExportedProgram) -> list[str]:
+    """The names in a model's state dict; a module may have hooks that make a state dict costly."""
+    if isinstance(found, ExportedProgram):
+        return list(found.state_dict)
+    named = (*found.named_parameters(remove_duplicate=False), *found.named_buffers(remove_duplicate=False))
+    return [name for name, _ in named]
 
 
 def _frozen_dimensions(found: torch.nn.Module | ExportedProgram, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:

@@ -105,8 +105,16 @@ def layout(spec: TensorSpec) -> str:
     ('float32[2,3]', 'int64[2,3] strides [1,2]')
     """
     text = _size(spec)
-    dense = tuple(prod(spec.shape[dim + 1 :]) for dim in range(len(spec.shape)))
-    return text if dense == spec.stride else f"{text} strides [{','.join(map(str, spec.stride))}]"
+    return text if row_major(spec.shape) == spec.stride else f"{text} strides [{','.join(map(str, spec.stride))}]"
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a dense tensor in row-major order.
+
+    >>> row_major((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def extent_bytes(spec: TensorSpec) -> int:

@@ -26,7 +26,7 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.up, self.down, self.unused = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(self.up(x).relu())
@@ -42,6 +42,7 @@ class Net(nn.Module):
         self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 16, bias=False)
         self.scale = nn.Parameter(torch.ones(8))
         self.head.weight = self.tokens.weight
+        self.unused = nn.Linear(8, 8)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.tokens(ids) + self.places(torch.arange(4))
@@ -149,7 +150,7 @@ def test_an_unknown_runtime_gets_close_names() -> None:
 def test_accelerate_runs_the_map(net: nn.Module, traced: Traced, halves: Plan, tmp_path: Path) -> None:
     write_export("accelerate", Job(traced, halves), tmp_path / "out")
     found = json.loads((tmp_path / "out" / "device_map.json").read_text())
-    parts = {"tokens": 0, "places": 0, "head": 0, "scale": 1, "norm": 1}
+    parts = {"tokens": 0, "places": 0, "head": 0, "scale": 1, "norm": 1, "unused": 0}
     assert found == parts | {f"layers.{n}": int(n > 2) for n in range(LAYERS)}
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
     from accelerate.utils.modeling import check_device_map
