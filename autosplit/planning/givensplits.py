@@ -153,8 +153,8 @@ def _entry_of(path: str, entries: Mapping[str, Any]) -> list[str]:
 def _device_numbers(entries: Mapping[str, Any], machine: Machine) -> tuple[dict[str, int], list[str]]:
     """Each device of a map to the number of one of the machine, and faults.
 
-    Names of the machine are kept, and numbers count its devices. Other names, such as ``cpu`` or ``cuda:1``, then take the devices
-    that are left, those of their kind first.
+    Names of the machine are kept, and numbers count its devices. Other names, such as ``cpu`` or ``cuda:1``, then take devices
+    that are left, of their own kind first.
     """
     names = [device.name for device in machine.devices]
     faults, found, others = [], dict[str, int](), list[str]()
