@@ -1,6 +1,7 @@
 """What every export target has in common, and the targets that write text only."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from torch import nn
 
 from autosplit.errors import PlanError, UsageError
 from autosplit.exporting.accelerate_map import with_weights
-from autosplit.exporting.base import ABOUT, TARGETS, Job, get_target, write_export
+from autosplit.exporting.base import ABOUT, TARGETS, Job, get_target, loss_note, write_export
 from autosplit.planning.moduleunits import layer_lists, layer_units, module_units
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
+from autosplit.values.profile import Profile
 
 LAYERS = 4
 TAKES = {"replicas": ("onnxruntime", "triton", "ray-serve"), "streams": ("onnxruntime", "triton")}
@@ -140,6 +142,18 @@ def test_all_reasons_come_at_once(traced: Traced, halves: Plan, tmp_path: Path) 
     bad = replace(halves, precision="bf16", stages=(replace(first, threads=2, streams=2), replace(second, devices=("cpu:0",))))
     with pytest.raises(UsageError, match=r"vllm cannot express this plan \(3 faults\)"):
         write_export("vllm", Job(traced, bad), tmp_path / "out")
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_a_target_whose_rules_make_the_plan_faster_says_so(traced: Traced, halves: Plan, is_better: bool) -> None:
+    """It said "-5.4% lost"."""
+    ops = [op.name for op in traced.graph.ops]
+    profile = Profile.given(traced.graph, {(op, stage.devices[0]): 1e-3 for op in ops for stage in halves.stages})
+    first, last = halves.stages
+    uneven = replace(halves, stages=(replace(first, ops=tuple(ops[:-1])), replace(last, ops=tuple(ops[-1:]))))
+    plan, moved = (uneven, halves) if is_better else (halves, uneven)
+    note = loss_note(Job(traced, plan, profile=profile), moved, "this target cuts in the middle")
+    assert re.search(r": \d+\.\d% (gained|lost)$", note) and note.endswith("gained") == is_better
 
 
 def test_an_unknown_runtime_gets_close_names() -> None:
