@@ -73,9 +73,9 @@ def spec_fault(spec: TensorSpec) -> str:
     >>> spec_fault(TensorSpec("x", (2,), (1,), "float32", 2))
     "'x' starts 2 bytes past a boundary of 64 bytes; a multiple of 4 below 64 is needed"
     """
-    dtype = getattr(torch, spec.dtype, None)
+    dtype = getattr(torch, spec.dtype, None) if isinstance(spec.dtype, str) else None
     if not isinstance(dtype, torch.dtype):
-        return f"'{spec.name:.60}' has dtype {shown(spec.dtype)}, which is not a dtype of torch"
+        return f"'{spec.name:.60}' has dtype {shown(spec.dtype)}, which is not the name of a dtype of torch, such as 'float32'"
     layout = f"shape {shown(list(spec.shape))} and strides {shown(list(spec.stride))}"
     if len(spec.shape) != len(spec.stride) or len(spec.shape) > MAX_DIMS or min((0, *spec.shape, *spec.stride)) < 0:
         return f"'{spec.name:.60}' has {layout}, as no tensor has"
