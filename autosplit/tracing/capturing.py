@@ -10,6 +10,7 @@ import inspect
 import io
 import logging
 import re
+import textwrap
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.nn.modules import rnn
 from torch.utils import _pytree as pytree
 
 from autosplit.errors import TraceError, UsageError, is_interrupt
@@ -36,6 +38,9 @@ from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.plan import PYTHON_OBJECT, Source
 
 WITHOUT_CACHE = "the model returns a key-value cache, which no graph can hold: it was traced with config.use_cache = False"
+
+TRACED_LINE = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.+)')
+"""A line of the user's in the text of an error that a pass over an exported graph raises."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,12 +289,22 @@ def _reason(failure: Exception) -> str:
     # Loaded here because it brings sympy: 0.9 s for every worker, which reads stages but traces nothing.
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    text = " ".join(str(failure).strip().split("\n")[0].split())[:300]
+    text = textwrap.shorten(str(failure).strip().split("\n")[0], 300, placeholder=" …")
     place = _user_place(failure)
     if isinstance(failure, GuardOnDataDependentSymNode):
         return (
             f"the branch or loop at {place or 'an unknown line'} depends on the values in a tensor. "
             "Compute both sides and choose with torch.where, or move the decision out of the model."
+        )
+    if "mutation on a view chain" in text or "mutated that has internal overlap" in text:
+        return (
+            f"{place or 'an unknown line'} writes through as_strided, or through a view whose elements share memory. "
+            "Write to a copy, x.clone(), or compute a new tensor."
+        )
+    if "FakeTensor" in text and any(frame.filename == rnn.__file__ for frame in traceback.extract_tb(failure.__traceback__)):
+        return (
+            f"the recurrent layer at {place} takes a packed sequence, whose sizes depend on values. "
+            "Give it the padded tensor, and take the outputs at the lengths afterwards."
         )
     if "Cache" in text or "not a known type" in text:
         return (
@@ -300,10 +315,16 @@ def _reason(failure: Exception) -> str:
 
 
 def _user_place(failure: BaseException) -> str:
-    """The innermost line outside torch, what it calls, and autosplit that the failure passed through, as 'file:line: code'."""
+    """The innermost line outside torch, what it calls, and autosplit that the failure passed through, as 'file:line: code'.
+
+    A pass over the exported graph raises far from the user's line, and writes that into its text.
+    """
     own = (str(Path(torch.__file__).parent), __file__, inspect.__file__, contextlib.__file__, "<")
     frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if not frame.filename.startswith(own)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    if frames:
+        return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
+    passed = [found for found in TRACED_LINE.findall(str(failure)) if not found[0].startswith(own)]
+    return "{}:{}: {}".format(*passed[-1]) if passed else ""
 
 
 def _graph(name: str, program: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> Graph:
