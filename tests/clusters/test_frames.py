@@ -15,7 +15,7 @@ from pipelines import Gate, local, request
 from autosplit.clusters import frames, handshake, hostlinks, runningsegment
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, CREDIT, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
-from autosplit.clusters.handshake import dial, welcome
+from autosplit.clusters.handshake import LET_IN, dial, welcome
 from autosplit.clusters.runningsegment import RunningSegment, SegmentOrder
 from autosplit.errors import WorkerError
 from autosplit.tracing.tensorspec import spec_of
@@ -195,6 +195,7 @@ def test_both_ends_prove_that_they_know_the_secret(theirs: bytes, fits: bool) ->
             with sock:
                 try:
                     heard.append(welcome(sock, SECRET))
+                    sock.sendall(LET_IN)
                 except OSError as failure:
                     heard.append(failure)
 
