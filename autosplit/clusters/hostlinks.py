@@ -63,17 +63,12 @@ def _probing(sock: socket.socket) -> Iterator[None]:
     with sock:
         try:
             address, port, *_ = sock.getpeername()
-            _prepare(sock)
+            sock.settimeout(ANSWER_S)
             yield
             sock.sendall(_WORD.pack(_END))
         except OSError as failure:
             reason = reason_of(failure, ANSWER_S)
             raise WorkerError(f"the connection to {address}:{port} could not be measured: {reason}") from None
-
-
-def _prepare(sock: socket.socket) -> None:
-    sock.settimeout(ANSWER_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def cards(pairs: Mapping[tuple[str, str], Wire], sent_per_s: Mapping[str, float], taken_per_s: Mapping[str, float]) -> list[Wire]:
@@ -101,7 +96,7 @@ def _each_s(bytes_per_s: float | None) -> list[float]:
 def answer_probe(sock: socket.socket) -> None:
     """The other end of ``measure_link``. Raises: OSError: the connection broke, or a payload is too large."""
     with sock:
-        _prepare(sock)
+        sock.settimeout(ANSWER_S)
         word, memory = memoryview(bytearray(_WORD.size)), memoryview(bytearray(LARGE_BYTES))
         while True:
             receive_into(sock, word)

@@ -101,5 +101,5 @@ class Listener:
             sock.sendall(LET_IN)
             self._serve(sock, hello)
         except Exception as failure:
-            log.warning("a connection was refused: %s: %s", type(failure).__name__, failure)
+            log.warning("a connection was closed: %s: %s", type(failure).__name__, failure)
             sock.close()

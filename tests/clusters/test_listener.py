@@ -130,7 +130,7 @@ def test_an_error_of_the_purpose_closes_the_connection_alone(caplog: pytest.LogC
     listener = Listener("127.0.0.1", SECRET, serve)
     for _ in range(2):
         assert ask(dial(listener.address, SECRET, {"sender": "b"})) == b""
-    assert "a connection was refused: ZeroDivisionError: nothing to do for b" in caplog.text
+    assert "a connection was closed: ZeroDivisionError: nothing to do for b" in caplog.text
     listener.close()
 
 
