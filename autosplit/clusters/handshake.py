@@ -53,7 +53,9 @@ def dial(address: tuple[str, int], secret: bytes, hello: Mapping[str, Any]) -> s
         except OSError as failure:
             crowded = isinstance(failure, ConnectionError) and not isinstance(failure, ConnectionRefusedError)
             if not crowded or time.monotonic() + RETRY_S > until_s:
-                raise WorkerError(f"no connection to {address[0]}:{address[1]}: {reason_of(failure, CONNECT_S)}") from None
+                late = isinstance(failure, TimeoutError)
+                reason = f"the handshake took longer than {CONNECT_S:g} s" if late else reason_of(failure, CONNECT_S)
+                raise WorkerError(f"no connection to {address[0]}:{address[1]}: {reason}") from None
             time.sleep(RETRY_S)
 
 

@@ -45,5 +45,5 @@ def reason_of(failure: BaseException, limit_s: float) -> str:
     if isinstance(failure, TimeoutError):
         return f"it was silent for {limit_s:g} s"
     if not isinstance(failure, OSError):
-        return f"what it sent could not be handled: {type(failure).__name__}: {failure}"
+        return f"the connection failed with {type(failure).__name__}: {failure}"
     return str(failure) if type(failure) is ConnectionError else (failure.strerror or str(failure)).lower()
