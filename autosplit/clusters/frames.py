@@ -187,8 +187,6 @@ class Connection:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        with self._writing:  # a thread that posts may be about to write to the descriptor, whose number is free after this
-            self._sock.close()
 
     def lose(self, failure: BaseException) -> None:
         """End the connection because of a failure, and tell its receiver."""
@@ -305,6 +303,8 @@ class Connection:
                     self._receiver.cancel(self, frame)
         except Exception as failure:
             self.lose(failure)
+        with self._writing:  # a thread that posts may be about to write to the descriptor, whose number is free after this
+            self._sock.close()
 
     def _check(self, frame: Frame) -> None:
         """Raises: ConnectionError: the frame is against the rules."""

@@ -290,7 +290,10 @@ def test_nobody_listens() -> None:
 
 def test_a_silent_listener_is_given_up_and_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "CONNECT_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(WorkerError, match=r"the handshake took longer than 0\.1 s"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(WorkerError, match=r"the handshake took longer than 0\.1 s"),
+    ):
         dial(listener.getsockname(), SECRET, {})
 
 

@@ -15,7 +15,7 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from pipelines import double, request, spec
+from pipelines import Gate, double, request, spec
 
 from autosplit.backends.base import Runnable
 from autosplit.clusters import runningsegment
@@ -44,6 +44,8 @@ NUM_CASES = int(os.environ.get("AUTOSPLIT_FUZZ_CASES", "100"))
 MOST_BYTES = 200 << 20
 SECRET = b"secret of the run"
 WAIT_S = 5.0
+
+pytestmark = pytest.mark.timeout(60 + NUM_CASES)
 
 HEADER = struct.Struct("<BxxxiQdQ")
 TENSOR = struct.pack("<4f", 1, 2, 3, 4)
@@ -94,6 +96,8 @@ def mutated_stream(draw: random.Random) -> bytes:
 class Doubling(StageFolder):
     """A stage that needs no files."""
 
+    function: Callable[..., Any] = double
+
     @property
     def num_bytes(self) -> int:
         """None."""
@@ -101,14 +105,16 @@ class Doubling(StageFolder):
 
     def load(self, threads: int, device: str, shared: bool) -> Runnable:
         """The function."""
-        return positional(double)
+        return positional(self.function)
 
     def import_packages(self) -> None:
         """Do nothing."""
 
 
-def stage(device: str) -> StagePlacement:
-    return StagePlacement("double", Doubling(Path("folder")), (spec("x"),), (spec("y"),), (parse_device(device),))
+def stage(device: str, function: Callable[..., Any] = double) -> StagePlacement:
+    return StagePlacement(
+        "double", Doubling(Path("folder"), function=function), (spec("x"),), (spec("y"),), (parse_device(device),)
+    )
 
 
 class Hosts:
@@ -196,9 +202,13 @@ def proved(agent: Agent) -> socket.socket:
 
 
 @contextmanager
-def opened(agent: Agent, name: str, sources: tuple[str, ...] = ("evil",)) -> Iterator[None]:
+def opened(
+    agent: Agent, name: str, sources: tuple[str, ...] = ("evil",), function: Callable[..., Any] = double
+) -> Iterator[None]:
     """A segment that runs on the agent for a block, with two slots for each source."""
-    agent.open_segment(SegmentOrder(name, "", (stage("null:0"),), (spec("x"),), (spec("y"),), 2, (), sources=sources), {})
+    agent.open_segment(
+        SegmentOrder(name, "", (stage("null:0", function),), (spec("x"),), (spec("y"),), 2, (), sources=sources), {}
+    )
     try:
         yield
     finally:
@@ -327,8 +337,8 @@ def test_a_deadline_that_no_clock_holds_closes_the_connection(agent: Agent, left
 
 @pytest.mark.parametrize(
     "sent",
-    [frame(REQUEST, 1, body=TENSOR) * 2, frame(CANCEL, 1, body=b"abc"), frame(CREDIT, 1), frame(BROKEN, body=b"c\nit is gone")],
-    ids=["a request twice", "bytes with a cancellation", "credits to a receiver", "a report to a host"],
+    [frame(CANCEL, 1, body=b"abc"), frame(CREDIT, 1), frame(BROKEN, body=b"c\nit is gone")],
+    ids=["bytes with a cancellation", "credits to a receiver", "a report to a host"],
 )
 def test_an_agent_gives_up_a_host_that_breaks_a_rule_and_serves_the_others(agent: Agent, sent: bytes) -> None:
     with ExitStack() as stack:
@@ -356,6 +366,15 @@ def test_answers_that_nobody_takes_fail_with_a_reason(agent: Agent, monkeypatch:
         report = b""
         while b"evil\nno connection to 'driver' was opened for its answers" not in report:
             report += control.recv(1 << 16)
+
+
+def test_a_request_that_is_under_way_is_not_taken_again(agent: Agent) -> None:
+    """The second one took the place of the first, which could not be cancelled any more."""
+    gate = Gate()
+    with opened(agent, "one", function=gate), connect(agent, "one", ANSWERS), connect(agent, "one", REQUESTS) as sock:
+        sock.sendall(frame(REQUEST, 1, body=TENSOR) * 2)
+        assert is_closed(sock)
+        gate.opened.set()
 
 
 def number_of_answer(sock: socket.socket) -> int:
@@ -411,4 +430,4 @@ def test_errors_that_the_next_host_does_not_take_close_the_connection(agent: Age
         sock.settimeout(WAIT_S)
         with pytest.raises(ConnectionError):
             for number in range(5000):
-                sock.sendall(frame(ERROR, number, body=bytes(60_000)))
+                sock.sendall(frame(ERROR, number, body=bytes(20_000)))
