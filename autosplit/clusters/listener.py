@@ -89,7 +89,7 @@ class Listener:
         try:
             hello = welcome(sock, self._secret)
         except Exception as failure:  # it comes from a stranger, so nothing is certain
-            log.debug("a connection did not prove the secret of the run: %s", failure)
+            log.debug("a connection did not prove the secret of the run: %s", str(failure))  # a record keeps no frames alive
             hello = None
             sock.close()
         with self._changed:
@@ -101,5 +101,5 @@ class Listener:
             sock.sendall(LET_IN)
             self._serve(sock, hello)
         except Exception as failure:
-            log.warning("a connection was closed: %s: %s", type(failure).__name__, failure)
+            log.warning("a connection was closed: %s: %s", type(failure).__name__, str(failure))
             sock.close()
