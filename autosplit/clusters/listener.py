@@ -60,7 +60,7 @@ class Listener:
         while not self._closed.is_set():
             try:
                 sock, _ = self._socket.accept()
-            except OSError:  # no descriptor or buffer is left, or the connection broke before it was accepted
+            except Exception:  # no descriptor or buffer is left, or the connection broke before it was accepted
                 if not self._end_oldest():
                     self._closed.wait(RETRY_S)
                 continue
@@ -69,7 +69,7 @@ class Listener:
             self._unproved[sock] = None
             try:
                 threading.Thread(target=self._welcome, args=(sock,), name="autosplit-welcome", daemon=True).start()
-            except RuntimeError:  # no thread is left
+            except Exception:  # no thread is left
                 del self._unproved[sock]
                 sock.close()
                 self._closed.wait(RETRY_S)

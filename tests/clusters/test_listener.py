@@ -3,6 +3,7 @@
 import errno
 import hmac
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ def test_the_whole_handshake_has_one_time_limit(listener: Listener, part: str, m
             slow.sendall(own)
         if part == "greeting":
             other = slow.recv(32)
-            slow.sendall(hmac.digest(SECRET, b"dials" + own + other, "sha256"))
+            slow.sendall(hmac.digest(SECRET, b"dials" + own + other, "sha256") + struct.pack("<Q", 60))
         for _ in range(31):
             slow.sendall(b"\0")
             threading.Event().wait(0.05)
