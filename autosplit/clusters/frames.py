@@ -119,7 +119,7 @@ class Connection:
     """One end of a connection whose ends have proved the secret. Two threads serve it until it ends.
 
     Args:
-        sock: the connected socket, after the handshake; the connection owns it.
+        sock: the connected socket; the connection owns it.
         peer: name of the host at the other end, for messages.
         receiver: hears of all that comes.
         specs: tensors of a request, in either direction.
@@ -137,6 +137,7 @@ class Connection:
         num_credits: int = 0,
     ) -> None:
         sock.settimeout(SILENCE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer = peer
         self._sock, self._receiver, self._specs = sock, receiver, tuple(specs)
         self._num_bytes = sum(extent_bytes(spec) for spec in specs)

@@ -86,7 +86,7 @@ def welcome(sock: socket.socket, secret: bytes) -> dict[str, Any]:
 
 def _prove(sock: socket.socket, secret: bytes, until_s: float, mine: bytes, theirs: bytes) -> None:
     """Exchange random numbers, and answer the other end's with a keyed hash of both; the two ends hash different words."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small messages go both ways, also after the handshake
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its small messages do not wait for acknowledgements
     sock.settimeout(seconds_until(until_s))
     own = secrets.token_bytes(NONCE_BYTES)
     sock.sendall(own)
