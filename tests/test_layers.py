@@ -38,7 +38,7 @@ LAYERS = """
     deploying/    comparing
     measuring
     searching/    correcting candidates tuning loop
-    clusters/     frames handshake hostlinks segments runningsegment agent localnodes raynodes fleet
+    clusters/     sockets handshake listener frames hostlinks segments runningsegment agent localnodes raynodes fleet
     clusters/     hostsfeed replanning remote relaycost devicelinks hostprofile cluster
     bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping partchain
     bundling/     openbundle dumps crosscheck showing

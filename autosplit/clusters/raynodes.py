@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autosplit.clusters.localnodes import LABEL, START_S, local_nodes
+from autosplit.clusters.localnodes import LABEL, MAX_LOCAL, START_S, local_nodes
 from autosplit.errors import AutosplitError, DeviceError, MissingExtraError, UsageError, WorkerError
 
 ASK_S, LISTENER_S = 600.0, 5.0
-MAX_LOCAL = 16
 
 
 @dataclass(frozen=True, slots=True)
