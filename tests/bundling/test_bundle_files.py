@@ -396,6 +396,8 @@ def test_a_comparison_names_the_first_part_that_differs(folder, tmp_path):
     assert [row.part for row in rows if row.absolute] == [part for part, _, made in one.parts if "relu" in made]
     with pytest.raises(UsageError, match="are of different inputs: 'x' differs"):
         differences_of(one, replace(one, values={**one.values, "x": one.values["x"] + 1}))
+    with pytest.raises(UsageError, match="are of different inputs: 'x' differs"):
+        differences_of(one, replace(one, values={name: value for name, value in one.values.items() if name != "x"}))
     (tmp_path / "eager-serial" / "values.safetensors").write_bytes(b"\0" * 20)
     with pytest.raises(BundleError, match="is damaged"):
         read_dump(tmp_path / "eager-serial")
