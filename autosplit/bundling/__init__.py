@@ -2,7 +2,7 @@
 
 Modules in the order of their use::
 
-    driver       runs a bundle without torch; a copy lies in every bundle
+    driver       checks a manifest, and runs a bundle without torch; a copy lies in every bundle
     manifest     Manifest: the table of parts, and the hash of every file
     containers   what the model returns, as JSON
     weightpool   weights by content; packing: a bundle as one file

@@ -14,7 +14,7 @@ from autosplit.arguments import checked
 from autosplit.backends.base import named_backend
 from autosplit.bundling.bundlepart import BundlePart
 from autosplit.bundling.driver import filled
-from autosplit.bundling.manifest import WEIGHTS, Manifest, Network, check_files, read_manifest
+from autosplit.bundling.manifest import WEIGHTS, Manifest, Network, check_files
 from autosplit.bundling.mapping import mapped_devices
 from autosplit.bundling.packing import unpacked
 from autosplit.bundling.partchain import as_one_stage
@@ -106,8 +106,7 @@ def load_bundle(
     """
     policy = policy_of(policy)
     with ExitStack() as stack:
-        folder = stack.enter_context(unpacked(Path(path)))
-        manifest = read_manifest(folder)
+        folder, manifest = stack.enter_context(unpacked(Path(path)))
         name = manifest.network(network)
         check_files(folder, manifest.files, hashed=verify)
         require_runtimes(manifest.networks[name])

@@ -52,19 +52,17 @@ def _make(given: Bundle, plans: list[str], path: Path) -> None:
 
 
 def _show(given: Bundle, path: Path) -> None:
-    from autosplit.bundling.manifest import read_manifest
     from autosplit.bundling.packing import unpacked
 
-    with unpacked(path) as folder:
-        _show_manifest(given, path, read_manifest(folder))
+    with unpacked(path) as (_, manifest):
+        _show_manifest(given, path, manifest)
 
 
 def _verify(given: Bundle, path: Path) -> None:
-    from autosplit.bundling.manifest import check_files, read_manifest
+    from autosplit.bundling.manifest import check_files
     from autosplit.bundling.packing import unpacked
 
-    with unpacked(path) as folder:
-        manifest = read_manifest(folder)
+    with unpacked(path) as (folder, manifest):
         check_files(folder, manifest.files, hashed=True)
     _show_manifest(given, path, manifest)
     say(f"every file of '{path}' has the size and the hash that the manifest says")
