@@ -1,5 +1,11 @@
 """Entry point of the command: Ctrl-C while modules are still being imported ends it without a traceback."""
 
+import os
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - loads no module
+    del sys.path[0]  # ``python -m`` puts the current folder there, whose modules would run in place of Python's own
+
 import signal
 
 
