@@ -147,7 +147,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a bundle. Raises: BundleError: it is missing, truncated, edited, of another version or malformed."""
     path = folder / MANIFEST
-    data = read_mapping(path, "bundle", SCHEMA, BundleError)
+    data = read_mapping(path, "bundle", SCHEMA, BundleError, root=folder)
     key = data.pop("key", None)
     del data["schema"]
     if content_hash(data) != key:
