@@ -9,14 +9,15 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 _DESCRIPTORS = ("/dev/stdin", "/dev/fd", "/proc/self/fd")
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFDIR: "a folder"}
 
 
-def open_file(path: Path, mode: Literal["rb", "ab+"] = "rb", root: Path | None = None) -> IO[bytes]:
+def open_file(path: Path, mode: Literal["rb", "ab+"] = "rb", root: Path | None = None) -> BufferedReader | BufferedRandom:
     """Open a regular file.
 
     Args:

@@ -8,11 +8,13 @@
 The folder may be moved as a whole. ``manifest.json`` is the table of the parts.
 """
 
+import errno
 import hashlib
 import io
 import json
 import math
 import queue
+import stat
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -212,6 +214,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a bundle. Raises: ValueError: it is damaged, edited, of another version, or does not fit together."""
     path, again = folder / "manifest.json", "Make the bundle again."
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
         with path.open("rb") as file:
             manifest: dict[str, Any] = json.loads(file.read(MAX_BYTES))
     except OSError as failure:

@@ -159,7 +159,7 @@ def _without_driver_path() -> Any:
     """A job whose agents do not get the current folder of this process, which Ray puts before Python's own modules."""
     from ray.job_config import JobConfig
 
-    class Job(JobConfig):
+    class Job(JobConfig):  # type: ignore[misc]
         def _runtime_env_has_working_dir(self) -> bool:  # what Ray asks before it adds the folder
             return True
 

@@ -120,6 +120,13 @@ def test_a_manifest_that_cannot_be_read_is_named(tmp_path, text, message):
     assert str(tmp_path / "manifest.json") in str(failure.value)
 
 
+@pytest.mark.timeout(10)
+def test_a_pipe_in_place_of_the_manifest_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(ValueError, match=r"manifest.json' cannot be read: it is not a regular file"):
+        driver.Bundle(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
