@@ -16,8 +16,6 @@ _model_folders: list[str] = []
 def extend_path(folder: str) -> None:
     """Let this process and its workers import modules from a folder that the user trusts, after all others."""
     if folder not in sys.path:
-        # Torch starts compilers with the path of this process as PYTHONPATH, which comes before Python's own modules.
-        os.environ.setdefault("TORCH_CUSTOM_PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         sys.path.append(folder)
         _model_folders.append(folder)
 
@@ -38,8 +36,19 @@ def python_running(code: str, *arguments: str) -> list[str]:
     Its path is the path of this process, without the current folder and without the folders of models. It is set once Python
     has started: entries in PYTHONPATH would come before Python's own modules, and Python would run a ``sitecustomize`` there.
     """
-    kept = [entry for entry in sys.path if entry and entry not in _model_folders]
-    path = list(dict.fromkeys([*kept, _HOME]))
     given = {"E": sys.flags.ignore_environment, "s": sys.flags.no_user_site, "S": sys.flags.no_site}
     flags = [f"-{flag}" for flag, is_set in given.items() if is_set]
-    return [sys.executable, "-P", *flags, "-c", f"import sys; sys.path[:] = {path!r}; {code}", *arguments]
+    return [sys.executable, "-P", *flags, "-c", f"import sys; sys.path[:] = {_child_path()!r}; {code}", *arguments]
+
+
+def variables_for_torch() -> dict[str, str]:
+    """Environment variables with which torch's compilers start Python processes that import nothing from the current folder.
+
+    Torch hands the path on in PYTHONPATH; by default it takes all of ``sys.path``.
+    """
+    return {"PYTHONSAFEPATH": "1", "TORCH_CUSTOM_PYTHONPATH": os.pathsep.join(_child_path())}
+
+
+def _child_path() -> list[str]:
+    kept = [entry for entry in sys.path if entry and entry not in _model_folders]
+    return list(dict.fromkeys([*kept, _HOME]))
