@@ -9,15 +9,15 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedRandom, BufferedReader
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 _DESCRIPTORS = ("/dev/stdin", "/dev/fd", "/proc/self/fd")
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFDIR: "a folder"}
 
 
-def open_file(path: Path, mode: Literal["rb", "ab+"] = "rb", root: Path | None = None) -> BufferedReader | BufferedRandom:
+def open_file(path: Path, mode: Literal["rb", "ab+"] = "rb", root: Path | None = None) -> BufferedIOBase:
     """Open a regular file.
 
     Args:
@@ -28,7 +28,7 @@ def open_file(path: Path, mode: Literal["rb", "ab+"] = "rb", root: Path | None =
     """
     flags = os.O_CLOEXEC | (os.O_RDONLY if mode == "rb" else os.O_RDWR | os.O_CREAT | os.O_APPEND)
     if root is None and any(map(path.is_relative_to, _DESCRIPTORS)):
-        return os.fdopen(os.open(path, flags), mode)
+        return cast(BufferedIOBase, os.fdopen(os.open(path, flags), mode))
     if root is None:
         found = os.open(path, flags | os.O_NONBLOCK, 0o666)
     else:
@@ -36,7 +36,7 @@ def open_file(path: Path, mode: Literal["rb", "ab+"] = "rb", root: Path | None =
             found = _open_below(folder, path, root, flags | os.O_NONBLOCK)
     kind = stat.S_IFMT(os.fstat(found).st_mode)
     if kind == stat.S_IFREG:
-        return os.fdopen(found, mode)
+        return cast(BufferedIOBase, os.fdopen(found, mode))
     os.close(found)
     raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'no file')}, and a regular file is expected", str(path))
 
@@ -76,5 +76,5 @@ def _open_below(folder: int, path: Path, root: Path, flags: int) -> int:
         reason = failure.strerror
         with suppress(FileNotFoundError):
             if stat.S_ISLNK(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
-                reason = f"it is a link, and links below '{root}' are not followed; name its target"
+                reason = f"it is a link, and links below '{root}' are not followed"
         raise OSError(failure.errno, reason, str(path)) from None

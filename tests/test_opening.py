@@ -54,7 +54,7 @@ def test_a_descriptor_that_the_user_gives_may_be_a_pipe() -> None:
 def test_no_link_below_the_root_is_followed(root: Path) -> None:
     for name in ("link", "loop", "dangling", "folder/file", "folder/new"):
         for mode in ("rb", "ab+"):
-            with pytest.raises(OSError, match=r"it is a link, and links below '.*root' are not followed; name its target"):
+            with pytest.raises(OSError, match=r"it is a link, and links below '.*root' are not followed"):
                 open_file(root / name, mode, root)
     with pytest.raises(OSError, match="it is a link"), locked(root / "folder" / "file", root=root):
         pass

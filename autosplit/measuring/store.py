@@ -224,7 +224,7 @@ class Store:
             raise
         except OSError as failure:
             fault = f"the store '{self.root}' cannot be used: '{failure.filename}': {failure.strerror}"
-            raise ProfileError(f"{fault}; name another one with --profiles") from None
+            raise ProfileError(f"{fault}; name another store with --profiles") from None
 
     def _read(self, path: Path, parse: Callable[[Path], list[T]], notes: list[str], held: bool = False) -> list[T]:
         """The content of a file, if it exists. A file that cannot be read is set aside, and a note says so.
