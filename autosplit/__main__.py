@@ -3,8 +3,14 @@
 import os
 import sys
 
-if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):  # noqa: PTH109 - loads no module
-    del sys.path[0]  # ``python -m`` puts the current folder there, whose modules would run in place of Python's own
+if __name__ == "__main__" and not sys.flags.safe_path:
+    # ``python -m`` puts the current folder first, whose modules would run in place of Python's own. Nothing may be loaded before.
+    try:
+        here = os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:  # it was removed
+        here = ""
+    if sys.path[0] in ("", here):
+        del sys.path[0]
 
 import signal
 
