@@ -75,11 +75,8 @@ def sweep_at_death() -> IO[bytes]:
     child of this process, because Ray kills the children of its workers.
     """
     code = "import os, sys; os.fork() and os._exit(0); sys.stdin.read(); from autosplit.scratch import sweep; sweep()"
-    command, environment = python_running(code)
     nowhere = subprocess.DEVNULL
-    parent = subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True
-    )
+    parent = subprocess.Popen(python_running(code), stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
     parent.wait()
     assert parent.stdin is not None
     return parent.stdin

@@ -250,7 +250,7 @@ def test_an_answer_is_kept_where_what_goes_beside_it_cannot_be_written(
     few = ["--requests", "4", "--rounds", "1", "--no-baselines", "--json"]
     ran = inside("run", "plan.yaml", *few, cwd=tmp_path, monkeypatch=monkeypatch)
     assert ran.exit_code == 0, ran.stderr
-    assert "store 'profiles' could not keep what was measured: Is a directory" in ran.stderr
+    assert "store 'profiles' could not keep what was measured: 'profiles/runs.jsonl': Is a directory" in ran.stderr
     assert json.loads(ran.stdout)["outputs_equal"] and len(json.loads(ran.stdout)["notes"]) == 1
 
 

@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "autosplit"
 
 LAYERS = """
-    errors arguments parsing files children scratch tables progress
+    errors arguments opening parsing files children scratch tables progress
     values/       graph links machine samples machinefile measurements profile constraints explanation placement
     values/       plan planfile timeline dot
     memory/       lives arena packing offsets slots stages account

@@ -143,7 +143,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a bundle. Raises: BundleError: it is missing, truncated, edited, of another version or malformed."""
     path = folder / MANIFEST
-    data = read_mapping(path, "bundle", SCHEMA, BundleError)
+    data = read_mapping(path, "bundle", SCHEMA, BundleError, root=folder)
     raise_faults(BundleError, f"bundle file '{path}' is damaged; make the bundle again", manifest_faults(data))
     try:
         manifest = from_plain(Manifest, {name: value for name, value in data.items() if name not in ("schema", "key")})

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autosplit.backends.base import installed
+from autosplit.children import extend_path
 from autosplit.clusters import hostlinks
 from autosplit.clusters.handshake import dial
 from autosplit.clusters.listener import Listener
@@ -145,6 +146,11 @@ class Agent:
     def flood(self, address: tuple[str, int]) -> float:
         """Bytes a second to another host."""
         return hostlinks.flood(dial(address, self._secret, {PURPOSE: PROBE, SENDER: self._name}))
+
+    def extend_path(self, folders: Sequence[str]) -> None:
+        """Import the user's modules from the folders of the driver, after all others."""
+        for folder in folders:
+            extend_path(folder)
 
     def missing(self, hashes: Sequence[str]) -> list[str]:
         """The files that did not come here yet, by content hash."""

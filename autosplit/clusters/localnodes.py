@@ -57,10 +57,8 @@ def local_nodes(count: int) -> Iterator[str]:
     import ray._private.ray_constants as constants
 
     with own_token(), tempfile.TemporaryFile() as output, mock.patch.object(constants, "ENABLE_RAY_CLUSTER", new=False):
-        command, environment = python_running(f"from autosplit.clusters.localnodes import keep; keep({count})")
         keeper = subprocess.Popen(
-            command,
-            env=environment,
+            python_running(f"from autosplit.clusters.localnodes import keep; keep({count})"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,

@@ -64,14 +64,13 @@ class ForkServer:
                 self._sock.setsockopt(socket.SOL_SOCKET, option, limit)
             self._connection = Connection(os.dup(self._sock.fileno()))
             code = "from autosplit.devices.forking import main; main()"
-            command, environment = python_running(code, str(theirs.fileno()), str(os.getpid()), *PRELOADED)
             # A process with several threads must not fork, and each of these libraries starts threads when it is imported.
             one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
             # The last setting of a name counts, so what the user sets stays.
             tunables = ":".join(filter(None, (NO_THREAD_CACHE, os.environ.get("GLIBC_TUNABLES"))))
             self._process = subprocess.Popen(
-                command,
-                env={**environment, "GLIBC_TUNABLES": tunables, **one},
+                python_running(code, str(theirs.fileno()), str(os.getpid()), *PRELOADED),
+                env={**os.environ, "GLIBC_TUNABLES": tunables, **one},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,

@@ -6,8 +6,8 @@ that returns (module, inputs)) or a ``.pt2`` file. From Python it may also be a 
 """
 
 import importlib
+import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from autosplit.children import extend_path
 from autosplit.errors import ModelError, close_names, raise_faults
 from autosplit.tracing import architectures
 from autosplit.tracing.modelspec import parse_options, typed_options
@@ -179,21 +180,41 @@ def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, se
 
 
 def _import_function(place: str, attribute: str, subject: str) -> Any:
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    package = place.partition(".")[0]
+    if not _origin(package):
+        extend_path(str(Path.cwd()))
     try:
         module = importlib.import_module(place)
     except ModuleNotFoundError as failure:
         if place.endswith(".py"):
             dotted = ".".join(Path(place).with_suffix("").parts)
             raise ModelError(f"{subject} names a file; name its module, seen from this folder: '{dotted}:{attribute}'") from None
-        raise ModelError(f"{subject} cannot be imported: {failure}") from None
+        raise ModelError(f"{subject} cannot be imported: {failure}{_shadowed(package)}") from None
     except Exception as failure:
         raise ModelError(f"{subject} cannot be imported: {type(failure).__name__}: {failure}") from failure
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise ModelError(f"module '{place}' has no function '{attribute}'{close_names(attribute, dir(module))}")
+        close = close_names(attribute, dir(module))
+        raise ModelError(f"module '{place}' has no function '{attribute}'{close}{_shadowed(package)}")
     return function
+
+
+def _origin(package: str) -> str:
+    """The file of a package; '' if it is not on the path, or is a folder without ``__init__``, which may have several places."""
+    try:
+        found = importlib.util.find_spec(package)
+    except ValueError:  # not a name, or the main program
+        return package
+    return (found and found.origin) or ""
+
+
+def _shadowed(package: str) -> str:
+    """Words for a package of the current folder that is not imported because another one of its name is; '' if there is none."""
+    origin = _origin(package)
+    here = [path for path in (Path(package), Path(f"{package}.py")) if path.exists()]
+    if not origin or not here or Path(origin).is_relative_to(Path.cwd()):
+        return ""
+    return f"; '{origin}' comes before '{here[0]}' of this folder: rename the latter"
 
 
 def call_of(args: Any, kwargs: Mapping[str, Any] | None, inputs: Inputs | None) -> Inputs | None:

@@ -120,6 +120,13 @@ def test_a_manifest_that_cannot_be_read_is_named(tmp_path, text, message):
     assert str(tmp_path / "manifest.json") in str(failure.value)
 
 
+@pytest.mark.timeout(10)
+def test_a_pipe_in_place_of_the_manifest_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(ValueError, match=r"manifest.json' is missing, truncated or not JSON: it is not a file of at most"):
+        driver.Bundle(tmp_path)
+
+
 def nested(depth):
     return {"list": [nested(depth - 1)]} if depth else {"constant": 1}
 
