@@ -56,9 +56,8 @@ def greet(sock: socket.socket, hello: dict[str, Any]) -> None:
 @pytest.mark.parametrize("most_files,num_strangers", [(32, 100), (256, 128)], ids=["no descriptor left", "no place left"])
 def test_honest_hosts_get_in_among_silent_strangers(most_files: int, num_strangers: int) -> None:
     """Once no descriptor was left, the listener ended for good; and each stranger had a thread."""
-    command, environment = python_running(CHILD, str(most_files))
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe) as child, ExitStack() as strangers:
+    command, pipe = python_running(CHILD, str(most_files)), subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as child, ExitStack() as strangers:
         assert child.stdin is not None and child.stdout is not None
         address = ("127.0.0.1", int(child.stdout.readline()))
         for _ in range(num_strangers):
