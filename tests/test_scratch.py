@@ -101,8 +101,10 @@ def test_folders_of_others_in_the_temporary_folder_stay(temporary: Path) -> None
 
 @pytest.mark.parametrize(
     "marker",
-    [{}, [], None, "autosplit", {**OURS, "made_by": "uv"}, {**OURS, "uid": os.getuid() + 1}, {**OURS, "pad": "x" * 5000}]
-    + [b"", b"{", b"\xff\0", b"[" * 4000, b'{"uid": ' * 500, b'{"uid": ' + b"9" * 4000 + b"}"],
+    [
+        *({}, [], None, "autosplit", {**OURS, "made_by": "uv"}, {**OURS, "uid": os.getuid() + 1}, {**OURS, "pad": "x" * 5000}),
+        *(b"", b"{", b"\xff\0", b"[" * 4000, b'{"uid": ' * 500, b'{"uid": ' + b"9" * 4000 + b"}"),
+    ],
 )
 def test_a_folder_with_another_marker_stays(root: Path, marker: object) -> None:
     folder = left_behind(root, "other", marker)

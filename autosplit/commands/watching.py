@@ -111,7 +111,7 @@ class Watcher:
 
         if not self._console.is_terminal:
             for line in lines(health, before, elapsed_s):
-                self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+                self._console.print(line, highlight=False, soft_wrap=True)
             return
         networks = table(network_rows(health, before, elapsed_s), self._doing)
         self._live.update(Group(networks, table(worker_rows(health, before), hide=("network", "device", "for_s"))), refresh=True)
