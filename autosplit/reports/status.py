@@ -55,7 +55,10 @@ class Beacon:
         with contextlib.suppress(OSError, UsageError):  # ``write`` reports a fault of the folder
             collections.deque(_swept(), maxlen=0)
         self.write()
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as failure:  # the kernel refuses another thread
+            log.warning("the status of this host cannot be renewed: %s", failure)
         atexit.register(self.close)
 
     def write(self) -> None:
@@ -80,7 +83,7 @@ class Beacon:
                 self._fd = -1
                 with contextlib.suppress(OSError):  # other hosts are there
                     self._path.parent.rmdir()
-        if self._thread is not threading.current_thread():
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _beat(self) -> None:
