@@ -30,7 +30,7 @@ from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import Inputs, Model, load_model
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage, unsplit
 from autosplit.tracing.tensorspec import TensorSpec
-from autosplit.values.machine import Device
+from autosplit.values.machine import MAX_ON_CORE, Device
 from autosplit.values.samples import Precision, backend_fault
 
 
@@ -116,7 +116,10 @@ class PipelineConfig:
         return self._connected.order()
 
     def verify(self) -> "PipelineConfig":
-        """Return the config. Raises: PlanError: inputs left open, no output, no device; the message has every fault."""
+        """Return the config.
+
+        Raises: PlanError: inputs left open, no output, no device, too many replicas on one; the message has every fault.
+        """
         faults = [
             f"{entry.input(spec.name)} is left open"
             for entry in self.modules.values()
@@ -124,6 +127,12 @@ class PipelineConfig:
             if f"{entry.name}.{spec.name}" not in self.connections
         ]
         faults += [f"module '{entry.name}' is on no device" for entry in self.modules.values() if not entry.devices]
+        faults += [
+            f"module '{entry.name}' has {count} replicas on '{device}', and at most {MAX_ON_CORE} are allowed; name more devices"
+            for entry in self.modules.values()
+            for device, count in Counter(device.name for device in entry.devices).items()
+            if count > MAX_ON_CORE
+        ]
         faults += [] if self.outputs else ["it has no outputs"]
         raise_faults(PlanError, "the pipeline is not complete", faults)
         return self
