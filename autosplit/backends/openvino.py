@@ -7,6 +7,7 @@ memory with torch. Every process packs the weights anew, from any kind of file; 
 import contextlib
 import io
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import cycle
@@ -156,11 +157,11 @@ def write_ir(stage: OnnxStage, chosen: Mapping[str, Any], path: Path) -> Collect
 
     Returns: the numbers of the outputs that come with channels last. Raises: BackendError: OpenVINO refuses the file.
     """
+    turned = compiled_model(stage, chosen).turned
+    model = with_channels_last(core().read_model(stage.path), turned)
     import openvino
     from openvino._offline_transformations import apply_moc_transformations
 
-    turned = compiled_model(stage, chosen).turned
-    model = with_channels_last(core().read_model(stage.path), turned)
     apply_moc_transformations(model, False)  # else the compiler folds batch norms, and its blob holds a second copy of weights
     openvino.save_model(model, path, compress_to_fp16=False)
     return turned
@@ -201,9 +202,18 @@ def _require_numpy(stage: OnnxStage) -> None:
 
 @cache
 def core() -> Any:
-    """The process's only ``Core``: after models of two Cores are freed, Ctrl-C is a segmentation fault (in 2026.4)."""
-    import openvino
+    """The process's only ``Core``: after models of two Cores are freed, Ctrl-C is a segmentation fault (in 2026.4).
 
+    OpenVINO reports its first import over the network, from a thread that stays. Without that package it does not.
+    """
+    telemetry = sys.modules.get("openvino_telemetry")
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    try:
+        import openvino
+    finally:
+        sys.modules.pop("openvino_telemetry")
+        if telemetry is not None:
+            sys.modules["openvino_telemetry"] = telemetry
     return openvino.Core()
 
 

@@ -64,11 +64,18 @@ class RunReport:
 
     @property
     def errors(self) -> str:
-        """Both errors in a sentence: the chosen plan against the traced model, and that against the user's module."""
-        plan = _error_words(self.best.max_relative_error)
+        """Both errors in a sentence: the chosen plan against the traced model, and that against the user's module.
+
+        Each pair ran with one number of threads, because another number changes the last bits of many kernels.
+        """
+        relative = self.best.max_relative_error
+        subject = f"Outputs {_error_words(relative)} the traced model's"
+        if not relative:
+            threads = sorted({stage.threads for stage in self.best.plan.stages})
+            subject += f" on as many threads ({' or '.join(map(str, threads))} a stage)"
         if self.trace_error is None:
-            return f"Outputs {plan} the traced model's, which were not compared with the module's."
-        return f"Outputs {plan} the traced model's, and these {_error_words(self.trace_error)} the module's."
+            return f"{subject}, which were not compared with the module's."
+        return f"{subject}, and these {_error_words(self.trace_error)} the module's, both on torch's own number of threads."
 
     @property
     def call(self) -> str:

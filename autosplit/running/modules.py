@@ -221,6 +221,8 @@ def import_function(path: str, allowed: Sequence[str]) -> Callable[..., Any]:
 
 def check_allowed(path: str, allowed: Sequence[str]) -> tuple[str, str]:
     """Module and name of ``package.module:function``. Raises: UsageError: another form, or the module is not allowed."""
+    if not isinstance(path, str):
+        raise UsageError(f"workers import a function by its name, 'package.module:function', but here it is {path!r}")
     module, _, name = path.partition(":")
     if not (module and name):
         raise UsageError(f"function '{path}' is not understood; write package.module:function")

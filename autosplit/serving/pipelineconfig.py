@@ -21,7 +21,7 @@ from torch import nn
 
 from autosplit.arguments import checked
 from autosplit.backends.base import get_backend
-from autosplit.errors import PlanError, UsageError, listed, raise_faults
+from autosplit.errors import PlanError, UsageError, close_names, listed, raise_faults
 from autosplit.running.modules import Module, PythonFunction, StageFolder, check_allowed
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
@@ -29,9 +29,12 @@ from autosplit.serving.connections import Connections, ModuleEntry, Port
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import Inputs, Model, load_model
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage, unsplit
-from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import TensorSpec, spec_fault
 from autosplit.values.machine import MAX_ON_CORE, Device
 from autosplit.values.samples import Precision, backend_fault
+
+SETTINGS = ("backend", "precision", "threads", "queue_depth", "hang_s")
+"""Settings of a module, as in ModuleEntry."""
 
 
 @checked
@@ -192,11 +195,13 @@ class PipelineConfig:
         _checked("module", name)
         reads, makes = listed(f"inputs of '{name}'", inputs, TensorSpec), listed(f"outputs of '{name}'", outputs, TensorSpec)
         places = listed(f"devices of '{name}'", devices, Device, "; machine.parse_device makes one of a name")
-        fault = backend_fault(settings.get("backend", "eager"))
-        if settings.get("precision", "f32") not in get_args(Precision):
-            fault = f"precision {settings['precision']!r} does not exist, the precisions are {', '.join(get_args(Precision))}"
-        if fault:
-            raise PlanError(f"module '{name}' cannot be added: {fault}")
+        faults = [f"{key!r} is not a setting{close_names(key, SETTINGS)}" for key in settings if key not in SETTINGS]
+        faults += [backend_fault(settings.get("backend", "eager")) or ""]
+        if (precision := settings.get("precision", "f32")) not in get_args(Precision):
+            faults.append(f"precision {precision!r} does not exist, the precisions are {', '.join(get_args(Precision))}")
+        faults += [spec_fault(spec) for spec in (*reads, *makes)]
+        faults += [_threads_fault(settings.get("threads"), device) for device in places]
+        raise_faults(PlanError, f"module '{name}' cannot be added", [fault for fault in faults if fault])
         entry = ModuleEntry(self._connected, name, source, reads, makes, places, **settings)
         if entry.name in self.modules:
             raise PlanError(f"there is a module '{entry.name}' already")
@@ -206,6 +211,15 @@ class PipelineConfig:
                 raise PlanError(f"module '{entry.name}' has two {kind} that are called '{twice[0]}'; give each a name of its own")
         self.modules[entry.name] = entry
         return entry
+
+
+def _threads_fault(threads: object, device: Device) -> str:
+    """Why a device cannot run so many threads, '' if it can."""
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        return f"threads must be a whole number of at least 1, but is {threads!r}"
+    if threads and device.cores and threads > len(device.cores):
+        return f"threads is {threads}, and '{device.name}' has {len(device.cores)} core{'s' * (len(device.cores) != 1)}"
+    return ""
 
 
 def _checked(what: str, name: str) -> str:

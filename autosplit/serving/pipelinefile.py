@@ -20,7 +20,7 @@ from autosplit.files import read_mapping, validated, write_atomic
 from autosplit.parsing import shown
 from autosplit.running.modules import PythonFunction, StageFolder, check_allowed
 from autosplit.serving.connections import ModuleEntry, Port
-from autosplit.serving.pipelineconfig import PipelineConfig
+from autosplit.serving.pipelineconfig import SETTINGS, PipelineConfig
 from autosplit.tracing.splitting import load_stage, save_stage
 from autosplit.tracing.tensorspec import TensorSpec, spec_fault
 from autosplit.values.machine import parse_device
@@ -121,14 +121,7 @@ def load_config(folder: Path, allowed: Sequence[str] = (), *, allow_native: bool
 
 
 def _module(entry: ModuleEntry, folder: Path) -> dict[str, Any]:
-    placement = {
-        "devices": [device.name for device in entry.devices],
-        "backend": entry.backend,
-        "precision": entry.precision,
-        "threads": entry.threads,
-        "queue_depth": entry.queue_depth,
-        "hang_s": entry.hang_s,
-    }
+    placement = {"devices": [device.name for device in entry.devices], **{key: getattr(entry, key) for key in SETTINGS}}
     if isinstance(entry.source, PythonFunction):
         specs = {
             "inputs": [_plain(spec) for spec in entry.inputs],
@@ -149,7 +142,7 @@ def _plain(spec: TensorSpec) -> dict[str, Any]:
 
 def _add(config: PipelineConfig, folder: Path, name: str, entry: _Module, allowed: Sequence[str], allow_native: bool) -> None:
     devices = [parse_device(device) for device in entry.devices]
-    settings = entry.model_dump(include={"backend", "precision", "threads", "queue_depth", "hang_s"})
+    settings = entry.model_dump(include=set(SETTINGS))
     if (entry.stage is None) == (entry.function is None):
         raise PlanError(f"module '{name}' must name a stage or a function, one of the two")
     if entry.stage is not None:

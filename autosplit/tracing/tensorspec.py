@@ -73,9 +73,9 @@ def spec_fault(spec: TensorSpec) -> str:
     >>> spec_fault(TensorSpec("x", (2,), (1,), "float32", 2))
     "'x' starts 2 bytes past a boundary of 64 bytes; a multiple of 4 below 64 is needed"
     """
-    dtype = getattr(torch, spec.dtype, None)
+    dtype = getattr(torch, spec.dtype, None) if isinstance(spec.dtype, str) else None
     if not isinstance(dtype, torch.dtype):
-        return f"'{spec.name:.60}' has dtype {shown(spec.dtype)}, which is not a dtype of torch"
+        return f"'{spec.name:.60}' has dtype {shown(spec.dtype)}, which is not the name of a dtype of torch, such as 'float32'"
     layout = f"shape {shown(list(spec.shape))} and strides {shown(list(spec.stride))}"
     if len(spec.shape) != len(spec.stride) or len(spec.shape) > MAX_DIMS or min((0, *spec.shape, *spec.stride)) < 0:
         return f"'{spec.name:.60}' has {layout}, as no tensor has"
@@ -105,8 +105,16 @@ def layout(spec: TensorSpec) -> str:
     ('float32[2,3]', 'int64[2,3] strides [1,2]')
     """
     text = _size(spec)
-    dense = tuple(prod(spec.shape[dim + 1 :]) for dim in range(len(spec.shape)))
-    return text if dense == spec.stride else f"{text} strides [{','.join(map(str, spec.stride))}]"
+    return text if row_major(spec.shape) == spec.stride else f"{text} strides [{','.join(map(str, spec.stride))}]"
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a dense tensor in row-major order.
+
+    >>> row_major((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def extent_bytes(spec: TensorSpec) -> int:

@@ -222,14 +222,14 @@ def test_a_notebook_shows_why_baselines_were_left_out() -> None:
     "trace_error,words",
     [
         (None, "which were not compared with the module's."),
-        (0.0, "and these are equal bit for bit to the module's."),
-        (2e-7, "and these differ by 2e-07 of the largest value from the module's."),
+        (0.0, "and these are equal bit for bit to the module's, both on torch's own number of threads."),
+        (2e-7, "and these differ by 2e-07 of the largest value from the module's, both on torch's own number of threads."),
     ],
 )
 def test_a_report_tells_the_error_against_the_module_too(trace_error: float | None, words: str) -> None:
     exact = replace(outcome(10), max_relative_error=0.0)
     report = RunReport("net", 1, {PLAN: exact}, Verdict(PLAN, "why", True), trace_error=trace_error)
-    assert report.errors == f"Outputs are equal bit for bit to the traced model's, {words}"
+    assert report.errors == f"Outputs are equal bit for bit to the traced model's on as many threads (1 a stage), {words}"
     assert report.to_dict()["trace_relative_error"] == trace_error
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pipelines
@@ -29,7 +30,7 @@ from autosplit.tracing.splitting import DESCRIBED, StageProgram, split
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Machine
+from autosplit.values.machine import Machine, parse_device
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -150,11 +151,33 @@ def test_a_cycle_is_refused_with_its_path() -> None:
         (lambda c: c.input("x").connect("a.value"), "to 'a.value': a port is expected, such as config['net'].input('x')"),
         (
             lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [NULL], precision="fp8"),
-            "module 'f' cannot be added: precision 'fp8' does not exist, the precisions are f32, bf16",
+            "precision 'fp8' does not exist, the precisions are f32, bf16",
         ),
         (
             lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [NULL], backend="openvivo"),
-            "module 'f' cannot be added: backend 'openvivo' does not exist",
+            "backend 'openvivo' does not exist",
+        ),
+        (
+            lambda c: c.add_function("f", lambda x: x, ["pipelines"], [], [], [NULL]),
+            "workers import a function by its name, 'package.module:function', but here it is <function",
+        ),
+        (
+            lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [NULL], thread=2),
+            "'thread' is not a setting; close names: 'threads'",
+        ),
+        (
+            lambda c: c.add_function(
+                "f", "pipelines:double", ["pipelines"], [replace(spec("v"), dtype=torch.float32)], [], [NULL]
+            ),
+            "'v' has dtype torch.float32, which is not the name of a dtype of torch, such as 'float32'",
+        ),
+        (
+            lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [parse_device("cpu:0")], threads=8),
+            "threads is 8, and 'cpu:0' has 1 core",
+        ),
+        (
+            lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [NULL], threads=0),
+            "threads must be a whole number of at least 1, but is 0",
         ),
         (lambda c: c.input(None), "input name None is not understood"),
         (lambda c: c.output("y").connect(c["a"].input("value")), "an output of the pipeline feeds nothing"),
@@ -197,6 +220,17 @@ def test_many_replicas_on_a_device_are_refused_before_any_starts(saved: Path) ->
     path.write_text(yaml.safe_dump(data))
     with pytest.raises(PlanError, match=f"module '{name}' has 400 replicas on 'cpu:0', and at most 16 are allowed"):
         load_config(saved, ["pipelines"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_module_on_a_device_that_is_not_here_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    config = PipelineConfig()
+    net = config.add_model("net", torch.nn.Linear(4, 4).eval(), [parse_device("cuda:0")], inputs=(torch.zeros(1, 4),))
+    config.input("x").connect(net.input(net.inputs[0].name))
+    net.output(0).connect(config.output("y"))
+    with pytest.raises(AutosplitError, match=r"device 'cuda:0' is not here: torch .* sees 0 CUDA devices") as caught:
+        config.build(tmp_path)
+    assert "Traceback" not in str(caught.value)
 
 
 def test_one_name_is_no_list_of_names(config: PipelineConfig) -> None:
@@ -252,7 +286,10 @@ def test_a_file_round_trips_and_the_folder_moves(tmp_path: Path) -> None:
         (lambda data: data.update(schema=9), "has schema version 9, and this autosplit reads version 1"),
         (lambda data: data.update(extra=1), "extra: Extra inputs are not permitted"),
         (lambda data: data["modules"]["a"].update(stage="s"), "module 'a' must name a stage or a function, one of the two"),
-        (lambda data: data["modules"]["a"]["inputs"][0].update(dtype="load"), "has dtype 'load', which is not a dtype of torch"),
+        (
+            lambda data: data["modules"]["a"]["inputs"][0].update(dtype="load"),
+            "has dtype 'load', which is not the name",
+        ),
         (lambda data: data["modules"]["a"]["inputs"][0].update(shape=[-4]), "has shape [-4] and strides [1], as no tensor has"),
         (lambda data: data["modules"]["a"]["inputs"][0].update(stride=[1, 1]), "strides [1, 1], as no tensor has"),
         (lambda data: data["modules"]["a"]["inputs"][0].update(shape=[2**42]), "strides [1], and at most 1 TiB are allowed"),
