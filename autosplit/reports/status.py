@@ -16,10 +16,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from autosplit.errors import UsageError
+from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json
 from autosplit.scratch import private_folder
 
 BEAT_S = 1.0
@@ -129,21 +131,22 @@ def running_hosts() -> list[dict[str, Any]]:
 
     Files of hosts that ended are removed. Raises: UsageError: the folder is not to be trusted.
     """
-    now, found = time.time(), list(_swept())
-    return sorted(
-        ({**host, "age_s": now - host["beat_unix_s"]} for host in found), key=lambda host: float(host["started_unix_s"])
-    )
+    now, found = time.time(), []
+    for host in _swept():
+        with contextlib.suppress(*MALFORMED):  # of another program, or half of it
+            found.append((float(host["started_unix_s"]), {**host, "age_s": now - host["beat_unix_s"]}))
+    return [host for _, host in sorted(found, key=itemgetter(0))]
 
 
 def _swept() -> Iterator[dict[str, Any]]:
     """Yield the content of each running host's file, and remove the files of hosts that ended without removing them."""
     folder = own_folder()
     for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError), path.open(encoding="utf-8") as file:
+        with contextlib.suppress(FileNotFoundError, ValueError), path.open(encoding="utf-8") as file:
             if _abandoned(file.fileno(), path):
                 path.unlink()
             elif path.suffix == ".json":
-                yield json.load(file)
+                yield parse_json(file.read(MAX_YAML_BYTES))
     with contextlib.suppress(OSError):  # other hosts have files there
         folder.rmdir()
 
