@@ -99,7 +99,7 @@ class PipelineConfig:
 
     def __getitem__(self, name: str) -> ModuleEntry:
         if name not in self.modules:
-            raise PlanError(f"there is no module '{name}'; the modules are: {', '.join(self.modules) or 'none'}")
+            raise PlanError(f"there is no module '{name:.200}'; the modules are: {', '.join(self.modules) or 'none'}")
         return self.modules[name]
 
     def input(self, name: str) -> Port:
@@ -225,7 +225,7 @@ def _threads_fault(threads: object, device: Device) -> str:
 def _checked(what: str, name: str) -> str:
     """The name. Raises: PlanError: it has other characters than letters, digits, - and _, or none."""
     if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
-        raise PlanError(f"{what} name {name!r} is not understood; use letters, digits, - and _")
+        raise PlanError(f"{what} name {name!r:.200} is not understood; use letters, digits, - and _")
     return name
 
 
