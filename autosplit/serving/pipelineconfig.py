@@ -99,7 +99,7 @@ class PipelineConfig:
 
     def __getitem__(self, name: str) -> ModuleEntry:
         if name not in self.modules:
-            raise PlanError(f"there is no module '{name:.200}'; the modules are: {', '.join(self.modules) or 'none'}")
+            raise PlanError(f"there is no module '{name!s:.200}'; the modules are: {', '.join(self.modules) or 'none'}")
         return self.modules[name]
 
     def input(self, name: str) -> Port:
