@@ -19,6 +19,7 @@ from typing import IO
 
 from autosplit.children import python_running
 from autosplit.errors import UsageError
+from autosplit.parsing import parse_json
 
 _MARKER = ".autosplit-scratch"
 _MOST_MARKER_BYTES = 4096
@@ -137,5 +138,5 @@ def _is_ours(marker_fd: int) -> bool:
     found = os.fstat(marker_fd)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_size > _MOST_MARKER_BYTES:
         return False
-    about = json.loads(os.read(marker_fd, _MOST_MARKER_BYTES))
+    about = parse_json(os.read(marker_fd, _MOST_MARKER_BYTES).decode())
     return isinstance(about, dict) and about.get("made_by") == "autosplit" and about.get("uid") == os.getuid()

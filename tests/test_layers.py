@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "autosplit"
 
 LAYERS = """
-    errors arguments opening parsing files children scratch tables progress
+    errors arguments opening parsing files children scratch tables terminal progress
     values/       graph links machine samples machinefile measurements profile constraints explanation placement
     values/       plan planfile timeline dot
     memory/       lives arena packing offsets slots stages account
@@ -85,7 +85,7 @@ ALLOWED = {
         "running",
     },
     "typer": {"commands", "cli"},
-    "rich": {"commands", "progress"},
+    "rich": {"commands", "progress", "terminal"},
     "transformers": {"tracing.architectures"},
     "ray": {"clusters.localnodes", "clusters.raynodes", "exporting"},
     "onnxruntime": {"backends", "bundling.driver", "exporting"},

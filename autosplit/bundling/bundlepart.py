@@ -120,7 +120,7 @@ class BundlePart:
             graph, weights = programs.decode(data["nodes"]), self._weights()
             missing = [name for name in programs.weight_names(graph) if name not in weights]
             if missing:
-                raise BundleError(f"part file '{path}' names the weight '{missing[0]}', which the manifest does not list")
+                raise BundleError(f"part file '{path}' names the weight '{missing[0]:.200}', which the manifest does not list")
             return assemble(self.part.name, graph, weights, data["requires_grad"], self.part.inputs, self.part.outputs)
         except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
             raise BundleError(f"part file '{path}' is damaged: {str(failure).partition(chr(10))[0]}") from None

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from autosplit.children import python_running
 from autosplit.devices.forking import Fork, Reap, send_descriptors
+from autosplit.devices.limits import refusal, refusals_named
 from autosplit.errors import WorkerError
 
 Result = TypeVar("Result")
@@ -40,8 +41,6 @@ Torch asks for aligned blocks, and malloc cuts the splinters off. Splinters in t
 block too small for the next block of its size. Then the heap grows to several times what is in use, and by another amount in
 each process.
 """
-
-WAY_OUT = "raise that limit ('ulimit -u', '-n' or '-v', or the container's), or name fewer devices"
 
 
 class ForkServerLost(Exception):  # noqa: N818 - not an error: the next fork server is asked
@@ -93,7 +92,7 @@ class ForkServer:
         """
         answer = self._ask(order, descriptors)
         if not isinstance(answer, int):
-            raise WorkerError(f"no worker could be forked: {answer}; {WAY_OUT}")
+            raise WorkerError(refusal("no worker could be forked", answer))
         self.num_workers += 1
         try:
             return answer, os.pidfd_open(answer)
@@ -147,7 +146,7 @@ class ForkServer:
         fault = self._connection.recv()
         if fault:
             self.end()
-            raise WorkerError(f"the process that workers are forked from could not start: {fault}; {WAY_OUT}")
+            raise WorkerError(refusal("the process that workers are forked from could not start", fault))
         self._started = True
 
 
@@ -166,7 +165,7 @@ def fork(order: Fork) -> tuple[int, int, ForkServer]:
     """Fork a worker; return its process id, a descriptor of it and its fork server.
 
     Raises: ForkServerLost: ask again, with another control connection: the lost one may still fork this worker.
-        OSError: a descriptor of the order is not open. WorkerError: the kernel refuses.
+        OSError: a descriptor of the order is not open. WorkerError: the kernel refuses a process or a thread.
     """
     # The caller may be interrupted and close its descriptors before all of them were sent.
     with contextlib.ExitStack() as stack:
@@ -181,7 +180,11 @@ def fork(order: Fork) -> tuple[int, int, ForkServer]:
             server = _running()
             return (*server.fork(order, copies), server)
 
-    return _in_spawner(forked)
+    try:
+        return _in_spawner(forked)
+    except WorkerError:  # the thread could not start
+        held.close()
+        raise
 
 
 def reap(server: ForkServer, pid: int) -> int | None:
@@ -199,7 +202,8 @@ def _running() -> ForkServer:
             _retired.append(_server)
         _server = None
     if _server is None:
-        _server = ForkServer()
+        with refusals_named():
+            _server = ForkServer()
     return _server
 
 
@@ -230,7 +234,8 @@ def _in_spawner(function: Callable[[], Result]) -> Result:
     with _spawner_lock:
         if _spawner is None or not _spawner.is_alive():
             _spawner = threading.Thread(target=_spawn_forever, name="autosplit-spawner", daemon=True)
-            _spawner.start()
+            with refusals_named():
+                _spawner.start()
     future: Future[Result] = Future()
     _jobs.put((function, future))
     return future.result()

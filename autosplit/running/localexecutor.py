@@ -13,6 +13,7 @@ import functools
 import os
 import threading
 
+from autosplit.devices.limits import refusals_named
 from autosplit.errors import AutosplitError, PlanError, RefusedError
 from autosplit.running.admission import AdmissionQueue, no_room, wait_until
 from autosplit.running.answers import Answering, Answers
@@ -145,10 +146,15 @@ class LocalExecutor(Answering):
         for copy in self.copies:
             copy.unload()
 
+    @refusals_named()
     def _load(self) -> None:
         """Start the threads and wait until each has loaded its copy."""
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:  # the kernel refuses another thread
+            self.close(drain=False)
+            raise
         with self.lock:
             self._changed.wait_for(lambda: len(self.copies) == max(1, len(self._threads)) or self.failure is not None)
             failure = self.failure

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from autosplit.devices.limits import refusals_named
 from autosplit.errors import PlanError, RefusedError, UsageError, listed, raise_faults
 from autosplit.reports.results import RunStats
 from autosplit.running.engine import Engine
@@ -70,6 +71,7 @@ class Pipeline(Engine):
         self._closed = False
         self._owner = os.getpid()
 
+    @refusals_named()
     def _open(self, wiring: Wiring) -> None:
         require_here(wiring)
         deployment = provision(wiring)

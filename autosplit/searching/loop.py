@@ -22,7 +22,7 @@ from autosplit.progress import Progress, quiet
 from autosplit.reports.outcomes import PLAN
 from autosplit.searching.candidates import EXPLAIN_S, Job, Subject, Trial
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
-from autosplit.searching.tuning import PRUNED, asked_of, first_trials, open_study, space
+from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, open_study, space
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -99,7 +99,8 @@ def search(
         workspace, hosts: as for ``SideBySide``.
         progress: called with the share of the budget that is spent, for the step ``search``.
         keep: called with the result so far, if a candidate was measured before the search is stopped by Ctrl-C or a failure.
-    Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
+    Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing. UsageError: the journal is
+        damaged, and nothing was run.
     """
     subject = (subject[0], subject[1].on(job.machine))
     progress("search", 0.0, "planning")
@@ -113,13 +114,14 @@ def search(
         plan = job.explained(first, subject)
         progress("search", 1.0, "done")
         return _counted(job, SearchResult(plan, *subject))
+    study = open_study(job, subject[0].graph, journal)
     bench = SideBySide(job.machine, workspace, hosts, min(FIRST_S, ALONE_SHARE * budget_s))
     hunt = _Hunt(job, subject, bench, budget_s, progress, begun_s)
     try:
         with bench:
             hunt.correct(first)
             progress("search", min(1.0, hunt.spent()), "trying plans of other shapes")
-            hunt.tune(journal)
+            hunt.tune(study)
             progress("search", 1.0, "ending the candidates")
         found = hunt.result()
         progress("search", 1.0, "looking for the bound of the best candidate")
@@ -234,9 +236,8 @@ class _Hunt:
             except InfeasibleError:  # no plan was found in time
                 return
 
-    def tune(self, journal: str | Path | None) -> None:
+    def tune(self, study: Study) -> None:
         """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
-        study = open_study(self.job, self._known[self.job.source.batch][0].graph, journal)
         for parameters in first_trials(self.job, self.best().plan):
             study.enqueue_trial(parameters, skip_if_exists=True)
         for _ in range(MAX_TRIALS):

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from autosplit.arguments import checked
+from autosplit.devices.limits import refusals_named
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
 from autosplit.running.engine import Engine
 from autosplit.running.interrupts import SafeCondition, SafeFuture
@@ -83,7 +84,8 @@ class Batcher:
         self._open = True
         self._thread = threading.Thread(target=self._flush_in_time, name="autosplit-batcher", daemon=True)
         if self._window_s:
-            self._thread.start()
+            with refusals_named():
+                self._thread.start()
 
     def submit(self, inputs: Sequence[torch.Tensor], **settings: Any) -> "Future[Tensors]":
         """Submit a request with any number of rows; with ``settings`` (see ``Pipeline.submit``) it is not gathered.

@@ -93,7 +93,8 @@ class Chain:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """Submit one request and wait for its answer."""
-        return self.submit(inputs).result()
+        answer: Tensors = self.submit(inputs).result()
+        return answer
 
     def _await(self, request: ChainedRequest, number: int, step: "Future[Tensors]") -> None:
         request.current = step

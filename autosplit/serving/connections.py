@@ -90,7 +90,7 @@ class ModuleEntry:
         spec = next((spec for spec in specs if spec.name == name), None)
         if spec is None:
             what, known = kind.removeprefix("module "), ", ".join(spec.name for spec in specs) or "none"
-            raise PlanError(f"module '{self.name}' has no {what} '{name}'; its {what}s are: {known}")
+            raise PlanError(f"module '{self.name}' has no {what} '{name!s:.200}'; its {what}s are: {known}")
         return Port(self.connections, kind, self.name, name, spec)
 
 

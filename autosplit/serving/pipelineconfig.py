@@ -30,7 +30,7 @@ from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import Inputs, Model, load_model
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage, unsplit
 from autosplit.tracing.tensorspec import TensorSpec, spec_fault
-from autosplit.values.machine import Device
+from autosplit.values.machine import MAX_ON_CORE, Device
 from autosplit.values.samples import Precision, backend_fault
 
 SETTINGS = ("backend", "precision", "threads", "queue_depth", "hang_s")
@@ -99,7 +99,7 @@ class PipelineConfig:
 
     def __getitem__(self, name: str) -> ModuleEntry:
         if name not in self.modules:
-            raise PlanError(f"there is no module '{name}'; the modules are: {', '.join(self.modules) or 'none'}")
+            raise PlanError(f"there is no module '{name!s:.200}'; the modules are: {', '.join(self.modules) or 'none'}")
         return self.modules[name]
 
     def input(self, name: str) -> Port:
@@ -119,7 +119,10 @@ class PipelineConfig:
         return self._connected.order()
 
     def verify(self) -> "PipelineConfig":
-        """Return the config. Raises: PlanError: inputs left open, no output, no device; the message has every fault."""
+        """Return the config.
+
+        Raises: PlanError: inputs left open, no output, no device, too many replicas on one; the message has every fault.
+        """
         faults = [
             f"{entry.input(spec.name)} is left open"
             for entry in self.modules.values()
@@ -127,6 +130,12 @@ class PipelineConfig:
             if f"{entry.name}.{spec.name}" not in self.connections
         ]
         faults += [f"module '{entry.name}' is on no device" for entry in self.modules.values() if not entry.devices]
+        faults += [
+            f"module '{entry.name}' has {count} replicas on '{device}', and at most {MAX_ON_CORE} are allowed; name more devices"
+            for entry in self.modules.values()
+            for device, count in Counter(device.name for device in entry.devices).items()
+            if count > MAX_ON_CORE
+        ]
         faults += [] if self.outputs else ["it has no outputs"]
         raise_faults(PlanError, "the pipeline is not complete", faults)
         return self
@@ -216,7 +225,7 @@ def _threads_fault(threads: object, device: Device) -> str:
 def _checked(what: str, name: str) -> str:
     """The name. Raises: PlanError: it has other characters than letters, digits, - and _, or none."""
     if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
-        raise PlanError(f"{what} name {name!r} is not understood; use letters, digits, - and _")
+        raise PlanError(f"{what} name {name!r:.200} is not understood; use letters, digits, - and _")
     return name
 
 

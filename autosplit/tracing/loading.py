@@ -93,10 +93,9 @@ def load_model(
             if callable(source):
                 way_out = "; make a function the forward of a torch.nn.Module, and call a class to get its module"
             raise ModelError(f"a model is a spec, a module or an ExportedProgram, but here it is {source!r:.60}{way_out}")
-        found, name = source, _class_name(source)
-        own_args, own_kwargs = (source.example_inputs or ((), {})) if isinstance(source, ExportedProgram) else ((), {})
+        found, name, own_args, own_kwargs = source, _class_name(source), (), {}
     if isinstance(found, ExportedProgram) and given is None:
-        own_args, own_kwargs = _with_batch(found, batch, own_args, own_kwargs)
+        own_args, own_kwargs = _with_batch(found, batch, _exported_inputs(name, found))
     args, kwargs = given or (tuple(own_args), dict(own_kwargs))
     if not args and not kwargs:
         raise ModelError(f"model '{name}' comes without example inputs; give them as inputs=(tensor, ...)")
@@ -115,9 +114,7 @@ def _load_spec(
 ) -> tuple[nn.Module | ExportedProgram, str, Sequence[Any], Mapping[str, Any]]:
     target, options = parse_options(spec)
     if target.endswith(".pt2"):
-        program = _load_program(Path(target), options, trust)
-        args, kwargs = program.example_inputs or ((), {})
-        return program, Path(target).stem, args, kwargs
+        return _load_program(Path(target), options, trust), Path(target).stem, (), {}
     place, colon, attribute = target.partition(":")
     if not (colon and place and attribute):
         what = "give 'transformers:ClassName', 'package.module:function' or a path that ends in .pt2"
@@ -262,14 +259,28 @@ def is_static(program: ExportedProgram) -> bool:
     return all(isinstance(size, int) for value in dense_inputs(program).values() for size in value.shape)
 
 
-def _with_batch(program: ExportedProgram, batch: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _exported_inputs(name: str, program: ExportedProgram) -> Call:
+    """The example inputs that an exported program came with, none if it has none. Raises: ModelError: they are something else."""
+    match program.example_inputs:
+        case None:
+            return Call()
+        case [list() | tuple() as args, dict() as kwargs] if all(isinstance(key, str) for key in kwargs):
+            return Call(tuple(args), kwargs)
+        case _:
+            raise ModelError(
+                f"model '{name}' holds example inputs that are not a pair of a tuple and a dict with names; export it again, or "
+                "give example inputs as inputs=(tensor, ...)"
+            )
+
+
+def _with_batch(program: ExportedProgram, batch: int, inputs: Call) -> tuple[Any, Any]:
     """The program's own example inputs, repeated to ``batch`` items (if it is not 1) where the first dimension is dynamic."""
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    leaves, spec = pytree.tree_flatten((inputs.args, dict(inputs.kwargs)))
     tensors = iter(dense_inputs(program).values())
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and batch != 1:
             expected = next(tensors, leaf)
-            if expected.dim() and leaf.dim() and not isinstance(expected.shape[0], int):
+            if expected.dim() and leaf.dim() and len(leaf) and is_dense(leaf) and not isinstance(expected.shape[0], int):
                 leaves[place] = leaf[torch.arange(batch) % len(leaf)]
     repeated: tuple[Any, Any] = pytree.tree_unflatten(leaves, spec)
     return repeated

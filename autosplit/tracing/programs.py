@@ -206,12 +206,12 @@ def _decode_target(kind: str, target: str) -> Any:
         return _identifier(target)
     if kind == "get_attr":
         if not WEIGHT_NAME.fullmatch(target):
-            raise PlanError(f"weight name {target!r} holds characters other than letters, digits, '.', '_' and '-'")
+            raise PlanError(f"weight name {target!r:.200} holds characters other than letters, digits, '.', '_' and '-'")
         return target
     if kind == "output":
         return "output"
     if kind != "call_function":
-        raise PlanError(f"a stage's graph holds no nodes of kind {kind!r}")
+        raise PlanError(f"a stage's graph holds no nodes of kind {kind!r:.200}")
     if target == PICK:
         return operator.getitem
     parts = target.split(".")
@@ -219,13 +219,13 @@ def _decode_target(kind: str, target: str) -> Any:
     for part in parts:
         found = getattr(found, part, None)
     if len(parts) != 3 or not isinstance(found, torch._ops.OpOverload):
-        raise PlanError(f"operator '{target}' is not registered in this process; import the module that defines it first")
+        raise PlanError(f"operator '{target:.200}' is not registered in this process; import the module that defines it first")
     if fault := operator_fault(found):
-        raise PlanError(f"operator '{target}' is not allowed in a stage: {fault}")
+        raise PlanError(f"operator '{target:.200}' is not allowed in a stage: {fault}")
     return found
 
 
 def _identifier(name: str) -> str:
     if not name.isidentifier():
-        raise PlanError(f"{name!r} is not the name of a value")
+        raise PlanError(f"{name!r:.200} is not the name of a value")
     return name

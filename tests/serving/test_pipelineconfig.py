@@ -211,6 +211,17 @@ def test_each_misuse_has_its_own_error_and_changes_nothing(
     assert (config.connections, config.outputs, config.inputs) == before
 
 
+def test_many_replicas_on_a_device_are_refused_before_any_starts(saved: Path) -> None:
+    """400 copies of one core in a stranger's file started 400 workers there, one after the other."""
+    path = saved / FILE
+    data = yaml.safe_load(path.read_text())
+    name, module = next(iter(data["modules"].items()))
+    module["devices"] = ["cpu:0"] * 400 + ["null:0"] * 16
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(PlanError, match=f"module '{name}' has 400 replicas on 'cpu:0', and at most 16 are allowed"):
+        load_config(saved, ["pipelines"])
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_a_module_on_a_device_that_is_not_here_is_refused_in_a_sentence(tmp_path: Path) -> None:
     config = PipelineConfig()
