@@ -4,6 +4,7 @@ import json
 import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,7 +22,7 @@ from autosplit.bundling.manifest import BLOB, IR, LIBRARY, ONNX, PROGRAM, WEIGHT
 from autosplit.bundling.weightpool import WeightPool
 from autosplit.errors import BackendError
 from autosplit.tracing import programs
-from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.splitting import StageProgram, for_others
 from autosplit.values.plan import Stage
 
 Finish = Callable[[Path, str, Mapping[str, int]], dict[str, str]]
@@ -59,21 +60,22 @@ class Draft:
         )
 
 
-def draft(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+def draft(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path, trust: bool) -> Draft:
     """Export or compile a part in an empty folder, which must stay until the weights are written.
 
-    Raises: BackendError: the backend refuses the stage. MissingExtraError: it is not installed.
+    Raises: BackendError: the backend refuses the stage. MissingExtraError: it is not installed. PlanError: an eager part calls an
+        operator that needs trust, and none is asked for (``trust``).
     """
     backend = get_backend(stage.backend)
     require_precision(backend, precision)
     if stage.streams > 1:
         require_streams(backend)
-    made = {"eager": _eager, "onnxruntime": _onnxruntime, "openvino": _openvino, "inductor": _inductor}
+    made = {"eager": partial(_eager, trust=trust), "onnxruntime": _onnxruntime, "openvino": _openvino, "inductor": _inductor}
     return made[stage.backend](program, stage, precision, pool, scratch)
 
 
-def _eager(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
-    lowered = in_precision(program, precision)
+def _eager(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path, trust: bool) -> Draft:
+    lowered = for_others(in_precision(program, precision), trust)
     weights = lowered.weights
     data = {
         "requires_grad": [name for name, tensor in weights.items() if tensor.requires_grad],

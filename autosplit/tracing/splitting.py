@@ -28,6 +28,7 @@ from autosplit.tables import bytes_text
 from autosplit.tracing import programs
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op, is_pick
+from autosplit.tracing.operators import WRITING, checked_graph, require_allowed
 from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict, spec_of
 from autosplit.tracing.weightsfile import map_weights, write_weights
 from autosplit.values.placement import placement_faults
@@ -169,6 +170,17 @@ def save_stage(program: StageProgram, folder: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def for_others(program: StageProgram, trust: bool) -> StageProgram:
+    """A stage to write to a file for others, which calls operators that check their arguments where it can.
+
+    Raises: PlanError: it calls an operator that people must trust its maker for, and ``trust`` does not ask that of them.
+    """
+    graph = checked_graph(program.module.graph)
+    if not trust:
+        require_allowed(graph, f"stage '{program.name}' is not for everybody: {WRITING}")
+    return replace(program, module=fx.GraphModule(program.weights, graph, class_name=type(program.module).__name__))
+
+
 def _replace(folder: Path, draft: Path) -> None:
     """Move ``draft`` to ``folder``, even while other writers do so. Raises: OSError: the old folder stays."""
     aside = draft.with_name(f"{draft.name}.old")
@@ -192,17 +204,21 @@ def _replace(folder: Path, draft: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def load_stage(folder: Path) -> StageProgram:
+def load_stage(folder: Path, *, trust: bool = False) -> StageProgram:
     """Load the stage in ``folder``; its weights are mapped, and read on first use.
 
-    Raises: PlanError: the folder is missing, truncated, of another version, not a stage, or its files are of different stages.
+    Args:
+        folder: the folder.
+        trust: whether the stage may call operators that are not known to be safe in a stranger's graph (see ``operators``).
+    Raises: PlanError: the folder is missing, truncated, of another version, not a stage, its files are of different stages, or it
+        calls an operator that is not allowed.
     """
     folder = Path(folder)
     data = _description(folder)
     try:
         specs = {kind: tuple(spec_from_dict(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
         weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"])
-        graph = programs.decode(data["nodes"])
+        graph = programs.decode(data["nodes"], trust=trust)
         faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
         raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
         return assemble(str(data["name"]), graph, weights, data["requires_grad"], specs["inputs"], specs["outputs"])

@@ -328,12 +328,12 @@ def test_a_link_in_a_stage_folder_that_leads_outside_is_refused(saved: Path) -> 
 def test_native_code_of_a_folder_is_loaded_only_if_it_is_allowed(saved: Path) -> None:
     changed(saved, backend="inductor")
     (saved / "net" / "inductor.so").write_bytes(b"a stranger's library")
-    with pytest.raises(BackendError, match="loads native code from the folder; give allow_native=True if you trust its maker"):
+    with pytest.raises(BackendError, match="loads native code from the folder; give trust=True if you trust its maker"):
         load_config(saved)
     with pytest.raises(BackendError, match="native code"):
         StageFolder(saved / "net", "inductor").load(1, "cpu:0", shared=False)
-    allowed = load_config(saved, allow_native=True)["net"].source
-    assert isinstance(allowed, StageFolder) and allowed.allow_native
+    allowed = load_config(saved, trust=True)["net"].source
+    assert isinstance(allowed, StageFolder) and allowed.trust
 
 
 def test_a_stage_that_names_an_operator_which_writes_files_is_refused(saved: Path, tmp_path: Path) -> None:
