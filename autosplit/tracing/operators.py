@@ -21,6 +21,12 @@ from torch._library.simple_registry import singleton as registry
 from autosplit.errors import PlanError, raise_faults
 from autosplit.tracing.tensorspec import is_plain
 
+ELEMENTWISE = """
+    __and__ __or__ absolute divide floor_divide greater greater_equal hardswish less less_equal log_sigmoid multiply negative
+    not_equal rsub subtract
+"""
+"""They are pointwise, or other names of pointwise operators, and lack the tag."""
+
 VIEWS = """
     _unsafe_view alias chunk detach diagonal expand expand_as flatten moveaxis movedim narrow permute real reshape
     reshape_as select slice split split_with_sizes squeeze swapaxes t transpose unbind unflatten unfold unsqueeze view
@@ -60,16 +66,16 @@ PRODUCTS = """
 """Their sizes are compared before a library is called that trusts them."""
 
 LAYERS = """
-    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d
-    avg_pool2d avg_pool3d batch_norm channel_shuffle glu grid_sampler grid_sampler_2d grid_sampler_3d group_norm layer_norm
-    max_pool2d max_pool2d_with_indices max_pool3d native_group_norm native_layer_norm pixel_shuffle pixel_unshuffle prelu
-    rms_norm upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
-    upsample_nearest3d upsample_trilinear3d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+    avg_pool1d avg_pool2d avg_pool3d batch_norm channel_shuffle col2im glu grid_sampler grid_sampler_2d grid_sampler_3d
+    group_norm im2col layer_norm max_pool2d max_pool2d_with_indices max_pool3d native_group_norm native_layer_norm
+    pixel_shuffle pixel_unshuffle prelu rms_norm upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
+    upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
 """They compute positions from sizes that are checked, and cut them off at the border. ``max_pool1d`` is left out, since it loops
-over any window."""
+over any window, and so is ``_weight_norm``, which trusts the size of the norms."""
 
-ALLOWED = frozenset(" ".join((VIEWS, NEW, COPIES, INDICES, REDUCTIONS, PRODUCTS, LAYERS)).split())
+ALLOWED = frozenset(" ".join((ELEMENTWISE, VIEWS, NEW, COPIES, INDICES, REDUCTIONS, PRODUCTS, LAYERS)).split())
 """Names in the namespace ``aten``; a name with an overload allows that overload alone."""
 
 QUANTISED = frozenset(
@@ -78,8 +84,9 @@ QUANTISED = frozenset(
 """Names in the namespace ``quantized_decomposed``: functions in Python over operators of torch that check their arguments."""
 
 ATEN = torch.ops.aten
-PLAIN = ("Tensor", "number", "int", "SymInt", "float", "bool", "complex", "str", "Device", "Generator")
-"""Types of arguments that are plain values; a schema calls dtypes and layouts ``int``. No file can hold a generator."""
+TYPES = ("ScalarType", "Layout", "MemoryFormat")
+PLAIN = ("Tensor", "number", "int", "SymInt", "float", "bool", "complex", "str", "Device", "Generator", *TYPES)
+"""Types of arguments that are plain values. No file can hold a generator."""
 
 READING = "a file calls operators that run only if you trust its maker; give trust=True (--trust) if you do"
 WRITING = (
@@ -135,7 +142,7 @@ def operator_fault(operator_: torch._ops.OpOverload) -> str | None:
         return None
     if not _is_listed(operator_):
         return "it is not known to check its arguments"
-    strange = [argument.name for argument in schema.arguments if not _is_made_of(argument.type, PLAIN)]
+    strange = [argument.name for argument in schema.arguments if not _is_made_of(argument.real_type, PLAIN)]
     return f"its argument '{strange[0]}' is not a plain value" if strange else None
 
 
@@ -143,7 +150,7 @@ def _is_listed(operator_: torch._ops.OpOverload) -> bool:
     namespace, _, name = operator_._schema.name.partition("::")
     if namespace == "quantized_decomposed":
         return name in QUANTISED
-    tagged = namespace in ("aten", "prims") and torch.Tag.pointwise in operator_.tags
+    tagged = namespace in ("aten", "prims") and torch.Tag.pointwise in operator_.tags and "polynomial" not in name  # one loops
     return tagged or (namespace == "aten" and not ALLOWED.isdisjoint((name, f"{name}.{operator_._overloadname}")))
 
 
@@ -164,7 +171,7 @@ def _argument_fault(node: fx.Node) -> str | None:
             return f"'{name}' is {value}, and only dense tensors are allowed"
         if isinstance(value, torch.dtype) and not is_plain(value):
             return f"'{name}' is {value}, whose numbers are quantised or packed"
-        if isinstance(value, int | str) and any(kind in str(types.get(name)) for kind in ("ScalarType", "Layout", "Device")):
+        if isinstance(value, int | str) and any(kind in str(types.get(name)) for kind in (*TYPES, "Device")):
             return f"'{name}' is {value!r:.40}, and a dtype, a layout or a device is expected"
     return None
 

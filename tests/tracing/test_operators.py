@@ -2,15 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import hostile_operators
-import pytest
-import torch
 
-from autosplit.tracing.operators import ALLOWED, operator_fault
+from autosplit.tracing.operators import ALLOWED
 
-NUM_TRIALS = 40
+NUM_TRIALS = 20
 
 
 def test_listed_operators_check_hostile_arguments(tmp_path):
