@@ -5,8 +5,8 @@ Many kernels of torch trust their arguments: ``segment_reduce`` its lengths, ``_
 models use, and their siblings. ``tests/tracing/test_operators.py`` calls each of them with hostile arguments.
 
 Of torch's own tags only ``pointwise`` is evidence: ``TensorIterator`` broadcasts the shapes of a pointwise operator before its
-kernel runs, and the kernel reads no positions out of a tensor. ``core`` says only that each backend must have the operator. The core
-operator ``_fft_c2r`` crashes the process if its tensor lacks the dimension that is asked for.
+kernel runs, and the kernel reads no positions out of a tensor. ``core`` says only that each backend must have the operator:
+``_fft_c2r`` is a core operator, and crashes the process if its tensor lacks the dimension that is asked for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,14 +66,14 @@ PRODUCTS = """
 """Their sizes are compared before a library is called that trusts them."""
 
 LAYERS = """
-    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
-    avg_pool1d avg_pool2d avg_pool3d batch_norm channel_shuffle col2im glu grid_sampler grid_sampler_2d grid_sampler_3d
-    group_norm im2col layer_norm max_pool2d max_pool2d_with_indices max_pool3d native_group_norm native_layer_norm
+    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d
+    avg_pool2d avg_pool3d batch_norm channel_shuffle col2im glu grid_sampler grid_sampler_2d grid_sampler_3d group_norm
+    gru.input im2col layer_norm max_pool2d max_pool2d_with_indices max_pool3d native_group_norm native_layer_norm
     pixel_shuffle pixel_unshuffle prelu rms_norm upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
     upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
-"""They compute positions from sizes that are checked, and cut them off at the border. ``max_pool1d`` is left out, since it loops
-over any window, and so is ``_weight_norm``, which trusts the size of the norms."""
+"""They compute positions from sizes that are checked, and cut them off at the border. Left out are ``max_pool1d``, which loops over
+any window, and ``_weight_norm`` and ``lstm``, which trust the sizes of their weights."""
 
 ALLOWED = frozenset(" ".join((ELEMENTWISE, VIEWS, NEW, COPIES, INDICES, REDUCTIONS, PRODUCTS, LAYERS)).split())
 """Names in the namespace ``aten``; a name with an overload allows that overload alone."""
@@ -157,8 +157,8 @@ def _is_listed(operator_: torch._ops.OpOverload) -> bool:
 def _argument_fault(node: fx.Node) -> str | None:
     """The reason why the arguments of a call are refused, or None.
 
-    Kernels take a tensor without memory (``meta``), of a sparse layout or of quantised numbers for a dense one. An integer in place
-    of a dtype is not checked.
+    Kernels take a tensor without memory (``meta``), of a sparse layout or of quantised numbers for a dense one. An integer in
+    place of a dtype is not checked.
     """
     types = {argument.name: argument.real_type for argument in node.target._schema.arguments}  # type: ignore[union-attr]
     given = [*zip(types, node.args, strict=False), *node.kwargs.items()]

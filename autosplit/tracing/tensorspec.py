@@ -214,6 +214,14 @@ def check_outputs(outputs: Sequence[torch.Tensor], num_outputs: int, wanted: Ite
         raise ValueError(f"it returned {len(outputs)} outputs instead of the {num_outputs} announced")
     for position, shape, dtype in wanted:
         made = outputs[position]
+        if (
+            made.__class__ is torch.Tensor
+            and made.is_cpu
+            and made.layout is torch.strided
+            and made.dtype is dtype
+            and made.shape == shape
+        ):
+            continue  # as nearly always: this takes a third of a microsecond
         if not is_dense(made):
             raise ValueError(f"output {position} is {kind_of(made)}, and a dense {dtype} {list(shape)} was announced")
         if made.shape != shape or made.dtype != dtype:

@@ -55,7 +55,9 @@ def plan_of(traced: Traced, *backends: str) -> Plan:
     ops = [op.name for op in traced.graph.ops]
     last = len(backends) - 1
     chosen = [tuple(ops[k : k + 1] if k < last else ops[k:]) for k in range(len(backends))]
-    stages = tuple(Stage(f"stage{k}", part, ("cpu:0",), backend) for k, (part, backend) in enumerate(zip(chosen, backends)))
+    stages = tuple(
+        Stage(f"stage{k}", part, ("cpu:0",), backend) for k, (part, backend) in enumerate(zip(chosen, backends, strict=True))
+    )
     return Plan(Source("m"), traced.graph.hash, "", stages, UNKNOWN)
 
 
@@ -77,7 +79,7 @@ def with_table(folder: Path, change: Callable[[Any], object]) -> None:
 
 
 def with_calls(folder: Path, *calls: tuple[str, list[Any]]) -> None:
-    """Let the eager part call these operators in a row, in place of its own; an ``x`` stands for its input, a ``-`` for the last value."""
+    """Let the eager part call these operators in place of its own; ``x`` stands for its input, ``-`` for the value before."""
     program = folder / "n0p0.json"
     data = json.loads(program.read_text())
     source, output = data["nodes"][0], data["nodes"][-1]
@@ -138,7 +140,7 @@ def test_a_part_that_makes_less_than_announced_fails_its_request(wide, policy, t
 
 def test_a_part_that_makes_another_dtype_than_announced_fails_its_request(wide):
     with_calls(wide, ("aten.gt.Scalar", ["x", 0]))
-    with load_bundle(wide, trust=True, verify=False) as bundle, pytest.raises(StageError, match="output 0 is torch.bool"):
+    with load_bundle(wide, trust=True, verify=False) as bundle, pytest.raises(StageError, match=r"output 0 is torch\.bool"):
         bundle(torch.ones(NUM))
 
 

@@ -360,8 +360,8 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
     class Zeros(EagerBackend):
         name, exact = "zeros", False
 
-        def load(self, folder, threads, precision="f32", shared=True):
-            run = super().load(folder, threads, precision, shared)
+        def load(self, folder, threads, precision="f32", shared=True, trust=False):
+            run = super().load(folder, threads, precision, shared, trust)
             return lambda inputs: [value * 0 for value in run(inputs)]
 
     [program] = split(traced, [[op.name for op in traced.graph.ops]])
