@@ -1,4 +1,4 @@
-"""Call every listed operator with hostile arguments, in a process of its own: python hostile_operators.py NUM_TRIALS [OPERATOR].
+"""Call every listed operator with hostile arguments, in a process of its own: python hostile_operators.py NUM_TRIALS.
 
 One valid call of each operator is changed at one to three places: a size, an index, a shape or a dtype. Inputs end where memory
 without access begins, so that a kernel that reads past one of them ends the process. Tensors of known bytes lie beside the
@@ -277,6 +277,21 @@ EXAMPLES = {
 }
 
 
+def sibling_calls() -> dict[str, tuple[Any, ...]]:
+    """A call of each further overload that is allowed, with the arguments of the same names."""
+    found = {}
+    for name, call in CALLS.items():
+        known = find(name)
+        given = {argument.name: value for argument, value in zip(known._schema.arguments, call, strict=False)}
+        packet = known.overloadpacket
+        for other in (getattr(packet, overload) for overload in packet.overloads()):
+            if other is not known and not operator_fault(other):
+                arguments = [argument for argument in other._schema.arguments if not argument.kwarg_only]
+                values = [given.get(argument.name, EXAMPLES.get(str(argument.real_type))) for argument in arguments]
+                found[str(other)] = (call[0], *values[1:]) if values else ()
+    return found
+
+
 def pointwise_calls() -> dict[str, tuple[Any, ...]]:
     """A call of each operator that is allowed because torch says that it is pointwise."""
     found = {}
@@ -370,12 +385,14 @@ def find(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace[0] if namespace else "aten"), base), overload)
 
 
-def main(num_trials: int, only: str = "") -> None:
+def main(num_trials: int) -> None:
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     guarded = Guarded()
     known = [torch.full((size,), KNOWN, dtype=torch.uint8) for size in (64, 1024, 70_000, 1 << 20) for _ in range(4)]
-    calls = {name: call for name, call in CALLS.items() if only in name} | ({} if only else pointwise_calls())
+    for name, call in CALLS.items():
+        find(name)(*call)  # else each changed call were refused for the same reason
+    calls = pointwise_calls() | sibling_calls() | CALLS
     for name, call in calls.items():
         operator = find(name)
         held_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
@@ -403,4 +420,4 @@ def main(num_trials: int, only: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    main(int(sys.argv[1]))

@@ -4,7 +4,6 @@ import json
 import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,7 +21,8 @@ from autosplit.bundling.manifest import BLOB, IR, LIBRARY, ONNX, PROGRAM, WEIGHT
 from autosplit.bundling.weightpool import WeightPool
 from autosplit.errors import BackendError
 from autosplit.tracing import programs
-from autosplit.tracing.splitting import StageProgram, for_others
+from autosplit.tracing.operators import WRITING, allowed_graph
+from autosplit.tracing.splitting import StageProgram
 from autosplit.values.plan import Stage
 
 Finish = Callable[[Path, str, Mapping[str, int]], dict[str, str]]
@@ -70,12 +70,14 @@ def draft(program: StageProgram, stage: Stage, precision: Precision, pool: Weigh
     require_precision(backend, precision)
     if stage.streams > 1:
         require_streams(backend)
-    made = {"eager": partial(_eager, trust=trust), "onnxruntime": _onnxruntime, "openvino": _openvino, "inductor": _inductor}
+    if stage.backend == "eager" and not trust:
+        allowed_graph(program.module.graph, f"part '{stage.name}' is not for everybody: {WRITING}")
+    made = {"eager": _eager, "onnxruntime": _onnxruntime, "openvino": _openvino, "inductor": _inductor}
     return made[stage.backend](program, stage, precision, pool, scratch)
 
 
-def _eager(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path, trust: bool) -> Draft:
-    lowered = for_others(in_precision(program, precision), trust)
+def _eager(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+    lowered = in_precision(program, precision)
     weights = lowered.weights
     data = {
         "requires_grad": [name for name, tensor in weights.items() if tensor.requires_grad],

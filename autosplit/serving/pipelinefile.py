@@ -21,7 +21,8 @@ from autosplit.parsing import shown
 from autosplit.running.modules import PythonFunction, StageFolder, check_allowed
 from autosplit.serving.connections import ModuleEntry, Port
 from autosplit.serving.pipelineconfig import PipelineConfig
-from autosplit.tracing.splitting import for_others, load_stage, save_stage
+from autosplit.tracing.operators import WRITING, allowed_graph
+from autosplit.tracing.splitting import load_stage, save_stage
 from autosplit.tracing.tensorspec import TensorSpec, spec_fault
 from autosplit.values.machine import parse_device
 from autosplit.values.plan import MAX_QUEUE_DEPTH
@@ -142,7 +143,9 @@ def _module(entry: ModuleEntry, folder: Path, trust: bool) -> dict[str, Any]:
         return {"function": entry.source.path, **specs, **placement}
     stage = folder / entry.name
     if not isinstance(entry.source, StageFolder):
-        save_stage(for_others(entry.source, trust), stage)
+        if not trust:
+            allowed_graph(entry.source.module.graph, f"stage '{entry.name}' is not for everybody: {WRITING}")
+        save_stage(entry.source, stage)
     elif entry.source.folder.resolve() != stage.resolve():
         shutil.copytree(entry.source.folder, stage, dirs_exist_ok=True)
     return {"stage": entry.name, **placement}

@@ -9,6 +9,7 @@ kernel runs, and the kernel reads no positions out of a tensor. ``core`` says on
 ``_fft_c2r`` is a core operator, and crashes the process if its tensor lacks the dimension that is asked for.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,8 @@ LAYERS = """
     pixel_shuffle pixel_unshuffle prelu rms_norm upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
     upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
-"""They compute positions from sizes that are checked, and cut them off at the border. Left out are ``max_pool1d``, which loops over
-any window, and ``_weight_norm`` and ``lstm``, which trust the sizes of their weights."""
+"""They compute positions from sizes that are checked, and cut them off at the border. Left out are ``max_pool1d``, which loops
+over any window, and ``_weight_norm`` and ``lstm``, which trust the sizes of their weights."""
 
 ALLOWED = frozenset(" ".join((ELEMENTWISE, VIEWS, NEW, COPIES, INDICES, REDUCTIONS, PRODUCTS, LAYERS)).split())
 """Names in the namespace ``aten``; a name with an overload allows that overload alone."""
@@ -95,29 +96,28 @@ WRITING = (
 )
 
 
-def checked_graph(graph: fx.Graph) -> fx.Graph:
-    """A copy of a graph with operators that check their arguments in place of two that do not; its values have the same bits.
+def allowed_graph(graph: fx.Graph, subject: str = READING) -> fx.Graph:
+    """A copy of a graph that may run without trust in its maker; its values have the same bits.
 
-    ``_native_batch_norm_legit_no_training`` trusts the sizes of its parameters. ``empty_like`` shows memory that was used before.
+    Two operators give way to others that check: ``_native_batch_norm_legit_no_training`` trusts the sizes of its parameters, and
+    ``empty_like`` shows memory that was used before.
+    Raises: PlanError: it calls operators that need trust; the message begins with ``subject`` and names all of them.
     """
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     for node in copy.nodes:
+        picks = [*node.users]
+        first_alone = all(pick.target is operator.getitem and pick.args[1:] == (0,) for pick in picks)
         if node.target is ATEN.empty_like.default:
             node.target = ATEN.zeros_like.default
-        picks = [*node.users]
-        if node.target is ATEN._native_batch_norm_legit_no_training.default and all(pick.args[1:] == (0,) for pick in picks):
+        elif node.target is ATEN._native_batch_norm_legit_no_training.default and first_alone:
             node.target, (*tensors, momentum, eps) = ATEN.batch_norm.default, node.args
             node.args = (*tensors, False, momentum, eps, False)
             for pick in picks:
                 pick.replace_all_uses_with(node)
                 copy.erase_node(pick)
+    raise_faults(PlanError, subject, list(_faults(copy)))
     return copy
-
-
-def require_allowed(graph: fx.Graph, subject: str = READING) -> None:
-    """Raises: PlanError: the graph calls operators that need trust; the message names all of them."""
-    raise_faults(PlanError, subject, list(_faults(graph)))
 
 
 def _faults(graph: fx.Graph) -> Iterator[str]:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from autosplit.errors import PlanError
-from autosplit.tracing.operators import defined_in, require_allowed
+from autosplit.tracing.operators import allowed_graph, defined_in
 
 KINDS: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
@@ -98,9 +98,7 @@ def decode(nodes: Sequence[Mapping[str, Any]], *, trust: bool = False) -> fx.Gra
         if made[name].name != name:
             raise PlanError(f"node '{name}' stands twice, or has a name that Python keeps for itself")
     graph.lint()
-    if not trust:
-        require_allowed(graph)
-    return graph
+    return graph if trust else allowed_graph(graph)
 
 
 def _encode_node(node: fx.Node) -> dict[str, Any]:

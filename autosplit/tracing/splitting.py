@@ -28,7 +28,6 @@ from autosplit.tables import bytes_text
 from autosplit.tracing import programs
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op, is_pick
-from autosplit.tracing.operators import WRITING, checked_graph, require_allowed
 from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict, spec_of
 from autosplit.tracing.weightsfile import map_weights, write_weights
 from autosplit.values.placement import placement_faults
@@ -168,17 +167,6 @@ def save_stage(program: StageProgram, folder: Path) -> None:
         _replace(folder, draft)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def for_others(program: StageProgram, trust: bool) -> StageProgram:
-    """A stage to write to a file for others, which calls operators that check their arguments where it can.
-
-    Raises: PlanError: it calls an operator that people must trust its maker for, and ``trust`` does not ask that of them.
-    """
-    graph = checked_graph(program.module.graph)
-    if not trust:
-        require_allowed(graph, f"stage '{program.name}' is not for everybody: {WRITING}")
-    return replace(program, module=fx.GraphModule(program.weights, graph, class_name=type(program.module).__name__))
 
 
 def _replace(folder: Path, draft: Path) -> None:

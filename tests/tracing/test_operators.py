@@ -1,29 +1,26 @@
-"""Operators that a stranger's graph may call: each checks its arguments, and those that do not are refused."""
+"""Operators that a stranger's graph may call check their arguments."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import hostile_operators
+import pytest
 
 from autosplit.tracing.operators import ALLOWED
 
-NUM_TRIALS = 20
+NUM_TRIALS = int(os.environ.get("AUTOSPLIT_FUZZ_CASES", "100")) // 5
 
 
-def test_listed_operators_check_hostile_arguments(tmp_path):
-    """No call ends the process by a signal, or changes a tensor that it was not given."""
-    with (tmp_path / "call").open("wb") as calls:
-        done = subprocess.run(
-            [sys.executable, hostile_operators.__file__, str(NUM_TRIALS)],
-            stdout=calls,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-    assert done.returncode == 0, f"{done.returncode} after {(tmp_path / 'call').read_text()}: {done.stderr[-2000:]}"
+@pytest.mark.timeout(3600)
+def test_no_call_with_hostile_arguments_ends_the_process_or_changes_another_tensor(tmp_path: Path) -> None:
+    with (tmp_path / "call").open("wb") as last:
+        command = [sys.executable, hostile_operators.__file__, str(NUM_TRIALS)]
+        done = subprocess.run(command, stdout=last, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, f"{done.returncode} in {(tmp_path / 'call').read_text()}: {done.stderr[-2000:]}"
 
 
-def test_each_listed_operator_is_tried():
-    tried = {name.partition(".")[0] for name in hostile_operators.CALLS} | set(hostile_operators.CALLS)
-    assert {name.partition(".")[0] for name in ALLOWED} <= tried
+def test_each_listed_operator_is_called() -> None:
+    called = {name.partition(".")[0] for name in hostile_operators.CALLS} | set(hostile_operators.CALLS)
+    assert not ALLOWED - called

@@ -1,6 +1,7 @@
 import importlib
 import json
 import math
+import operator
 
 import pytest
 import torch
@@ -65,7 +66,6 @@ def node(**changes):
         ({"target": "aten._to_dense.default"}, UNKNOWN),
         ({"target": "aten.segment_reduce.default"}, UNKNOWN),  # it trusts lengths
         ({"target": "aten._fft_r2c.default"}, UNKNOWN),  # it trusts dimensions
-        ({"target": "aten._native_batch_norm_legit_no_training.default"}, UNKNOWN),  # it trusts the sizes of its parameters
         ({"target": "aten.repeat_interleave.Tensor"}, UNKNOWN),
         ({"target": "aten.as_strided.default"}, UNKNOWN),  # it reaches all that shares memory with its tensor
         ({"target": "aten.empty.memory_format"}, UNKNOWN),  # it shows memory that was used before
@@ -119,3 +119,18 @@ def test_a_trusted_maker_may_call_every_operator():
     first = {"op": "placeholder", "name": "x", "target": "x", "args": [], "kwargs": {}}
     graph = decode([first, node(target="aten._fft_r2c.default", args=[{"node": "x"}, [0], 0, True])], trust=True)
     assert [n.target for n in graph.nodes][1:] == [ATEN._fft_r2c.default]
+
+
+def test_operators_give_way_to_others_that_check_unless_the_maker_is_trusted():
+    graph = fx.Graph()
+    x, *parameters = (graph.placeholder(name) for name in "xwbmv")
+    made = graph.call_function(ATEN._native_batch_norm_legit_no_training.default, (x, *parameters, 0.1, 1e-5))
+    picked = graph.call_function(operator.getitem, (made, 0))
+    graph.output((graph.call_function(ATEN.empty_like.default, (picked,)), picked))
+    again = decode(encode(graph))
+    assert [n.target for n in again.nodes if n.op == "call_function"] == [ATEN.batch_norm.default, ATEN.zeros_like.default]
+    values = torch.randn(2, 3, 4), *torch.rand(4, 3)
+    found, wanted = (fx.GraphModule({}, one)(*values)[1] for one in (again, decode(encode(graph), trust=True)))
+    assert torch.equal(found, wanted)
+    with pytest.raises(RuntimeError, match="weight should contain 3 elements not 2"):
+        fx.GraphModule({}, again)(values[0], torch.ones(2), *values[2:])
