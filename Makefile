@@ -79,7 +79,7 @@ profiles: install ## measure the committed profiles again on this machine
 pictures: install ## make the pictures of docs/pictures again, on a quiet machine with Chromium
 	$(BIN)/python -m benchmarks.pictures
 
-fuzz: install ## 2,000 mutations of each kind of file, each within a second and 200 MB; 400 hostile calls of each operator
+fuzz: install ## 2,000 mutations of each kind of file, each within a second and 200 MB; 200 hostile calls of each operator
 	AUTOSPLIT_FUZZ_CASES=2000 $(BIN)/python -m pytest -q tests/test_hostile_files.py tests/tracing/test_operators.py
 
 clean: ## remove what was built

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from autosplit.tracing.operators import operator_fault
@@ -262,8 +263,25 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "upsample_nearest2d": (f(1, 2, 5, 5), [7, 8], 1.4, 1.6),
     "upsample_nearest3d": (f(1, 2, 3, 3, 3), [4, 5, 6], 1.4, 1.6, 2.0),
     "upsample_trilinear3d": (f(1, 2, 3, 3, 3), [4, 5, 6], False, 1.4, 1.6, 2.0),
+    # numbers of 8 bits
+    "quantized_decomposed.choose_qparams.tensor": (f(3, 4), -128, 127, 1e-5, torch.int8),
+    "quantized_decomposed.choose_qparams_symmetric.tensor": (f(3, 4), -128, 127, 1e-5, torch.int8),
+    "quantized_decomposed.dequantize_per_channel.default": (i(3, 4).to(torch.int8), f(3), i(3), 0, -128, 127, torch.int8),
+    "quantized_decomposed.dequantize_per_tensor.default": (i(3, 4).to(torch.int8), 0.1, 0, -128, 127, torch.int8),
+    "quantized_decomposed.dequantize_per_token.default": (
+        i(3, 4).to(torch.int8),
+        f(3, 1),
+        i(3, 1),
+        -128,
+        127,
+        torch.int8,
+        torch.float32,
+    ),
+    "quantized_decomposed.quantize_per_channel.default": (f(3, 4), f(3), i(3), 0, -128, 127, torch.int8),
+    "quantized_decomposed.quantize_per_tensor.default": (f(3, 4), 0.1, 0, -128, 127, torch.int8),
+    "quantized_decomposed.quantize_per_token.default": (f(3, 4), f(3, 1), i(3, 1), -128, 127, torch.int8),
 }
-"""A valid call of each operator of ``aten`` that is listed."""
+"""A valid call of each operator that is listed; those without a namespace are of ``aten``."""
 
 EXAMPLES = {
     "Tensor": f(3, 4),
