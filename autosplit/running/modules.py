@@ -48,7 +48,7 @@ class Module(Protocol):
         """The name of the op that raises on these inputs, or None if it is not known."""
 
 
-def require_own_process(name: str, module: Module) -> None:
+def refuse_isolated(name: str, module: Module) -> None:
     """Raises: PlanError: a module would run in the caller's process, and it may run in worker processes only."""
     if module.isolated:
         raise PlanError(

@@ -18,7 +18,7 @@ from autosplit.memory.slots import HOST
 from autosplit.running.keptfiles import KeptFiles
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, Version, WorkerConfig
-from autosplit.running.modules import StageFolder, require_own_process
+from autosplit.running.modules import StageFolder, refuse_isolated
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
 from autosplit.running.statusblock import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
@@ -165,7 +165,7 @@ class Deployment:
         name = f"{config.stage}/{config.replica} on {device.name}"
         if device.kind == "null":
             for version in config.versions:
-                require_own_process(config.stage, version.module)
+                refuse_isolated(config.stage, version.module)
             return start_thread(name, config)
         handles = [handle for port in (*config.sources, *config.sinks) for handle in port.rings if handle is not None]
         fds = [config.status_block.fd, *(fd for handle in handles for fd in handle.fds)]
