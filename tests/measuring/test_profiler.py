@@ -382,7 +382,7 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
         for precision in ("f32", "bf16"):
             assert "backend 'zeros'" in prepared(precision).fault
 
-        def broken(self, folder, threads, precision="f32"):
+        def broken(self, folder, threads, precision="f32", shared=True, trust=False):
             raise BackendError("the session does not take the file")
 
         monkeypatch.setattr(Zeros, "load", broken)
