@@ -387,7 +387,7 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
 
         monkeypatch.setattr(Zeros, "load", broken)
         assert prepared().fault == "the session does not take the file"
-        monkeypatch.setattr(Zeros, "load", lambda *_: 1 / 0)
+        monkeypatch.setattr(Zeros, "load", lambda *_, **__: 1 / 0)
         assert prepared().fault == "backend 'eager' failed: division by zero"
 
 
