@@ -434,6 +434,7 @@ def main(num_trials: int) -> None:
             del args
             made = None
             guarded.release()
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         assert all(bool((one == KNOWN).all()) for one in known), f"{name} wrote into another tensor"
 
 
