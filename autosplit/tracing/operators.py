@@ -68,13 +68,13 @@ PRODUCTS = """
 
 LAYERS = """
     _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d
-    avg_pool2d avg_pool3d batch_norm channel_shuffle col2im glu grid_sampler grid_sampler_2d grid_sampler_3d group_norm
-    gru.input im2col layer_norm max_pool2d max_pool2d_with_indices max_pool3d native_group_norm native_layer_norm
-    pixel_shuffle pixel_unshuffle prelu rms_norm upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
+    avg_pool2d avg_pool3d batch_norm channel_shuffle glu grid_sampler grid_sampler_2d grid_sampler_3d group_norm gru.input
+    layer_norm max_pool2d max_pool2d_with_indices max_pool3d native_group_norm native_layer_norm pixel_shuffle
+    pixel_unshuffle prelu rms_norm upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
     upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
-"""They compute positions from sizes that are checked, and cut them off at the border. Left out are ``max_pool1d``, which loops
-over any window, and ``_weight_norm`` and ``lstm``, which trust the sizes of their weights."""
+"""They compute positions from sizes that are checked, and cut them off at the border. Left out are ``max_pool1d``, ``col2im`` and
+``im2col``, which loop over any window, and ``_weight_norm`` and ``lstm``, which trust the sizes of their weights."""
 
 ALLOWED = frozenset(" ".join((ELEMENTWISE, VIEWS, NEW, COPIES, INDICES, REDUCTIONS, PRODUCTS, LAYERS)).split())
 """Names in the namespace ``aten``; a name with an overload allows that overload alone."""
