@@ -387,7 +387,7 @@ def with_key(path: Path) -> None:
 
 def read_bundle(path: Path) -> None:
     with_key(path)
-    with load_bundle(path.parent, verify=False) as bundle:
+    with load_bundle(path.parent, verify=False, trust=True) as bundle:  # without a worker for each case
         assert bundle.network.parts
 
 

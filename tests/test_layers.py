@@ -26,7 +26,7 @@ LAYERS = """
     -- torch --
     figures
     examples
-    tracing/      modelspec tensorspec differing programs architectures loading devicecopies uncuttable flattening
+    tracing/      modelspec tensorspec differing operators programs architectures loading devicecopies uncuttable flattening
     tracing/      verifying callbinding capturing aliasing weightsfile splitting
     devices/      limits accelerators cuda forking forkserver processes discovering
     backends

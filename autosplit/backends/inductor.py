@@ -73,7 +73,9 @@ class InductorBackend(FileBackend):
         with tempfile.TemporaryDirectory(dir=folder, prefix=".inductor-") as building:
             compile_library(in_precision(program, precision), Path(building)).replace(target)
 
-    def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
+    def load(
+        self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
+    ) -> Runnable:
         """Load the compiled library."""
         require_precision(self, precision)
         library = folder / LIBRARIES[precision]
@@ -87,9 +89,11 @@ class InductorBackend(FileBackend):
             return None
         return "its kernels there are written in Triton, which is not installed; install a torch built for CUDA, or use eager"
 
-    def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
+    def place(
+        self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
+    ) -> tuple[Runnable, bool]:
         """Compile in the worker at the first pass: to compile in the host would need the device there."""
-        module = placed_module(folder, accelerator, precision)
+        module = placed_module(folder, accelerator, precision, trust)
         os.environ.update(variables_for_torch())
         return torch.compile(module, fullgraph=True, dynamic=False, mode=ACCELERATOR_MODE), True
 

@@ -49,7 +49,9 @@ class OpenVinoBackend(FileBackend):
         require_precision(self, precision)
         prepare_onnx(program, folder)
 
-    def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
+    def load(
+        self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
+    ) -> Runnable:
         """Compile the ONNX file."""
         require_precision(self, precision)
         stage = open_onnx(folder)
@@ -65,7 +67,9 @@ class OpenVinoBackend(FileBackend):
         """Refuse every accelerator."""
         return "OpenVINO has no plug-in for it; use eager, inductor or onnxruntime there"
 
-    def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
+    def place(
+        self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
+    ) -> tuple[Runnable, bool]:
         """Raise BackendError: OpenVINO runs on no accelerator."""
         raise BackendError(f"OpenVINO does not run on {accelerator.device}")
 

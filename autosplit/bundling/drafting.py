@@ -21,6 +21,7 @@ from autosplit.bundling.manifest import BLOB, IR, LIBRARY, ONNX, PROGRAM, WEIGHT
 from autosplit.bundling.weightpool import WeightPool
 from autosplit.errors import BackendError
 from autosplit.tracing import programs
+from autosplit.tracing.operators import WRITING, allowed_graph
 from autosplit.tracing.splitting import StageProgram
 from autosplit.values.plan import Stage
 
@@ -59,15 +60,18 @@ class Draft:
         )
 
 
-def draft(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+def draft(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path, trust: bool) -> Draft:
     """Export or compile a part in an empty folder, which must stay until the weights are written.
 
-    Raises: BackendError: the backend refuses the stage. MissingExtraError: it is not installed.
+    Raises: BackendError: the backend refuses the stage. MissingExtraError: it is not installed. PlanError: an eager part calls an
+        operator that needs trust, and none is asked for (``trust``).
     """
     backend = get_backend(stage.backend)
     require_precision(backend, precision)
     if stage.streams > 1:
         require_streams(backend)
+    if stage.backend == "eager" and not trust:
+        allowed_graph(program.module.graph, f"part '{stage.name}' is not for everybody: {WRITING}")
     made = {"eager": _eager, "onnxruntime": _onnxruntime, "openvino": _openvino, "inductor": _inductor}
     return made[stage.backend](program, stage, precision, pool, scratch)
 

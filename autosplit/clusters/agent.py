@@ -133,7 +133,7 @@ class Agent:
         """Profile a model on devices of this host, with the names that the host itself uses."""
         self._lay_out(files)
         none = pytree.tree_structure(())
-        program = load_stage(self._folder / "stages" / subject.folder).module
+        program = load_stage(self._folder / "stages" / subject.folder, trust=True).module
         traced = Traced(subject.graph, program, none, none, subject.example_inputs, subject.specs, (), ())
         machine = Machine.of(devices)
         threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}

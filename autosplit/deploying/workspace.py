@@ -63,7 +63,7 @@ class Workspace:
         if (folder.name, backend, precision) not in self._prepared and not (devices and all(map(is_accelerator, devices))):
             get_backend(backend).prepare(program, folder, precision)
             self._prepared.add((folder.name, backend, precision))
-        return StageFolder(folder, backend, precision, program.packages, allow_native=True)
+        return StageFolder(folder, backend, precision, program.packages, trust=True)
 
     def reference(self, traced: Traced, threads: Mapping[str, int]) -> Reference:
         """The outputs of the unsplit model, for which it runs once with these threads: see ``Reference.of``."""

@@ -18,7 +18,7 @@ from autosplit.memory.slots import HOST
 from autosplit.running.keptfiles import KeptFiles
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, Version, WorkerConfig
-from autosplit.running.modules import StageFolder
+from autosplit.running.modules import StageFolder, refuse_isolated
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
 from autosplit.running.statusblock import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
@@ -164,6 +164,8 @@ class Deployment:
         status[STATE], status[SEQUENCE], status[FLOOR], status[SINCE_NS] = STARTING, 0, 0, time.monotonic_ns()
         name = f"{config.stage}/{config.replica} on {device.name}"
         if device.kind == "null":
+            for version in config.versions:
+                refuse_isolated(config.stage, version.module)
             return start_thread(name, config)
         handles = [handle for port in (*config.sources, *config.sinks) for handle in port.rings if handle is not None]
         fds = [config.status_block.fd, *(fd for handle in handles for fd in handle.fds)]

@@ -212,6 +212,7 @@ def _faults(
         for spec in stage.outputs:
             if spec.name in inputs or makers[spec.name] != number:
                 yield f"value '{spec.name}' is made twice, once by stage '{stage.name}'"
+    yield from _reader_faults(stages, inputs)
     for name in outputs:
         if name not in makers and name not in inputs:
             yield f"output '{name}' is not an input, and no stage makes it"
@@ -233,4 +234,17 @@ def _input_faults(stages: Sequence[StagePlacement], number: int, inputs: Sequenc
                 yield (
                     f"stage '{stage.name}' reads '{spec.name}' as {spec.dtype} {list(spec.shape)}, and stage "
                     f"'{stages[maker].name}' makes it as {made.dtype} {list(made.shape)}"
+                )
+
+
+def _reader_faults(stages: Sequence[StagePlacement], inputs: Sequence[str]) -> Iterator[str]:
+    """An input of the pipeline is one tensor for all stages that read it."""
+    first: dict[str, tuple[str, TensorSpec]] = {}
+    for stage in stages:
+        for spec in (spec for spec in stage.inputs if spec.name in inputs):
+            reader, known = first.setdefault(spec.name, (stage.name, spec))
+            if (known.shape, known.dtype) != (spec.shape, spec.dtype):
+                yield (
+                    f"stage '{stage.name}' reads '{spec.name}' as {spec.dtype} {list(spec.shape)}, and stage '{reader}' reads it "
+                    f"as {known.dtype} {list(known.shape)}"
                 )

@@ -52,7 +52,7 @@ class PipelineConfig:
         source: StageProgram | Path,
         devices: Sequence[Device],
         *,
-        allow_native: bool = False,
+        trust: bool = False,
         **settings: Any,
     ) -> ModuleEntry:
         """Add a stage, in memory or from its folder.
@@ -61,16 +61,18 @@ class PipelineConfig:
             name: the name of the module.
             source: the stage, or the folder that holds it.
             devices: where its replicas run.
-            allow_native: whether native code in the folder may be loaded (backend inductor).
+            trust: whether you trust the maker of the folder. Then native code in it is loaded, which inductor needs, and the
+                stage may call every operator.
             settings: as in ModuleEntry.
-        Raises: PlanError: the name is taken, or the folder holds no stage. BackendError: native code is not allowed.
+        Raises: PlanError: the name is taken, the folder holds no stage, or it calls an operator that is not allowed.
+            BackendError: native code is not allowed.
         """
         if isinstance(source, StageProgram):
             return self._add(name, source, source.inputs, source.outputs, devices, settings)
         backend, precision = settings.get("backend", "eager"), settings.get("precision", "f32")
-        folder = StageFolder(source, backend, precision, allow_native=allow_native)
+        folder = StageFolder(source, backend, precision, trust=trust)
         folder.require_trust()
-        program = load_stage(source)
+        program = load_stage(source, trust=trust)
         return self._add(name, folder, program.inputs, program.outputs, devices, settings)
 
     def add_model(
@@ -233,13 +235,13 @@ def _module(entry: ModuleEntry, folder: Path) -> Module:
     """The module for workers: a stage in memory is saved, and every stage is prepared for its backend."""
     if isinstance(entry.source, PythonFunction):
         return entry.source
-    program, place, allow_native = entry.source, folder / entry.name, True
+    program, place, trust = entry.source, folder / entry.name, True
     if isinstance(program, StageFolder):
-        place, allow_native, program = program.folder, program.allow_native, load_stage(program.folder)
+        place, trust, program = program.folder, program.trust, load_stage(program.folder, trust=program.trust)
     else:
         save_stage(program, place)
     get_backend(entry.backend).prepare(program, place, entry.precision)
-    return StageFolder(place, entry.backend, entry.precision, program.packages, allow_native=allow_native)
+    return StageFolder(place, entry.backend, entry.precision, program.packages, trust=trust)
 
 
 def config_of(

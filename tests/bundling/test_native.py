@@ -111,10 +111,10 @@ def test_a_library_takes_its_weights_from_the_bundle(traced: Traced, path: Path,
     weights = sum(weight.num_bytes for weight in traced.graph.weights.values())
     assert manifest.files[WEIGHTS].num_bytes < 1.05 * weights
     assert {"bundle.h", "main.cpp", "CMakeLists.txt", "table.txt"} <= set(manifest.files)
-    with pytest.raises(BundleError, match=r"part 'first' of the bundle is native code .* allow_native=True"):
+    with pytest.raises(BundleError, match=r"part 'first' of the bundle is native code .* trust=True"):
         load_bundle(path)
     monkeypatch.setenv("PATH", "")  # no compiler is needed any more
-    with torch.inference_mode(), load_bundle(path, allow_native=True) as bundle:
+    with torch.inference_mode(), load_bundle(path, trust=True) as bundle:
         [found] = bundle.run(traced.example_inputs)
         [wanted] = traced.program(*traced.example_inputs)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

@@ -12,11 +12,13 @@ import pytest
 import torch
 import yaml
 from pipelines import CORES, NULL, Wobbling, spec
+from torch import nn
 
 from autosplit.devices.discovering import machine_for
 from autosplit.errors import AutosplitError, BackendError, ModelError, PlanError, UsageError
 from autosplit.files import content_hash
 from autosplit.measuring import measure
+from autosplit.running.inprocess import InProcess
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.serving.connections import ModuleEntry
@@ -376,12 +378,12 @@ def test_a_link_in_a_stage_folder_that_leads_outside_is_refused(saved: Path) -> 
 def test_native_code_of_a_folder_is_loaded_only_if_it_is_allowed(saved: Path) -> None:
     changed(saved, backend="inductor")
     (saved / "net" / "inductor.so").write_bytes(b"a stranger's library")
-    with pytest.raises(BackendError, match="loads native code from the folder; give allow_native=True if you trust its maker"):
+    with pytest.raises(BackendError, match="loads native code from the folder; give trust=True if you trust its maker"):
         load_config(saved)
     with pytest.raises(BackendError, match="native code"):
         StageFolder(saved / "net", "inductor").load(1, "cpu:0", shared=False)
-    allowed = load_config(saved, allow_native=True)["net"].source
-    assert isinstance(allowed, StageFolder) and allowed.allow_native
+    allowed = load_config(saved, trust=True)["net"].source
+    assert isinstance(allowed, StageFolder) and allowed.trust
 
 
 def test_a_stage_that_names_an_operator_which_writes_files_is_refused(saved: Path, tmp_path: Path) -> None:
@@ -390,16 +392,55 @@ def test_a_stage_that_names_an_operator_which_writes_files_is_refused(saved: Pat
     victim.write_bytes(bytes(16))
     data = json.loads((saved / "net" / "stage.json").read_text())
     data["nodes"][-1:-1] = [
-        {"op": "call_function", "name": "map", "target": "aten.from_file.default", "args": [str(victim), True, 4], "kwargs": {}},
-        {"op": "call_function", "name": "w", "target": "aten.fill_.Scalar", "args": [{"node": "map"}, 7], "kwargs": {}},
+        {
+            "op": "call_function",
+            "name": "mapped",
+            "target": "aten.from_file.default",
+            "args": [str(victim), True, 4],
+            "kwargs": {},
+        },
+        {"op": "call_function", "name": "w", "target": "aten.fill_.Scalar", "args": [{"node": "mapped"}, 7], "kwargs": {}},
     ]
     old, data["key"] = data["key"], content_hash({field: data[field] for field in DESCRIBED})
     weights = saved / "net" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes().replace(old.encode(), data["key"].encode()))
     (saved / "net" / "stage.json").write_text(json.dumps(data))
-    with pytest.raises(PlanError, match=r"operator 'aten.from_file.default' is not allowed in a stage"):
+    with pytest.raises(PlanError, match=r"operator 'aten.from_file.default' is not allowed"):
         load_config(saved)
     assert victim.read_bytes() == bytes(16)
+
+
+class Spectrum(nn.Module):
+    """An op whose kernel trusts its arguments."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(x).abs()
+
+
+def test_a_stage_in_memory_calls_every_operator_and_one_in_a_folder_those_that_its_maker_is_trusted_for(tmp_path: Path) -> None:
+    x = torch.randn(16)
+    config = PipelineConfig()
+    config.add_model("net", Spectrum().eval(), [parse_device("cpu:0")], inputs=(x,))
+    config.input("x").connect(config["net"].input("x"))
+    config["net"].output(0).connect(config.output("y"))
+    with config.build(tmp_path / "own") as pipeline:
+        torch.testing.assert_close(pipeline.run([x])[0], torch.fft.rfft(x).abs())
+    with pytest.raises(PlanError, match=r"stage 'net' is not for everybody.*give trust=True"):
+        save_config(config, tmp_path / "sent")
+    save_config(config, tmp_path / "sent", trust=True)
+    with pytest.raises(PlanError, match="run only if you trust its maker; give trust=True"):
+        load_config(tmp_path / "sent")
+    assert load_config(tmp_path / "sent", trust=True)["net"]
+
+
+def test_a_stage_of_a_folder_runs_in_the_callers_process_with_trust_only(saved: Path, tmp_path: Path) -> None:
+    """The worker of a null device is a thread of the caller."""
+    with pytest.raises(PlanError, match=r"stage 'net' comes from a file and runs in torch: .* give trust=True"):
+        load_config(saved).build(tmp_path / "work")
+    with pytest.raises(PlanError, match="stage 'net' comes from a file"):
+        InProcess(load_config(saved).placements(tmp_path / "work"), ["x"], ["net.linear_1"])
+    with load_config(saved, trust=True).build(tmp_path / "work") as pipeline:
+        assert pipeline.run([torch.ones(1, 8)])[0].shape == (1, 8)
 
 
 def test_a_custom_operator_of_a_folder_must_be_in_an_allowed_module(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
