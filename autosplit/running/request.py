@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -88,6 +89,14 @@ class Finished(AnswerFuture):
         if self._exception is not None:
             raise self._exception
         return self._result
+
+
+def _renew() -> None:
+    """In a forked process: nobody holds the lock of finished futures."""
+    Finished._condition = SafeCondition()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 @dataclass(eq=False, slots=True)
