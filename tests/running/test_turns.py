@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pipelines import local, request
 
@@ -180,11 +180,21 @@ STEPS = [
 ]
 
 
-@settings(max_examples=60)
+REFUSED = [Interleaving.open_buffer, Interleaving.submit, Interleaving.close, Interleaving.submit_buffer]
+FORGOTTEN = [Interleaving.open_buffer, Interleaving.submit, Interleaving.forget_buffer]
+KEPT = [Interleaving.open_buffer, Interleaving.submit, Interleaving.remove]
+TOO_LATE = [Interleaving.open_buffer, Interleaving.wait_for_buffer, Interleaving.close, Interleaving.give_up_buffer]
+
+
+@settings(max_examples=40)
 @given(
     steps=st.lists(st.sampled_from(STEPS), max_size=12),
     options=st.sampled_from([{}, {"in_order": False}, {"max_in_flight": 1}]),
 )
+@example(REFUSED, {})
+@example(FORGOTTEN, {})
+@example(KEPT, {})
+@example(TOO_LATE, {})
 def test_every_future_resolves_and_close_returns_in_any_order_of_steps(
     steps: list[Callable[[Interleaving], None]], options: dict[str, Any]
 ) -> None:
