@@ -169,7 +169,12 @@ class Deployment:
         handles = [handle for port in (*config.sources, *config.sinks) for handle in port.rings if handle is not None]
         fds = [config.status_block.fd, *(fd for handle in handles for fd in handle.fds)]
         worker = spawn_worker(
-            "autosplit.running.stageworker:main", name=name, cores=device.cores, fds=fds, threads=config.threads
+            "autosplit.running.stageworker:main",
+            name=name,
+            cores=device.cores,
+            fds=fds,
+            threads=config.threads,
+            stop=self.stopping,
         )
         with contextlib.suppress(ConnectionError):
             worker.connection.send(config)

@@ -174,7 +174,7 @@ def test_a_process_that_ends_while_its_threads_compute_ends_in_good_order() -> N
     assert ends == [("RefusedError\n", "", 0)] * 2
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def load() -> Iterator[None]:
     """Four processes that want a core each."""
     processes = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(4)]
@@ -184,7 +184,7 @@ def load() -> Iterator[None]:
         process.wait()
 
 
-def test_ctrl_c_while_the_end_is_waited_for_kills_a_worker_that_hangs(load: None) -> None:
+def test_ctrl_c_while_the_end_is_waited_for_kills_a_worker_that_hangs() -> None:
     """The worker had 5 s to end in good order, also after Ctrl-C."""
     pipeline = Pipeline([spawned("a", "hang_on_7", "x", "y")], ["x"], ["y"])
     future, interrupted_s = pipeline.submit(request(7)), []
@@ -193,8 +193,8 @@ def test_ctrl_c_while_the_end_is_waited_for_kills_a_worker_that_hangs(load: None
         interrupted_s.append(time.monotonic())
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    threading.Timer(0.1, interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
+    with load(), pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.1, interrupt).start()
         pipeline.close()
     assert time.monotonic() - interrupted_s[0] < 4
     assert "closed before" in str(future.exception(0)) and not any(Path(f"/proc/{pid}").exists() for pid in pipeline.pids)
