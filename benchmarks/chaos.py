@@ -374,35 +374,40 @@ def run(scenario: Scenario, seconds: float, seed: int) -> Result:
 
 def run_callers(result: Result, seconds: float, chance: random.Random) -> None:
     """A storm of callers: open a network and close it under its callers, until the time is over."""
-    scenario, start_s = result.scenario, time.monotonic()
+    start_s = time.monotonic()
     while time.monotonic() < start_s + seconds:
-        host = HostManager()
-        settings = {"in_order": scenario.in_order} if scenario.process == "workers" else {}
-        outputs = [f"v{len(layout(scenario))}"]
-        engine = host.add_network("net", placements(scenario), ["v0"], outputs, process=scenario.process, **settings)
-        storm = Storm(scenario, engine, random.Random(chance.random()))
-        callers = Callers(engine, chance.randrange(1 << 20), lambda story: result.blame("lost", story))
-        time.sleep(chance.uniform(0.05, 1.5))
-        drain = chance.random() < 0.6
-        ending = chance.choice(
-            [
-                lambda: engine.close(drain=drain),
-                lambda: host.remove_network("net", when_busy="drain" if drain else "fail"),
-                lambda: host.close(drain=drain),
-            ]
-        )
-        close_within_limit(result, ending)
-        if not callers.join(LIMIT_S):
-            result.blame("hung", f"a caller still waits {LIMIT_S:.0f} s after the network was closed")
-        storm.stop()
-        result.num_faults += storm.num_faults
-        result.num_restarts += engine.restarts
-        result.num_requests += len(callers.asked)
-        for number, future in callers.asked:
-            if (found := verdict(number, future, len(layout(scenario)))) is not None:
-                result.blame(*found)
-        host.close()
+        close_under_callers(result, chance)
     result.seconds = time.monotonic() - start_s
+
+
+def close_under_callers(result: Result, chance: random.Random) -> None:
+    """Open a network, close it in one of several ways while callers use it, and judge their requests."""
+    scenario = result.scenario
+    num_stages = len(layout(scenario))
+    host = HostManager()
+    settings = {"in_order": scenario.in_order} if scenario.process == "workers" else {}
+    outputs = [f"v{num_stages}"]
+    engine = host.add_network("net", placements(scenario), ["v0"], outputs, process=scenario.process, **settings)
+    storm = Storm(scenario, engine, random.Random(chance.random()))
+    callers = Callers(engine, chance.randrange(1 << 20), lambda story: result.blame("lost", story))
+    time.sleep(chance.uniform(0.05, 1.5))
+    drain = chance.random() < 0.6
+    endings: list[Callable[[], None]] = [
+        lambda: engine.close(drain=drain),
+        lambda: host.remove_network("net", when_busy="drain" if drain else "fail"),
+        lambda: host.close(drain=drain),
+    ]
+    close_within_limit(result, chance.choice(endings))
+    if not callers.join(LIMIT_S):
+        result.blame("hung", f"a caller still waits {LIMIT_S:.0f} s after the network was closed")
+    storm.stop()
+    result.num_faults += storm.num_faults
+    result.num_restarts += engine.restarts
+    result.num_requests += len(callers.asked)
+    for number, future in callers.asked:
+        if (found := verdict(number, future, num_stages)) is not None:
+            result.blame(*found)
+    host.close()
 
 
 def close_within_limit(result: Result, close: Callable[[], None]) -> None:

@@ -15,7 +15,6 @@ from autosplit.running.interrupts import SafeCondition
 from autosplit.running.lanes import Lanes
 from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors
 
-
 FILL_S = 10.0
 """Seconds for which ``close`` waits for a caller that fills a buffer while other requests wait behind it."""
 

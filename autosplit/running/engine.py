@@ -231,9 +231,10 @@ class Engine(ABC):
         """The times of the last requests of each copy."""
 
     def close(self, *, drain: bool = True) -> None:
-        """Answer the requests that were taken in (``drain``) or fail them, then end; the end of the process does so without ``drain``.
+        """Answer the requests that were taken in (``drain``) or fail them, then end.
 
-        In a process that was forked from the one that opened the engine, nothing happens.
+        The end of the process fails the requests of an engine that is still open. In a process that was forked from the one that
+        opened the engine, nothing happens.
 
         Raises: UsageError: called in a callback of an answer.
         """

@@ -168,7 +168,8 @@ def test_a_process_that_ends_while_its_threads_compute_ends_in_good_order() -> N
     """The interpreter stopped threads inside torch, which aborted the process: "terminate called without an active exception"."""
     code = LEAVES.format(path=[str(Path(__file__).parents[1])])
     tries = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
     ]
     ends = [(*process.communicate(timeout=50), process.returncode) for process in tries]
     assert ends == [("RefusedError\n", "", 0)] * 2
