@@ -13,7 +13,7 @@ from autosplit.running.hostrings import InputRings
 from autosplit.running.inflight import InFlight
 from autosplit.running.interrupts import SafeCondition
 from autosplit.running.lanes import Lanes
-from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors
+from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors, spent
 
 FILL_S = 10.0
 """Seconds for which ``close`` waits for a caller that fills a buffer while other requests wait behind it."""
@@ -200,11 +200,14 @@ class Admission:
     def fill(self, request: Request, priority: int) -> list[Request]:
         """Feed a request whose inputs lie in its slots, and then waiting ones; return those to be answered now.
 
-        Raises: RefusedError, WorkerError: the pipeline was closed or has given up meanwhile; then ``leave`` must follow.
+        Raises: RefusedError, WorkerError: the pipeline was closed or has given up meanwhile. UsageError: it was given up. Then
+            ``leave`` must follow.
         """
         with self.changed:
             wait_until(lambda: self._is_feeding or self.failure is not None, self.changed, None, self._check_thread)
             self._check_open()
+            if request is not self._filling:  # another thread gave it up, and its slots are those of another request
+                raise spent()
             self._filling = None
             late = [request] if self._feed(request, priority) else []
             late += self._feed_waiting()

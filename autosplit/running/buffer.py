@@ -1,12 +1,12 @@
 """Buffer: the inputs of one request as tensors to fill, so that a pipeline need not copy them."""
 
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from autosplit.errors import UsageError
 from autosplit.running.feed import Feed
-from autosplit.running.request import AnswerFuture, Request, Tensors
+from autosplit.running.request import AnswerFuture, Request, Tensors, spent
 
 
 class Buffer:
@@ -28,14 +28,16 @@ class Buffer:
 
     def __init__(self, feed: Feed, request: Request, priority: int) -> None:
         self._feed, self._request, self._priority, self._is_open = feed, request, priority, True
+        self._once = threading.Lock()
+        """Taken by the first thread that submits the buffer."""
 
     def submit(self, returns: Callable[[Tensors], Any] | None = None, *, in_place: bool = False) -> AnswerFuture:
         """Send the request with what the tensors hold; arguments as for ``Engine.submit``.
 
         Raises: UsageError: it was submitted or given up. RefusedError, WorkerError: the pipeline was closed, or has given up.
         """
-        if not self._is_open:
-            raise UsageError("the buffer was submitted or given up already; ask for another one")
+        if not self._is_open or not self._once.acquire(blocking=False):
+            raise spent()
         request = self._request
         request.inputs, request.returns, request.in_place = self.tensors, returns, in_place
         try:

@@ -176,6 +176,11 @@ class Request:
         return True
 
 
+def spent() -> UsageError:
+    """The refusal of a buffer that has lost its turn."""
+    return UsageError("the buffer was submitted or given up already; ask for another one")
+
+
 def monotonic_deadline(deadline_s: float | None) -> int:
     """A deadline in seconds from now as monotonic nanoseconds; 0 stands for no deadline."""
     if deadline_s is None:
