@@ -70,7 +70,7 @@ bench-accuracy: install ## predicted against measured: 8 models, 3 backends, 3 s
 bench-hosts: install ## transports between two hosts, a model over them beside other systems, an idle cluster
 	$(BIN)/python -m benchmarks.hosts
 
-chaos: install ## storms of kills, stops, hangs and crashes on 1 to 8 workers, for about eight minutes: all counts must be 0
+chaos: install ## storms of kills, stops, hangs, crashes and callers on 1 to 8 workers and in the own process, for about eight minutes: all counts must be 0
 	$(BIN)/python -m benchmarks.chaos
 
 profiles: install ## measure the committed profiles again on this machine

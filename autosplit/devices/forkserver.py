@@ -14,14 +14,14 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from autosplit.children import python_running
 from autosplit.devices.forking import Fork, Reap, send_descriptors
 from autosplit.devices.limits import refusal, refusals_named
-from autosplit.errors import WorkerError
+from autosplit.errors import RefusedError, WorkerError
 
 Result = TypeVar("Result")
 
@@ -33,6 +33,9 @@ START_TIMEOUT_S = 60.0
 
 ANSWER_TIMEOUT_S = 10.0
 """Seconds within which a fork server must answer a question."""
+
+LOOK_S = 0.1
+"""Seconds between two looks at whether a wait is to be given up."""
 
 NO_THREAD_CACHE = "glibc.malloc.tcache_count=0"
 """Setting of glibc's malloc, which only a process that starts can take: freed blocks join their neighbours at once.
@@ -113,8 +116,13 @@ class ForkServer:
                 self.end()
             return -signal.SIGKILL if self.dead else None
 
+    def kill(self) -> None:
+        """Kill the process, and with it the workers that are left; what waits for its answer ends."""
+        if self._owner == os.getpid():
+            self._process.kill()
+
     def end(self) -> None:
-        """Kill the process, and with it the workers that are left."""
+        """Kill the process, and with it the workers that are left; ask it nothing more."""
         self._connection.close()
         if self._owner == os.getpid():
             with contextlib.suppress(OSError):
@@ -158,14 +166,15 @@ _retired: list[ForkServer] = []
 
 def start() -> None:
     """Start the fork server unless it runs; it imports while the host does other work."""
-    _in_spawner(_running)
+    _in_spawner(_running).result()
 
 
-def fork(order: Fork) -> tuple[int, int, ForkServer]:
+def fork(order: Fork, stop: threading.Event | None = None) -> tuple[int, int, ForkServer]:
     """Fork a worker; return its process id, a descriptor of it and its fork server.
 
     Raises: ForkServerLost: ask again, with another control connection: the lost one may still fork this worker.
-        OSError: a descriptor of the order is not open. WorkerError: the kernel refuses a process or a thread.
+        OSError: a descriptor of the order is not open. WorkerError: the kernel refuses a process or a thread. RefusedError: ``stop``
+            was set meanwhile.
     """
     # The caller may be interrupted and close its descriptors before all of them were sent.
     with contextlib.ExitStack() as stack:
@@ -181,14 +190,18 @@ def fork(order: Fork) -> tuple[int, int, ForkServer]:
             return (*server.fork(order, copies), server)
 
     try:
-        return _in_spawner(forked)
+        forking = _in_spawner(forked)
     except WorkerError:  # the thread could not start
         held.close()
         raise
+    while stop is not None and not wait([forking], LOOK_S).done:
+        if stop.is_set():
+            raise RefusedError("the pipeline was closed while a worker was started")
+    return forking.result()
 
 
-def reap(server: ForkServer, pid: int) -> int | None:
-    """The exit code of a worker that has ended, or None if its fork server does not say it."""
+def reap(server: ForkServer, pid: int) -> Future[int | None]:
+    """Will have the exit code of a worker that has ended, or None if its fork server does not say it."""
     return _in_spawner(lambda: server.reap(pid))
 
 
@@ -215,7 +228,9 @@ def _end_all() -> None:
 def close() -> None:
     """End every fork server, and the workers that are left."""
     if (_server is not None and not _server.dead) or _retired:
-        _in_spawner(_end_all)
+        for server in [*_retired, *([_server] if _server else [])]:
+            server.kill()  # the spawner thread may wait for one that imports
+        _in_spawner(_end_all).result()
 
 
 atexit.register(close)
@@ -225,8 +240,8 @@ _spawner: threading.Thread | None = None
 _spawner_lock = threading.Lock()
 
 
-def _in_spawner(function: Callable[[], Result]) -> Result:
-    """Run ``function`` in a thread that lives as long as the host.
+def _in_spawner(function: Callable[[], Result]) -> Future[Result]:
+    """Run ``function`` in a thread that lives as long as the host, after all that was given to it before.
 
     The kernel sends the parent-death signal when the *thread* that forked ends, so a short-lived thread must not fork.
     """
@@ -238,7 +253,7 @@ def _in_spawner(function: Callable[[], Result]) -> Result:
                 _spawner.start()
     future: Future[Result] = Future()
     _jobs.put((function, future))
-    return future.result()
+    return future
 
 
 def _spawn_forever() -> None:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import lru_cache
 from multiprocessing.connection import Connection
@@ -28,11 +29,11 @@ from autosplit.errors import RefusedError, UsageError, WorkerError
 MOST_WAIT_S = 1e6
 """The kernel counts milliseconds in 31 bits."""
 
-LOOK_S = 0.1
-"""Seconds between two looks at whether a wait is to be given up."""
-
 MOST_TRIES = 3
 """Fork servers that may die or stop answering while they should fork one worker."""
+
+REAP_TIMEOUT_S = 1.0
+"""Seconds for which the end of a worker waits for its exit code; the answer may lie behind the start of a fork server."""
 
 KILL_TIMEOUT_S = 10.0
 """Seconds within which the kernel must end a killed worker; one that hangs in a driver takes longer and is left behind."""
@@ -89,7 +90,7 @@ def receive(worker: Worker, timeout_s: float, what: str, stop: threading.Event |
     """
     until_s = time.monotonic() + min(MOST_WAIT_S, timeout_s)
     try:
-        while not worker.connection.poll(max(0.0, min(until_s - time.monotonic(), LOOK_S if stop else MOST_WAIT_S))):
+        while not worker.connection.poll(max(0.0, min(until_s - time.monotonic(), forkserver.LOOK_S if stop else MOST_WAIT_S))):
             if stop is not None and stop.is_set():
                 raise RefusedError(f"the pipeline was closed during {what}")
             if time.monotonic() >= until_s:
@@ -131,8 +132,7 @@ class WorkerProcess:
     pid: int
     server: forkserver.ForkServer
     _ended: bool = False
-    _reaped: bool = False
-    _code: int | None = None
+    _code: Future[int | None] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -162,13 +162,14 @@ class WorkerProcess:
     def close(self, timeout_s: float = 5.0) -> None:
         """Close the control channel, which ends a worker that reads it; kill it if it is not gone in ``timeout_s``.
 
-        Takes at most ``timeout_s``, ``KILL_TIMEOUT_S`` and, once for all workers of a fork server, ``ANSWER_TIMEOUT_S``.
+        Takes at most ``timeout_s``, ``KILL_TIMEOUT_S`` and ``REAP_TIMEOUT_S``. What is left of the worker goes a little later if
+        the fork server answers late.
         """
         hang_up(self.connection)
         if not self.wait(timeout_s):
             self.kill()
         if self._ended:
-            self._reap()
+            wait([self._reap()], REAP_TIMEOUT_S)
         self._ended = True  # one that the kernel cannot end is left behind
         if self.pidfd >= 0:
             os.close(self.pidfd)
@@ -178,20 +179,26 @@ class WorkerProcess:
         """How it ended: ``was killed by SIGKILL``, ``exited with code 1``, or ``is alive``."""
         if self.alive():
             return "is alive"
-        code = self._reap()
+        code = self._reap().result()
         if code is None:
             return "ended, and the stopped process that it was forked from does not say how"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
-    def _reap(self) -> int | None:
+    def _reap(self) -> Future[int | None]:
         with self._lock:
-            if not self._reaped:
-                self._reaped, self._code = True, forkserver.reap(self.server, self.pid)
+            if self._code is None:
+                self._code = forkserver.reap(self.server, self.pid)
         return self._code
 
 
 def spawn_worker(
-    target: str, *, name: str = "worker", cores: Sequence[int] = (), fds: Sequence[int] = (), threads: int | None = None
+    target: str,
+    *,
+    name: str = "worker",
+    cores: Sequence[int] = (),
+    fds: Sequence[int] = (),
+    threads: int | None = None,
+    stop: threading.Event | None = None,
 ) -> WorkerProcess:
     """Start a worker that calls ``target`` with its control connection and ends when the function returns.
 
@@ -201,8 +208,9 @@ def spawn_worker(
         cores: the cores it is pinned to; empty leaves the host's affinity.
         fds: descriptors that it inherits, under the same numbers.
         threads: size of the torch and OpenMP pools; the number of cores by default.
+        stop: set by another thread if the worker is not wanted any more.
     Raises: UsageError: a core is not available to this process. OSError: one of ``fds`` is not open. WorkerError: the kernel
-        refuses another process or descriptor, or no fork server answers.
+        refuses another process or descriptor, or no fork server answers. RefusedError: ``stop`` was set meanwhile.
     """
     refused = sorted(set(cores) - set(affinity()))
     if refused:
@@ -224,7 +232,7 @@ def spawn_worker(
                 folder,
             )
             try:
-                pid, pidfd, server = forkserver.fork(order)
+                pid, pidfd, server = forkserver.fork(order, stop)
                 return WorkerProcess(name, Connection(ours.detach()), pidfd, pid, server)
             except forkserver.ForkServerLost:
                 ours.close()

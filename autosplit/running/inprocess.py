@@ -41,6 +41,7 @@ class InProcess(Engine):
                 raise PlanError(f"the caller's process computes on cores, and '{device.name}' is an accelerator; use workers")
         self._begun_s = time.monotonic()
         self._executor = LocalExecutor(self.wiring, self._room)
+        self._end_at_exit()
 
     @property
     def pids(self) -> list[int]:
@@ -70,9 +71,6 @@ class InProcess(Engine):
         with self._executor.lock:
             return [copy.events(clear=clear) for copy in self._executor.copies]
 
-    def close(self, *, drain: bool = True) -> None:
-        """Answer the requests that were taken in (``drain``) or fail them, then let go of the stage.
-
-        Raises: UsageError: called in a callback of an answer.
-        """
+    def _end(self, *, drain: bool) -> None:
+        """Wait for answers, or without ``drain`` for those that are computed now; then let go of the stage."""
         self._executor.close(drain=drain)

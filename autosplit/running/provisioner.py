@@ -149,13 +149,14 @@ class Deployment:
             with contextlib.suppress(OSError):
                 hang_up(worker.connection)
         until = time.monotonic() + timeout_s
-        for worker in self.workers:
-            worker.close(max(0.0, until - time.monotonic()))
-        for ring in (ring for rings in self.rings for ring in rings):
-            ring.close()
-        self.status_block.close()
-        for files in self.kept.values():
-            files.close()
+        with contextlib.ExitStack() as ends:  # Ctrl-C ends one of them, and the others follow
+            for files in self.kept.values():
+                ends.callback(files.close)
+            ends.callback(self.status_block.close)
+            for ring in (ring for rings in self.rings for ring in rings):
+                ends.callback(ring.close)
+            for worker in reversed(self.workers):
+                ends.callback(_end, worker, until)
 
     def _launch(self, number: int) -> Worker:
         config, device = self.worker_configs[number], self.device(number)
@@ -170,7 +171,12 @@ class Deployment:
         handles = [handle for port in (*config.sources, *config.sinks) for handle in port.rings if handle is not None]
         fds = [config.status_block.fd, *(fd for handle in handles for fd in handle.fds)]
         worker = spawn_worker(
-            "autosplit.running.stageworker:main", name=name, cores=device.cores, fds=fds, threads=config.threads
+            "autosplit.running.stageworker:main",
+            name=name,
+            cores=device.cores,
+            fds=fds,
+            threads=config.threads,
+            stop=self.stopping,
         )
         with contextlib.suppress(ConnectionError):
             worker.connection.send(config)
@@ -183,6 +189,15 @@ class Deployment:
             raise BackendError(f"stage '{config.stage}' could not be loaded on device '{config.device}': {answer.text}")
         assert isinstance(answer, Ready)
         return answer
+
+
+def _end(worker: Worker, until: float) -> None:
+    """Let a worker end until that time, or until Ctrl-C; then it is killed."""
+    try:
+        worker.close(max(0.0, until - time.monotonic()))
+    except BaseException:
+        worker.close(0.0)
+        raise
 
 
 def provision(wiring: Wiring) -> Deployment:

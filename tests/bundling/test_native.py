@@ -130,7 +130,7 @@ def with_table(path: Path, folder: Path, table: str) -> Path:
 
 
 def test_the_table_drives_the_driver_in_cpp(traced: Traced, path: Path, driver: Driver, tmp_path: Path) -> None:
-    with torch.inference_mode(), load_bundle(path, allow_native=True) as bundle:
+    with torch.inference_mode(), load_bundle(path, trust=True) as bundle:
         [found] = bundle.run(traced.example_inputs)
         [wanted] = traced.program(*traced.example_inputs)
     assert driver.requests([path]) == ["status 0\n"]

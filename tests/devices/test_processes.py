@@ -192,6 +192,34 @@ def test_a_descriptor_that_is_not_open_is_refused_and_the_next_worker_starts(tmp
     assert ended.stdout.split() == ["refused", "True"] and ended.returncode == 0
 
 
+LATE = """
+import os, signal, threading
+from autosplit.devices import forkserver
+from autosplit.devices.processes import spawn_worker
+from autosplit.errors import RefusedError
+forkserver.PRELOADED = ()
+stop = threading.Event()
+
+def hold_up():
+    while forkserver._server is None:
+        pass
+    os.kill(forkserver._server.pid, signal.SIGSTOP)
+    stop.set()
+
+threading.Thread(target=hold_up).start()
+try:
+    spawn_worker("os:getpid", stop=stop)
+except RefusedError as refusal:
+    print(refusal)
+"""
+
+
+def test_a_fork_server_that_takes_long_to_start_holds_up_neither_who_stops_waiting_nor_the_end() -> None:
+    """After Ctrl-C while torch was imported there, the end of the process waited for that: 9 s on a busy machine."""
+    ended = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=30)
+    assert ended.stdout == "the pipeline was closed while a worker was started\n" and ended.returncode == 0
+
+
 @pytest.mark.timeout(10)
 def test_an_order_of_which_the_descriptors_never_come_is_the_end() -> None:
     ours, theirs = socket.socketpair()
