@@ -173,8 +173,8 @@ def fork(order: Fork, stop: threading.Event | None = None) -> tuple[int, int, Fo
     """Fork a worker; return its process id, a descriptor of it and its fork server.
 
     Raises: ForkServerLost: ask again, with another control connection: the lost one may still fork this worker.
-        OSError: a descriptor of the order is not open. WorkerError: the kernel refuses a process or a thread. RefusedError: ``stop``
-            was set meanwhile.
+        OSError: a descriptor of the order is not open. WorkerError: the kernel refuses a process or a thread.
+        RefusedError: ``stop`` was set meanwhile.
     """
     # The caller may be interrupted and close its descriptors before all of them were sent.
     with contextlib.ExitStack() as stack:
