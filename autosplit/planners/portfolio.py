@@ -122,6 +122,9 @@ class Step:
     when: Callable[[Incumbent], bool]
 
 
+EXACT = (Step(improve_chains, 1.0, always), Step(solve_integer_program, 1.0, always))
+"""Solvers that end by the work that they have done. Small problems (``FEW_PLACES``) get their answer, whatever the clock says."""
+
 FIRST_PLAN = (
     Step(find_quickest, 0.4, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
     Step(improve_chains, 1.0, always),
@@ -194,6 +197,8 @@ def solve(
     offer_first_chain(incumbent)
     if no_plan(incumbent):
         _refuse_obvious(problem, demands)
+    if places(incumbent) <= FEW_PLACES:
+        run(EXACT, incumbent, inf)
     may_share = reuse is None and not demands.reuse and (demands.contiguous or demands.max_latency_s < inf)
     left_s = deadline - monotonic()
     share = SHARE_WITHOUT_SHARING if may_share and demands.max_latency_s < inf else 1.0

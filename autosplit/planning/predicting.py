@@ -103,7 +103,7 @@ def problem_on(
         compute_s=compute_s,
         transfers=transfers,
         memory_bytes=free.memory_bytes[places],
-        processors=() if alone else tuple(places),
+        processors=() if alone else tuple(sorted(set(places)).index(place) for place in places),
         reasons=reasons,
         host_s=host_s,
     ).verify()
