@@ -117,6 +117,22 @@ def test_three_stages_on_two_devices_equal_the_unsplit_model(spec: str) -> None:
                 assert torch.equal(ours, own)
 
 
+def test_any_set_of_ops_on_a_device_is_several_stages_there() -> None:
+    """Without a chain of devices the search ended in an IndexError."""
+    module, x = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4))).eval(), torch.randn(4, 16)
+    traced = autosplit.trace(module, inputs=(x,))
+    one, other = (device.name for device in TWO.devices)
+    outer, inner = {one: 1e-3, other: 1.0}, {one: 1.0, other: 1e-3}
+    seconds = zip(traced.graph.ops, (outer, inner, inner, outer), strict=True)
+    profile = Profile.given(traced.graph, {(op.name, device): own[device] for op, own in seconds for device in own})
+    plan = autosplit.search(traced, profile, TWO, Constraints(contiguous=False), budget=Budget(search_s=0)).plan
+    assert [(len(stage.ops), stage.devices) for stage in plan.stages] == [(1, (one,)), (2, (other,)), (1, (one,))]
+    with autosplit.open_pipeline(traced, plan) as service, torch.no_grad():
+        assert torch.equal(service(x), module(x))
+    with pytest.raises(UsageError, match="reuse=False forbids that; drop one"):
+        autosplit.search(traced, profile, TWO, Constraints(contiguous=False, reuse=False))
+
+
 def test_a_profile_without_a_common_backend_is_refused() -> None:
     traced = autosplit.trace(TIED)
     profile = autosplit.Profile.given(traced.graph, {(op.name, "null:0"): 1.0 for op in traced.graph.ops})

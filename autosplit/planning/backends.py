@@ -61,7 +61,8 @@ class Backends:
     def only(self, backends: Collection[str]) -> "Backends":
         """The same question with some of the backends that were asked for; the others that it may need stay."""
         out = set(self.asked).difference(backends)
-        return replace(self, groups=tuple(tuple(k for k in group if self.settings[k].backend not in out) for group in self.groups))
+        kept = [k for k, setting in enumerate(self.settings) if setting.backend not in out]
+        return replace(self, groups=tuple(tuple(k for k in group if k in kept) for group in self.groups))
 
     @property
     def devices(self) -> list[str]:
