@@ -73,6 +73,16 @@ def test_a_stage_is_measured_once_and_then_counts_as_it_was_measured(traced: Tra
     assert count(traced.graph, plan, values_of(traced), footprints_of(again)) == measured
 
 
+def test_weights_that_were_saved_a_moment_ago_count_once() -> None:
+    """Each worker's own memory also held its weights, until they were on disk: 74 MB in place of 10 MB."""
+    traced, machine = trace(load_model("autosplit.examples.mlp:mlp?depth=4&width=2000")), Machine.of([parse_device(CORE)])
+    footprints, plan = Footprints(machine), one_stage(traced, CORE)
+    footprints.measure(traced, plan)
+    found = footprints.footprint(traced, plan, plan.stages[0])
+    assert found is not None and traced.graph.weight_bytes > 60e6
+    assert found.base_bytes < 30e6 and traced.graph.weight_bytes <= found.held_bytes < traced.graph.weight_bytes + 20e6
+
+
 def test_a_baseline_that_ran_counts_as_it_was_measured_and_is_unfit_beyond_a_cap(traced: Traced) -> None:
     machine, plan = Machine.of([parse_device(CORE)]), one_stage(traced, CORE)
     beside, setup = Baselines({"one device": replace(plan, queue_depth=2)}), Setup(progress=False, store=None)
