@@ -5,6 +5,7 @@ The peak of values is not a sum over ops, and slots of rings depend on the cut, 
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,12 +30,12 @@ MAX_QUESTIONS = 12
 def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], account: Account) -> Plan:
     """The planner's plan, with the whole memory of every device within its cap.
 
-    If the first answer breaks a cap, every chain of stages is tried, best first, unless there are too many. Then the planner is
-    asked again, with smaller caps for all devices or for one: the cap less what the device holds beside weights in an answer
-    that broke it. If that does not help, a question with caps half-way back follows. Each backend is also asked for alone,
-    because another one may need less memory. The bound is that of the first question. That question counts weights alone, which
-    every plan needs, so the bound holds for every plan within the caps. If there are too many chains to list, a plan within
-    tight caps may be missed.
+    A plan that breaks a cap gets fewer slots in its rings. If the first answer still breaks a cap, every chain of stages is
+    tried, best first, unless there are too many. Then the planner is asked again, with smaller caps for all devices or for one:
+    the cap less what the device holds beside weights in an answer that broke it. If that does not help, a question with caps
+    half-way back follows. Each backend is also asked for alone, because another one may need less memory. The bound is that of
+    the first question. That question counts weights alone, which every plan needs, so the bound holds for every plan within the
+    caps. If there are too many chains to list, a plan within tight caps may be missed.
 
     Args:
         query: the model, its times and the demands.
@@ -84,7 +85,7 @@ def answer_within_caps(
         raise _with_base(failure, max(least.values(), default=0)) from None
     if not least:
         return first
-    first = account.measured(first)
+    first = _slotted(account.measured(first), machine, account)
     over = faults_on(first, machine, account.graph)
     if not over:
         return first
@@ -108,9 +109,10 @@ def front_within_caps(query: Query, machine: Machine, backends: Sequence[str], a
     least = _least(machine, backends, account)
     best = [plan_within_caps(query, machine, backends, account)] if least else []
     plans = plan_front(query, within(machine, least), backends)
-    front = _undominated(map(account.counted, plans), machine, account.graph)
+    front = _undominated((_slotted(plan, machine, account) for plan in plans), machine, account.graph)
     if least:
-        front = _undominated([*best, *(account.measured(plan) for plan, _ in front)], machine, account.graph)
+        measured = (_slotted(account.measured(plan), machine, account) for plan, _ in front)
+        front = _undominated([*best, *measured], machine, account.graph)
     return front
 
 
@@ -149,9 +151,9 @@ def _listed(query: Query, machine: Machine, backends: Sequence[str], account: Ac
     """The best plan within the caps among those that ``every_plan`` lists, or nothing."""
     tried = 0
     for listed in every_plan(query, within(machine, least), backends):
-        if faults_on(account.counted(listed), machine, account.graph):
+        if faults_on(_slotted(listed, machine, account), machine, account.graph):
             continue
-        plan, tried = account.measured(listed), tried + 1
+        plan, tried = _slotted(account.measured(listed), machine, account), tried + 1
         if not faults_on(plan, machine, account.graph):
             return [plan]
         if tried == MAX_QUESTIONS:
@@ -177,7 +179,7 @@ def _corrected(
         back = {name: (size + before[name]) // 2 for name, size in taken.items()}
         try:
             plan = known if known is not None and len(asked) == 1 else None
-            plan = plan or account.measured(ask(within(machine, taken)))
+            plan = plan or _slotted(account.measured(ask(within(machine, taken))), machine, account)
         except InfeasibleError:
             waiting.append((back, before))
             continue
@@ -188,6 +190,14 @@ def _corrected(
         waiting += [({**taken, **some}, taken) for some in (beside, *({name: size} for name, size in beside.items()))]
         waiting.append((back, before))
     return None, over
+
+
+def _slotted(plan: Plan, machine: Machine, account: Account) -> Plan:
+    """The plan with the memory of its stages. Its queue depth is halved until it keeps the caps; no footprint depends on that."""
+    plan = account.counted(plan)
+    while plan.queue_depth > 1 and faults_on(plan, machine, account.graph):
+        plan = account.counted(replace(plan, queue_depth=plan.queue_depth // 2))
+    return plan
 
 
 def faults_on(plan: Plan, machine: Machine, graph: Graph) -> dict[str, str]:

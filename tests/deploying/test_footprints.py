@@ -4,6 +4,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+import torch
 
 from autosplit import api
 from autosplit.clusters.replanning import Replanner
@@ -111,3 +112,36 @@ def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits() -> None:
         assert len(replan(tight)) == 2
     report = compare({1: (traced, profile)}, found, beside, capped, setup=setup, budget=Budget(num_rounds=1, num_requests=8))
     assert "device 'null:0' would hold" in report.left_out["one device"]
+
+
+class Branches(torch.nn.Module):
+    """Two branches that meet, behind a first layer or with an input each: the networks of Glow's own tests of its partitioner."""
+
+    def __init__(self, first: torch.nn.Module | None = None) -> None:
+        super().__init__()
+        layers = lambda: (torch.nn.Linear(16, 16), torch.nn.Sigmoid(), torch.nn.Linear(16, 8), torch.nn.Sigmoid())  # noqa: E731
+        self.first, self.left, self.right = first, torch.nn.Sequential(*layers()), torch.nn.Sequential(*layers())
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        left, right = inputs if self.first is None else [torch.sigmoid(self.first(inputs[0]))] * 2
+        return self.left(left) * self.right(right)
+
+
+@pytest.mark.parametrize(
+    ("first", "inputs", "cap_bytes", "num_devices"), [(torch.nn.Linear(32, 16), 1, 3072, 3), (None, 2, 2048, 4)]
+)
+def test_devices_of_a_few_kilobytes_hold_a_plan_with_few_slots(
+    first: torch.nn.Module | None, inputs: int, cap_bytes: int, num_devices: int
+) -> None:
+    module, x = Branches(first).eval(), tuple(torch.randn(1, 32 if first else 16) for _ in range(inputs))
+    traced, names = api.trace(module, inputs=x), [f"null:{number}" for number in range(num_devices)]
+    machine = Machine.of(map(parse_device, names)).with_memory(dict.fromkeys(names, cap_bytes))
+    profile = Profile.given(traced.graph, {(op.name, name): 1e-5 for op in traced.graph.ops for name in names})
+    setup, budget = Setup(progress=False, store=None), Budget(search_s=0, explain_s=0)
+    plan = api.search(traced, profile, machine, setup=setup, budget=budget).plan.verify(traced.graph, machine)
+    assert traced.graph.weight_bytes > cap_bytes and plan.queue_depth < setup.queue_depth
+    with HostManager(machine) as host, Workspace() as workspace, torch.no_grad():
+        engine = deploy(host, "net", traced, plan, machine, workspace)
+        assert all(device.used_bytes <= cap_bytes for device in host.devices.values())
+        [[y]] = engine.run_many([x])
+        assert torch.equal(y, module(*x))

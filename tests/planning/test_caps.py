@@ -49,14 +49,15 @@ def figure_s(plan: Plan, objective: Objective) -> float:
 
 
 def every_split(graph: Graph, profile: Profile, machine: Machine) -> list[Plan]:
-    """All plans with one or two contiguous stages, each on a device of its own, whose memory is within the caps."""
+    """All plans with one or two contiguous stages, each on a device of its own, within the caps with few slots."""
     ops, found = [op.name for op in graph.ops], []
     for num_stages in (1, 2):
         for cuts in combinations(range(1, len(ops)), num_stages - 1):
             for devices in permutations(NAMES, num_stages):
                 ends = zip((0, *cuts), (*cuts, len(ops)), strict=True)
                 stages = [Stage(f"stage{k}", tuple(ops[a:b]), (devices[k],)) for k, (a, b) in enumerate(ends)]
-                plan = count(graph, Plan(SOURCE, graph.hash, profile.hash, tuple(stages), UNKNOWN), None, footprints_of(profile))
+                plan = Plan(SOURCE, graph.hash, profile.hash, tuple(stages), UNKNOWN, queue_depth=1)
+                plan = count(graph, plan, None, footprints_of(profile))
                 on = {name: [stage for stage in plan.stages if name in stage.devices] for name in NAMES}
                 if not any(over_cap(machine[name], on[name], graph) for name in NAMES):
                     found.append(predict(plan, graph, machine, profile))
@@ -118,3 +119,27 @@ def test_views_and_dead_values_take_no_memory() -> None:
     sizes = [plain.num_bytes[f"a{k}"] for k in range(6)]
     assert dense.arena_bytes == max(map(sum, pairwise(sizes)))
     assert viewed.arena_bytes == sizes[0]
+
+
+def test_slots_follow_the_queue_depth_and_tight_caps_choose_fewer() -> None:
+    """A stage of 128-byte tensors held 33 slots however few were asked for."""
+    graph = Graph(
+        "one",
+        ("x",),
+        ("y",),
+        (Op("y", "relu", "", ("x",), ("y",), (), "s"),),
+        {n: Value(n, (32,), "float32", 128) for n in "xy"},
+        {},
+    )
+    machine = Machine.of([parse_device("null:0")])
+    profile = Profile.given(graph, {("y", "null:0"): 1.0})
+    ring_bytes = {}
+    for depth in (8, 4, 2, 1):
+        plan = plan_within_caps(Query(graph, profile, Source("m:f"), queue_depth=depth), machine, ["eager"], Account(graph))
+        [stage] = count(graph, plan).stages
+        assert stage.memory is not None
+        ring_bytes[depth] = stage.memory.ring_bytes
+    assert ring_bytes == {8: 33 * 128, 4: 33 * 128, 2: 17 * 128, 1: 9 * 128}
+    tight = machine.with_memory({"null:0": 9 * 128 + 128})  # and the value
+    plan = plan_within_caps(Query(graph, profile, Source("m:f")), tight, ["eager"], Account(graph))
+    assert plan.queue_depth == 1
