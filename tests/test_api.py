@@ -46,6 +46,7 @@ def test_auto_finds_a_plan_whose_outputs_match(found: AutoResult) -> None:
     assert found.report.best.outputs_equal
     report = found.report
     assert report.best.against(report.plan, "throughput").median >= 1
+    assert found.plan.prediction.bound_s > 0 and found.search.plan.prediction.bound_s > 0
     assert found.plan.source.spec == TIED and found.plan.versions["torch"] == torch.__version__
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import Problem, Solution
 from autosplit.errors import InfeasibleError
-from autosplit.planners import infeasible, jit
+from autosplit.planners import bounds, infeasible, jit
 from autosplit.planners.contiguous.chains import improve_chains
 from autosplit.planners.contiguous.refining import offer_first_chain
 from autosplit.planners.cpsat.integer_program import find_any_plan, solve_integer_program
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent, Solver
-from autosplit.planners.items import kept_together
+from autosplit.planners.items import contract, kept_together
 from autosplit.planners.latency.scheduling import schedule_sample
 from autosplit.planners.noncontiguous.partitioning import partition
 from autosplit.planners.objective import plans_on_one_device, with_reuse
@@ -213,7 +213,17 @@ def solve(
     if no_plan(incumbent):
         _refuse(incumbent, deadline, name_conflict)
     run(BETTER_PLANS, incumbent, deadline)
+    if incumbent.bound_s <= 0:  # the time was up before a solver proved anything
+        incumbent.prove(*quick_bound(problem, incumbent.demands))
     return incumbent.solution()
+
+
+def quick_bound(problem: Problem, demands: Demands) -> tuple[float, str]:
+    """A bound in seconds on all plans without a search, infinite where an op can run on no device; and its method."""
+    if demands.objective == "latency":
+        return critical_path_s(problem, Delays(problem, demands.max_replicas)), "critical path"
+    items = contract(problem, demands)
+    return bounds.compute_bound_s(items, demands, bounds.multipliers(items)), "compute bound"
 
 
 def _refuse_obvious(problem: Problem, demands: Demands) -> None:
@@ -222,8 +232,7 @@ def _refuse_obvious(problem: Problem, demands: Demands) -> None:
         infeasible.refuse_obvious(problem, kept_together(problem, demands.contiguous), demands.num_stages or demands.max_stages)
     infeasible.refuse_short(problem, demands)
     if demands.max_latency_s < inf:
-        bound_s = critical_path_s(problem, Delays(problem, demands.max_replicas))
-        infeasible.refuse_latency(demands, bound_s, "critical path")
+        infeasible.refuse_latency(demands, *quick_bound(problem, replace(demands, objective="latency")))
 
 
 def _refuse(incumbent: Incumbent, deadline: float, name_conflict: bool) -> None:

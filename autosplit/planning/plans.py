@@ -17,10 +17,8 @@ from autosplit.costs.faults import find_faults
 from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
-from autosplit.planners.bounds import compute_bound_s, multipliers
-from autosplit.planners.items import contract
 from autosplit.planners.pareto import pareto
-from autosplit.planners.portfolio import FEW_PLACES, solve
+from autosplit.planners.portfolio import FEW_PLACES, quick_bound, solve
 from autosplit.planning.backends import MAX_CHOICES, MAX_PROVING, Backends, backend_choices, backends_of
 from autosplit.planning.predicting import bounded, predicted
 from autosplit.values.constraints import Constraints, Demands
@@ -89,10 +87,8 @@ def plan_model(query: Query, machine: Machine, backends: Sequence[str]) -> Plan:
     """
 
     def ask(problem: Problem, demands: Demands, left_s: float, best_s: float) -> Sequence[Solution]:
-        if best_s < inf and demands.objective == "throughput":
-            items = contract(problem, demands)
-            if compute_bound_s(items, demands, multipliers(items)) >= best_s:
-                return []
+        if best_s < inf and demands.objective == "throughput" and quick_bound(problem, demands)[0] >= best_s:
+            return []
         return [solve(problem, demands, time_limit_s=left_s, seed=query.seed, log=query.log)]
 
     return min(_plans(query, machine, backends, ask), key=objective_s(query.constraints))
@@ -130,6 +126,15 @@ def every_plan(query: Query, machine: Machine, backends: Sequence[str]) -> Itera
                 yield _plan(query, own, Solution(tuple(blocks), score, 0.0, "feasible", "every chain of stages", 0.0, ()), blocks)
 
 
+def least_s(query: Query, machine: Machine, backends: Sequence[str]) -> float:
+    """A bound in seconds on all plans for a query, without a search; arguments and errors as for ``plan_model``."""
+    constraints = query.constraints.verify(query.graph, machine)
+    asked = (
+        backends_of(query.graph, layout, query.profile, constraints, backends, query.max_threads) for layout in machine.layouts
+    )
+    return min(quick_bound(*own.relaxed())[0] for own in asked)
+
+
 def _plans(query: Query, machine: Machine, backends: Sequence[str], ask: Ask, every: bool = False) -> list[Plan]:
     """The plans on all layouts of a machine, with a bound that holds for all of them.
 
@@ -151,7 +156,7 @@ def _plans(query: Query, machine: Machine, backends: Sequence[str], ask: Ask, ev
             bounds_s = question.ask_all(every)
         except InfeasibleError as failure:
             refusals.append(failure)
-            bounds_s = (inf, inf) if failure.conflict else (0.0, 0.0)
+            bounds_s = (inf, inf) if failure.conflict else (quick_bound(*own.relaxed())[0], 0.0)
         if question.found and not every:
             for kept in (kept for count in range(len(backends) - 1, 1, -1) for kept in combinations(backends, count)):
                 question.ask_with_fewer(kept, backend_choices(layout, kept, query.profile, most), bounds_s[0])
@@ -256,7 +261,7 @@ class _Question:
             solutions = self.ask(problem, demands, left_s, best_s)
         except InfeasibleError as failure:
             self.refusal = failure
-            return inf if failure.conflict else 0.0
+            return inf if failure.conflict else quick_bound(problem, demands)[0]
         rows = [(solution, blocks) for solution in solutions for blocks in self.backends.rows(solution.blocks)]
         if solutions and not rows and demands.max_replicas > 1:  # replicas are on devices without a backend in common
             return min(solutions[0].bound_s, self._add(problem, replace(demands, max_replicas=1), share))
