@@ -73,9 +73,9 @@ def test_a_plan_has_a_bound_even_if_no_time_was_left_to_prove_one(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"contiguous": False}, {"reuse": True}, {"objective": "latency"}, {"max_replicas": 2}])
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", [0, 4])
 def test_a_small_problem_is_solved_by_work_and_not_by_the_clock(seed, options):
-    problem = random_problem(seed, num_ops=4, num_devices=2, caps=False, pooled=False)
+    problem = random_problem(seed, num_ops=5, num_devices=2, caps=False, pooled=False)
     demands = with_reuse(Demands(**options))
     solution = solve(problem, Demands(**options), time_limit_s=0.0)
     assert solution.status == "optimal" and check(problem, solution, demands) == pytest.approx(solution.objective_s)
