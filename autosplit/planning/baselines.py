@@ -10,7 +10,7 @@ from autosplit.tables import number_text
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Device, Machine, parse_device, union
-from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, over_cap
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, cap_faults
 from autosplit.values.profile import Profile
 
 ONE_DEVICE = "one device"
@@ -306,8 +306,7 @@ def unmet_demands(
     for group in placement.groups:
         if len({home[op].name for op in group}) > 1:
             faults.append(f"op '{group[0]}' and others that stay together are in several stages")
-    over = (over_cap(one, [stage for stage in plan.stages if one.name in stage.devices], graph) for one in machine.devices)
-    return faults + [fault for fault in over if fault]
+    return faults + list(cap_faults(plan.stages, machine.devices, graph).values())
 
 
 def _places(device: str) -> set[str]:

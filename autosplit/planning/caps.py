@@ -18,7 +18,7 @@ from autosplit.planning.predicting import bounded
 from autosplit.tables import bytes_text
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
-from autosplit.values.plan import Plan, Stage, held_on, over_cap
+from autosplit.values.plan import Plan, cap_faults, held_on
 
 Ask = Callable[[Machine], Plan]
 """A function from a machine, whose caps count weights alone, to the best plan on it. Raises: InfeasibleError."""
@@ -135,7 +135,7 @@ def _undominated(plans: Iterable[Plan], machine: Machine, graph: Graph) -> list[
     rows = []
     for plan in plans:
         if not faults_on(plan, machine, graph):
-            peak_bytes = max(sum(held_on(_stages_on(plan, device.name), graph)) for device in machine.devices)
+            peak_bytes = max(sum(held_on(device, plan.stages, machine.devices, graph)) for device in machine.devices)
             values = plan.prediction.bottleneck_s, plan.prediction.latency_s, float(peak_bytes)
             rows.append((values, len(plan.stages), (plan, peak_bytes)))
     return front_of(rows)
@@ -186,7 +186,8 @@ def _corrected(
         over = faults_on(plan, machine, account.graph)
         if not over:
             return plan, {}
-        beside = {name: max(taken[name], held_on(_stages_on(plan, name), account.graph)[1]) for name in over}
+        held = {name: held_on(machine[name], plan.stages, machine.devices, account.graph) for name in over}
+        beside = {name: max(taken[name], beside_bytes) for name, (_, beside_bytes) in held.items()}
         waiting += [({**taken, **some}, taken) for some in (beside, *({name: size} for name, size in beside.items()))]
         waiting.append((back, before))
     return None, over
@@ -202,12 +203,7 @@ def _slotted(plan: Plan, machine: Machine, account: Account) -> Plan:
 
 def faults_on(plan: Plan, machine: Machine, graph: Graph) -> dict[str, str]:
     """Device name to the fault, for each device that would hold more than its cap."""
-    faults = {device.name: over_cap(device, _stages_on(plan, device.name), graph) for device in machine.devices}
-    return {name: fault for name, fault in faults.items() if fault}
-
-
-def _stages_on(plan: Plan, device: str) -> list[Stage]:
-    return [stage for stage in plan.stages if device in stage.devices]
+    return cap_faults(plan.stages, machine.devices, graph)
 
 
 def _with_base(failure: InfeasibleError, base_bytes: int) -> InfeasibleError:

@@ -42,8 +42,8 @@ def test_the_host_takes_a_plan_at_the_bytes_that_were_counted_and_refuses_one_by
     ops = [op.name for op in traced.graph.ops]
     halves = tuple(Stage(f"stage{k}", tuple(part), ("null:0",)) for k, part in enumerate((ops[:2], ops[2:])))
     plan = count(traced.graph, replace(one_stage(traced, "null:0"), stages=halves), values_of(traced))
-    total = sum(held_on(plan.stages, traced.graph))
     free = Machine.of([parse_device("null:0")])
+    total = sum(held_on(free["null:0"], plan.stages, free.devices, traced.graph))
     with Workspace() as workspace:
         fitting = free.with_memory({"null:0": total})
         plan.verify(traced.graph, fitting)

@@ -48,8 +48,7 @@ def test_plans_of_a_front_recompute_and_none_is_better_than_another(constraints:
     for plan, peak_bytes in front:
         again = predict(plan.verify(GRAPH, TWO), GRAPH, TWO, PROFILE, plan.prediction.bound_s).prediction
         assert again.bottleneck_s == plan.prediction.bottleneck_s and again.latency_s == plan.prediction.latency_s
-        on = [[stage for stage in plan.stages if device.name in stage.devices] for device in TWO.devices]
-        assert peak_bytes == max(sum(held_on(stages, GRAPH)) for stages in on)
+        assert peak_bytes == max(sum(held_on(device, plan.stages, TWO.devices, GRAPH)) for device in TWO.devices)
         assert all(stage.memory is not None and stage.memory.weight_bytes == 100 * len(stage.ops) for stage in plan.stages)
         assert 0 <= plan.prediction.bound_s <= plan.prediction.bottleneck_s
     best = plan_model(Query(GRAPH, PROFILE, Source("m:f"), constraints), TWO, ["eager"])
