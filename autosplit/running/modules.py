@@ -31,8 +31,8 @@ class Module(Protocol):
         """Whether the function may be called on zeros before the first request."""
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of weights that a worker will hold."""
+    def num_bytes(self) -> int | None:
+        """Bytes of weights that a worker will hold; None if nobody knows before it runs."""
 
     def import_packages(self) -> None:
         """Import the packages of ``load`` first, so that their memory is not counted as the stage's."""
@@ -152,7 +152,7 @@ class PythonFunction:
     allowed: tuple[str, ...]
     kind: str = field(default="python", init=False)
     warms_up: bool = field(default=False, init=False)
-    num_bytes: int = field(default=0, init=False)
+    num_bytes: int | None = field(default=None, init=False)
 
     def import_packages(self) -> None:
         """Do nothing: ``load`` imports the function's module."""

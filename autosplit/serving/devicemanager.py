@@ -46,10 +46,11 @@ class DeviceManager:
         caps = [(one.device.memory_bytes, one.used_bytes) for one in (self, self.memory) if one is not None]
         return min((cap - used for cap, used in caps if cap is not None), default=None)
 
-    def load(self, network: str, stage: str, num_bytes: int) -> None:
-        """Reserve memory for a stage.
+    def load(self, network: str, stage: str, num_bytes: int | None) -> None:
+        """Reserve memory for a stage; None for a stage whose memory is not known, on a device without a cap.
 
-        Raises: DeviceError: not enough is left, and the message has the numbers; or the device runs one model, and has another.
+        Raises: DeviceError: not enough is left, and the message has the numbers; the memory of the stage is not known and the
+            device has a cap; or the device runs one model, and has another.
         """
         owner = self.memory or self
         with owner._lock:
@@ -59,6 +60,12 @@ class DeviceManager:
                     f"network '{network}' cannot be on device '{self.device.name}', which runs one model at a time and has "
                     f"network '{others[0]}'; remove that one first, or choose another device"
                 )
+            if self.free_bytes is not None and num_bytes is None:
+                raise DeviceError(
+                    f"stage '{stage}' of network '{network}' is a function, nobody knows what it holds, and device "
+                    f"'{self.device.name}' has a memory cap; say how much: add_function(..., memory='500MB')"
+                )
+            num_bytes = num_bytes or 0
             if self.free_bytes is not None and num_bytes > self.free_bytes:
                 held = {key: size for one in (owner, *owner.sharing) for key, size in one.loaded.items()}
                 holds = ", ".join(f"{other}/{name} {bytes_text(size)}" for (other, name), size in held.items()) or "nothing"
