@@ -117,7 +117,8 @@ def _baselines(
         if plan.prediction.bound_s > 0 and whole_profile is not None:
             from autosplit.planning.plans import Query, least_s  # solvers take a second to load, and most plans need none here
 
-            query = Query(whole.graph, whole_profile, plan.source, Constraints(objective=plan.objective))
+            demands = Constraints(objective="latency" if plan.objective == "latency" else "throughput")
+            query = Query(whole.graph, whole_profile, plan.source, demands)
             bound_s = least_s(query, machine, measured_backends(whole_profile, machine))
         found = with_whole_requests(found, whole.graph, plan, machine, whole_profile, streaming, isolate, bound_s)
     return Baselines(found.plans, {**found.left_out, **failed})

@@ -23,6 +23,8 @@ from autosplit.planners.objective import plans_on_one_device, with_reuse
 from autosplit.planners.wired import plan_with_wires
 from autosplit.values.constraints import Demands
 
+TINY_PLACES = 16
+"""Ops times devices up to which the solvers end by the work that they have done, whatever the clock says."""
 FEW_PLACES = 60
 """Ops times devices up to which CP-SAT places blocks and times them exactly, in less time than others take for a bound."""
 SMALL_PLACES = 200
@@ -123,7 +125,7 @@ class Step:
 
 
 EXACT = (Step(improve_chains, 1.0, always), Step(solve_integer_program, 1.0, always))
-"""Solvers that end by the work that they have done. Small problems (``FEW_PLACES``) get their answer, whatever the clock says."""
+"""Solvers that end by their work. Tiny problems (``TINY_PLACES``) get their answer, whatever the time limit."""
 
 FIRST_PLAN = (
     Step(find_quickest, 0.4, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
@@ -197,7 +199,7 @@ def solve(
     offer_first_chain(incumbent)
     if no_plan(incumbent):
         _refuse_obvious(problem, demands)
-    if places(incumbent) <= FEW_PLACES:
+    if places(incumbent) <= TINY_PLACES:
         run(EXACT, incumbent, inf)
     may_share = reuse is None and not demands.reuse and (demands.contiguous or demands.max_latency_s < inf)
     left_s = deadline - monotonic()

@@ -134,7 +134,7 @@ class Backends:
         ops = sorted(block.ops)
         compute_s = np.stack([self.problem.compute_s[np.ix_(ops, row)] for row in places], axis=1)
         whole = [k for k in range(len(shared)) if self.mixed or np.isfinite(compute_s[:, k]).all()]
-        if not whole or np.isinf(compute_s).any(axis=2).all(axis=1).any():
+        if not whole or np.isinf(compute_s.max(axis=2)).all(axis=1).any():
             return []
         costs = _Costs(compute_s, *self._moves(ops, places))
         usual = np.where(np.isinf(costs.mean_s), costs.mean_s.argmin(axis=1)[:, None], np.arange(len(shared)))

@@ -18,7 +18,7 @@ from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners.pareto import pareto
-from autosplit.planners.portfolio import FEW_PLACES, quick_bound, solve
+from autosplit.planners.portfolio import TINY_PLACES, quick_bound, solve
 from autosplit.planning.backends import MAX_CHOICES, MAX_PROVING, Backends, backend_choices, backends_of
 from autosplit.planning.predicting import bounded, predicted
 from autosplit.values.constraints import Constraints, Demands
@@ -237,9 +237,9 @@ class _Question:
             self.found += fewer.found
 
     def _is_late(self) -> bool:
-        """Whether the time is up. Small problems have all the time that they need."""
+        """Whether the time is up. Tiny problems have all the time that they need."""
         num_places = self.backends.problem.num_ops * len(self.backends.groups)
-        return num_places > FEW_PLACES and time.monotonic() >= self.deadline
+        return num_places > TINY_PLACES and time.monotonic() >= self.deadline
 
     def _meets(self, bound_s: float) -> bool:
         return self.best is not None and bounded(self.best, bound_s).prediction.gap <= CLOSED

@@ -112,10 +112,8 @@ def problem_on(
 
 def _pools_of(problem: Problem, places: Sequence[int]) -> tuple[Pool, ...]:
     """The pools of a problem whose devices are those at the given places."""
-    return tuple(
-        replace(pool, devices=tuple(number for number, place in enumerate(places) if place in pool.devices))
-        for pool in problem.pools
-    )
+    members = [tuple(number for number, place in enumerate(places) if place in pool.devices) for pool in problem.pools]
+    return tuple(replace(pool, devices=inside) for pool, inside in zip(problem.pools, members, strict=True) if inside)
 
 
 def grouped(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[str], *, first: bool = False) -> Problem:
