@@ -85,8 +85,8 @@ def answer_within_caps(
         raise _with_base(failure, max(least.values(), default=0)) from None
     if not least:
         return first
-    first = _slotted(account.measured(first), machine, account)
-    over = faults_on(first, machine, account.graph)
+    first = with_fitting_slots(account.measured(first), machine, account)
+    over = cap_faults(first.stages, machine.devices, account.graph)
     if not over:
         return first
     found = listed(least)
@@ -109,9 +109,9 @@ def front_within_caps(query: Query, machine: Machine, backends: Sequence[str], a
     least = _least(machine, backends, account)
     best = [plan_within_caps(query, machine, backends, account)] if least else []
     plans = plan_front(query, within(machine, least), backends)
-    front = _undominated((_slotted(plan, machine, account) for plan in plans), machine, account.graph)
+    front = _undominated((with_fitting_slots(plan, machine, account) for plan in plans), machine, account.graph)
     if least:
-        measured = (_slotted(account.measured(plan), machine, account) for plan, _ in front)
+        measured = (with_fitting_slots(account.measured(plan), machine, account) for plan, _ in front)
         front = _undominated([*best, *measured], machine, account.graph)
     return front
 
@@ -134,7 +134,7 @@ def _undominated(plans: Iterable[Plan], machine: Machine, graph: Graph) -> list[
     """The plans within the caps that no other one dominates, each with the bytes that its fullest device holds."""
     rows = []
     for plan in plans:
-        if not faults_on(plan, machine, graph):
+        if not cap_faults(plan.stages, machine.devices, graph):
             peak_bytes = max(sum(held_on(device, plan.stages, machine.devices, graph)) for device in machine.devices)
             values = plan.prediction.bottleneck_s, plan.prediction.latency_s, float(peak_bytes)
             rows.append((values, len(plan.stages), (plan, peak_bytes)))
@@ -151,10 +151,10 @@ def _listed(query: Query, machine: Machine, backends: Sequence[str], account: Ac
     """The best plan within the caps among those that ``every_plan`` lists, or nothing."""
     tried = 0
     for listed in every_plan(query, within(machine, least), backends):
-        if faults_on(_slotted(listed, machine, account), machine, account.graph):
+        if cap_faults(with_fitting_slots(listed, machine, account).stages, machine.devices, account.graph):
             continue
-        plan, tried = _slotted(account.measured(listed), machine, account), tried + 1
-        if not faults_on(plan, machine, account.graph):
+        plan, tried = with_fitting_slots(account.measured(listed), machine, account), tried + 1
+        if not cap_faults(plan.stages, machine.devices, account.graph):
             return [plan]
         if tried == MAX_QUESTIONS:
             break
@@ -179,11 +179,11 @@ def _corrected(
         back = {name: (size + before[name]) // 2 for name, size in taken.items()}
         try:
             plan = known if known is not None and len(asked) == 1 else None
-            plan = plan or _slotted(account.measured(ask(within(machine, taken))), machine, account)
+            plan = plan or with_fitting_slots(account.measured(ask(within(machine, taken))), machine, account)
         except InfeasibleError:
             waiting.append((back, before))
             continue
-        over = faults_on(plan, machine, account.graph)
+        over = cap_faults(plan.stages, machine.devices, account.graph)
         if not over:
             return plan, {}
         held = {name: held_on(machine[name], plan.stages, machine.devices, account.graph) for name in over}
@@ -193,17 +193,12 @@ def _corrected(
     return None, over
 
 
-def _slotted(plan: Plan, machine: Machine, account: Account) -> Plan:
+def with_fitting_slots(plan: Plan, machine: Machine, account: Account) -> Plan:
     """The plan with the memory of its stages. Its queue depth is halved until it keeps the caps; no footprint depends on that."""
     plan = account.counted(plan)
-    while plan.queue_depth > 1 and faults_on(plan, machine, account.graph):
+    while plan.queue_depth > 1 and cap_faults(plan.stages, machine.devices, account.graph):
         plan = account.counted(replace(plan, queue_depth=plan.queue_depth // 2))
     return plan
-
-
-def faults_on(plan: Plan, machine: Machine, graph: Graph) -> dict[str, str]:
-    """Device name to the fault, for each device that would hold more than its cap."""
-    return cap_faults(plan.stages, machine.devices, graph)
 
 
 def _with_base(failure: InfeasibleError, base_bytes: int) -> InfeasibleError:

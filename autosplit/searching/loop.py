@@ -171,7 +171,7 @@ def _proved(job: Job, subject: Subject, best: Plan) -> Plan:
     except InfeasibleError as failure:
         if failure.conflict:
             raise
-        proved, bound_s = best, job.least_s(subject, asked)  # no plan was found in time
+        bound_s = job.least_s(subject, asked)  # no plan was found in time
     else:
         bound_s = proved.prediction.bound_s
         if proved.hash == best.hash:

@@ -67,8 +67,8 @@ class DeviceManager:
                 )
             num_bytes = num_bytes or 0
             if self.free_bytes is not None and num_bytes > self.free_bytes:
-                held = {key: size for one in (owner, *owner.sharing) for key, size in one.loaded.items()}
-                holds = ", ".join(f"{other}/{name} {bytes_text(size)}" for (other, name), size in held.items()) or "nothing"
+                held = [item for one in (owner, *owner.sharing) for item in one.loaded.items()]
+                holds = ", ".join(f"{other}/{name} {bytes_text(size)}" for (other, name), size in held) or "nothing"
                 caps = [one.device.memory_bytes for one in (self, owner) if one.device.memory_bytes is not None]
                 raise DeviceError(
                     f"stage '{stage}' of network '{network}' needs {bytes_text(num_bytes)} on device '{self.device.name}', and "
