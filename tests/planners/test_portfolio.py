@@ -81,6 +81,15 @@ def test_a_small_problem_is_solved_by_work_and_not_by_the_clock(seed, options):
     assert solution.status == "optimal" and check(problem, solution, demands) == pytest.approx(solution.objective_s)
 
 
+def test_a_chain_of_twenty_ops_is_cut_at_the_best_place_without_time():
+    """The value in the middle is large, so that the best cut is not the even one."""
+    sizes = [30.0 if cut in (9, 10, 11) else 0.5 for cut in range(1, 20)]
+    nets = tuple(Net(op, (op + 1,), size) for op, size in enumerate(sizes))
+    solution = solve(chain([1.0] * 20, num_devices=2, nets=nets), time_limit_s=0.0)
+    best_s = min([20.0, *(max(cut, 20 - cut) + size for cut, size in enumerate(sizes, start=1))])
+    assert solution.objective_s == pytest.approx(best_s) and best_s == 12.5
+
+
 CONTIGUOUS = {
     "layer-bert24_inference": 17.7899,
     "layer-gnmt_inference": 32.9107,
