@@ -42,7 +42,7 @@ class PartChain:
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights of all parts."""
-        return sum(part.module.num_bytes for part in self.parts)
+        return sum(part.module.num_bytes or 0 for part in self.parts)
 
     def import_packages(self) -> None:
         """Import the packages of every part."""

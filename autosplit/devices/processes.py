@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -37,10 +36,6 @@ REAP_TIMEOUT_S = 1.0
 
 KILL_TIMEOUT_S = 10.0
 """Seconds within which the kernel must end a killed worker; one that hangs in a driver takes longer and is left behind."""
-
-
-MAX_REMEMBERED = 256
-"""Most processes whose mapped files of data are remembered."""
 
 
 class Worker(Protocol):
@@ -295,47 +290,49 @@ class MemoryHeld(NamedTuple):
 def memory_held(pid: int, before_bytes: int = 0) -> MemoryHeld:
     """The memory of a process, all 0 if it is gone. ``before_bytes`` is its ``anonymous_bytes`` when it was new.
 
-    The kernel walks all pages of the process for it, which takes 10 ms for a process with torch.
+    The kernel walks all pages of the process for it, which takes 15 ms for a process with torch.
     """
     now = _sizes(f"/proc/{pid}/status")
     if not now.get("VmRSS"):
         return MemoryHeld(0, 0, 0, 0)
-    proportional, dirty, _ = _walked(f"/proc/{pid}/smaps_rollup")
-    most = now["RssAnon"] + _data_bytes(pid, now["RssFile"]) + max(0, now["VmHWM"] - now["VmRSS"])
-    base = max(0, min(before_bytes, dirty - (now["RssAnon"] - before_bytes)))
-    return MemoryHeld(base, max(0, most - before_bytes), now["VmRSS"], proportional)
+    mapped = _mapped(pid)
+    most = now["RssAnon"] + mapped.data_bytes + max(0, now["VmHWM"] - now["VmRSS"])
+    base = max(0, min(before_bytes, mapped.own_bytes - (now["RssAnon"] - before_bytes)))
+    return MemoryHeld(base, max(0, most - before_bytes), now["VmRSS"], mapped.proportional_bytes)
 
 
-@lru_cache(maxsize=MAX_REMEMBERED)
-def _data_bytes(pid: int, file_bytes: int) -> int:
-    """Bytes of the files of data that a process maps. Its mappings are listed again only where ``file_bytes`` has changed.
+class _Mapped(NamedTuple):
+    """Physical memory that a process maps: its share of all pages, anonymous pages that it alone has, and files of data."""
 
-    The list takes 15 ms for a process with torch. ``file_bytes`` is the physical memory of all files that it maps.
+    proportional_bytes: int
+    own_bytes: int
+    data_bytes: int
+
+
+def _mapped(pid: int) -> _Mapped:
+    """The mappings of a process, all 0 if it is gone.
+
+    ``Private_Dirty`` also counts a file's pages that wait to be written to disk, such as weights that were saved a moment ago.
     """
-    return _walked(f"/proc/{pid}/smaps")[2]
-
-
-def _walked(path: str) -> tuple[int, int, int]:
-    """Bytes of ``smaps`` or ``smaps_rollup``: shares of pages, private pages that were written to, and files of data."""
-    proportional = dirty = data = 0
-    counts = False
+    proportional = own = data = 0
+    path, fields = "", dict[str, int]()
     with contextlib.suppress(OSError):
-        for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, text = line.partition(":")
             if not line[0].isupper():  # the first line of a mapping
-                counts = _is_data(line)
-            elif line.startswith("Pss:"):
-                proportional += int(line.split()[1]) * 1024
-            elif line.startswith("Private_Dirty:"):
-                dirty += int(line.split()[1]) * 1024
-            elif counts and line.startswith("Rss:"):
-                data += int(line.split()[1]) * 1024
-    return proportional, dirty, data
+                words = line.split(maxsplit=5)
+                path, fields = words[5] if len(words) > 5 else "", {}
+            elif name in ("Rss", "Pss", "Private_Dirty"):
+                fields[name] = int(text.split()[0]) * 1024
+            elif name == "Anonymous":  # after the others
+                proportional += fields["Pss"]
+                own += min(fields["Private_Dirty"], int(text.split()[0]) * 1024)
+                data += fields["Rss"] if _is_data(path) else 0
+    return _Mapped(proportional, own, data)
 
 
-def _is_data(line: str) -> bool:
-    """Whether the first line of a mapping in ``smaps`` is of a file, but not a library, a system file or a memory file."""
-    fields = line.split(maxsplit=5)
-    path = fields[5] if len(fields) > 5 else ""
+def _is_data(path: str) -> bool:
+    """Whether the path of a mapping in ``smaps`` is that of a file, but not of a library, a system file or a memory file."""
     return path.startswith("/") and not (".so" in path or path.startswith(("/usr/", "/lib", "/dev/", "/memfd:")))
 
 

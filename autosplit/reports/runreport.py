@@ -1,17 +1,19 @@
 """RunReport: a plan beside its baselines, all measured in the same rounds, and which one to use. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from typing import Any
 
 from autosplit import tables
 from autosplit.costs.planschedule import plan_stages
 from autosplit.costs.schedule import simulate
 from autosplit.planning.baselines import Baselines
+from autosplit.planning.predicting import bounded
 from autosplit.reports.judging import Verdict
 from autosplit.reports.outcomes import PLAN, Outcome
 from autosplit.values.graph import Graph
-from autosplit.values.plan import Plan
+from autosplit.values.plan import Plan, Prediction
 from autosplit.values.timeline import Action, chrome_trace
 
 NUM_SIMULATED = 64
@@ -61,6 +63,18 @@ class RunReport:
     def best(self) -> Outcome:
         """The outcome of the plan to use."""
         return self.outcomes[self.chosen]
+
+    @property
+    def best_plan(self) -> Plan:
+        """The plan to use. If nothing was predicted of it, its figures are those measured, and the bound covers it."""
+        plan, rate = self.best.plan, self.best.throughput_per_s
+        if plan.prediction.throughput_per_s > 0 or not 0 < rate < inf:
+            return plan
+        alike = [other.plan for other in self.outcomes.values() if other.plan.microbatch == plan.microbatch]
+        measured = Prediction(plan.microbatch / rate, self.best.latency.p50_s, throughput_per_s=rate)
+        value_s = measured.latency_s if plan.objective == "latency" else measured.bottleneck_s
+        bound_s = max(other.prediction.bound_s for other in alike)
+        return bounded(replace(plan, prediction=measured), min(bound_s, value_s))
 
     @property
     def errors(self) -> str:

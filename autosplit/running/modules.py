@@ -35,8 +35,8 @@ class Module(Protocol):
         """Whether it may run in worker processes only: it calls operators that a file of an untrusted maker names."""
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of weights that a worker will hold."""
+    def num_bytes(self) -> int | None:
+        """Bytes of weights that a worker will hold; None if nobody knows before it runs."""
 
     def import_packages(self) -> None:
         """Import the packages of ``load`` first, so that their memory is not counted as the stage's."""
@@ -172,7 +172,7 @@ class PythonFunction:
     kind: str = field(default="python", init=False)
     warms_up: bool = field(default=False, init=False)
     isolated: bool = field(default=False, init=False)
-    num_bytes: int = field(default=0, init=False)
+    num_bytes: int | None = field(default=None, init=False)
 
     def import_packages(self) -> None:
         """Do nothing: ``load`` imports the function's module."""

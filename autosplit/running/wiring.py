@@ -32,8 +32,8 @@ class StagePlacement:
         queue_depth: slots of each ring that leads to this stage.
         hang_s: seconds after which a request has hung, so that its worker is killed and replaced; None for no limit.
         streams: requests that each replica works on at once.
-        memory_bytes: device name to the bytes that the stage takes there, as its plan counts them; its weights where a
-            device is not among them.
+        memory_bytes: device name to the bytes that the stage takes there, as its plan counts them; on other devices it takes the
+            most of these, and without them its weights.
     """
 
     name: str
@@ -47,9 +47,9 @@ class StagePlacement:
     streams: int = 1
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
 
-    def needs_bytes(self, device: str) -> int:
-        """The bytes that the stage takes on a device."""
-        return self.memory_bytes.get(device, self.module.num_bytes)
+    def needs_bytes(self, device: str) -> int | None:
+        """The bytes that the stage takes on a device; None if they are not known."""
+        return self.memory_bytes.get(device, max(self.memory_bytes.values(), default=self.module.num_bytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from autosplit.deploying.sidebyside import FIRST_S, Contender, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, InfeasibleError
 from autosplit.memory.stages import with_footprints
-from autosplit.planning.predicting import moved_s, predict
+from autosplit.planning.predicting import bounded, moved_s, predict
 from autosplit.progress import Progress, quiet
 from autosplit.reports.outcomes import PLAN
 from autosplit.searching.candidates import EXPLAIN_S, Job, Subject, Trial
@@ -163,18 +163,26 @@ def _ran(plan: Plan, profile: Profile) -> bool:
 def _proved(job: Job, subject: Subject, best: Plan) -> Plan:
     """The plan that measured best, with the bound for all plans that the user's demands allow.
 
-    Demands that only its trial had are left out, because a bound for them does not hold for other plans.
+    Demands that only its trial had are left out, because a bound for them does not hold for other plans. If the plan beats the
+    bound with the threads of its trial, the bound covers plans with as many threads, too.
     """
     traced, profile = subject
+    asked = {"microbatch": best.microbatch, "queue_depth": best.queue_depth}  # no bound depends on the depth
     try:
-        proved = job.plan(subject, {"microbatch": best.microbatch, "queue_depth": best.queue_depth})  # no bound depends on them
+        proved = job.plan(subject, asked)
     except InfeasibleError as failure:
         if failure.conflict:
             raise
-        return predict(best, traced.graph, job.machine, profile)  # no plan was found in time
-    if proved.hash == best.hash:
-        return proved
-    return predict(best, traced.graph, job.machine, profile, proved.prediction.bound_s)
+        bound_s = job.least_s(subject, asked)  # no plan was found in time
+    else:
+        bound_s = proved.prediction.bound_s
+        if proved.hash == best.hash:
+            return proved
+    threads = max(stage.threads for stage in best.stages)
+    found = predict(best, traced.graph, job.machine, profile, bound_s)
+    if found.prediction.bound_s > 0:
+        return found
+    return bounded(found, min(bound_s, job.least_s(subject, {**asked, "threads": threads})))
 
 
 class _Hunt:

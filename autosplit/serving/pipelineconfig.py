@@ -30,10 +30,10 @@ from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import Inputs, Model, load_model
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage, unsplit
 from autosplit.tracing.tensorspec import TensorSpec, spec_fault
-from autosplit.values.machine import MAX_ON_CORE, Device
+from autosplit.values.machine import MAX_ON_CORE, Device, parse_bytes
 from autosplit.values.samples import Precision, backend_fault
 
-SETTINGS = ("backend", "precision", "threads", "queue_depth", "hang_s")
+SETTINGS = ("backend", "precision", "threads", "queue_depth", "hang_s", "memory")
 """Settings of a module, as in ModuleEntry."""
 
 
@@ -95,7 +95,10 @@ class PipelineConfig:
         devices: Sequence[Device],
         **settings: Any,
     ) -> ModuleEntry:
-        """Add a Python function of an allowed module by its import path; workers import it, the host does not."""
+        """Add a Python function of an allowed module by its import path; workers import it, the host does not.
+
+        On a device with a memory cap the settings need ``memory``: what a replica holds, such as ``500MB``.
+        """
         check_allowed(path, allowed)
         return self._add(name, PythonFunction(path, tuple(allowed)), inputs, outputs, devices, settings)
 
@@ -152,7 +155,8 @@ class PipelineConfig:
             inputs = tuple(replace(spec, name=value) for spec, value in zip(entry.inputs, values, strict=True))
             outputs = tuple(replace(spec, name=f"{name}.{spec.name}") for spec in entry.outputs)
             placed = entry.devices, entry.threads, entry.queue_depth, entry.hang_s
-            stages.append(StagePlacement(name, _module(entry, folder), inputs, outputs, *placed))
+            held = {} if entry.memory is None else {device.name: parse_bytes(entry.memory) for device in entry.devices}
+            stages.append(StagePlacement(name, _module(entry, folder), inputs, outputs, *placed, memory_bytes=held))
         return stages
 
     def network(self, folder: Path) -> dict[str, Any]:
@@ -203,6 +207,7 @@ class PipelineConfig:
             faults.append(f"precision {precision!r} does not exist, the precisions are {', '.join(get_args(Precision))}")
         faults += [spec_fault(spec) for spec in (*reads, *makes)]
         faults += [_threads_fault(settings.get("threads"), device) for device in places]
+        faults += [_memory_fault(settings.get("memory"))]
         raise_faults(PlanError, f"module '{name}' cannot be added", [fault for fault in faults if fault])
         entry = ModuleEntry(self._connected, name, source, reads, makes, places, **settings)
         if entry.name in self.modules:
@@ -222,6 +227,14 @@ def _threads_fault(threads: object, device: Device) -> str:
     if threads and device.cores and threads > len(device.cores):
         return f"threads is {threads}, and '{device.name}' has {len(device.cores)} core{'s' * (len(device.cores) != 1)}"
     return ""
+
+
+def _memory_fault(memory: str | int | None) -> str:
+    """Why this is no size of memory, '' if it is one or none is given."""
+    try:
+        return "" if memory is None or parse_bytes(memory) else "memory must be at least 1 byte, but is 0"
+    except UsageError as fault:
+        return str(fault)
 
 
 def _checked(what: str, name: str) -> str:

@@ -63,6 +63,7 @@ class _Module(_Strict):
     threads: int | None = Field(default=None, ge=1)
     queue_depth: int = Field(default=4, ge=1, le=MAX_QUEUE_DEPTH)
     hang_s: float | None = Field(default=300.0, gt=0)
+    memory: str | int | None = None
 
 
 class _File(_Strict):

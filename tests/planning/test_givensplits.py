@@ -180,9 +180,9 @@ def test_the_best_split_obeys_the_rules(tmp_path: Path) -> None:
 
 
 def test_the_best_split_keeps_the_caps_with_all_that_it_holds() -> None:
-    """Its 11 ops on the fast device have 44 kB of weights, and values and rings beside them."""
+    """Its 11 ops on the fast device have 44 kB of weights, and values and rings beside them, with one slot at least."""
     split = read_given("3,3", GRAPH, TWO)
-    free = count(GRAPH, judged(split).plans[SAME_RULES])
+    free = count(GRAPH, replace(judged(split).plans[SAME_RULES], queue_depth=1))
     held = {stage.devices[0]: stage.memory.weight_bytes + stage.memory.beside_bytes for stage in free.stages if stage.memory}
     capped = TWO.with_memory({"cpu:0": held["cpu:0"] - 1, "cpu:1": 200_000})
     found = judge_split(split, GRAPH, capped, PROFILE, Source("m"), "eager", time_limit_s=4)

@@ -29,7 +29,7 @@ from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Samples
+from autosplit.values.samples import Measured, Samples, Setting
 
 SOURCE = Source("m", 1)
 TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
@@ -59,9 +59,10 @@ def test_a_plan_with_several_stages_on_a_device_gives_a_trial_that_can_be_asked_
     assert all(choices[name]._contains(choices[name].to_internal_repr(asked[name])) for name in choices)
 
 
-def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any]) -> tuple[Plan, SearchResult]:
+def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any], subject: Any = None) -> tuple[Plan, SearchResult]:
     """The plan for what a trial asks, and the search in which it measures best."""
-    best = job.plan(SUBJECT, asked)
+    subject = subject or SUBJECT
+    best = job.plan(subject, asked)
 
     def correct(hunt: _Hunt, first: Plan) -> None:
         hunt.trials.append(Trial({}, first, 1.0, 1.0))
@@ -71,7 +72,7 @@ def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any]) -> tup
 
     monkeypatch.setattr(_Hunt, "correct", correct)
     monkeypatch.setattr(_Hunt, "tune", tune)
-    return best, search(job, SUBJECT, budget_s=1.0)
+    return best, search(job, subject, budget_s=1.0)
 
 
 @pytest.mark.parametrize(("budget_s", "ran", "runs"), [(3.0, True, False), (3.0, False, True), (4.0, True, True)])
@@ -123,7 +124,7 @@ def test_a_trial_that_wins_with_another_queue_only_is_proved_as_the_planners_ans
     assert found.plan.status == "optimal" and found.plan.prediction.gap == pytest.approx(0.0, abs=1e-6)
 
 
-def test_a_plan_that_measured_best_stays_without_a_bound_where_none_is_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_measured_best_has_a_bound_where_no_plan_is_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Job.plan
 
     def late(job: Job, subject: Any, asked: Any) -> Plan:
@@ -133,7 +134,18 @@ def test_a_plan_that_measured_best_stays_without_a_bound_where_none_is_found_in_
 
     monkeypatch.setattr(Job, "plan", late)
     best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
-    assert found.plan.hash == best.hash and "(feasible, no bound" in found.plan.summary()
+    assert found.plan.hash == best.hash and found.plan.prediction.bound_s == pytest.approx(2.0, rel=1e-3)
+
+
+def test_a_trial_with_fewer_threads_that_beats_the_bound_has_a_bound_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, [device] = SUBJECT[0].graph, (wide := Machine.of([parse_device("cpu:0-1")])).devices
+    by_threads = {Setting(device.name, "eager", threads): seconds for threads, seconds in ((1, 0.1), (2, 1.0))}
+    measured = {
+        s: Measured({op.name: Samples((t,)) for op in graph.ops}, per="op", cut_s_per_byte=0.0) for s, t in by_threads.items()
+    }
+    subject = SUBJECT[0], replace(Profile.empty(graph), measured=measured).verify()
+    best, found = won(monkeypatch, Job(wide, SOURCE, Constraints(), ("eager",)), {"threads": 1}, subject)
+    assert found.plan.hash == best.hash and 0 < found.plan.prediction.bound_s <= found.plan.prediction.bottleneck_s < 1
 
 
 @pytest.mark.parametrize(("budget_s", "share_s"), [(1.0, 1.0), (20.0, 4.0), (600.0, 10.0)])

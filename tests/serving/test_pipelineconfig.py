@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pipelines
 import pytest
@@ -15,7 +16,7 @@ from pipelines import CORES, NULL, Wobbling, spec
 from torch import nn
 
 from autosplit.devices.discovering import machine_for
-from autosplit.errors import AutosplitError, BackendError, ModelError, PlanError, UsageError
+from autosplit.errors import AutosplitError, BackendError, DeviceError, ModelError, PlanError, UsageError
 from autosplit.files import content_hash
 from autosplit.measuring import measure
 from autosplit.running.inprocess import InProcess
@@ -75,6 +76,32 @@ def test_a_config_runs(config: PipelineConfig, tmp_path: Path) -> None:
     assert config.order() == ["a", "b"]
     with config.build(tmp_path) as pipeline:
         assert [float(value[0]) for value in pipeline.run([torch.full((4,), 3.0)])] == [8, 4]
+
+
+def shop(**settings: Any) -> PipelineConfig:
+    """One function from input to output."""
+    config = PipelineConfig()
+    config.add_function("f", "pipelines:double", ["pipelines"], [spec("x", 4)], [spec("y", 4)], [NULL], **settings)
+    config.input("x").connect(config["f"].input("x"))
+    config["f"].output("y").connect(config.output("y"))
+    return config
+
+
+def test_a_function_on_a_device_with_a_cap_says_what_it_holds(tmp_path: Path) -> None:
+    """It was taken to hold nothing: one of 481 MB ran under a cap of 1 MB."""
+    with HostManager(Machine.of([NULL]).with_memory({"null:0": 1_000_000})) as host:
+        with pytest.raises(DeviceError, match=r"'f' of network 'shop' is a function.*has a memory cap.*memory='500MB'"):
+            host.add_network("shop", **shop().network(tmp_path))
+        with pytest.raises(DeviceError, match=r"needs 458.7 MiB on device 'null:0', and 976.6 KiB of 976.6 KiB are free"):
+            host.add_network("shop", **shop(memory="481MB").network(tmp_path))
+        host.add_network("shop", **shop(memory="800KB").network(tmp_path))
+        assert host.devices["null:0"].free_bytes == 200_000
+    with HostManager() as host:
+        host.add_network("shop", **shop().network(tmp_path))  # without a cap it may hold anything
+    save_config(shop(memory="800KB"), tmp_path / "saved")
+    assert load_config(tmp_path / "saved", ["pipelines"])["f"].memory == "800KB"
+    with pytest.raises(PlanError, match="memory 'much' is not a size"):
+        shop(memory="much")
 
 
 def test_printing_shows_it_and_changes_nothing(config: PipelineConfig) -> None:
