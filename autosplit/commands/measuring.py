@@ -8,7 +8,20 @@ from autosplit.commands.starting import start
 from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars
 
-FOR_MODELS = ("cluster", "devices", "machine", "memory", "batch", "seq_len", "trust", "backend", "remeasure", "precision")
+FOR_MODELS = (
+    "cluster",
+    "devices",
+    "machine",
+    "memory",
+    "batch",
+    "seq_len",
+    "trust",
+    "backend",
+    "remeasure",
+    "precision",
+    "values",
+    "trust_backend",
+)
 """Flags for a measurement of a model."""
 
 SHOWN = 40

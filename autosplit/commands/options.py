@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -128,6 +128,21 @@ class Profile(Devices):
     precision: Annotated[
         Precision, typer.Option(help="bf16, or f32: the model's own dtypes. In bf16 the report says how far the outputs are off.")
     ] = "f32"
+    values: Annotated[
+        Literal["finite", "any"],
+        typer.Option(help="any: requests may hold NaN, infinity, huge integers, ids beyond their tables."),
+    ] = "finite"
+    trust_backend: Annotated[
+        str, typer.Option(help="Backends that get ops even where they compute otherwise than eager, with commas between.")
+    ] = ""
+
+    @property
+    def trusted(self) -> tuple[str, ...]:
+        """The backends that are trusted. Raises: UsageError: one is unknown."""
+        names = tuple(name.strip() for name in self.trust_backend.split(",") if name.strip())
+        if names and (fault := backend_fault(*names)):
+            raise UsageError(fault)
+        return names
 
     @property
     def backends(self) -> tuple[str, ...]:

@@ -8,10 +8,12 @@ from types import TracebackType
 
 from torch.fx import GraphModule
 
+from autosplit.backends import conformance
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
 from autosplit.deploying.checking import Reference
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import as_machine, check_here
+from autosplit.errors import BackendError, refusals
 from autosplit.files import content_hash
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import machine_of
@@ -105,6 +107,7 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *,
     if capped and any(stage.memory is None for stage in plan.stages):
         plan = count(traced.graph, plan, values_of(traced))
     plan.verify(traced.graph, machine)
+    _require_right(traced, plan)
     programs = split(traced, [stage.ops for stage in plan.stages])
     return [
         StagePlacement(
@@ -120,6 +123,18 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *,
         )
         for number, (stage, precision, program) in enumerate(zip(plan.stages, plan.precisions, programs, strict=True))
     ]
+
+
+def _require_right(traced: Traced, plan: Plan) -> None:
+    """Raise BackendError for an op whose values its backend computes otherwise than eager, or cannot pass."""
+    for stage in plan.stages:
+        known = conformance.refused(traced, stage.backend)
+        if found := {op: known[op] for op in stage.ops if op in known}:
+            raise BackendError(
+                f"backend '{stage.backend}' must not run {refusals(found)} of stage '{stage.name}'; plan anew, or trace the "
+                f"model with trust_backends=['{stage.backend}'] (--trust-backend)",
+                found,
+            )
 
 
 def _added_bytes(stages: Sequence[Stage], device: str, traced: Traced) -> int:
