@@ -68,7 +68,7 @@ def trace(
         values: ``any`` if requests may hold NaN, infinity, integers beyond 31 bits or ids beyond their tables: an op that a
             backend computes otherwise than eager on such values runs on another one.
         trust_backends: backends that get ops even where they compute otherwise than eager.
-    Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured as one graph. UsageError: an unknown backend.
+    Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured. UsageError: an unknown backend.
     """
     if values not in ("finite", "any"):
         raise UsageError(f"values must be 'finite' or 'any', but is {values!r}")

@@ -112,7 +112,8 @@ class FileBackend:
             source = folder if is_saved(folder) else Path(name) / "stage"
             if source != folder:
                 save_stage(program, source)
-            apart(_write, self.name, source, folder, precision, doing=doing, packages=program.packages)
+            places = source.absolute(), folder.absolute()
+            apart(_write, self.name, *places, precision, doing=doing, packages=program.packages)
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Prepare a stage in a temporary folder, and load it from there."""
