@@ -104,7 +104,7 @@ def serve(connection: Connection) -> None:
         try:
             for package in packages:
                 importlib.import_module(package)
-            answer = None, function(*arguments)
+            answer: tuple[Exception | None, object] = None, function(*arguments)
         except Exception as failure:
             answer = _picklable(failure), None
         connection.send(answer)

@@ -23,7 +23,7 @@ from autosplit.backends.opcases import Case, case_of, probe_program
 from autosplit.backends.probing import one_line
 from autosplit.backends.trying import faults
 from autosplit.devices.discovering import versions
-from autosplit.errors import AutosplitError, BackendError
+from autosplit.errors import AutosplitError, BackendError, refusals
 from autosplit.files import content_hash, locked, write_atomic
 from autosplit.parsing import MALFORMED, parse_json
 from autosplit.scratch import scratch_folder
@@ -32,6 +32,7 @@ from autosplit.tracing.flattening import is_op
 from autosplit.tracing.indexlimits import index_limits
 from autosplit.tracing.splitting import load_stage, save_stage
 from autosplit.tracing.valueranges import INT32, Assumed, Range, full, shape_of, values_of
+from autosplit.values.plan import Plan
 
 REFUSED = "refused"
 
@@ -84,6 +85,18 @@ def refused(traced: Traced, backend: str) -> dict[str, str]:
         elif name not in found and (kind := next((kind for kind in kinds if kind in told), None)):
             found[name] = f"{WRONG}, on {WORDS[kind]}: {told[kind]}"
     return found
+
+
+def require_right(traced: Traced, plan: Plan) -> None:
+    """Raise BackendError for a stage with an op that its backend computes otherwise than eager, or cannot pass the values of."""
+    for stage in plan.stages:
+        known = refused(traced, stage.backend)
+        if found := {op: known[op] for op in stage.ops if op in known}:
+            raise BackendError(
+                f"backend '{stage.backend}' must not run {refusals(found)} of stage '{stage.name}'; plan anew, or trace the "
+                f"model with trust_backends=['{stage.backend}'] (--trust-backend)",
+                found,
+            )
 
 
 def _impassable(traced: Traced, backend: str) -> dict[str, str]:

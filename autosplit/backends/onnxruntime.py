@@ -14,6 +14,7 @@ replicas share one copy in memory and load in a tenth of the time.
 import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -172,7 +173,17 @@ def _open_session(
     try:
         return onnxruntime.InferenceSession(path, options, providers=chosen, disabled_optimizers=disabled)
     except Exception as failure:
-        raise BackendError(f"ONNX Runtime refuses '{path}': {failure}") from failure
+        raise BackendError(f"ONNX Runtime refuses the stage: {_reason(str(failure), path)}") from failure
+
+
+def _reason(text: str, path: Path) -> str:
+    """ONNX Runtime's own words, without its codes and the name of the file.
+
+    >>> _reason("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find Det(22) for a", Path("/tmp/a.onnx"))
+    'Could not find Det(22) for a'
+    """
+    told = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text.strip()).replace(f"Load model from {path} failed:", "")
+    return " ".join(told.replace(str(path), "the stage").split())[:300]
 
 
 def session_options(threads: int, shared: bool = True) -> Any:

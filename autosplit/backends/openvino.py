@@ -196,7 +196,7 @@ def open_ir(stage: OnnxStage, weights: Path, chosen: Mapping[str, Any], blob: Pa
         try:
             return Compiled(core().compile_model(core().read_model(stage.path, weights), "CPU", dict(chosen)))
         except RuntimeError as failure:
-            raise BackendError(f"OpenVINO refuses '{stage.path.name}': {_reason(str(failure))}") from None
+            raise BackendError(f"OpenVINO refuses the stage: {_reason(str(failure))}") from None
 
 
 def _require_numpy(stage: OnnxStage) -> None:
@@ -233,7 +233,7 @@ def _compile(path: Path, chosen: Mapping[str, Any]) -> Compiled:
                 turned = kept
             return found
     except RuntimeError as failure:
-        raise BackendError(f"OpenVINO refuses '{path.name}': {_reason(str(failure))}") from None
+        raise BackendError(f"OpenVINO refuses the stage: {_reason(str(failure))}") from None
 
 
 def _reason(text: str) -> str:

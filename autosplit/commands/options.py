@@ -106,6 +106,15 @@ class Clustered(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shown(Clustered):
+    """Devices and backends."""
+
+    conformance: Annotated[
+        bool, typer.Option("--conformance", help="List the operators that backends compute otherwise than eager, and on what.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Devices(Clustered):
     """Devices."""
 

@@ -8,12 +8,12 @@ from types import TracebackType
 
 from torch.fx import GraphModule
 
-from autosplit.backends import conformance
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
+from autosplit.backends.conformance import require_right
 from autosplit.deploying.checking import Reference
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import as_machine, check_here
-from autosplit.errors import BackendError, refusals
+from autosplit.errors import BackendError
 from autosplit.files import content_hash
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import machine_of
@@ -63,7 +63,10 @@ class Workspace:
         for device in devices:
             require_device(get_backend(backend), device.name)
         if (folder.name, backend, precision) not in self._prepared and not (devices and all(map(is_accelerator, devices))):
-            get_backend(backend).prepare(program, folder, precision)
+            try:
+                get_backend(backend).prepare(program, folder, precision)
+            except BackendError as failure:
+                raise BackendError(str(failure), failure.refused, backend) from failure
             self._prepared.add((folder.name, backend, precision))
         return StageFolder(folder, backend, precision, program.packages, allow_native=True)
 
@@ -107,7 +110,7 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *,
     if capped and any(stage.memory is None for stage in plan.stages):
         plan = count(traced.graph, plan, values_of(traced))
     plan.verify(traced.graph, machine)
-    _require_right(traced, plan)
+    require_right(traced, plan)
     programs = split(traced, [stage.ops for stage in plan.stages])
     return [
         StagePlacement(
@@ -123,18 +126,6 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *,
         )
         for number, (stage, precision, program) in enumerate(zip(plan.stages, plan.precisions, programs, strict=True))
     ]
-
-
-def _require_right(traced: Traced, plan: Plan) -> None:
-    """Raise BackendError for an op whose values its backend computes otherwise than eager, or cannot pass."""
-    for stage in plan.stages:
-        known = conformance.refused(traced, stage.backend)
-        if found := {op: known[op] for op in stage.ops if op in known}:
-            raise BackendError(
-                f"backend '{stage.backend}' must not run {refusals(found)} of stage '{stage.name}'; plan anew, or trace the "
-                f"model with trust_backends=['{stage.backend}'] (--trust-backend)",
-                found,
-            )
 
 
 def _added_bytes(stages: Sequence[Stage], device: str, traced: Traced) -> int:

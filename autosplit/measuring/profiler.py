@@ -135,7 +135,7 @@ class _Job:
         return found.with_links(look_up_links(self.machine, self.store, self.link_stamp)) if self.links else found
 
     def _with_todays_refusals(self, found: Profile) -> Profile:
-        """The measurements without those of other ops than the backend may run now: it was tried since, or other values may come."""
+        """The measurements without those of other ops than their backend may run now, because it was tried since."""
         may_not = {backend: conformance.refused(self.traced, backend) for backend in {one.backend for one in found.measured}}
         kept, notes = {}, list(found.notes)
         for setting, measured in found.measured.items():

@@ -15,7 +15,7 @@ from autosplit import tables
 from autosplit.deploying.setup import SMALL_S, Hosts, round_s
 from autosplit.deploying.sidebyside import FIRST_S, Contender, SideBySide
 from autosplit.deploying.workspace import Workspace
-from autosplit.errors import AutosplitError, InfeasibleError
+from autosplit.errors import AutosplitError, BackendError, InfeasibleError
 from autosplit.memory.stages import with_footprints
 from autosplit.planning.predicting import moved_s, predict
 from autosplit.progress import Progress, quiet
@@ -101,6 +101,41 @@ def search(
         keep: called with the result so far, if a candidate was measured before the search is stopped by Ctrl-C or a failure.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
+    try:
+        return _search(job, subject, budget_s, journal, workspace, hosts, progress, keep)
+    except BackendError as failure:
+        others = tuple(name for name in job.backends if name != failure.backend)
+        if not others or others == job.backends:
+            raise
+        progress("search", 0.0, f"planning without {failure.backend}: {failure}")
+        traced, profile = subject
+        measured = {setting: one for setting, one in profile.measured.items() if setting.backend != failure.backend}
+        stages = tuple(stage for stage in profile.stages if stage.setting in measured)
+        notes = (*profile.notes, f"{failure.backend} is left out: {failure}")
+        rest = replace(profile, measured=measured, stages=stages, notes=notes)
+        return search(
+            replace(job, backends=others),
+            (traced, rest),
+            budget_s=budget_s,
+            journal=journal,
+            workspace=workspace,
+            hosts=hosts,
+            progress=progress,
+            keep=keep,
+        )
+
+
+def _search(
+    job: Job,
+    subject: Subject,
+    budget_s: float,
+    journal: str | Path | None,
+    workspace: Workspace | None,
+    hosts: Hosts | None,
+    progress: Progress,
+    keep: Callable[[SearchResult], None],
+) -> SearchResult:
+    """``search`` with the backends of the job; it ends at the first plan that cannot be loaded."""
     subject = (subject[0], subject[1].on(job.machine))
     progress("search", 0.0, "planning")
     quick_s = max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s) if budget_s > 0 or job.hurried else job.time_limit_s

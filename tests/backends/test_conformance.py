@@ -1,9 +1,10 @@
-"""Models after public bug reports of runtimes: each answer is right, or its op runs in eager, or the request fails as in torch."""
+"""Models after bug reports of runtimes: an answer is right, or its op runs in eager, or the request fails as in torch."""
 
 import math
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from autosplit.backends import conformance
 from autosplit.backends.apart import apart
 from autosplit.backends.base import get_backend
 from autosplit.backends.eager import program_runnable
+from autosplit.deploying.setup import Budget, Setup
 from autosplit.deploying.workspace import Workspace, place
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
@@ -192,6 +194,17 @@ def test_a_crash_of_a_compiler_is_an_error_of_the_stage_and_leaves_no_file(tmp_p
         with pytest.raises(BackendError, match=r"was killed by SIGSEGV while openvino .* stage 'stage0'"):
             compiling(program)
     assert list(tmp_path.glob("**/*.onnx")) == []
+
+
+def test_a_search_goes_on_without_a_backend_whose_compiler_crashes() -> None:
+    device = f"cpu:{affinity()[0]}"
+    traced = autosplit.trace(Crashing().eval(), (torch.randn(2, 6), torch.randn(2, 6)))
+    times = dict.fromkeys([(op.name, device) for op in traced.graph.ops], 1e-4)
+    eager, other = Profile.given(traced.graph, times), Profile.given(traced.graph, dict.fromkeys(times, 1e-5), "openvino")
+    profile = replace(eager, measured={**eager.measured, **other.measured})
+    found = autosplit.search(traced, profile, device, setup=Setup(progress=False), budget=Budget(search_s=0.5))
+    assert {stage.backend for stage in found.plan.stages} == {"eager"}
+    assert any("openvino is left out: the process was killed by SIGSEGV" in note for note in found.profile.notes)
 
 
 def _end() -> None:
