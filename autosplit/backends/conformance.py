@@ -120,7 +120,8 @@ def _needed(traced: Traced, backend: str) -> list[tuple[str, Case, list[Values]]
         cases = [(node, case_of(node)) for node in nodes if getattr(node.target, "namespace", "") == "aten"]
         traced.program.meta[key] = [(node, case) for node, case in cases if case is not None]
     known = values_of(traced.program, assumed)  # type: ignore[arg-type]
-    return [(node.name, case, _kinds(node, known)) for node, case in traced.program.meta[key]]
+    varying = [(node, case) for node, case in traced.program.meta[key] if not known[node].fixed]  # a run checks all others
+    return [(node.name, case, _kinds(node, known)) for node, case in varying]
 
 
 def _kinds(node: fx.Node, known: Mapping[fx.Node, Range]) -> list[Values]:

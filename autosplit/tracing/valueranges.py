@@ -61,12 +61,14 @@ KEEPING = MOVING | {"index_select", "gather", "index", "take", "max", "min", "am
 class Range(NamedTuple):
     """The least and the largest value of an integer, beyond its dtype if it wraps round, and how strange a float may be.
 
-    ``strange`` is 0 for finite floats, 1 for a mask that leaves an element of each row, 2 for NaN and infinity anywhere.
+    ``strange`` is 0 for finite floats, 1 for a mask that leaves an element of each row, 2 for anything. ``fixed``
+    values are the same for all requests.
     """
 
     low: float
     high: float
     strange: int = 0
+    fixed: bool = False
 
     def within(self, limits: tuple[float, float]) -> bool:
         """Whether all values are within limits."""
@@ -109,7 +111,7 @@ def ranges(program: fx.GraphModule, assumed: Assumed) -> dict[fx.Node, Range]:
                 first = value[0] if isinstance(value, list | tuple) else value
                 found[node] = _of_op(node, first.dtype, found, constants)
         if node in constants:
-            found[node] = _of_constant(constants[node])
+            found[node] = _of_constant(constants[node])._replace(fixed=True)
     return found
 
 
@@ -209,7 +211,7 @@ def _of_op(node: fx.Node, dtype: torch.dtype, known: Mapping[fx.Node, Range], co
     if dtype.is_floating_point or dtype.is_complex:
         return FLOAT._replace(strange=_strangeness(node, known, constants))
     found = _of_integers(node, known)
-    return full(dtype) if found is None else found
+    return full(dtype) if found is None else found._replace(fixed=False)
 
 
 def _strangeness(node: fx.Node, known: Mapping[fx.Node, Range], constants: Mapping[fx.Node, Any]) -> int:
