@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
-from autosplit.errors import BackendError, WorkerError
+from autosplit.errors import BackendError, DeadlineError, WorkerError
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def apart(
         packages: modules that define the user's operators.
         limit_s: most seconds.
         tell: called now and then with the share of ``limit_s`` that has passed.
-    Raises: BackendError: the process died, or ``limit_s`` passed. Whatever the function raises.
+    Raises: BackendError: the process died. DeadlineError: ``limit_s`` passed. Whatever the function raises.
     """
     if _apart:
         return function(*arguments)
@@ -56,7 +56,7 @@ def apart(
         while (tell is not None or limit_s < inf) and not worker.connection.poll(LOOK_S):
             taken_s += LOOK_S
             if taken_s > limit_s:
-                raise BackendError(f"no answer came within {limit_s:.0f} s {doing}")
+                raise DeadlineError(f"no answer came within {limit_s:.0f} s {doing}")
             if tell is not None:
                 tell(taken_s / limit_s)
         failure, result = receive(worker, inf, doing)

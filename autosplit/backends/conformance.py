@@ -11,19 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
 
 from autosplit.backends.apart import apart
-from autosplit.backends.base import Runnable, get_backend
+from autosplit.backends.base import Runnable, get_backend, named_backend
 from autosplit.backends.hardvalues import SMALL, VALUES, Values
 from autosplit.backends.onnxfile import ELEMENT_TYPES
 from autosplit.backends.opcases import Case, case_of, probe_program
 from autosplit.backends.probing import one_line
 from autosplit.backends.trying import faults
 from autosplit.devices.discovering import versions
-from autosplit.errors import AutosplitError, BackendError, refusals
+from autosplit.errors import AutosplitError, BackendError, DeadlineError, refusals
 from autosplit.files import content_hash, locked, write_atomic
 from autosplit.parsing import MALFORMED, parse_json
 from autosplit.scratch import scratch_folder
@@ -55,6 +56,9 @@ WRONG = "computes otherwise"
 """The start of the reason for which an op is refused here."""
 
 MOST_S = 300.0
+"""Most seconds for trying the ops of one model."""
+
+_CASES: WeakKeyDictionary[fx.GraphModule, list[tuple[fx.Node, Case]]] = WeakKeyDictionary()
 
 WORDS: Mapping[Values, str] = {
     "finite": "finite values",
@@ -74,7 +78,7 @@ def refused(traced: Traced, backend: str) -> dict[str, str]:
     if backend == "eager":
         return {}
     found = _impassable(traced, backend)
-    if backend in traced.source.trusted:
+    if backend in traced.source.trusted or named_backend(backend).missing():
         return found
     needed = _needed(traced, backend)
     known = known_faults(backend, {case.key: case for _, case, _ in needed})
@@ -114,13 +118,13 @@ def _impassable(traced: Traced, backend: str) -> dict[str, str]:
 
 def _needed(traced: Traced, backend: str) -> list[tuple[str, Case, list[Values]]]:
     """Each op that can be tried alone: its name, its case, and the kinds of values that it may get on a backend."""
-    key, assumed = "autosplit_cases", "any" if traced.source.values == "any" else ASSUMED.get(backend, "ids")
-    if key not in traced.program.meta:
-        nodes = [node for node in traced.program.graph.nodes if is_op(node) and node.all_input_nodes]
+    assumed: Assumed = "any" if traced.source.values == "any" else ASSUMED.get(backend, "ids")
+    known = values_of(traced.program, assumed)
+    if traced.program not in _CASES:
+        nodes = [node for node in known if is_op(node) and node.all_input_nodes]
         cases = [(node, case_of(node)) for node in nodes if getattr(node.target, "namespace", "") == "aten"]
-        traced.program.meta[key] = [(node, case) for node, case in cases if case is not None]
-    known = values_of(traced.program, assumed)  # type: ignore[arg-type]
-    varying = [(node, case) for node, case in traced.program.meta[key] if not known[node].fixed]  # a run checks all others
+        _CASES[traced.program] = [(node, case) for node, case in cases if case is not None]
+    varying = [(node, case) for node, case in _CASES[traced.program] if not known[node].fixed]  # a run checks all others
     return [(node.name, case, _kinds(node, known)) for node, case in varying]
 
 
@@ -170,7 +174,11 @@ def _tried(backend: str, cases: Sequence[Case]) -> dict[str, Faults]:
         try:
             by_case = apart(try_all, folder / "probe", backend, doing=doing, limit_s=MOST_S)
             return {case.key: by_case[f"case{number}"] for number, case in enumerate(cases)}
+        except DeadlineError:  # the machine is busy: they stay unknown
+            return {}
         except AutosplitError as failure:
+            if "SIGKILL" in str(failure):  # memory ran out, or a person ended it
+                return {}
             if len(cases) == 1:
                 reasons = failure.refused.values() if isinstance(failure, BackendError) else ()
                 return {cases[0].key: {REFUSED: next(iter(reasons), str(failure))}}

@@ -7,6 +7,7 @@ with another index fails there. Ops on constants run as they are.
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -54,6 +55,8 @@ MOVING = frozenset(
 )
 """Operators that only move values, through which a limit of an index holds for the value that it was made of."""
 
+CASTING = ("_to_copy", "to", "type_as")
+
 KEEPING = MOVING | {"index_select", "gather", "index", "take", "max", "min", "amax", "amin", "sort", "cummax", "cummin"}
 """Operators whose values are among those of their first argument."""
 
@@ -80,6 +83,8 @@ class Range(NamedTuple):
 
 
 FLOAT = Range(-math.inf, math.inf)
+
+_KNOWN: WeakKeyDictionary[fx.GraphModule, dict[Assumed, dict[fx.Node, Range]]] = WeakKeyDictionary()
 
 
 def shape_of(node: fx.Node) -> Sequence[int]:
@@ -116,17 +121,19 @@ def ranges(program: fx.GraphModule, assumed: Assumed) -> dict[fx.Node, Range]:
 
 
 def values_of(program: fx.GraphModule, assumed: Assumed) -> dict[fx.Node, Range]:
-    """``ranges`` of a program, computed once."""
-    key = f"autosplit_ranges_{assumed}"
-    if key not in program.meta:
-        program.meta[key] = ranges(program, assumed)
-    return program.meta[key]  # type: ignore[no-any-return]
+    """``ranges`` of a program, computed once; empty if its nodes do not carry shapes and dtypes."""
+    held = _KNOWN.setdefault(program, {})
+    if assumed not in held:
+        told = all(node.meta.get("val") is not None for node in program.graph.nodes if node.op != "output")
+        held[assumed] = ranges(program, assumed) if told else {}
+    return held[assumed]
 
 
 def assumed_limits(program: fx.GraphModule, values: Collection[str]) -> dict[str, dict[str, Limits]]:
     """For ``ids`` and ``narrow`` the integers that each of these values may hold, where that rests on the assumption."""
     nodes = [node for node in program.graph.nodes if node.name in values and node.op != "output"]
     free, found = values_of(program, "any"), dict[str, dict[str, Limits]]()
+    nodes = [node for node in nodes if node in free]
     for assumed in ("ids", "narrow"):
         known = values_of(program, assumed)  # type: ignore[arg-type]
         narrower = [node for node in nodes if known[node][:2] != free[node][:2]]
@@ -150,7 +157,7 @@ def input_limits(graph: fx.Graph) -> dict[str, Limits]:
 
 def _widens(node: fx.Node) -> bool:
     """Whether an op casts an integer to a wider one."""
-    if base_name(node) not in ("_to_copy", "to"):
+    if base_name(node) not in CASTING:
         return False
     source, made = (one.meta["val"].dtype for one in (node.all_input_nodes[0], node))
     return not source.is_floating_point and not made.is_floating_point and made.itemsize >= source.itemsize > 0 != made.is_complex
@@ -255,7 +262,9 @@ def _of_integers(node: fx.Node, known: Mapping[fx.Node, Range]) -> Range | None:
         if base_name(maker) in ("max", "min", "sort", "topk", "cummax", "cummin") and args[1] == 1:
             return Range(0, max([1, *shape_of(maker.all_input_nodes[0])]) - 1)
         return known.get(maker)
-    if name in KEEPING or name in ("topk", "_to_copy", "to"):
+    if name in ("zeros_like", "new_zeros", "ones_like", "new_ones"):
+        return Range(1, 1) if "ones" in name else Range(0, 0)
+    if name in KEEPING or name in ("topk", *CASTING):
         found = of(args[0])
         return found if math.isfinite(found.low) else None
     if name in ("argmax", "argmin", "argsort"):
