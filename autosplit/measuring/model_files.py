@@ -19,6 +19,7 @@ from autosplit.measuring.cut_cost import Cut, loses_at_cuts, save_cut
 from autosplit.measuring.stage_timer import INPUTS
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, split, unsplit
+from autosplit.tracing.verifying import own_storage
 from autosplit.values.graph import Graph
 from autosplit.values.samples import Measured, Precision, Samples
 
@@ -120,7 +121,7 @@ class ModelFiles:
         for ops, program in zip(stages, programs, strict=True):
             if label[ops[0]] == "accepted":
                 folder = self.workspace.add(program, backend, self.precision).folder
-                torch.save([values[spec.name].clone() for spec in program.inputs], folder / INPUTS)
+                torch.save(own_storage([values[spec.name] for spec in program.inputs]), folder / INPUTS)
                 part = replace(graph, ops=tuple(op for op in graph.ops if op.name in set(ops)))
                 subgraphs.append(Subgraph(part, folder, _names(backend, folder, part)))
         return BackendFiles(subgraphs, refused)

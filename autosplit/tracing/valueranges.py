@@ -135,7 +135,7 @@ def assumed_limits(program: fx.GraphModule, values: Collection[str]) -> dict[str
     free, found = values_of(program, "any"), dict[str, dict[str, Limits]]()
     nodes = [node for node in nodes if node in free]
     for assumed in ("ids", "narrow"):
-        known = values_of(program, assumed)  # type: ignore[arg-type]
+        known = values_of(program, assumed)
         narrower = [node for node in nodes if known[node][:2] != free[node][:2]]
         found[assumed] = {node.name: (int(known[node].low), int(known[node].high)) for node in narrower}
     return found
@@ -229,7 +229,7 @@ def _strangeness(node: fx.Node, known: Mapping[fx.Node, Range], constants: Mappi
     if (name in ("softmax", "_softmax", "_safe_softmax") and worst == 1) or name == "nan_to_num":
         return 0
     if name == "scaled_dot_product_attention":  # a row that is masked whole gives 0
-        return max((known[source].strange for source in args[:3] if source in known), default=0)  # type: ignore[index, misc]
+        return max((known[source].strange for source in args[:3] if source in known), default=0)
     scalars = [item for item in _scalars((*args, *node.kwargs.values())) if isinstance(item, float)]
     if any(not abs(item) < HUGE for item in scalars):
         mask = constants.get(args[1]) if name == "masked_fill" else None  # type: ignore[arg-type]
@@ -254,7 +254,7 @@ def _of_integers(node: fx.Node, known: Mapping[fx.Node, Range]) -> Range | None:
     def of(item: Any) -> Range:
         if isinstance(item, fx.Node):
             found, dtype = known.get(item, FLOAT), item.meta["val"].dtype
-            return full(dtype) if dtype.is_floating_point or not found.within((full(dtype).low, full(dtype).high)) else found  # type: ignore[arg-type]
+            return full(dtype) if dtype.is_floating_point or not found.within((full(dtype).low, full(dtype).high)) else found
         return Range(item, item) if isinstance(item, bool | int) else FLOAT
 
     if is_pick(node):
@@ -271,7 +271,7 @@ def _of_integers(node: fx.Node, known: Mapping[fx.Node, Range]) -> Range | None:
         return Range(0, max(1, math.prod(shape_of(args[0]))) - 1)  # type: ignore[arg-type]
     if name in ("cat", "stack", "where", "maximum", "minimum", "masked_fill", "constant_pad_nd", "tril", "triu"):
         parts = args[0] if isinstance(args[0], list | tuple) else args[1:3] if name == "where" else [args[0]]
-        joined = [of(part) for part in parts]  # type: ignore[union-attr]
+        joined = [of(part) for part in parts]
         joined += [of(args[1])] if name in ("maximum", "minimum") else [of(args[2])] if name == "masked_fill" else []
         joined += [of(args[2]) if len(args) > 2 else Range(0, 0)] if name == "constant_pad_nd" else []
         joined += [Range(0, 0)] if name in ("tril", "triu") else []
@@ -289,8 +289,9 @@ def _of_arithmetic(name: str, node: fx.Node, of: Callable[[Any], Range]) -> Rang
     args: Any = node.args
     one = of(args[0]) if args else FLOAT
     if name == "clamp":
-        low, high = (args[k] if len(args) > k and args[k] is not None else bound for k, bound in ((1, -math.inf), (2, math.inf)))
-        low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
+        given: list[Any] = [*args[1:3], None, None]
+        given = [node.kwargs.get("min", given[0]), node.kwargs.get("max", given[1])]
+        low, high = (bound if value is None else value for value, bound in zip(given, (-math.inf, math.inf), strict=True))
         if isinstance(low, fx.Node) or isinstance(high, fx.Node):
             return None
         return _finite(Range(min(max(one.low, low), high), min(max(one.high, low), high)))
