@@ -39,7 +39,7 @@ ARCHITECTURES = {
     **{name: f"transformers:{name}?{GROUPED}" for name in ("LlamaModel", "MistralModel", "Qwen2Model", "GemmaModel", "PhiModel")},
     **{
         name: f"transformers:{name}?{SMALL}&intermediate_size=128"
-        for name in ("ViTModel", "DeiTModel", "BeitModel", "Dinov2Model")
+        for name in ("ViTModel", "DeiTModel", "BeitModel")
     },
     "GPT2Model": "transformers:GPT2Model?n_embd=64&n_layer=2&n_head=4&vocab_size=200",
     "DistilBertModel": "transformers:DistilBertModel?dim=64&n_layers=2&n_heads=4&hidden_dim=128&vocab_size=200",
@@ -47,6 +47,7 @@ ARCHITECTURES = {
     "T5EncoderModel": "transformers:T5EncoderModel?d_model=64&d_kv=16&d_ff=128&num_layers=2&num_heads=4&vocab_size=200",
     "MobileNetV2Model": "transformers:MobileNetV2Model?image_size=64",
     "ResNetModel": "transformers:ResNetModel?depths=[1,1,1,1]",
+    "Dinov2Model": f"transformers:Dinov2Model?{SMALL}",
 }
 """Twenty architectures of transformers, small."""
 

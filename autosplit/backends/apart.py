@@ -1,6 +1,6 @@
 """Exporters and compilers run in a process apart: where one crashes, it costs its answer and not the user's process.
 
-The process is kept for further calls, and ends when none comes for ``IDLE_S``.
+The process is kept for further calls. It ends with the workspace that it worked for, or when none comes for ``IDLE_S``.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from autosplit.errors import BackendError, DeadlineError, WorkerError
 
 T = TypeVar("T")
 
-IDLE_S = 30.0
+IDLE_S = 10.0
 LOOK_S = 0.25
 """Seconds between two reports of progress."""
 
@@ -83,6 +83,15 @@ def _taken() -> WorkerProcess:
             return spawn_worker("autosplit.backends.apart:serve", name="compiling")
         if worker.alive() and not worker.connection.poll(0):
             return worker
+        _end(worker)
+
+
+def end_idle() -> None:
+    """End the processes that are kept for further calls."""
+    with _lock:
+        workers = _idle[:]
+        _idle.clear()
+    for worker in workers:
         _end(worker)
 
 

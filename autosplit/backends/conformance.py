@@ -210,7 +210,8 @@ def try_all(folder: Path, backend: str) -> dict[str, Faults]:
 
 def _identity(backend: str) -> dict[str, Any]:
     exporter = [] if backend in ("eager", "inductor") else ["onnxruntime"]
-    return {"schema": SCHEMA, "backend": backend, "versions": versions([backend, *exporter])}
+    released = {name: version.partition("+")[0] for name, version in versions([backend, *exporter]).items()}
+    return {"schema": SCHEMA, "backend": backend, "versions": released}
 
 
 @cache

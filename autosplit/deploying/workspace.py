@@ -8,6 +8,7 @@ from types import TracebackType
 
 from torch.fx import GraphModule
 
+from autosplit.backends.apart import end_idle
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
 from autosplit.backends.conformance import require_right
 from autosplit.deploying.checking import Reference
@@ -80,7 +81,8 @@ class Workspace:
         return self._references[-1][0]
 
     def close(self) -> None:
-        """Remove every file."""
+        """Remove every file, and end the processes that compiled stages."""
+        end_idle()
         self._temporary.close()
 
     def __enter__(self) -> "Workspace":
