@@ -37,10 +37,7 @@ ARCHITECTURES = {
         for name in ("BertModel", "RobertaModel", "ElectraModel", "MPNetModel", "GPTNeoXModel")
     },
     **{name: f"transformers:{name}?{GROUPED}" for name in ("LlamaModel", "MistralModel", "Qwen2Model", "GemmaModel", "PhiModel")},
-    **{
-        name: f"transformers:{name}?{SMALL}&intermediate_size=128"
-        for name in ("ViTModel", "DeiTModel", "BeitModel")
-    },
+    **{name: f"transformers:{name}?{SMALL}&intermediate_size=128" for name in ("ViTModel", "DeiTModel", "BeitModel")},
     "GPT2Model": "transformers:GPT2Model?n_embd=64&n_layer=2&n_head=4&vocab_size=200",
     "DistilBertModel": "transformers:DistilBertModel?dim=64&n_layers=2&n_heads=4&hidden_dim=128&vocab_size=200",
     "OPTModel": "transformers:OPTModel?hidden_size=64&num_hidden_layers=2&num_attention_heads=4&ffn_dim=128&vocab_size=200",

@@ -233,9 +233,7 @@ class _Job:
                     measured = rounds.another(profile.measured, group)
                     profile = _with_measured(profile, measured)
                     yield profile, list(measured)
-        kept = {one: measured for one, measured in profile.measured.items() if one.backend not in rounds.left_out}
-        stages = tuple(stage for stage in profile.stages if stage.setting in kept)
-        yield replace(profile, measured=kept, stages=stages, notes=(*profile.notes, *rounds.notes)), ()
+        yield profile.without(rounds.left_out, *rounds.notes), ()
 
     def keep(self, profile: Profile, settings: Sequence[Setting], links: bool) -> None:
         """Store the settings, and the links if they are new."""

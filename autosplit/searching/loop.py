@@ -101,28 +101,15 @@ def search(
         keep: called with the result so far, if a candidate was measured before the search is stopped by Ctrl-C or a failure.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
-    try:
-        return _search(job, subject, budget_s, journal, workspace, hosts, progress, keep)
-    except BackendError as failure:
-        others = tuple(name for name in job.backends if name != failure.backend)
-        if not others or others == job.backends:
-            raise
-        progress("search", 0.0, f"planning without {failure.backend}: {failure}")
-        traced, profile = subject
-        measured = {setting: one for setting, one in profile.measured.items() if setting.backend != failure.backend}
-        stages = tuple(stage for stage in profile.stages if stage.setting in measured)
-        notes = (*profile.notes, f"{failure.backend} is left out: {failure}")
-        rest = replace(profile, measured=measured, stages=stages, notes=notes)
-        return search(
-            replace(job, backends=others),
-            (traced, rest),
-            budget_s=budget_s,
-            journal=journal,
-            workspace=workspace,
-            hosts=hosts,
-            progress=progress,
-            keep=keep,
-        )
+    while True:
+        try:
+            return _search(job, subject, budget_s, journal, workspace, hosts, progress, keep)
+        except BackendError as failure:
+            others = tuple(name for name in job.backends if name != failure.backend)
+            if not others or others == job.backends:
+                raise
+            note = f"{failure.backend} is left out: {failure}"
+            job, subject = replace(job, backends=others), (subject[0], subject[1].without([failure.backend], note))
 
 
 def _search(

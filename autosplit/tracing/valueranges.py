@@ -229,7 +229,7 @@ def _strangeness(node: fx.Node, known: Mapping[fx.Node, Range], constants: Mappi
     if (name in ("softmax", "_softmax", "_safe_softmax") and worst == 1) or name == "nan_to_num":
         return 0
     if name == "scaled_dot_product_attention":  # a row that is masked whole gives 0
-        return max((known[source].strange for source in args[:3] if source in known), default=0)
+        return max((known[source].strange for source in args[:3] if source in known), default=0)  # type: ignore[index]
     scalars = [item for item in _scalars((*args, *node.kwargs.values())) if isinstance(item, float)]
     if any(not abs(item) < HUGE for item in scalars):
         mask = constants.get(args[1]) if name == "masked_fill" else None  # type: ignore[arg-type]
