@@ -56,7 +56,7 @@ def _conformance(given: options.Shown) -> None:
     from autosplit.backends.base import installed
     from autosplit.commands.report import table
 
-    tables = {backend: conformance.table(backend) for backend in installed() if backend != "eager"}
+    tables = {backend: conformance.table(backend) for backend in conformance.TRIED if backend in installed()}
     rows = conformance.rows(tables)
     tried = [
         {"backend": backend, "cases": len(cases), "with faults": sum(map(bool, cases.values()))}
