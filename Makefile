@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster bench-hosts test test-fast check format docs bench-planner bench-runtime bench-models bench-accuracy profiles pictures fuzz chaos clean
+.PHONY: help install demo demo-cluster bench-hosts test test-fast check format docs bench-planner bench-runtime bench-models bench-accuracy profiles pictures fuzz chaos dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -70,7 +70,7 @@ bench-accuracy: install ## predicted against measured: 8 models, 3 backends, 3 s
 bench-hosts: install ## transports between two hosts, a model over them beside other systems, an idle cluster
 	$(BIN)/python -m benchmarks.hosts
 
-chaos: install ## storms of kills, stops, hangs and crashes on 1 to 8 workers, for about eight minutes: all counts must be 0
+chaos: install ## storms of kills, stops, hangs, crashes and callers on 1 to 8 workers and in the own process, for about eight minutes: all counts must be 0
 	$(BIN)/python -m benchmarks.chaos
 
 profiles: install ## measure the committed profiles again on this machine
@@ -79,8 +79,17 @@ profiles: install ## measure the committed profiles again on this machine
 pictures: install ## make the pictures of docs/pictures again, on a quiet machine with Chromium
 	$(BIN)/python -m benchmarks.pictures
 
-fuzz: install ## 2,000 mutations of each kind of file, each within a second and 200 MB
-	AUTOSPLIT_FUZZ_CASES=2000 $(BIN)/python -m pytest -q tests/test_hostile_files.py
+fuzz: install ## 2,000 mutations of each kind of file, archive, bundle and message from another host, and hostile calls of each operator
+	AUTOSPLIT_FUZZ_CASES=2000 $(BIN)/python -m pytest -q $(wildcard tests/test_hostile_*.py tests/*/test_hostile_*.py) tests/bundling/test_native.py tests/tracing/test_operators.py
+
+dist: ## source distribution and wheel in build/dist, and a run of the wheel in a bare environment
+	rm -rf build/dist build/bare && mkdir -p build/dist
+	$(PYTHON) -m venv build/bare
+	build/bare/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt build
+	build/bare/bin/python -m build --outdir build/dist .
+	build/bare/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	build/bare/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt build/dist/*.whl
+	cd build/bare && bin/autosplit --version && bin/autosplit auto "autosplit.examples.mlp:mlp?depth=2&width=64" --devices cpu:0 --backend eager --budget 1s
 
 clean: ## remove what was built
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

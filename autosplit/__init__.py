@@ -4,9 +4,13 @@ The public names, each loaded on first use (PEP 562), so that ``import autosplit
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+# ``python -m autosplit`` puts the current folder first on the path, and ``__main__`` takes it off. Until then, a module that
+# Python has not loaded would come from that folder, so ``typing`` is for type checkers alone.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from autosplit import errors as errors
     from autosplit import figures as figures
     from autosplit.annotation import annotate as annotate
@@ -102,7 +106,7 @@ _MODULES = ("errors", "figures")
 __all__ = sorted([*_HOME, *_MODULES])
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _MODULES:
         return importlib.import_module(f"autosplit.{name}")
     if name not in _HOME:

@@ -1,5 +1,17 @@
 """Entry point of the command: Ctrl-C while modules are still being imported ends it without a traceback."""
 
+import os
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    # ``python -m`` puts the current folder first, whose modules would run in place of Python's own. Nothing may be loaded before.
+    try:
+        here = os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:  # it was removed
+        here = ""
+    if sys.path[0] in ("", here):
+        del sys.path[0]
+
 import signal
 
 

@@ -292,7 +292,7 @@ class AutoResult:
     @property
     def plan(self) -> Plan:
         """The plan to use: the searched one, or the baseline that measured better."""
-        return self.report.best.plan
+        return self.report.best_plan
 
     def open(self) -> Service:
         """The plan to use as a running service."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import resource
 import signal
 import sys
@@ -15,7 +16,7 @@ import typer
 
 from autosplit.commands import flagfaults, flags
 from autosplit.commands.bundles import bundle
-from autosplit.commands.console import answered, say, show
+from autosplit.commands.console import LogLines, answered, say, show
 from autosplit.commands.evaluating import evaluate
 from autosplit.commands.measuring import devices, profile
 from autosplit.commands.placing import annotate, memory
@@ -55,7 +56,7 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
             if not interrupt and not is_expected(failure):
                 raise
             if given.verbose and not interrupt:
-                traceback.print_exc()
+                say(traceback.format_exc().rstrip())
             said = "stopped; what was measured is kept, and no worker is left" if interrupt else reason(failure)
             if not interrupt or time.monotonic() - BEGAN_S > SILENT_S:
                 say(f"autosplit: {said}")
@@ -100,6 +101,7 @@ def _ignored(failure: Any) -> None:
 def main() -> None:
     """Entry point: exit code 0 only when all went well and the outputs matched."""
     sys.unraisablehook = _ignored
+    logging.lastResort = LogLines(logging.WARNING)
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, min(most, MOST_FILES)), most))
     signal.signal(signal.SIGTERM, _stop)
@@ -114,6 +116,9 @@ def main() -> None:
         app()
     except AutosplitError as failure:
         say(f"autosplit: {reason(failure)}")
+        sys.exit(1)
+    except Exception:
+        say(traceback.format_exc().rstrip())
         sys.exit(1)
     except KeyboardInterrupt:  # before the command began, so that there is nothing to say
         sys.exit(130)

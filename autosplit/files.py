@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from autosplit.errors import AutosplitError, raise_faults
+from autosplit.opening import open_file, opened_folder
 from autosplit.parsing import MAX_JSON_BYTES, MAX_YAML_BYTES, parse_json, parse_yaml, read_text, shown
 
 if TYPE_CHECKING:
@@ -27,34 +28,46 @@ M = TypeVar("M", bound="BaseModel")
 T = TypeVar("T")
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``; a reader sees the old file or the new one, never a part.
+def write_atomic(path: Path, content: str | bytes, root: Path | None = None) -> None:
+    """Write a file; a reader sees the old file or the new one, never a part.
 
-    Raises: OSError: the disk is full, the folder cannot be written, or ``path`` is a folder. The error names ``path``, and the
-        old file stays.
+    Args:
+        path: the file.
+        content: its text, or its bytes.
+        root: as for ``open_file``. A link at ``path`` is replaced. Without a root it stays, and its target is replaced; a pipe or
+            a device takes the content and stays.
+    Raises: OSError: the disk is full, the folder cannot be written or is refused by ``opened_folder``, or ``path`` is a folder.
+        The error names ``path`` or a folder above it, and the old file stays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
     try:
-        if path.is_dir():
+        if path.is_dir() and (root is None or not path.is_symlink()):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if path.exists() and not path.is_file():  # a pipe or a device such as /dev/null must not become a file
-            path.write_text(text, encoding="utf-8")
-        else:
-            _write_and_rename(path.resolve(), text)  # a link stays a link: its target is replaced
+        if root is None and path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        target = path.resolve() if root is None else path
+        with opened_folder(target.parent, root or target.parent, make=True) as folder:
+            _write_and_rename(target.name, data, folder)
+    except RuntimeError:  # ``resolve``: a link leads to itself
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
     except OSError as failure:  # the error names the temporary file, or no file
-        raise OSError(failure.errno, failure.strerror, str(path)) from failure
+        named = failure.filename if failure.filename in map(str, path.parents) else str(path)
+        raise OSError(failure.errno, failure.strerror, named) from failure
 
 
-def _write_and_rename(path: Path, text: str) -> None:
-    temporary = hidden_beside(path)
+def _write_and_rename(name: str, data: bytes, folder: int) -> None:
+    temporary = hidden_beside(Path(name)).name
     try:
-        with temporary.open("x", encoding="utf-8") as file:  # unlike mkstemp, the mode follows the user's umask
-            file.write(text)
+        # unlike mkstemp, the mode follows the user's umask
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder), "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
         raise
 
 
@@ -82,15 +95,16 @@ def unwritable(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold an exclusive lock that belongs to ``path`` (a hidden file beside it) across processes.
+def locked(path: Path, waiting: Callable[[], None] = lambda: None, root: Path | None = None) -> Iterator[None]:
+    """Hold an exclusive lock that belongs to ``path`` (a hidden file beside it, which stays as it is) across processes.
 
     Args:
         path: what is locked.
         waiting: called before the wait if another process holds the lock.
+        root: as for ``open_file``; by default the folder of ``path``.
+    Raises: OSError: as ``open_file``.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / f".{path.name}.lock").open("w", encoding="utf-8") as lock:
+    with open_file(path.with_name(f".{path.name}.lock"), "ab+", root or path.parent) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -111,7 +125,7 @@ def content_hash(data: Any) -> str:
 
 def file_hash(path: Path) -> str:
     """SHA-256 of the bytes of a file."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -121,6 +135,7 @@ def read_data(
     error: type[AutosplitError],
     parse: Callable[[str], Any] | None = None,
     most_bytes: int | None = None,
+    root: Path | None = None,
 ) -> Any:
     """The content of a JSON or YAML file.
 
@@ -130,11 +145,12 @@ def read_data(
         error: the class to raise.
         parse: ``parse_json`` or ``parse_yaml``; by default the suffix says which.
         most_bytes: the largest size; by default 20 MB of YAML or 100 MB of JSON.
-    Raises: ``error``: the file is missing, malformed, or above a limit of ``parsing``.
+        root: as for ``open_file``.
+    Raises: ``error``: the file is missing, malformed, refused by ``open_file``, or above a limit of ``parsing``.
     """
     parse = parse or (parse_json if path.suffix == ".json" else parse_yaml)
     try:
-        return parse(read_text(path, most_bytes or (MAX_JSON_BYTES if parse is parse_json else MAX_YAML_BYTES)))
+        return parse(read_text(path, most_bytes or (MAX_JSON_BYTES if parse is parse_json else MAX_YAML_BYTES), root))
     except FileNotFoundError:
         raise error(f"{kind} file '{path}' does not exist") from None
     except OSError as failure:
@@ -144,12 +160,12 @@ def read_data(
         raise error(f"{kind} file '{path}' is truncated or not valid {name}: {failure}") from None
 
 
-def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]) -> dict[str, Any]:
+def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError], root: Path | None = None) -> dict[str, Any]:
     """The mapping in a JSON or YAML file that says ``schema: N``; the arguments are those of ``read_data``.
 
     Raises: ``error``: as ``read_data``, or the file holds no mapping or another schema version.
     """
-    data = read_data(path, kind, error)
+    data = read_data(path, kind, error, root=root)
     if data is None:
         raise error(f"{kind} file '{path}' is empty: it was cut off, or is another kind of file")
     if not isinstance(data, dict):

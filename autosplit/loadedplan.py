@@ -1,6 +1,6 @@
 """load(): a plan file becomes an object that runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autosplit.annotation import annotate
@@ -81,6 +81,7 @@ def load(
             trust_backends=source.trusted,
         )
     plan = file.resolve(traced.graph)
+    plan = replace(plan, source=replace(plan.source, spec=traced.source.spec))  # not one that the file names beside a module
     machine = Machine.of(map(parse_device, file.devices)) if devices is None else as_machine(devices)
     return LoadedPlan(plan, traced, machine)
 

@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 from yaml.composer import Composer
 
+from autosplit.opening import open_file
+
 MAX_YAML_BYTES = 20_000_000
 MAX_JSON_BYTES = 100_000_000
 MAX_DEPTH = 50
@@ -38,9 +40,9 @@ _REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxstring, _REPR.maxlong = 2
 _Base = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
-def read_text(path: Path, most_bytes: int) -> str:
-    """The text of a file. Raises: OSError: it cannot be read, or is too large. ValueError: it is not UTF-8."""
-    with path.open("rb") as file:
+def read_text(path: Path, most_bytes: int, root: Path | None = None) -> str:
+    """The text of a file, opened by ``open_file``. Raises: OSError: as there, or it is too large. ValueError: it is not UTF-8."""
+    with open_file(path, root=root) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"it is above the limit of {most_bytes // 1_000_000} MB")

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from autosplit.terminal import Terminal, visible
+
 Progress = Callable[[str, float, str], None]
 """A function of the step (trace, profile, search, run), its share done from 0 to 1, and a text about the work."""
 
@@ -90,7 +92,7 @@ def bars(console: Console) -> Iterator[Progress]:
                 tasks[step] = drawn.add_task("", total=1.0, step=step)
                 if not console.is_terminal:
                     console.print(f"{step} …", highlight=False)
-            drawn.update(tasks[step], completed=share, description=text[: max(0, console.width - BESIDE)], refresh=True)
+            drawn.update(tasks[step], completed=share, description=visible(text)[: max(0, console.width - BESIDE)], refresh=True)
 
         def end_all() -> None:
             for task in tasks.values():
@@ -133,7 +135,7 @@ def _line(step: str, share: float, taken_s: float, text: str) -> str:
 @contextlib.contextmanager
 def shown(progress: bool | Progress) -> Iterator[Progress]:
     """The progress function that a caller asked for: True draws bars in a terminal or a notebook."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     if callable(progress):
         yield progress
     elif progress and console.is_jupyter:
@@ -148,6 +150,6 @@ def shown(progress: bool | Progress) -> Iterator[Progress]:
 
 def announce(progress: bool | Progress, text: str) -> None:
     """Print a line on stderr before a long call, where ``shown`` would draw bars."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     if progress is True and (console.is_terminal or console.is_jupyter):
-        console.print(text, highlight=False, markup=False, soft_wrap=console.is_terminal)
+        console.print(text, highlight=False, soft_wrap=console.is_terminal)

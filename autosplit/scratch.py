@@ -19,6 +19,7 @@ from typing import IO
 
 from autosplit.children import python_running
 from autosplit.errors import UsageError
+from autosplit.parsing import parse_json
 
 _MARKER = ".autosplit-scratch"
 _MOST_MARKER_BYTES = 4096
@@ -75,11 +76,8 @@ def sweep_at_death() -> IO[bytes]:
     child of this process, because Ray kills the children of its workers.
     """
     code = "import os, sys; os.fork() and os._exit(0); sys.stdin.read(); from autosplit.scratch import sweep; sweep()"
-    command, environment = python_running(code)
     nowhere = subprocess.DEVNULL
-    parent = subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True
-    )
+    parent = subprocess.Popen(python_running(code), stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
     parent.wait()
     assert parent.stdin is not None
     return parent.stdin
@@ -140,5 +138,5 @@ def _is_ours(marker_fd: int) -> bool:
     found = os.fstat(marker_fd)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_size > _MOST_MARKER_BYTES:
         return False
-    about = json.loads(os.read(marker_fd, _MOST_MARKER_BYTES))
+    about = parse_json(os.read(marker_fd, _MOST_MARKER_BYTES).decode())
     return isinstance(about, dict) and about.get("made_by") == "autosplit" and about.get("uid") == os.getuid()

@@ -46,7 +46,7 @@ import sys
 from autosplit.bundling.dumps import example_inputs
 from autosplit.bundling.openbundle import load_bundle
 if __name__ == "__main__":
-    with load_bundle(sys.argv[1] + "/app.asb", policy=sys.argv[2]) as bundle:
+    with load_bundle(sys.argv[1] + "/app.asb", policy=sys.argv[2], trust=True) as bundle:
         bundle.run(example_inputs(bundle.network))
         print("ready", flush=True)
         sys.stdin.read()

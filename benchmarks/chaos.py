@@ -1,7 +1,9 @@
 """Storms of faults on running pipelines: ``python -m benchmarks.chaos [--minutes N] [--seed N] [--json FILE] [SCENARIO ...]``.
 
-Each scenario streams requests through real worker processes while faults strike at random times. Afterwards the pipeline is
-closed, and every request must have its right answer, or an error that it has earned. The exit code is 1 if a count is not 0.
+Each scenario streams requests through real worker processes, or through threads of this process, while faults strike at random
+times. Afterwards the pipeline is closed, and every request must have its right answer, or an error that it has earned. In a
+storm of callers, networks are closed again and again under threads that submit, fill buffers and cancel. The exit code is 1 if
+a count is not 0.
 """
 
 import argparse
@@ -17,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
@@ -29,12 +31,17 @@ import torch
 
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import spawn_worker
-from autosplit.errors import DeadlineError, RefusedError, WorkerError
+from autosplit.errors import DeadlineError, RefusedError, StageError, WorkerError
+from autosplit.running.engine import Engine
+from autosplit.running.inprocess import InProcess
 from autosplit.running.modules import PythonFunction
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
+from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device
+from autosplit.values.plan import Process
+from benchmarks.callers import Callers, as_request, verdict
 
 LAYOUTS = {1: (1,), 2: (1, 1), 3: (1, 2), 4: (2, 2), 8: (2, 2, 2, 2)}
 """Number of workers to the replicas of each stage."""
@@ -45,23 +52,32 @@ HANG_S = 1.0
 LIMIT_S = 90.0
 """Seconds within which a request must be taken in, every request must be answered, and a pipeline must close."""
 
-CRASH, HANG = 1.0, 2.0
+CRASH, HANG, RAISE = 1.0, 2.0, 3.0
 
 ZEROS = ("wrong", "lost", "hung", "out_of_order", "unresolved", "left_behind")
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A pipeline and the faults that strike it, one every ``mean_s`` seconds on average."""
+    """A pipeline and the faults that strike it, one every ``mean_s`` seconds on average.
+
+    ``process`` is where its stages run; ``closes`` makes it a storm of callers.
+    """
 
     name: str
     num_workers: int
     in_order: bool
     faults: tuple[str, ...]
     mean_s: float = 1.0
+    process: Process = "workers"
+    closes: bool = False
 
 
 SCENARIOS = [
+    Scenario("storm of callers", 1, True, ("kill",), 0.7, closes=True),
+    Scenario("storm of callers", 3, False, ("kill",), 0.7, closes=True),
+    Scenario("storm of callers", 2, True, ("raise",), 0.7, process="caller", closes=True),
+    Scenario("requests that raise", 2, True, ("raise",), 0.1, process="caller"),
     Scenario("kill a worker", 1, True, ("kill",)),
     Scenario("kill a worker", 2, False, ("kill",), 0.7),
     Scenario("kill a worker", 8, True, ("kill",), 0.7),
@@ -115,6 +131,7 @@ class Result:
         return {
             "scenario": self.scenario.name,
             "workers": self.scenario.num_workers,
+            "process": self.scenario.process,
             "order": "kept" if self.scenario.in_order else "as ready",
             "seconds": round(self.seconds),
             "requests": self.num_requests,
@@ -144,34 +161,49 @@ def idle(connection: Connection) -> None:
 
 
 def step(x: torch.Tensor) -> torch.Tensor:
-    """A stage: add 1, or crash or hang if the request says so."""
+    """A stage: add 1, or crash, hang or raise if the request says so."""
     if x[1] == CRASH:
         os.kill(os.getpid(), signal.SIGKILL)
     if x[1] == HANG:
         time.sleep(600)
+    if x[1] == RAISE:
+        raise ValueError("as the request wants it")
     time.sleep(0.001)
     result = x.clone()
     result[0] += 1
     return result
 
 
-def open_pipeline(scenario: Scenario) -> Pipeline:
+def layout(scenario: Scenario) -> tuple[int, ...]:
+    """The replicas of each stage; the caller's process holds one stage."""
+    return LAYOUTS[scenario.num_workers] if scenario.process == "workers" else (scenario.num_workers,)
+
+
+def placements(scenario: Scenario) -> list[StagePlacement]:
     """Stages in a chain, their workers on the cores in turn."""
     module = PythonFunction("benchmarks.chaos:step", ("benchmarks",))
-    specs = [TensorSpec(f"v{number}", (4,), (1,), "float32") for number in range(len(LAYOUTS[scenario.num_workers]) + 1)]
+    specs = [TensorSpec(f"v{number}", (4,), (1,), "float32") for number in range(len(layout(scenario)) + 1)]
     cores, stages, placed = affinity(), [], 0
-    for number, replicas in enumerate(LAYOUTS[scenario.num_workers]):
+    for number, replicas in enumerate(layout(scenario)):
         devices = tuple(parse_device(f"cpu:{cores[(placed + replica) % len(cores)]}") for replica in range(replicas))
         placed += replicas
         stages.append(StagePlacement(f"s{number}", module, (specs[number],), (specs[number + 1],), devices, hang_s=HANG_S))
+    return stages
+
+
+def open_pipeline(scenario: Scenario) -> Engine:
+    """The pipeline of a scenario."""
+    stages, last = placements(scenario), f"v{len(layout(scenario))}"
+    if scenario.process == "caller":
+        return InProcess(stages, ["v0"], [last])
     max_restarts = 1 if "kill new" in scenario.faults else 5  # so that it gives up, and is opened again
-    return Pipeline(stages, ["v0"], [specs[-1].name], in_order=scenario.in_order, max_restarts=max_restarts)
+    return Pipeline(stages, ["v0"], [last], in_order=scenario.in_order, max_restarts=max_restarts)
 
 
 class Storm:
     """Strikes one pipeline with the faults of its scenario until it is stopped."""
 
-    def __init__(self, scenario: Scenario, pipeline: Pipeline, chance: random.Random) -> None:
+    def __init__(self, scenario: Scenario, pipeline: Engine, chance: random.Random) -> None:
         self.ordered: deque[float] = deque()
         """Faults that requests bring along: the next one takes one."""
         self.num_faults = 0
@@ -203,6 +235,8 @@ class Storm:
                     self.ordered.append(CRASH)
                 case "hang":
                     self.ordered.append(HANG)
+                case "raise":
+                    self.ordered.append(RAISE)
 
     def _kill_new(self, old: set[int]) -> None:
         """Kill a worker, and each that is started in its place within a second: all that load."""
@@ -231,13 +265,13 @@ def send(pid: int, sign: signal.Signals) -> None:
             os.kill(pid, sign)
 
 
-def stream(result: Result, storm: Storm, pipeline: Pipeline, chance: random.Random, until_s: float) -> list[Asked]:
+def stream(result: Result, storm: Storm, pipeline: Engine, chance: random.Random, until_s: float) -> list[Asked]:
     """Submit requests until the time is over: some urgent, some with a deadline, some cancelled later."""
     asked: list[Asked] = []
     answered: dict[int, list[int]] = {}
     room = threading.Semaphore(64)
     while time.monotonic() < until_s:
-        if pipeline.failure is not None:
+        if pipeline.failure is not None and isinstance(pipeline, Pipeline):
             reopen(result, pipeline)
         if not room.acquire(timeout=LIMIT_S):
             result.blame("hung", f"no answer for {LIMIT_S:.0f} s at request {len(asked)}")
@@ -278,11 +312,11 @@ def check_order(result: Result, answered: Mapping[int, Sequence[int]]) -> None:
                 result.blame("out_of_order", f"request {second} was answered after request {first}")
 
 
-def ask(pipeline: Pipeline, number: int, what: float, chance: random.Random) -> Asked:
+def ask(pipeline: Engine, number: int, what: float, chance: random.Random) -> Asked:
     """Submit one request, with a priority and perhaps a deadline."""
     priority, may_expire = chance.choice((-1, 0, 0, 1)), chance.random() < 0.05
     future = pipeline.submit(
-        [torch.tensor([float(number), what, 0.0, 0.0])],
+        [as_request(number, what)],
         priority=priority,
         deadline_s=chance.uniform(0.001, 0.05) if may_expire else None,
         timeout_s=LIMIT_S,
@@ -311,6 +345,8 @@ def judge(result: Result, one: Asked, num_stages: int) -> None:
     elif one.future.cancelled() or isinstance(failure, DeadlineError):
         if not (one.cancelled if one.future.cancelled() else one.may_expire):
             result.blame("lost", f"request {one.number} was cancelled or expired, and nobody asked for it")
+    elif one.what == RAISE and isinstance(failure, StageError):
+        pass
     elif isinstance(failure, WorkerError) and "was tried" in str(failure):
         result.num_given_up += one.what == 0.0
     elif failure is not None:
@@ -327,31 +363,83 @@ def run(scenario: Scenario, seconds: float, seed: int) -> Result:
     result, chance = Result(scenario), random.Random(seed)
     spawn_worker("benchmarks.chaos:idle").close()  # the fork server belongs to what was there before
     before = belongings()
+    if scenario.closes:
+        run_callers(result, seconds, chance)
+    else:
+        run_stream(result, seconds, chance)
+    for kind, left in leftovers(before).items():
+        result.blame("left_behind", f"{kind}: {left}")
+    return result
+
+
+def run_callers(result: Result, seconds: float, chance: random.Random) -> None:
+    """A storm of callers: open a network and close it under its callers, until the time is over."""
     start_s = time.monotonic()
+    while time.monotonic() < start_s + seconds:
+        close_under_callers(result, chance)
+    result.seconds = time.monotonic() - start_s
+
+
+def close_under_callers(result: Result, chance: random.Random) -> None:
+    """Open a network, close it in one of several ways while callers use it, and judge their requests."""
+    scenario = result.scenario
+    num_stages = len(layout(scenario))
+    host = HostManager()
+    settings = {"in_order": scenario.in_order} if scenario.process == "workers" else {}
+    outputs = [f"v{num_stages}"]
+    engine = host.add_network("net", placements(scenario), ["v0"], outputs, process=scenario.process, **settings)
+    storm = Storm(scenario, engine, random.Random(chance.random()))
+    callers = Callers(engine, chance.randrange(1 << 20), lambda story: result.blame("lost", story))
+    time.sleep(chance.uniform(0.05, 1.5))
+    drain = chance.random() < 0.6
+    endings: list[Callable[[], None]] = [
+        lambda: engine.close(drain=drain),
+        lambda: host.remove_network("net", when_busy="drain" if drain else "fail"),
+        lambda: host.close(drain=drain),
+    ]
+    close_within_limit(result, chance.choice(endings))
+    if not callers.join(LIMIT_S):
+        result.blame("hung", f"a caller still waits {LIMIT_S:.0f} s after the network was closed")
+    storm.stop()
+    result.num_faults += storm.num_faults
+    result.num_restarts += engine.restarts
+    result.num_requests += len(callers.asked)
+    for number, future in callers.asked:
+        if (found := verdict(number, future, num_stages)) is not None:
+            result.blame(*found)
+    host.close()
+
+
+def close_within_limit(result: Result, close: Callable[[], None]) -> None:
+    """Close a pipeline, and keep the longest time that it took. A close that does not return is left to its thread."""
+    closing_s = time.monotonic()
+    closer = threading.Thread(target=close, daemon=True)
+    closer.start()
+    closer.join(LIMIT_S)
+    result.close_s = max(result.close_s, time.monotonic() - closing_s)
+    if closer.is_alive():
+        result.blame("hung", f"close() has not returned after {LIMIT_S:.0f} s")
+
+
+def run_stream(result: Result, seconds: float, chance: random.Random) -> None:
+    """Stream requests through one pipeline, and judge them once it is closed."""
+    scenario, start_s = result.scenario, time.monotonic()
     pipeline = open_pipeline(scenario)
-    storm = Storm(scenario, pipeline, random.Random(seed + 1))
+    storm = Storm(scenario, pipeline, random.Random(chance.random()))
     try:
         asked = stream(result, storm, pipeline, chance, time.monotonic() + seconds)
     finally:
         storm.stop()
         result.num_faults, result.num_restarts = storm.num_faults, pipeline.restarts
-        closing_s = time.monotonic()
-        closer = threading.Thread(target=pipeline.close, kwargs={"drain": False}, daemon=True)
-        closer.start()
-        closer.join(LIMIT_S)
-        result.close_s, result.seconds = time.monotonic() - closing_s, time.monotonic() - start_s
-    if closer.is_alive():
-        result.blame("hung", f"close() has not returned after {LIMIT_S:.0f} s")
+        close_within_limit(result, lambda: pipeline.close(drain=False))
+        result.seconds = time.monotonic() - start_s
     result.num_requests = len(asked)
     for one in asked:
-        judge(result, one, len(LAYOUTS[scenario.num_workers]))
+        judge(result, one, len(layout(scenario)))
         if not one.future.done():
             result.blame("unresolved", f"request {one.number} has no answer after the pipeline was closed")
     if 2 * result.num_given_up > result.num_restarts:
         result.blame("lost", f"{result.num_given_up} requests were given up, for {result.num_restarts} deaths of workers")
-    for kind, left in leftovers(before).items():
-        result.blame("left_behind", f"{kind}: {left}")
-    return result
 
 
 def belongings() -> dict[str, set[str]]:
@@ -427,7 +515,8 @@ def run_all(chosen: Sequence[Scenario], seconds: float, seed: int) -> list[Resul
     """The results of the scenarios, with progress and the stories of faults on stderr."""
     results = []
     for number, scenario in enumerate(chosen):
-        print(f"[{number + 1}/{len(chosen)}] {scenario.name}, {scenario.num_workers} workers ...", file=sys.stderr, flush=True)
+        place = f"{scenario.num_workers} workers" if scenario.process == "workers" else f"{scenario.num_workers} threads"
+        print(f"[{number + 1}/{len(chosen)}] {scenario.name}, {place} ...", file=sys.stderr, flush=True)
         results.append(run(scenario, seconds, seed + number))
         for note in results[-1].notes:
             print(f"  {note}", file=sys.stderr, flush=True)

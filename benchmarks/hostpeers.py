@@ -121,7 +121,9 @@ def ray_graph(stack: ExitStack, job: Job) -> Run:
 
     nodes, values = _nodes(stack, job), job.values
     actors = [peers.actor_on(node, peers.RayStage, folder) for node, folder in zip(nodes, job.folders, strict=True)]
-    specs = [spec for folder in job.folders for stage in [load_stage(folder)] for spec in (*stage.inputs, *stage.outputs)]
+    specs = [
+        spec for folder in job.folders for stage in [load_stage(folder, trust=True)] for spec in (*stage.inputs, *stage.outputs)
+    ]
     graph = peers.compiled(stack, actors, _buffer_size_bytes=max(spec.num_bytes for spec in specs) + peers.ROOM_BYTES)
     return partial(peers.in_flight, lambda: partial(ray.get, graph.execute(values)))
 

@@ -113,7 +113,9 @@ def compare(spec: str, rounds: int = 7, round_s: float = 2.5) -> None:
     with ExitStack() as stack:
         folders = peers.save(programs, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         stages = [
-            StagePlacement(program.name, StageFolder(folder), program.inputs, program.outputs, (parse_device(f"cpu:{core}"),))
+            StagePlacement(
+                program.name, StageFolder(folder, trust=True), program.inputs, program.outputs, (parse_device(f"cpu:{core}"),)
+            )
             for program, folder, core in zip(programs, folders, cores, strict=True)
         ]
         pipeline = stack.enter_context(Pipeline(stages, traced.graph.inputs, traced.graph.outputs))

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, receive_into
+from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
 from autosplit.clusters.raynodes import Agents, Node, connected
+from autosplit.clusters.sockets import receive_into
 from autosplit.commands.console import say
 from autosplit.tracing.tensorspec import spec_of
 from benchmarks.peers import ROOM_BYTES, actor_on
@@ -71,7 +72,8 @@ class Peer(Receiver):
         self._other = other
         self._bare = _connected(address)
         for size in SIZES:
-            self._connections[size] = Connection(_connected(address), "second", self, [_spec(size)], num_credits=4)
+            # cancellations, which are the words here, go to an end with slots alone
+            self._connections[size] = Connection(_connected(address), "second", self, [_spec(size)], num_slots=1, num_credits=4)
 
     def store(self) -> int:
         """The first peer: open the store of gloo's group; return its port."""

@@ -46,6 +46,7 @@ def test_auto_finds_a_plan_whose_outputs_match(found: AutoResult) -> None:
     assert found.report.best.outputs_equal
     report = found.report
     assert report.best.against(report.plan, "throughput").median >= 1
+    assert found.plan.prediction.bound_s > 0 and found.search.plan.prediction.bound_s > 0
     assert found.plan.source.spec == TIED and found.plan.versions["torch"] == torch.__version__
 
 
@@ -115,6 +116,22 @@ def test_three_stages_on_two_devices_equal_the_unsplit_model(spec: str) -> None:
             assert type(answer) is type(expected)
             for ours, own in zip(*map(torch.utils._pytree.tree_leaves, (answer, expected)), strict=True):
                 assert torch.equal(ours, own)
+
+
+def test_any_set_of_ops_on_a_device_is_several_stages_there() -> None:
+    """Without a chain of devices the search ended in an IndexError."""
+    module, x = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4))).eval(), torch.randn(4, 16)
+    traced = autosplit.trace(module, inputs=(x,))
+    one, other = (device.name for device in TWO.devices)
+    outer, inner = {one: 1e-3, other: 1.0}, {one: 1.0, other: 1e-3}
+    seconds = zip(traced.graph.ops, (outer, inner, inner, outer), strict=True)
+    profile = Profile.given(traced.graph, {(op.name, device): own[device] for op, own in seconds for device in own})
+    plan = autosplit.search(traced, profile, TWO, Constraints(contiguous=False), budget=Budget(search_s=0)).plan
+    assert [(len(stage.ops), stage.devices) for stage in plan.stages] == [(1, (one,)), (2, (other,)), (1, (one,))]
+    with autosplit.open_pipeline(traced, plan) as service, torch.no_grad():
+        assert torch.equal(service(x), module(x))
+    with pytest.raises(UsageError, match="reuse=False forbids that; drop one"):
+        autosplit.search(traced, profile, TWO, Constraints(contiguous=False, reuse=False))
 
 
 def test_a_profile_without_a_common_backend_is_refused() -> None:

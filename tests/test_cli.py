@@ -21,7 +21,6 @@ import pytest
 import torch
 import typer
 import yaml
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from autosplit import cli
@@ -31,6 +30,7 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.devices.limits import affinity
 from autosplit.errors import TraceError, UsageError
 from autosplit.progress import stopped
+from autosplit.terminal import Terminal
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.machine import Machine, parse_device
@@ -46,7 +46,7 @@ WORKLOAD = Path(__file__).parent / "data" / "workloads" / "layer-bert24_inferenc
 def inside(*words: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     """The command in this process: a new one takes seconds to load torch."""
     monkeypatch.chdir(cwd)
-    monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
+    monkeypatch.setattr(console, "err", Terminal(stderr=True, width=200))
     return CliRunner().invoke(cli.app, list(words))
 
 
@@ -250,7 +250,7 @@ def test_an_answer_is_kept_where_what_goes_beside_it_cannot_be_written(
     few = ["--requests", "4", "--rounds", "1", "--no-baselines", "--json"]
     ran = inside("run", "plan.yaml", *few, cwd=tmp_path, monkeypatch=monkeypatch)
     assert ran.exit_code == 0, ran.stderr
-    assert "store 'profiles' could not keep what was measured: Is a directory" in ran.stderr
+    assert "store 'profiles' could not keep what was measured: 'profiles/runs.jsonl': Is a directory" in ran.stderr
     assert json.loads(ran.stdout)["outputs_equal"] and len(json.loads(ran.stdout)["notes"]) == 1
 
 

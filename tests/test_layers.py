@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "autosplit"
 
 LAYERS = """
-    errors arguments parsing files children scratch tables progress
+    errors arguments opening parsing files children scratch tables terminal progress
     values/       graph links machine samples machinefile measurements profile constraints explanation placement
     values/       plan planfile timeline dot
     memory/       lives arena packing offsets slots stages account
@@ -26,7 +26,7 @@ LAYERS = """
     -- torch --
     figures
     examples
-    tracing/      modelspec tensorspec differing programs architectures loading devicecopies uncuttable flattening
+    tracing/      modelspec tensorspec differing operators programs architectures loading devicecopies uncuttable flattening
     tracing/      verifying callbinding capturing aliasing weightsfile indexlimits valueranges
     tracing/      splitting
     devices/      limits accelerators cuda forking forkserver processes discovering
@@ -39,7 +39,7 @@ LAYERS = """
     deploying/    comparing
     measuring
     searching/    correcting candidates tuning loop
-    clusters/     frames handshake hostlinks segments runningsegment agent localnodes raynodes fleet
+    clusters/     sockets handshake listener frames hostlinks segments runningsegment agent localnodes raynodes fleet
     clusters/     hostsfeed replanning remote relaycost devicelinks hostprofile cluster
     bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping partchain
     bundling/     openbundle dumps crosscheck showing
@@ -87,7 +87,7 @@ ALLOWED = {
         "running",
     },
     "typer": {"commands", "cli"},
-    "rich": {"commands", "progress"},
+    "rich": {"commands", "progress", "terminal"},
     "transformers": {"tracing.architectures"},
     "ray": {"clusters.localnodes", "clusters.raynodes", "exporting"},
     "onnxruntime": {"backends", "bundling.driver", "exporting"},

@@ -32,11 +32,11 @@ def root(temporary: Path) -> Path:
 
 
 def left_behind(root: Path, name: str, marker: object) -> Path:
-    """A folder with a file in it and a marker that nobody has locked."""
+    """A folder with a file in it and a marker that nobody has locked. Bytes are written as they are, other values as JSON."""
     folder = root / name
     folder.mkdir(parents=True)
     (folder / "kept").write_text("data")
-    (folder / ".autosplit-scratch").write_text(json.dumps(marker))
+    (folder / ".autosplit-scratch").write_bytes(marker if isinstance(marker, bytes) else json.dumps(marker).encode())
     return folder
 
 
@@ -101,7 +101,10 @@ def test_folders_of_others_in_the_temporary_folder_stay(temporary: Path) -> None
 
 @pytest.mark.parametrize(
     "marker",
-    [{}, [], None, "autosplit", {**OURS, "made_by": "uv"}, {**OURS, "uid": os.getuid() + 1}, {**OURS, "pad": "x" * 5000}],
+    [
+        *({}, [], None, "autosplit", {**OURS, "made_by": "uv"}, {**OURS, "uid": os.getuid() + 1}, {**OURS, "pad": "x" * 5000}),
+        *(b"", b"{", b"\xff\0", b"[" * 4000, b'{"uid": ' * 500, b'{"uid": ' + b"9" * 4000 + b"}"),
+    ],
 )
 def test_a_folder_with_another_marker_stays(root: Path, marker: object) -> None:
     folder = left_behind(root, "other", marker)

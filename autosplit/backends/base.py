@@ -70,11 +70,14 @@ class Backend(Protocol):
         Raises: BackendError: the stage is refused.
         """
 
-    def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
+    def load(
+        self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
+    ) -> Runnable:
         """Load a prepared stage, to run on ``threads`` threads with this process's affinity.
 
-        Threads may spin between two requests unless other work runs on their cores (``shared``).
-        Raises: BackendError: the folder is not prepared, or the runtime refuses it.
+        Threads may spin between two requests unless other work runs on their cores (``shared``). With ``trust`` in the maker of
+        the folder, a graph in it may call every operator.
+        Raises: BackendError: the folder is not prepared, or the runtime refuses it. PlanError: an operator is not allowed.
         """
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
@@ -83,7 +86,9 @@ class Backend(Protocol):
     def refuses_kind(self, kind: str) -> str | None:
         """None if it runs on this kind of accelerator (``cuda``), else the reason and a backend that does."""
 
-    def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
+    def place(
+        self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
+    ) -> tuple[Runnable, bool]:
         """Put the saved stage on an accelerator.
 
         Returns: a function of tensors on the accelerator, which is called with ``queue`` as the current queue; and whether its
@@ -134,11 +139,11 @@ class Compiler(Protocol):
 
 
 def _write(name: str, source: Path, folder: Path, precision: Precision) -> None:
-    cast(Compiler, named_backend(name)).write(load_stage(source), folder, precision)
+    cast(Compiler, named_backend(name)).write(load_stage(source, trust=True), folder, precision)
 
 
 def _list_refused(name: str, source: Path) -> dict[str, str]:
-    return cast(Compiler, named_backend(name)).list_refused(load_stage(source))
+    return cast(Compiler, named_backend(name)).list_refused(load_stage(source, trust=True))
 
 
 class Begun(Protocol):

@@ -35,14 +35,16 @@ class EagerBackend:
         if precision == "bf16" and not (folder / LOWERED).is_dir():
             save_stage(lower_to_bf16(program), folder / LOWERED)
 
-    def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
+    def load(
+        self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
+    ) -> Runnable:
         """Load the stage with its weights mapped from the file."""
         require_precision(self, precision)
         if precision == "f32":
-            return program_runnable(load_stage(folder), threads)
+            return program_runnable(load_stage(folder, trust=trust), threads)
         if not (folder / LOWERED).is_dir():
             raise BackendError(f"stage folder '{folder}' is not prepared for eager in bf16: prepare the stage")
-        return program_runnable(load_stage(folder / LOWERED), threads)
+        return program_runnable(load_stage(folder / LOWERED, trust=trust), threads)
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Return the stage's forward."""
@@ -53,9 +55,11 @@ class EagerBackend:
         """Return None: torch runs everywhere."""
         return None
 
-    def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
+    def place(
+        self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
+    ) -> tuple[Runnable, bool]:
         """Load the stage with its weights on the accelerator."""
-        return placed_module(folder, accelerator, precision), True
+        return placed_module(folder, accelerator, precision, trust), True
 
 
 def program_runnable(program: StageProgram, threads: int) -> Runnable:
@@ -64,9 +68,9 @@ def program_runnable(program: StageProgram, threads: int) -> Runnable:
     return on_threads(lambda inputs: forward(*inputs), threads)
 
 
-def placed_module(folder: Path, accelerator: Accelerator, precision: Precision) -> Runnable:
+def placed_module(folder: Path, accelerator: Accelerator, precision: Precision, trust: bool) -> Runnable:
     """Load a saved stage with its weights on the accelerator, and return its forward."""
-    forward = place_stage(in_precision(load_stage(folder), precision), accelerator.device).module.forward
+    forward = place_stage(in_precision(load_stage(folder, trust=trust), precision), accelerator.device).module.forward
     return lambda inputs: forward(*inputs)
 
 

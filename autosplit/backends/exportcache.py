@@ -14,7 +14,8 @@ from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 
-from autosplit.files import content_hash, file_hash, hidden_beside
+from autosplit.files import content_hash, file_hash, hidden_beside, write_atomic
+from autosplit.opening import open_file
 
 MOST_BYTES = 256 << 20
 """Most bytes of all exports. Those that were not used for the longest time make room."""
@@ -43,7 +44,8 @@ def place(weights: Path) -> Path | None:
 def take(kept: Path, folder: Path) -> bool:
     """Unpack what is kept into a folder, its files in the order in which they were kept; return whether it is whole."""
     try:
-        data = kept.read_bytes()
+        with open_file(kept, root=kept.parents[1]) as file:
+            data = file.read()
         digest, content = data[: sha256().digest_size], data[sha256().digest_size :]
         if sha256(content).digest() != digest:
             return False
@@ -65,17 +67,12 @@ def keep(kept: Path, files: Sequence[Path]) -> None:
     """Keep files, unless they are large or there is no room. Nothing else depends on it, so no failure is told."""
     if sum(file.stat().st_size for file in files) > LARGEST_BYTES:
         return
-    content, draft = BytesIO(), hidden_beside(kept)
+    content = BytesIO()
     with contextlib.suppress(OSError):
         with zipfile.ZipFile(content, "w") as archive:
             for file in files:
                 archive.write(file, file.name)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_bytes(sha256(content.getvalue()).digest() + content.getvalue())
-            draft.replace(kept)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_atomic(kept, sha256(content.getvalue()).digest() + content.getvalue(), root=kept.parents[1])
         _make_room(kept.parent)
 
 

@@ -18,6 +18,7 @@ from autosplit.backends.eager import placed_module
 from autosplit.backends.limiting import check_of, checked
 from autosplit.backends.lowering import in_precision
 from autosplit.backends.quiet import quiet
+from autosplit.children import variables_for_torch
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram
@@ -72,7 +73,9 @@ class InductorBackend(FileBackend):
         with tempfile.TemporaryDirectory(dir=folder, prefix=".inductor-") as building:
             compile_library(in_precision(program, precision), Path(building)).replace(target)
 
-    def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
+    def load(
+        self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
+    ) -> Runnable:
         """Load the compiled library."""
         require_precision(self, precision)
         library = folder / LIBRARIES[precision]
@@ -86,9 +89,12 @@ class InductorBackend(FileBackend):
             return None
         return "its kernels there are written in Triton, which is not installed; install a torch built for CUDA, or use eager"
 
-    def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
+    def place(
+        self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
+    ) -> tuple[Runnable, bool]:
         """Compile in the worker at the first pass: to compile in the host would need the device there."""
-        module = placed_module(folder, accelerator, precision)
+        module = placed_module(folder, accelerator, precision, trust)
+        os.environ.update(variables_for_torch())
         return torch.compile(module, fullgraph=True, dynamic=False, mode=ACCELERATOR_MODE), True
 
 

@@ -76,7 +76,9 @@ class OnnxRuntimeBackend(FileBackend):
             except BackendError as failure:
                 raise BackendError(str(failure), self.list_refused(program)) from failure
 
-    def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
+    def load(
+        self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
+    ) -> Runnable:
         """Open a session on the optimised file."""
         require_precision(self, precision)
         stage = open_optimised(folder)
@@ -91,10 +93,12 @@ class OnnxRuntimeBackend(FileBackend):
             return None
         return f"this build of ONNX Runtime has {', '.join(here)}, not {wanted}; install onnxruntime-gpu, or use eager there"
 
-    def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
+    def place(
+        self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
+    ) -> tuple[Runnable, bool]:
         """Open a session on the exported file; weights packed for the CPU are useless on an accelerator."""
         require_precision(self, precision)
-        stage = prepare_onnx(load_stage(folder), folder)
+        stage = prepare_onnx(load_stage(folder, trust=trust), folder)
         wanted = accelerator.ONNX_PROVIDER
         session = _open_session(stage.path, session_options(1), [(wanted, dict(accelerator.onnx_options(queue)))])
         if wanted not in session.get_providers():
@@ -243,12 +247,16 @@ def bound_runnable(session: Any, stage: OnnxStage, device: torch.device) -> Runn
     where = _pybind_state.OrtDevice(kind_of_device, _pybind_state.OrtDevice.default_memory(), device.index or 0)
     nowhere = torch.empty(1, device=device)  # an empty tensor has no address, and ONNX Runtime wants one
     sources = [(port.dense, port.name, _element_type(port), list(port.dense_shape)) for port in stage.inputs]
+    expected = [(torch.Size(port.spec.shape), port.dtype, device.type) for port in stage.inputs]
     targets = [(port.name, _element_type(port), list(port.dense_shape), port.dtype) for port in stage.outputs]
     restoring = [port for port in stage.outputs if port.copied or not port.natural]
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         held = []
-        for (dense, name, kind, shape), value in zip(sources, inputs, strict=True):
+        for (dense, name, kind, shape), wanted, value in zip(sources, expected, inputs, strict=True):
+            if (value.shape, value.dtype, value.device.type) != wanted:  # its address is read as far as the shape says
+                found = f"{value.dtype} {list(value.shape)} on {value.device}"
+                raise ValueError(f"input '{name}' is {found}, and {wanted[1]} {list(wanted[0])} on {device} is expected")
             held.append(dense(value))
             binding.bind_input(name, where, kind, shape, held[-1].data_ptr() or nowhere.data_ptr())
         outputs = []

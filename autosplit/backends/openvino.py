@@ -7,6 +7,7 @@ memory with torch. Every process packs the weights anew, from any kind of file; 
 import contextlib
 import io
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -53,7 +54,9 @@ class OpenVinoBackend(FileBackend):
             compiled_model(stage, settings(1, precision))
             tried.touch()
 
-    def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
+    def load(
+        self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
+    ) -> Runnable:
         """Compile the ONNX file."""
         require_precision(self, precision)
         stage = replace(open_onnx(folder), check=check_of(folder, "narrow"))
@@ -69,7 +72,9 @@ class OpenVinoBackend(FileBackend):
         """Refuse every accelerator."""
         return "OpenVINO has no plug-in for it; use eager, inductor or onnxruntime there"
 
-    def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
+    def place(
+        self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
+    ) -> tuple[Runnable, bool]:
         """Raise BackendError: OpenVINO runs on no accelerator."""
         raise BackendError(f"OpenVINO does not run on {accelerator.device}")
 
@@ -163,11 +168,11 @@ def write_ir(stage: OnnxStage, chosen: Mapping[str, Any], path: Path) -> Collect
 
     Returns: the numbers of the outputs that come with channels last. Raises: BackendError: OpenVINO refuses the file.
     """
+    turned = compiled_model(stage, chosen).turned
+    model = with_channels_last(core().read_model(stage.path), turned)
     import openvino
     from openvino._offline_transformations import apply_moc_transformations
 
-    turned = compiled_model(stage, chosen).turned
-    model = with_channels_last(core().read_model(stage.path), turned)
     apply_moc_transformations(model, False)  # else the compiler folds batch norms, and its blob holds a second copy of weights
     openvino.save_model(model, path, compress_to_fp16=False)
     return turned
@@ -208,9 +213,18 @@ def _require_numpy(stage: OnnxStage) -> None:
 
 @cache
 def core() -> Any:
-    """The process's only ``Core``: after models of two Cores are freed, Ctrl-C is a segmentation fault (in 2026.4)."""
-    import openvino
+    """The process's only ``Core``: after models of two Cores are freed, Ctrl-C is a segmentation fault (in 2026.4).
 
+    OpenVINO reports its first import over the network, from a thread that stays. Without that package it does not.
+    """
+    telemetry = sys.modules.get("openvino_telemetry")
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    try:
+        import openvino
+    finally:
+        sys.modules.pop("openvino_telemetry")
+        if telemetry is not None:
+            sys.modules["openvino_telemetry"] = telemetry
     return openvino.Core()
 
 

@@ -2,13 +2,13 @@
 
 Modules in the order of their use::
 
-    driver       runs a bundle without torch; a copy lies in every bundle
+    driver       checks a manifest, and runs a bundle without torch; a copy lies in every bundle
     manifest     Manifest: the table of parts, and the hash of every file
     containers   what the model returns, as JSON
     weightpool   weights by content; packing: a bundle as one file
     drafting     the files of one part for its backend; nativedriver: C++ sources; bundler: write_bundle()
     bundlepart   a part as a worker loads it; mapping: the plan's devices to those that are there
-    partchain    all parts as one stage, for the caller's process; openbundle: load_bundle()
+    partchain    all parts as one stage, for the caller's process or one worker; openbundle: load_bundle()
     dumps        every tensor on a cut, and where two runs differ
     crosscheck   answers of a bundle beside those of the model; showing: a manifest for people
 """

@@ -30,6 +30,7 @@ class BundlePart:
         precision: of the network.
         same_machine: whether the processor and the versions are those of the machine that made the bundle.
         packages: modules that register the custom operators of the part.
+        trust: whether the user trusts the maker of the bundle, so that the part may call every operator.
     """
 
     folder: Path
@@ -39,12 +40,18 @@ class BundlePart:
     precision: Precision
     same_machine: bool
     packages: tuple[str, ...] = ()
+    trust: bool = False
     warms_up: bool = True
 
     @property
     def kind(self) -> str:
         """The backend's name."""
         return self.part.backend
+
+    @property
+    def isolated(self) -> bool:
+        """Whether an untrusted graph runs in torch."""
+        return self.part.backend == "eager" and not self.trust
 
     @property
     def num_bytes(self) -> int:
@@ -117,10 +124,10 @@ class BundlePart:
         path = self.folder / self.part.files[PROGRAM]
         data = read_data(path, "part", BundleError)
         try:
-            graph, weights = programs.decode(data["nodes"]), self._weights()
+            graph, weights = programs.decode(data["nodes"], trust=self.trust), self._weights()
             missing = [name for name in programs.weight_names(graph) if name not in weights]
             if missing:
-                raise BundleError(f"part file '{path}' names the weight '{missing[0]}', which the manifest does not list")
+                raise BundleError(f"part file '{path}' names the weight '{missing[0]:.200}', which the manifest does not list")
             return assemble(self.part.name, graph, weights, data["requires_grad"], self.part.inputs, self.part.outputs)
         except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
             raise BundleError(f"part file '{path}' is damaged: {str(failure).partition(chr(10))[0]}") from None

@@ -30,7 +30,12 @@ HERE, DRIVER = Path(__file__).parent, "driver.py"
 
 @checked
 def write_bundle(
-    networks: Mapping[str, tuple[Traced, Plan]], path: str | Path, *, zipped: bool = False, progress: Progress = quiet
+    networks: Mapping[str, tuple[Traced, Plan]],
+    path: str | Path,
+    *,
+    zipped: bool = False,
+    trust: bool = False,
+    progress: Progress = quiet,
 ) -> Manifest:
     """Write plans as one bundle; weights of equal bytes are in it once. It appears whole or not at all.
 
@@ -38,18 +43,21 @@ def write_bundle(
         networks: the entry points: the name of each, its model, and its plan, which was verified.
         path: the folder to make, or the file if ``zipped``; nothing may be there yet.
         zipped: one uncompressed file in place of a folder.
+        trust: whether eager parts may call operators that need trust in their maker when the bundle is loaded.
         progress: called with the share of the parts that are made, for the step ``bundle``.
     Raises: UsageError: ``path`` is there or cannot be written, or a model returns what a bundle cannot hold. BackendError: a
-        backend refuses a stage. MissingExtraError: a backend is not installed.
+        backend refuses a stage. MissingExtraError: a backend is not installed. PlanError: an operator needs ``trust``.
     """
     path = Path(path)
     require_absent(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _whole(path, zipped) as folder:
-        return fill_bundle(networks, folder, progress)
+        return fill_bundle(networks, folder, progress, trust=trust)
 
 
-def fill_bundle(networks: Mapping[str, tuple[Traced, Plan]], folder: Path, progress: Progress = quiet) -> Manifest:
+def fill_bundle(
+    networks: Mapping[str, tuple[Traced, Plan]], folder: Path, progress: Progress = quiet, *, trust: bool = False
+) -> Manifest:
     """Write the files of a bundle into an empty folder; arguments and errors as for ``write_bundle``."""
     mixed = [name for name, (_, plan) in networks.items() if len(set(plan.precisions)) > 1]
     if mixed:
@@ -73,7 +81,7 @@ def fill_bundle(networks: Mapping[str, tuple[Traced, Plan]], folder: Path, progr
                 progress("bundle", number / num_parts, f"network '{name}', {stage.name} for {stage.backend}")
                 place = scratch / f"part{number}"
                 place.mkdir()
-                drafts[name].append(draft(program, stage, plan.precision, pool, place))
+                drafts[name].append(draft(program, stage, plan.precision, pool, place, trust))
         key, starts = pool.write(folder)
         made: dict[str, Network] = {}
         for name, (traced, plan) in networks.items():

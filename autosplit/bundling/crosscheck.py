@@ -20,7 +20,7 @@ def check_bundle(path: Path, networks: Mapping[str, tuple[Traced, Plan]]) -> dic
     found = {}
     for name, (traced, plan) in networks.items():
         reference = Reference.of(traced, threads_of(plan))
-        with load_bundle(path, network=name, allow_native=True, verify=False) as bundle:
+        with load_bundle(path, network=name, trust=True, verify=False) as bundle:
             worst, limit = worst_error(plan, reference, [bundle.run(inputs) for inputs in reference.work])
         if not worst.relative <= limit:
             raise BundleError(

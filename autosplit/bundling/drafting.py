@@ -23,6 +23,7 @@ from autosplit.bundling.manifest import BLOB, IR, LIBRARY, ONNX, PROGRAM, WEIGHT
 from autosplit.bundling.weightpool import WeightPool
 from autosplit.errors import BackendError
 from autosplit.tracing import programs
+from autosplit.tracing.operators import WRITING, allowed_graph
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage
 from autosplit.values.plan import Stage
 
@@ -61,15 +62,18 @@ class Draft:
         )
 
 
-def draft(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+def draft(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path, trust: bool) -> Draft:
     """Export or compile a part in an empty folder, which must stay until the weights are written.
 
-    Raises: BackendError: the backend refuses the stage. MissingExtraError: it is not installed.
+    Raises: BackendError: the backend refuses the stage. MissingExtraError: it is not installed. PlanError: an eager part calls an
+        operator that needs trust, and none is asked for (``trust``).
     """
     backend = get_backend(stage.backend)
     require_precision(backend, precision)
     if stage.streams > 1:
         require_streams(backend)
+    if stage.backend == "eager" and not trust:
+        allowed_graph(program.module.graph, f"part '{stage.name}' is not for everybody: {WRITING}")
     made = {"eager": _eager, "onnxruntime": _onnxruntime, "openvino": _openvino, "inductor": _inductor}
     return made[stage.backend](program, stage, precision, pool, scratch)
 
@@ -140,19 +144,19 @@ def _doing(program: StageProgram, stage: Stage) -> str:
 
 
 def _write_fused(scratch: Path) -> None:
-    write_onnx(load_stage(scratch / "stage"), scratch / "exported.onnx")
+    write_onnx(load_stage(scratch / "stage", trust=True), scratch / "exported.onnx")
     fuse(scratch / "exported.onnx", scratch / "fused.onnx")
 
 
 def _write_ir(scratch: Path, chosen: Mapping[str, Any]) -> list[int]:
-    program = load_stage(scratch / "stage")
+    program = load_stage(scratch / "stage", trust=True)
     inputs, outputs = (tuple(map(port, specs)) for specs in (program.inputs, program.outputs))
     write_onnx(program, scratch / "exported.onnx")
     return list(openvino.write_ir(OnnxStage(scratch / "exported.onnx", inputs, outputs), chosen, scratch / "model.xml"))
 
 
 def _compile_library(scratch: Path) -> Path:
-    return inductor.compile_library(load_stage(scratch / "stage"), scratch, inductor.WITHOUT_WEIGHTS)
+    return inductor.compile_library(load_stage(scratch / "stage", trust=True), scratch, inductor.WITHOUT_WEIGHTS)
 
 
 def _inductor(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:

@@ -105,7 +105,8 @@ def differences_of(one: Dump, other: Dump) -> list[Difference]:
     """
     if one.graph != other.graph:
         raise UsageError(f"'{one.path}' and '{other.path}' are of different graphs, {one.graph} and {other.graph}")
-    apart = [name for name in one.inputs if not torch.equal(one.values[name], other.values[name])]
+    there = other.values
+    apart = [name for name in one.inputs if name not in there or not torch.equal(one.values[name], there[name])]
     if apart:
         raise UsageError(f"the dumps are of different inputs: '{apart[0]}' differs. Write the second with --inputs {one.path}")
     maker = {value: backend for _, backend, made in other.parts for value in made}

@@ -4,29 +4,24 @@ A bundle is a flat folder: a file lies in it under a plain name, so no name can 
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autosplit.bundling.driver import filled
+from autosplit.bundling.driver import MANIFEST as MANIFEST
+from autosplit.bundling.driver import SCHEMA, file_faults, manifest_faults
+from autosplit.bundling.driver import WEIGHTS as WEIGHTS
 from autosplit.errors import BundleError, DeviceError, raise_faults
 from autosplit.files import content_hash, file_hash, from_plain, read_mapping
-from autosplit.parsing import MALFORMED, shown
+from autosplit.parsing import shown
 from autosplit.tracing.tensorspec import TensorSpec, spec_fault
 from autosplit.values.machine import parse_device
 from autosplit.values.plan import MAX_QUEUE_DEPTH, Source
 from autosplit.values.samples import Precision, backend_fault
 
-SCHEMA = 1
-MANIFEST = "manifest.json"
-WEIGHTS = "weights.safetensors"
 PROGRAM, ONNX, IR, BLOB, LIBRARY = "program", "onnx", "ir", "blob", "library"
 """Roles of files: the graph for eager, the fused ONNX file, OpenVINO's own file and its compiled form, native code."""
-NEEDED = {"eager": PROGRAM, "onnxruntime": ONNX, "openvino": IR, "inductor": LIBRARY}
-"""Backend to the role that a part of it must have."""
-FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +133,20 @@ class Manifest:
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """Write the manifest with the hash of its content, which tells a later edit."""
-    data = asdict(manifest)
-    text = json.dumps({"schema": SCHEMA, "key": content_hash(json.loads(json.dumps(data))), **data}, indent=1)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    """Write the manifest with the hash of its content, which tells a later edit. Raises: BundleError: nobody could read it."""
+    data = json.loads(json.dumps(asdict(manifest)))
+    whole = {"schema": SCHEMA, "key": content_hash(data), **data}
+    raise_faults(BundleError, "this bundle cannot be written", manifest_faults(whole))
+    (folder / MANIFEST).write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a bundle. Raises: BundleError: it is missing, truncated, edited, of another version or malformed."""
     path = folder / MANIFEST
-    data = read_mapping(path, "bundle", SCHEMA, BundleError)
-    key = data.pop("key", None)
-    del data["schema"]
-    if content_hash(data) != key:
-        raise BundleError(f"bundle file '{path}' was changed after it was written. Make the bundle again.")
+    data = read_mapping(path, "bundle", SCHEMA, BundleError, root=folder)
+    raise_faults(BundleError, f"bundle file '{path}' is damaged; make the bundle again", manifest_faults(data))
     try:
-        manifest = from_plain(Manifest, data)
+        manifest = from_plain(Manifest, {name: value for name, value in data.items() if name not in ("schema", "key")})
     except ValueError as failure:
         raise BundleError(f"bundle file '{path}' is damaged: {failure}. Make the bundle again.") from None
     raise_faults(BundleError, f"bundle file '{path}' does not fit together", list(_faults(manifest)))
@@ -167,63 +160,25 @@ def file_of(path: Path) -> File:
 
 def check_files(folder: Path, files: Mapping[str, File], hashed: bool) -> None:
     """Compare the files of a bundle with its manifest, their hashes too if ``hashed``. Raises: BundleError: every fault."""
-    faults = []
-    for name, noted in files.items():
-        path = folder / name
-        if path.is_symlink() or not path.is_file():
-            faults.append(f"'{name}' is {'a link, which may lead out of the bundle' if path.is_symlink() else 'missing'}")
-        elif (num_bytes := path.stat().st_size) != noted.num_bytes:
-            faults.append(f"'{name}' has {num_bytes} bytes, and the manifest says {noted.num_bytes}: it is truncated or edited")
-        elif hashed and file_hash(path) != noted.sha256:
-            faults.append(f"'{name}' was changed after it was written")
-    raise_faults(BundleError, f"bundle '{folder}' is damaged", faults)
+    noted = {name: asdict(file) for name, file in files.items()}
+    raise_faults(BundleError, f"bundle '{folder}' is damaged", file_faults(folder, noted, hashed))
 
 
 def _faults(manifest: Manifest) -> Iterator[str]:
-    for name in manifest.files:
-        if not FILE_NAME.fullmatch(name) or name == MANIFEST:
-            yield f"file {shown(name)} is not a plain name of a file in the bundle"
-    if WEIGHTS not in manifest.files:
-        yield f"it lists no '{WEIGHTS}'"
-    if not manifest.networks:
-        yield "it has no networks"
+    """A sentence for each fault that the driver cannot see: it knows neither devices nor torch nor all backends."""
     for name, network in manifest.networks.items():
-        label = f"network {shown(name)}"
-        if not network.parts or not network.outputs:
-            yield f"{label} has no parts or no outputs"
         if not 1 <= network.queue_depth <= MAX_QUEUE_DEPTH or network.microbatch < 1:
-            yield f"{label} has queue_depth {network.queue_depth} and microbatch {network.microbatch}"
-        try:
-            filled(network.answer, dict.fromkeys(network.outputs))
-        except MALFORMED as failure:
-            yield f"{label} has an answer that cannot be built: {str(failure)[:200]}"
-        for part in network.parts:
-            yield from (f"{label}, part {shown(part.name)}: {fault}" for fault in _part_faults(part, manifest.files))
+            yield f"network {shown(name)} has queue_depth {network.queue_depth} and microbatch {network.microbatch}"
+    for name, part in manifest.parts:
+        yield from (f"network {shown(name)}, part {shown(part.name)}: {fault}" for fault in _part_faults(part))
 
 
-def _part_faults(part: Part, files: Mapping[str, File]) -> Iterator[str]:
+def _part_faults(part: Part) -> Iterator[str]:
     if fault := backend_fault(part.backend):
         yield fault
-    elif NEEDED[part.backend] not in part.files:
-        yield f"it has no file with the role '{NEEDED[part.backend]}', which {part.backend} needs"
-    if not part.devices or part.threads < 1 or part.streams < 1:
-        yield f"{len(part.devices)} devices, {part.threads} threads and {part.streams} streams; each is at least 1"
-    if part.weight_bytes < 0:
-        yield f"weight_bytes is {part.weight_bytes}"
     for device in part.devices:
         try:
             parse_device(device)
         except DeviceError as failure:
             yield str(failure)
-    yield from (f"file {shown(name)} is not among the bundle's files" for name in part.files.values() if name not in files)
     yield from filter(None, map(spec_fault, (*part.inputs, *part.outputs, *(weight.spec for weight in part.weights))))
-    for specs, orders in ((part.inputs, part.input_orders), (part.outputs, part.output_orders)):
-        yield from _order_faults(specs, orders)
-
-
-def _order_faults(specs: Sequence[TensorSpec], orders: Sequence[Sequence[int]]) -> Iterator[str]:
-    if len(specs) != len(orders):
-        yield f"{len(specs)} values have {len(orders)} orders"
-    for spec, order in zip(specs, orders, strict=False):
-        if sorted(order) != list(range(len(spec.shape))):
-            yield f"'{spec.name:.60}' has {len(spec.shape)} dimensions, and {shown(list(order))} is not an order of them"

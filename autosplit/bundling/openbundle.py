@@ -14,7 +14,7 @@ from autosplit.arguments import checked
 from autosplit.backends.base import named_backend
 from autosplit.bundling.bundlepart import BundlePart
 from autosplit.bundling.driver import filled
-from autosplit.bundling.manifest import WEIGHTS, Manifest, Network, check_files, read_manifest
+from autosplit.bundling.manifest import WEIGHTS, Manifest, Network, check_files
 from autosplit.bundling.mapping import mapped_devices
 from autosplit.bundling.packing import unpacked
 from autosplit.bundling.partchain import as_one_stage
@@ -84,7 +84,7 @@ def load_bundle(
     network: str | None = None,
     policy: Policy = "serial",
     devices: Machine | str | None = None,
-    allow_native: bool = False,
+    trust: bool = False,
     verify: bool = True,
     cuts: bool = False,
 ) -> OpenBundle:
@@ -94,11 +94,13 @@ def load_bundle(
         path: the folder, or the file of ``--zip``.
         network: the entry point; may be left out where there is only one.
         policy: ``serial`` runs the parts one by one in the caller's thread; ``threads`` too, in a thread on each device, so
-            that a device takes whole requests; ``processes`` runs each part in a pinned process of its own.
+            that a device takes whole requests; ``processes`` runs each part in a pinned process of its own. If a part is for
+            eager and ``trust`` is not given, pinned worker processes take the place of the caller's thread and of the threads.
         devices: the devices, or their names with commas between; by default those of the plan if all are CPU cores that
             are here, else all devices. With fewer devices than the plan has, parts share them; with more, the slowest parts
             get replicas (``processes``).
-        allow_native: whether native code in the bundle may run, which parts for inductor need.
+        trust: whether you trust the maker of the bundle. Then native code in it runs, which parts for inductor need; parts for
+            eager run in your process and call every operator.
         verify: False leaves out the hashes of the files.
         cuts: whether ``engine`` answers with the outputs of every part, in the order of the parts, for ``dumps.write_dump``.
     Raises: BundleError: the bundle is damaged, of another version, or needs native code or custom operators. BackendError: a
@@ -106,13 +108,12 @@ def load_bundle(
     """
     policy = policy_of(policy)
     with ExitStack() as stack:
-        folder = stack.enter_context(unpacked(Path(path)))
-        manifest = read_manifest(folder)
+        folder, manifest = stack.enter_context(unpacked(Path(path)))
         name = manifest.network(network)
         check_files(folder, manifest.files, hashed=verify)
         require_runtimes(manifest.networks[name])
-        require_trust(manifest.networks[name], allow_native)
-        placements = place_parts(folder, manifest, name, devices)
+        require_trust(manifest.networks[name], trust)
+        placements = place_parts(folder, manifest, name, devices, trust)
         chosen = manifest.networks[name]
         outputs = [spec.name for part in chosen.parts for spec in part.outputs] if cuts else chosen.outputs
         wire(placements, chosen.inputs, outputs)  # the table's own faults are named by its parts
@@ -122,7 +123,8 @@ def load_bundle(
             devices_there = tuple(dict.fromkeys(device for part in placements for device in part.devices))
             on = devices_there if policy == "threads" else devices_there[:1]
             stage = as_one_stage(name, placements, chosen.inputs, outputs, on)
-            engine = stack.enter_context(InProcess([stage], chosen.inputs, outputs))
+            run = Pipeline if stage.module.isolated else InProcess
+            engine = stack.enter_context(run([stage], chosen.inputs, outputs))
         return OpenBundle(manifest, name, engine, stack.pop_all())
 
 
@@ -141,13 +143,13 @@ def require_runtimes(network: Network) -> None:
         raise MissingExtraError(f"the bundle has parts for {' and '.join(absent)}, which is not installed: pip install {names}")
 
 
-def require_trust(network: Network, allow_native: bool) -> None:
+def require_trust(network: Network, trust: bool) -> None:
     """Raises: BundleError: a part is native code, which is not allowed, or needs operators that nobody has imported."""
     native = [part.name for part in network.parts if named_backend(part.backend).native]
-    if native and not allow_native:
+    if native and not trust:
         raise BundleError(
             f"part '{native[0]}' of the bundle is native code (an AOTInductor library), which can do all that you can; give "
-            "allow_native=True (--allow-native) if you trust the maker of the bundle"
+            "trust=True (--trust) if you trust the maker of the bundle"
         )
     absent = {module for part in network.parts for module in part.operators if module not in sys.modules}
     if absent:
@@ -157,7 +159,7 @@ def require_trust(network: Network, allow_native: bool) -> None:
         )
 
 
-def place_parts(folder: Path, manifest: Manifest, name: str, devices: Machine | str | None) -> list[StagePlacement]:
+def place_parts(folder: Path, manifest: Manifest, name: str, devices: Machine | str | None, trust: bool) -> list[StagePlacement]:
     """The parts of a network as the runtime takes them."""
     network = manifest.networks[name]
     there = _devices(network, devices)
@@ -173,6 +175,7 @@ def place_parts(folder: Path, manifest: Manifest, name: str, devices: Machine | 
                 precision=network.precision,
                 same_machine=same,
                 packages=part.operators,
+                trust=trust,
             ),
             inputs=part.inputs,
             outputs=part.outputs,

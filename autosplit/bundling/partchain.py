@@ -1,4 +1,4 @@
-"""PartChain: all parts of a network as one stage, which a thread of the caller's process runs one after the other."""
+"""PartChain: all parts of a network as one stage, which one thread runs one after the other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from autosplit.running.wiring import StagePlacement
-from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import Announced, TensorSpec, announced, check_outputs, laid_out
 from autosplit.values.machine import Device
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartChain:
-    """Parts in topological order, joined by the names of their values: a module for ``running.InProcess``.
+    """Parts in topological order, joined by the names of their values: a module for the caller's process or for one worker.
 
     Attributes:
         parts: each with its threads; their devices are not used.
@@ -35,9 +35,14 @@ class PartChain:
         return kinds.pop() if len(kinds) == 1 else "mixed"
 
     @property
+    def isolated(self) -> bool:
+        """Whether one of the parts is."""
+        return any(part.module.isolated for part in self.parts)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the weights of all parts."""
-        return sum(part.module.num_bytes for part in self.parts)
+        return sum(part.module.num_bytes or 0 for part in self.parts)
 
     def import_packages(self) -> None:
         """Import the packages of every part."""
@@ -81,6 +86,7 @@ class PartChain:
             Step(
                 part,
                 part.module.load(part.threads or threads, device, shared),
+                announced(part.outputs),
                 tuple(spec.name for spec in part.inputs if last[spec.name] == number and spec.name not in kept),
             )
             for number, part in enumerate(self.parts)
@@ -93,6 +99,7 @@ class Step:
 
     part: StagePlacement
     run: "Runnable"
+    announced: tuple[Announced, ...]
     dropped: tuple[str, ...]
 
     def inputs(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -102,9 +109,20 @@ class Step:
     def __call__(self, values: dict[str, torch.Tensor]) -> None:
         """Run the part on the values of a request, and change these."""
         made = self.run(self.inputs(values))
-        values.update((spec.name, value) for spec, value in zip(self.part.outputs, made, strict=True))
+        check_outputs(made, len(self.announced), self.announced)
+        values.update((spec.name, _as_announced(value, spec)) for spec, value in zip(self.part.outputs, made, strict=True))
         for name in self.dropped:
             values.pop(name, None)
+
+
+def _as_announced(value: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The value, copied if its strides differ from the announced ones; a dimension of size 1 may have any stride."""
+    strides = value.stride()
+    if strides == spec.stride or all(
+        size == 1 or found == wanted for size, found, wanted in zip(spec.shape, strides, spec.stride, strict=True)
+    ):
+        return value
+    return laid_out(value, spec)
 
 
 def as_one_stage(

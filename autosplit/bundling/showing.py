@@ -33,7 +33,7 @@ def needs(part: Part, manifest: Manifest) -> str:
     runtime = PACKAGES[part.backend][0]
     found = [f"{runtime} (made with {manifest.versions.get(runtime, 'an unknown version')})"]
     if named_backend(part.backend).native:
-        found.append("allow_native=True, for it is native code")
+        found.append("trust=True, for it is native code")
     found += [f"the custom operators of {module}" for module in part.operators]
     return ", ".join(found)
 

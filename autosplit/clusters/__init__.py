@@ -2,8 +2,10 @@
 
 ::
 
-    frames          a connection between two hosts: frames of tensors, credits
+    sockets         whole buffers and texts from a socket, within a time limit
     handshake       how two hosts connect: each proves that it knows the secret of the run
+    listener        accepts connections, and keeps strangers from holding it up
+    frames          a connection between two hosts: frames of tensors, credits
     hostlinks       latency and bandwidth of such a connection
     segments        the stages of a plan, cut into what each host runs
     runningsegment  the pipeline of a segment between two connections

@@ -6,17 +6,19 @@ Ray starts it and calls its methods. Requests come and go over connections of th
 import contextlib
 import os
 import socket
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from autosplit.backends.base import installed
+from autosplit.children import extend_path
 from autosplit.clusters import hostlinks
-from autosplit.clusters.handshake import dial, welcome
+from autosplit.clusters.handshake import dial
+from autosplit.clusters.listener import Listener
 from autosplit.clusters.runningsegment import RunningSegment, SegmentOrder
 from autosplit.devices.discovering import discover
 from autosplit.devices.limits import affinity, boot_id, memory_limit_bytes
@@ -25,6 +27,7 @@ from autosplit.errors import WorkerError
 from autosplit.measuring import calibration
 from autosplit.measuring.profiler import measure
 from autosplit.measuring.settings import stamps_of
+from autosplit.parsing import shown
 from autosplit.reports.results import RunStats
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
@@ -38,7 +41,7 @@ from autosplit.values.machine import Device, Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision, Provenance, Setting
 
-SEGMENT, PURPOSE, SENDER = "segment", "purpose", "sender"
+SEGMENT, PURPOSE, SENDER, NUM_SLOTS = "segment", "purpose", "sender", "num_slots"
 """Keys of the greeting of a connection."""
 
 CONTROL, REQUESTS, ANSWERS, PROBE = "control", "requests", "answers", "probe"
@@ -97,9 +100,12 @@ class Agent:
         self._folder = self._opened.enter_context(scratch_folder())
         self._janitor = sweep_at_death()  # Ray kills an agent whose driver is gone
         self._segments: dict[str, RunningSegment] = {}
-        self._listener = socket.create_server((address, 0))
-        self._address = self._listener.getsockname()
-        threading.Thread(target=self._accept, name="autosplit-listener", daemon=True).start()
+        self._listener = Listener(address, secret, self._welcome)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and the port at which it listens."""
+        return self._listener.address
 
     def facts(self) -> HostFacts:
         """What this host is."""
@@ -112,8 +118,7 @@ class Agent:
         }
         return HostFacts(
             self._name,
-            self._address[0],
-            self._address[1],
+            *self.address,
             os.getpid(),
             machine.devices,
             memory_limit_bytes(),
@@ -128,7 +133,7 @@ class Agent:
         """Profile a model on devices of this host, with the names that the host itself uses."""
         self._lay_out(files)
         none = pytree.tree_structure(())
-        program = load_stage(self._folder / "stages" / subject.folder).module
+        program = load_stage(self._folder / "stages" / subject.folder, trust=True).module
         traced = Traced(subject.graph, program, none, none, subject.example_inputs, subject.specs, (), ())
         machine = Machine.of(devices)
         threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
@@ -141,6 +146,11 @@ class Agent:
     def flood(self, address: tuple[str, int]) -> float:
         """Bytes a second to another host."""
         return hostlinks.flood(dial(address, self._secret, {PURPOSE: PROBE, SENDER: self._name}))
+
+    def extend_path(self, folders: Sequence[str]) -> None:
+        """Import the user's modules from the folders of the driver, after all others."""
+        for folder in folders:
+            extend_path(folder)
 
     def missing(self, hashes: Sequence[str]) -> list[str]:
         """The files that did not come here yet, by content hash."""
@@ -179,11 +189,18 @@ class Agent:
                     os.link(self._folder / "files" / content_hash, target)
 
     def connect(self, segment: str, targets: Mapping[str, tuple[tuple[str, int], int]]) -> None:
-        """Connect a segment to the hosts behind it: by name, where their agents listen, and how many slots they have."""
+        """Connect a segment to the hosts behind it: by name, where their agents listen, and how many slots they have.
+
+        Raises: WorkerError: no connection, or the segment does not run here or does not send there.
+        """
         running = self._segment(segment)
         for name, (address, num_slots) in targets.items():
             sock = dial(address, self._secret, {PURPOSE: REQUESTS, SEGMENT: running.order.next_name, SENDER: self._name})
-            running.send_to(name, sock, num_slots)
+            try:
+                running.send_to(name, sock, num_slots)
+            except WorkerError:
+                sock.close()
+                raise
 
     def close_segment(self, segment: str) -> None:
         """End a segment, if it runs."""
@@ -218,31 +235,27 @@ class Agent:
             self.close_segment(name)
         self._opened.close()
 
-    def _segment(self, segment: str) -> RunningSegment:
-        if segment not in self._segments:
-            raise WorkerError(f"segment '{segment}' does not run here")
-        return self._segments[segment]
+    def _segment(self, segment: Any) -> RunningSegment:
+        running = self._segments.get(segment) if isinstance(segment, str) else None
+        if running is None:
+            raise WorkerError(f"segment {shown(segment)} does not run here")
+        return running
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                sock, _ = self._listener.accept()
-                threading.Thread(target=self._welcome, args=(sock,), name="autosplit-welcome", daemon=True).start()
+    def _welcome(self, sock: socket.socket, hello: dict[str, Any]) -> None:
+        """Give a connection that has proved the secret to its purpose.
 
-    def _welcome(self, sock: socket.socket) -> None:
-        """Let a connection in once it has proved the secret, and give it to what it is for."""
-        try:
-            hello = welcome(sock, self._secret)
-            purpose, sender = hello[PURPOSE], str(hello[SENDER])
-            if purpose == PROBE:
-                hostlinks.answer_probe(sock)
-            elif purpose == CONTROL:
-                self._segments[hello[SEGMENT]].report_to(sock)
-            elif purpose == REQUESTS:
-                self._segments[hello[SEGMENT]].feed_from(sock, sender)
-            elif purpose == ANSWERS:
-                self._segments[hello[SEGMENT]].send_to("", sock, int(hello["num_slots"]))
-            else:
-                raise ValueError(f"a connection cannot be for {purpose!r}")
-        except (OSError, ValueError, TypeError, KeyError, WorkerError):
-            sock.close()
+        Raises: WorkerError: its greeting is malformed, its segment does not run here, or the segment does not expect it.
+        """
+        purpose, sender = hello.get(PURPOSE), hello.get(SENDER)
+        if not isinstance(sender, str):
+            raise WorkerError(f"the name of the sender is {shown(sender)}")
+        if purpose == PROBE:
+            hostlinks.answer_probe(sock)
+        elif purpose == CONTROL:
+            self._segment(hello.get(SEGMENT)).report_to(sock)
+        elif purpose == REQUESTS:
+            self._segment(hello.get(SEGMENT)).feed_from(sock, sender)
+        elif purpose == ANSWERS:
+            self._segment(hello.get(SEGMENT)).answer_to(sock, hello.get(NUM_SLOTS))
+        else:
+            raise WorkerError(f"a connection cannot be for {shown(purpose)}")

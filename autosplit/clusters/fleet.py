@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from autosplit.children import user_folders
 from autosplit.clusters import hostlinks
 from autosplit.clusters.agent import PROBE, PURPOSE, SENDER, Agent, Files, HostFacts
 from autosplit.clusters.handshake import dial
@@ -137,12 +138,13 @@ class Fleet:
         return min(readings)
 
     def ship(self, folders: Mapping[str, Collection[Path]]) -> tuple[dict[Path, str], Files]:
-        """Bring folders to hosts, each file once to each host.
+        """Bring folders to hosts, each file once to each host, and let them import the user's modules from the same places.
 
         Args:
             folders: by host, those that it needs.
         Returns: the name of each folder on the hosts, which is a hash of its content; and its files there.
         """
+        self.ask([(host, "extend_path", user_folders()) for host in folders])
         names: dict[Path, str] = {}
         listing: Files = {}
         content: dict[str, Path] = {}

@@ -7,11 +7,11 @@
 
 The layout of the tensors is known to both ends, so a frame is a header of 32 bytes and the bytes of the tensors. A sender
 needs a credit for each frame with tensors, and has as many as the receiver has slots. Nothing that comes in is unpickled. An
-end that is idle sends a frame every ``BEAT_S``. An end that hears nothing for ``SILENCE_S`` gives the connection up.
+end that is idle sends a frame every ``BEAT_S``. An end that hears nothing for ``SILENCE_S`` gives the connection up. So does an
+end that reads a frame against these rules, or that fails in any other way.
 """
 
 import contextlib
-import math
 import os
 import socket
 import struct
@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import torch
 
+from autosplit.clusters.sockets import MAX_TEXT_BYTES, reason_of, receive_into, receive_text
 from autosplit.running.interrupts import SafeCondition
 from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, extent_bytes, laid_out
 
@@ -31,14 +32,18 @@ REQUEST, ERROR, CANCEL, BROKEN, CREDIT, BEAT = range(6)
 """Kinds of frames: tensors; the text of an error in their place; a request to end; a lost host; free slots; a sign of life."""
 
 BEAT_S, SILENCE_S = 0.5, 5.0
-MAX_TEXT_BYTES = 64 * 1024
 SMALL_BYTES = 64 * 1024
 """Tensors up to this size are written by the thread that posts them."""
 
 MOST_PARTS = 512
 """Most buffers of one call of the kernel, which takes 1024."""
 
+MOST_PRIORITY = 2**31 - 1
+MOST_LEFT_S = 2.0**62 / 1e9
+"""The latest deadline, in 146 years: see ``monotonic_deadline``."""
+
 _HEADER = struct.Struct("<BxxxiQdQ")
+_TO_RECEIVER, _WITH_TEXT = (REQUEST, ERROR, CANCEL), (ERROR, BROKEN)
 
 
 class Frame(NamedTuple):
@@ -84,11 +89,15 @@ class Outgoing:
     deadline_ns: int = 0
     tensors: Sequence[torch.Tensor] = ()
     text: bytes = b""
+    """Sent up to ``MAX_TEXT_BYTES``."""
     sent: Callable[[], None] | None = None
 
 
 class Receiver:
-    """The receiving end's reactions; called in the connection's reading thread, which must not wait for long."""
+    """The receiving end's reactions; called in the connection's reading thread, which must not wait for long.
+
+    Where a reaction raises an exception, the connection ends, and ``lost`` is called with the reason.
+    """
 
     def request(self, connection: "Connection", frame: Frame, slot: Slot) -> None:
         """Tensors came. The slot is this receiver's until it calls ``connection.release(slot)``."""
@@ -133,7 +142,7 @@ class Connection:
         self._sock, self._receiver, self._specs = sock, receiver, tuple(specs)
         self._num_bytes = sum(extent_bytes(spec) for spec in specs)
         self._free = deque(Slot.of(specs) for _ in range(num_slots))
-        self._credits = num_credits
+        self._num_slots, self._num_credits, self._credits = num_slots, num_credits, num_credits
         self._owed, self._tell_at = 0, max(1, num_slots // 2)
         """Slots that are free and that the other end does not know of, and how many of them it is told of at once."""
         self._unsent: list[memoryview] = []
@@ -163,6 +172,11 @@ class Connection:
                 return
         self._write_some()
 
+    @property
+    def num_queued(self) -> int:
+        """Frames that wait to be sent."""
+        return len(self._queue)
+
     def close(self) -> None:
         """End the connection without a word to its receiver; frames that were not sent are dropped."""
         with self._changed:
@@ -174,16 +188,17 @@ class Connection:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        self._sock.close()
 
-    def _lose(self, reason: str) -> None:
+    def lose(self, failure: BaseException) -> None:
+        """End the connection because of a failure, and tell its receiver."""
         with self._changed:
             was_open, self._open = self._open, False
+            self._queue.clear()
             self._changed.notify()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         if was_open:
-            self._receiver.lost(self, reason)
+            self._receiver.lost(self, reason_of(failure, SILENCE_S))
 
     def _write_some(self) -> None:
         """Write in this thread what the socket takes at once, which saves a wake-up. The writing thread does the rest."""
@@ -194,8 +209,8 @@ class Connection:
                     self._note_sent()
             except BlockingIOError:
                 pass
-            except OSError as failure:
-                self._lose(reason_of(failure, SILENCE_S))
+            except Exception as failure:
+                self.lose(failure)
             finally:
                 self._writing.release()
         with self._changed:
@@ -216,8 +231,8 @@ class Connection:
                     while self._unsent:
                         self._unsent = _rest(self._unsent, self._sock.sendmsg(self._unsent[:MOST_PARTS]))
                     self._note_sent()
-        except OSError as failure:
-            self._lose(reason_of(failure, SILENCE_S))
+        except Exception as failure:
+            self.lose(failure)
 
     def _has_work(self) -> bool:
         return not self._open or bool(self._unsent) or self._owed >= self._tell_at or self._next() is not None
@@ -257,11 +272,12 @@ class Connection:
 
     def _parts(self, frame: Outgoing) -> list[bytes | memoryview]:
         left_s = 0.0 if not frame.deadline_ns else max(1e-9, (frame.deadline_ns - time.monotonic_ns()) / 1e9)
-        parts: list[bytes | memoryview] = [frame.text] if frame.text else []
+        parts: list[bytes | memoryview] = [frame.text[:MAX_TEXT_BYTES]] if frame.text else []
         if frame.kind == REQUEST:
             parts += [bytes_of(tensor, spec) for tensor, spec in zip(frame.tensors, self._specs, strict=True)]
         num_bytes = sum(map(len, parts))
-        return [_HEADER.pack(*Frame(frame.kind, frame.priority, frame.number, left_s, num_bytes)), *parts]
+        priority = max(-MOST_PRIORITY, min(frame.priority, MOST_PRIORITY))
+        return [_HEADER.pack(*Frame(frame.kind, priority, frame.number, left_s, num_bytes)), *parts]
 
     def _read(self) -> None:
         header = memoryview(bytearray(_HEADER.size))
@@ -269,14 +285,13 @@ class Connection:
             while self._open:
                 receive_into(self._sock, header)
                 frame = Frame(*_HEADER.unpack(header))
+                self._check(frame)
                 if frame.kind == CREDIT:
                     with self._changed:
                         self._credits += frame.number
                         if self._has_work():  # a wake-up for nothing takes the interpreter from the thread that waits for answers
                             self._changed.notify()
                 elif frame.kind == REQUEST:
-                    if frame.num_bytes != self._num_bytes or not self._free:
-                        raise ConnectionError(f"it sent {frame.num_bytes} bytes where {self._num_bytes} and a credit are due")
                     slot = self._free.popleft()
                     for buffer in slot.buffers:
                         receive_into(self._sock, buffer)
@@ -287,10 +302,26 @@ class Connection:
                     self._receiver.broken(self, receive_text(self._sock, frame.num_bytes))
                 elif frame.kind == CANCEL:
                     self._receiver.cancel(self, frame)
-                elif frame.kind != BEAT:
-                    raise ConnectionError(f"it sent a frame of kind {frame.kind}, which does not exist")
-        except OSError as failure:
-            self._lose(reason_of(failure, SILENCE_S))
+        except Exception as failure:
+            self.lose(failure)
+        with self._writing:  # a thread that posts may be about to write to the descriptor, whose number is free after this
+            self._sock.close()
+
+    def _check(self, frame: Frame) -> None:
+        """Raises: ConnectionError: the frame is against the rules."""
+        kind, num_bytes = frame.kind, frame.num_bytes
+        if kind not in range(BEAT + 1):
+            raise ConnectionError(f"it sent a frame of kind {kind}, which does not exist")
+        if kind in _TO_RECEIVER and not self._num_slots:
+            raise ConnectionError(f"it sent a frame of kind {kind} to an end without slots")
+        if not 0 <= frame.left_s <= MOST_LEFT_S:
+            raise ConnectionError(f"it sent a deadline in {frame.left_s:g} s, and 0 to {MOST_LEFT_S:g} s are allowed")
+        if kind == REQUEST and (num_bytes != self._num_bytes or not self._free):
+            raise ConnectionError(f"it sent {num_bytes} bytes where {self._num_bytes} and a credit are due")
+        if kind not in (REQUEST, *_WITH_TEXT) and num_bytes:
+            raise ConnectionError(f"it sent {num_bytes} bytes with a frame of kind {kind}, which has none")
+        if kind == CREDIT and not 0 < frame.number <= self._num_credits - self._credits:
+            raise ConnectionError(f"it freed {frame.number} slots, and {self._num_credits - self._credits} are taken")
 
 
 def _rest(parts: Sequence[memoryview], num_sent: int) -> list[memoryview]:
@@ -303,31 +334,6 @@ def _rest(parts: Sequence[memoryview], num_sent: int) -> list[memoryview]:
     return left
 
 
-def receive_into(sock: socket.socket, buffer: memoryview) -> None:
-    """Fill the buffer. Raises: ConnectionError: the other end closed. TimeoutError: it was silent for the socket's time limit."""
-    while len(buffer):
-        num_bytes = sock.recv_into(buffer)
-        if not num_bytes:
-            raise ConnectionError("it closed the connection")
-        buffer = buffer[num_bytes:]
-
-
-def receive_text(sock: socket.socket, num_bytes: int) -> str:
-    """Receive a text. Raises: ConnectionError: it is longer than ``MAX_TEXT_BYTES``; errors as ``receive_into``."""
-    if num_bytes > MAX_TEXT_BYTES:
-        raise ConnectionError(f"it sent a text of {num_bytes} bytes, and {MAX_TEXT_BYTES} are allowed")
-    text = memoryview(bytearray(num_bytes))
-    receive_into(sock, text)
-    return bytes(text).decode(errors="replace")
-
-
-def reason_of(failure: OSError, limit_s: float) -> str:
-    """Why a connection ended, as the rest of a sentence; ``limit_s`` is the socket's time limit."""
-    if isinstance(failure, TimeoutError):
-        return f"it was silent for {limit_s:g} s"
-    return str(failure) if type(failure) is ConnectionError else (failure.strerror or str(failure)).lower()
-
-
 def left_ns(left_s: float) -> int:
     """Seconds until a deadline, as they come in a frame, as a monotonic deadline; 0 stands for none."""
-    return time.monotonic_ns() + int(left_s * 1e9) if left_s > 0 and math.isfinite(left_s) else 0
+    return time.monotonic_ns() + int(left_s * 1e9) if left_s else 0

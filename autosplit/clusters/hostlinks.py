@@ -5,13 +5,15 @@ one way. The bandwidth is that between two large payloads: a network may let the
 Connections that are flooded side by side tell what they share.
 """
 
+import contextlib
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 
-from autosplit.clusters.frames import receive_into
+from autosplit.clusters.sockets import reason_of, receive_into
+from autosplit.errors import WorkerError
 from autosplit.values.links import Link, Wire
 
 SMALL_BYTES, MEDIUM_BYTES, LARGE_BYTES = 4096, 1 << 20, 4 << 20
@@ -32,30 +34,41 @@ def measure_link(source: str, target: str, sock: socket.socket) -> tuple[Link, W
     """The latency from this host to the other end of a connection, which is closed then, and the wire between the two.
 
     The bytes occupy neither device: the agents of the hosts send and take them.
+
+    Raises: WorkerError: the connection broke.
     """
-    with sock:
-        sock.settimeout(ANSWER_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with _probing(sock):
         small, medium = (_trips_s(sock, num_bytes) for num_bytes in (SMALL_BYTES, MEDIUM_BYTES))
         if min(medium) < SLOW_S:
             s_per_byte = (median(_trips_s(sock, LARGE_BYTES)) - median(medium)) / (LARGE_BYTES - MEDIUM_BYTES)
         else:
             s_per_byte = (median(medium) - median(small)) / (MEDIUM_BYTES - SMALL_BYTES)
-        sock.sendall(_WORD.pack(_END))
     latency_s = max(1e-6, min(small)) / 2
     wire = Wire(f"{source} to {target}", (source,), (target,), max(1e-12, s_per_byte))
     return Link(source, target, latency_s, 0.0, 0.0, 0.0, 0.0), wire
 
 
 def flood(sock: socket.socket) -> float:
-    """Bytes a second that the other end of a connection takes, which is closed then."""
-    with sock:
-        sock.settimeout(ANSWER_S)
+    """Bytes a second that the other end of a connection takes, which is closed then. Raises: WorkerError: it broke."""
+    with _probing(sock):
         num_bytes, trips_s = MEDIUM_BYTES, _trips_s(sock, MEDIUM_BYTES)
         if min(trips_s) < SLOW_S:
             num_bytes, trips_s = LARGE_BYTES, _trips_s(sock, LARGE_BYTES)
-        sock.sendall(_WORD.pack(_END))
     return (len(trips_s) - 1) * num_bytes / sum(trips_s[1:])  # a burst may pass at once in the first one
+
+
+@contextlib.contextmanager
+def _probing(sock: socket.socket) -> Iterator[None]:
+    """Use a connection for measurements, then close it. Raises: WorkerError: it broke."""
+    with sock:
+        try:
+            address, port, *_ = sock.getpeername()
+            sock.settimeout(ANSWER_S)
+            yield
+            sock.sendall(_WORD.pack(_END))
+        except OSError as failure:
+            reason = reason_of(failure, ANSWER_S)
+            raise WorkerError(f"the connection to {address}:{port} could not be measured: {reason}") from None
 
 
 def cards(pairs: Mapping[tuple[str, str], Wire], sent_per_s: Mapping[str, float], taken_per_s: Mapping[str, float]) -> list[Wire]:
@@ -81,29 +94,32 @@ def _each_s(bytes_per_s: float | None) -> list[float]:
 
 
 def answer_probe(sock: socket.socket) -> None:
-    """The other end of ``measure_link``. Raises: OSError: the connection broke."""
+    """The other end of ``measure_link``. Raises: OSError: the connection broke, or a payload is too large."""
     with sock:
         sock.settimeout(ANSWER_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         word, memory = memoryview(bytearray(_WORD.size)), memoryview(bytearray(LARGE_BYTES))
         while True:
             receive_into(sock, word)
             num_bytes = _WORD.unpack(word)[0]
-            if num_bytes == _END or num_bytes > LARGE_BYTES:
+            if num_bytes == _END:
                 return
+            if num_bytes > LARGE_BYTES:
+                raise ConnectionError(f"it announced a payload of {num_bytes} bytes, and {LARGE_BYTES} are allowed")
             receive_into(sock, memory[:num_bytes])
             sock.sendall(word)
 
 
 def _trips_s(sock: socket.socket, num_bytes: int) -> list[float]:
-    """Seconds of each round trip, a payload there and a word back."""
-    payload, word = bytes(num_bytes), memoryview(bytearray(_WORD.size))
+    """Seconds of each round trip: a payload there, its size back. Raises: OSError: the connection broke, or the size is wrong."""
+    payload, size, word = bytes(num_bytes), _WORD.pack(num_bytes), memoryview(bytearray(_WORD.size))
     found: list[float] = []
     begun_s = time.perf_counter()
     while len(found) < 3 or (len(found) < NUM_TRIPS and time.perf_counter() - begun_s < PAIR_S):
         start_s = time.perf_counter()
-        sock.sendall(_WORD.pack(num_bytes))
+        sock.sendall(size)
         sock.sendall(payload)
         receive_into(sock, word)
+        if word != size:
+            raise ConnectionError(f"it does not confirm the {num_bytes} bytes that it was sent")
         found.append(time.perf_counter() - start_s)
     return found

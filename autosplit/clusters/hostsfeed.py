@@ -111,6 +111,7 @@ class HostsFeed(Answering):
 
     def enter(self, request: Request, priority: int = 0, timeout_s: float | None = None) -> None:
         """Feed a request, or let it wait for at most ``timeout_s``. Raises: RefusedError, WorkerError: as ``Admission.enter``."""
+        self._answers.check_process()
         if not request.borrowed:
             request.inputs = tuple(value.clone() for value in request.inputs)  # the caller may write to its own
         with self._changed:

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autosplit.clusters.localnodes import LABEL, START_S, local_nodes
+from autosplit.clusters.localnodes import LABEL, MAX_LOCAL, START_S, local_nodes
 from autosplit.errors import AutosplitError, DeviceError, MissingExtraError, UsageError, WorkerError
 
 ASK_S, LISTENER_S = 600.0, 5.0
-MAX_LOCAL = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,13 @@ def connected(cluster: str) -> Iterator[list[Node]]:
         elif cluster != "auto":
             _require_listener(kind, int(count))
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="autosplit")
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level="ERROR",
+                namespace="autosplit",
+                job_config=_without_driver_path(),
+            )
         except (ConnectionError, TimeoutError, RuntimeError) as failure:
             way_out = "Start one with `ray start --head`, or set RAY_AUTH_MODE=token if it asks for a token."
             raise DeviceError(f"no Ray cluster answers at '{cluster}': {failure}. {way_out}") from None
@@ -147,6 +152,17 @@ def _require_listener(host: str, port: int) -> None:
         socket.create_connection((host, port), LISTENER_S).close()
     except (OSError, OverflowError) as failure:
         raise DeviceError(f"no Ray cluster answers at '{host}:{port}': {failure}. Start one with `ray start --head`.") from None
+
+
+def _without_driver_path() -> Any:
+    """A job whose agents do not get the current folder of this process, which Ray puts before Python's own modules."""
+    from ray.job_config import JobConfig
+
+    class Job(JobConfig):  # type: ignore[misc]
+        def _runtime_env_has_working_dir(self) -> bool:  # what Ray asks before it adds the folder
+            return True
+
+    return Job()
 
 
 def _ray() -> Any:

@@ -5,13 +5,13 @@ import itertools
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from autosplit.clusters.agent import ANSWERS, CONTROL, PURPOSE, REQUESTS, SEGMENT, SENDER
+from autosplit.clusters.agent import ANSWERS, CONTROL, NUM_SLOTS, PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
 from autosplit.clusters.handshake import dial
@@ -20,6 +20,7 @@ from autosplit.clusters.replanning import Replanner
 from autosplit.clusters.runningsegment import DRIVER, SegmentOrder
 from autosplit.clusters.segments import Segment, segments_of
 from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError
+from autosplit.parsing import shown
 from autosplit.reports.results import RunStats, StageStats
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.modules import StageFolder
@@ -127,14 +128,22 @@ _R = TypeVar("_R", WorkerHealth, StageStats, _Timed)
 
 @dataclass(slots=True)
 class _Returns(Receiver):
-    """Puts what comes from hosts into the inbox: answers, failures, and the loss of a host, of which the first counts."""
+    """Puts what comes from hosts into the inbox: answers, failures, and the loss of a host, of which the first counts.
+
+    Attributes:
+        hosts: those of the pipeline.
+        due: each unanswered request with the host that will answer it.
+    """
 
     inbox: Inbox
     outputs: Sequence[TensorSpec]
+    hosts: frozenset[str]
+    due: set[tuple[str, int]] = field(default_factory=set)
     closing: bool = False
 
     def request(self, connection: Connection, frame: Frame, slot: Slot) -> None:
-        """An answer came: copy it out of its slot."""
+        """An answer came: copy it out of its slot. Raises: ConnectionError: it is not due from this host."""
+        self._settle(connection, frame)
         values = {}
         for spec, tensor in zip(self.outputs, slot.tensors, strict=True):
             values[spec.name] = empty_like_spec(spec)
@@ -143,17 +152,26 @@ class _Returns(Receiver):
         self.inbox.put(Answered(frame.number, values, ""))
 
     def error(self, connection: Connection, frame: Frame, text: str) -> None:
-        """A request failed."""
+        """A request failed. Raises: ConnectionError: its answer is not due from this host."""
+        self._settle(connection, frame)
         self.inbox.put(Answered(frame.number, None, text))
 
     def broken(self, connection: Connection, text: str) -> None:
-        """A host tells that its connection to another one broke."""
+        """A host tells that its connection to another one broke. Raises: ConnectionError: the pipeline has no such host."""
         host, _, reason = text.partition("\n")
+        if host not in (DRIVER, *self.hosts):
+            raise ConnectionError(f"it reported the loss of {shown(host)}, which is no host of this pipeline")
         self._tell(connection.peer if host == DRIVER else host, f"host '{connection.peer}' says that {reason}")
 
     def lost(self, connection: Connection, reason: str) -> None:
         """A connection to a host broke."""
         self._tell(connection.peer, reason)
+
+    def _settle(self, connection: Connection, frame: Frame) -> None:
+        try:
+            self.due.remove((connection.peer, frame.number))
+        except KeyError:
+            raise ConnectionError(f"it answered request {frame.number}, which it does not have") from None
 
     def _tell(self, host: str, reason: str) -> None:
         if not self.closing:
@@ -185,7 +203,7 @@ class HostsDeployment:
         self._control: list[Connection] = []
         self._answers: list[Connection] = []
         self._requests: dict[str, Connection] = {}
-        self._returns = _Returns(inbox, self._segments[-1].outputs)
+        self._returns = _Returns(inbox, self._segments[-1].outputs, frozenset(host for _, host in self._places))
         self._started = time.monotonic()
         self.window = sum(self._slots[number] for number, _ in self._places)
         try:
@@ -198,6 +216,8 @@ class HostsDeployment:
     def send(self, number: int, inputs: Sequence[torch.Tensor], priority: int, deadline_ns: int) -> None:
         """Send a request to the first host; does not wait."""
         tensors = tuple(inputs[position] for position in self._positions)
+        last = self._segments[-1].hosts
+        self._returns.due.add((last[number % len(last)], number))
         self._first(number).post(Outgoing(REQUEST, number, priority, deadline_ns, tensors))
 
     def cancel(self, number: int) -> None:
@@ -291,6 +311,7 @@ class HostsDeployment:
                 num_slots=self._slots[number],
                 route=() if is_last else segments[number + 1].hosts,
                 in_order=self._wiring.in_order,
+                sources=segments[number - 1].hosts if number else (DRIVER,),
             )
             own = {names[folder]: files[names[folder]] for folder in map(_folder, segment.stages)}
             orders.append((host, "open_segment", order, own))
@@ -308,7 +329,7 @@ class HostsDeployment:
                 calls.append((host, "connect", self._names[number], targets))
         cluster.ask(calls)
         for host in dict.fromkeys(self._segments[last].hosts):
-            sock = self._dial(last, host, ANSWERS, num_slots=self.window)
+            sock = self._dial(last, host, ANSWERS, **{NUM_SLOTS: self.window})
             self._answers.append(Connection(sock, host, self._returns, self._segments[last].outputs, num_slots=self.window))
         for host in dict.fromkeys(self._segments[0].hosts):
             sock = self._dial(0, host, REQUESTS)

@@ -21,8 +21,8 @@ class Bundle(Output):
         ),
     ]
     zip: Annotated[bool, typer.Option("--zip", help="Write one file in place of a folder.")] = False
-    allow_native: Annotated[
-        bool, typer.Option("--allow-native", help="Run native code (AOTInductor libraries) of the bundle, as you.")
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Trust the maker of the bundle: run its native code and every operator, as you.")
     ] = False
     network: Annotated[str | None, typer.Option(help="For run: the entry point, if there are several.")] = None
     policy: Annotated[str, typer.Option(help="For run: serial, threads or processes.")] = "serial"

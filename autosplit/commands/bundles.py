@@ -43,7 +43,7 @@ def _make(given: Bundle, plans: list[str], path: Path) -> None:
             if name in networks:
                 raise UsageError(f"two networks are named '{name}'; name each, as in first={plans[0]} second={text}")
             networks[name] = loaded.traced, loaded.plan.verify(loaded.traced.graph, loaded.machine)
-        manifest = write_bundle(networks, path, zipped=given.zip, progress=progress)
+        manifest = write_bundle(networks, path, zipped=given.zip, trust=given.trust, progress=progress)
         progress("check", 0.0, "comparing its outputs with the model's")
         errors = check_bundle(path, networks)
     for name, error in errors.items():
@@ -52,19 +52,17 @@ def _make(given: Bundle, plans: list[str], path: Path) -> None:
 
 
 def _show(given: Bundle, path: Path) -> None:
-    from autosplit.bundling.manifest import read_manifest
     from autosplit.bundling.packing import unpacked
 
-    with unpacked(path) as folder:
-        _show_manifest(given, path, read_manifest(folder))
+    with unpacked(path) as (_, manifest):
+        _show_manifest(given, path, manifest)
 
 
 def _verify(given: Bundle, path: Path) -> None:
-    from autosplit.bundling.manifest import check_files, read_manifest
+    from autosplit.bundling.manifest import check_files
     from autosplit.bundling.packing import unpacked
 
-    with unpacked(path) as folder:
-        manifest = read_manifest(folder)
+    with unpacked(path) as (folder, manifest):
         check_files(folder, manifest.files, hashed=True)
     _show_manifest(given, path, manifest)
     say(f"every file of '{path}' has the size and the hash that the manifest says")
@@ -85,7 +83,7 @@ def _run(given: Bundle, path: Path) -> None:
             network=given.network,
             policy=policy_of(given.policy),
             devices=given.devices,
-            allow_native=given.allow_native,
+            trust=given.trust,
             cuts=given.dump is not None,
         ) as bundle:
             inputs = {name: kept.values[name] for name in kept.inputs} if kept else example_inputs(bundle.network)

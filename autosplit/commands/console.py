@@ -1,6 +1,7 @@
 """Consoles of the commands, and how a result is shown, traced and written."""
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -8,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
-
 from autosplit.commands import options
 from autosplit.commands.exchangeoptions import Evaluate
 from autosplit.errors import StageError
 from autosplit.parsing import json_safe
 from autosplit.progress import Progress
+from autosplit.terminal import Terminal
 
 WIDTH = 140
 """Columns of the output if it is not a terminal and COLUMNS is not set."""
@@ -25,8 +25,8 @@ def _width(stream: IO[str] | None) -> int | None:
     return None if "COLUMNS" in os.environ or (stream is not None and stream.isatty()) else WIDTH
 
 
-out = Console(width=_width(sys.stdout))
-err = Console(stderr=True, width=_width(sys.stderr))
+out = Terminal(width=_width(sys.stdout))
+err = Terminal(stderr=True, width=_width(sys.stderr))
 
 
 answered = threading.Event()
@@ -44,7 +44,7 @@ def show(given: options.Output, data: Any, *views: Any) -> None:
             print(json.dumps(json_safe(data), indent=1, allow_nan=False, default=str), flush=True)
         else:
             for view in views:
-                out.print(view, markup=False)
+                out.print(view)
     except OSError as failure:
         raise OSError(failure.errno, failure.strerror, "standard output") from failure
 
@@ -92,8 +92,16 @@ def keep_plan(path: Path) -> Callable[[Any], None]:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr as it is: brackets are not markup."""
-    err.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Print a line on stderr."""
+    err.print(text, highlight=False, soft_wrap=True)
+
+
+class LogLines(logging.Handler):
+    """Prints log records on stderr as ``say`` does. Names of stages and files stand in them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record's message."""
+        say(self.format(record))
 
 
 def write_trace(path: Path | None, traced: Any, report: Any) -> None:

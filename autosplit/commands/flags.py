@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
+import typer
 from typer.models import OptionInfo
 
 from autosplit.commands.options import Clustered, Output
@@ -22,8 +23,10 @@ def command(function: Callable[[T], None]) -> Callable[..., None]:
     # a copy, because commands share flags, and each command shows them in a group of its own
     hints: Mapping[str, Any] = copy.deepcopy(get_type_hints(options, include_extras=True))
 
-    def run(**values: Any) -> None:
-        function(options(**values))
+    def run(ctx: typer.Context, **values: Any) -> None:
+        sources = {name: ctx.get_parameter_source(name) for name in values}
+        given = frozenset(name for name, source in sources.items() if source is not None and source.name != "DEFAULT")
+        function(options(**values, given=given))
 
     empty = inspect.Parameter.empty
     for kind in options.__mro__[:-1]:
@@ -31,7 +34,8 @@ def command(function: Callable[[T], None]) -> Callable[..., None]:
             for info in (one for one in getattr(hints[name], "__metadata__", ()) if isinstance(one, OptionInfo)):
                 info.rich_help_panel = (kind.__doc__ or "").partition(".")[0]  # the help shows flags by the class that has them
     places = {name: place for place, kind in enumerate(GENERAL, start=1) for name in vars(kind)["__annotations__"]}
-    parameters = [
+    parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+    parameters += [
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -39,8 +43,9 @@ def command(function: Callable[[T], None]) -> Callable[..., None]:
             annotation=hints[field.name],
         )
         for field in sorted(dataclasses.fields(options), key=lambda field: places.get(field.name, 0))
+        if field.name != "given"
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = dict(hints)
+    run.__annotations__ = {**hints, "ctx": typer.Context}
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     return run

@@ -79,11 +79,16 @@ class Output:
         Path | None,
         typer.Option("--config", "-c", is_eager=True, callback=read_config, help="YAML file of flags; the command line wins."),
     ] = None
+    given: frozenset[str] = frozenset()
+    """Names of the flags that the user gave; not a flag itself."""
+
+    def is_given(self, flag: str) -> bool:
+        """Whether the user gave a flag, on the command line or in an options file, also with the text of its default."""
+        return flag in self.given
 
     def require_default(self, flags: Iterable[str], why: str) -> None:
         """Raises: UsageError: one of these flags is given."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        given = [flag_name(flag) for flag in flags if getattr(self, flag) != defaults[flag]]
+        given = [flag_name(flag) for flag in flags if self.is_given(flag)]
         if given:
             named = ", ".join("--non-contiguous" if flag == "--contiguous" else flag for flag in given)
             raise UsageError(f"{why}; leave out {named}")
@@ -223,7 +228,7 @@ class Search(Profile):
         """Limits of time for the search and the report."""
         from autosplit.deploying.setup import Budget
 
-        planner_s = None if self.time_limit == PLANNER_TIME else seconds(self.time_limit)
+        planner_s = seconds(self.time_limit) if self.is_given("time_limit") else None
         return Budget(search_s=seconds(self.budget), planner_s=planner_s)
 
     @property

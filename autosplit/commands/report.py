@@ -13,6 +13,7 @@ from rich.text import Text
 
 from autosplit import tables
 from autosplit.reports.runreport import RunReport
+from autosplit.terminal import visible
 from autosplit.values.plan import Plan
 
 WRAP_AT = 20
@@ -33,7 +34,8 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "", below: str = "", h
     """
     columns = tuple(_column(name, [row[name] for row in rows]) for name in (rows[0] if rows else ()) if name not in hide)
     made = [Columns(columns)] if columns else []
-    return Group(*([Text(title, style="bold")] if title else []), *made, *([Text(below)] if below else []))
+    # rich leaves some control characters of a Text out, so they are escaped before
+    return Group(*([Text(visible(title), style="bold")] if title else []), *made, *([Text(visible(below))] if below else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Columns:
 
 def _column(name: str, values: Sequence[Any]) -> Column:
     numeric = all(isinstance(value, int | float | None) for value in values)
-    return Column((tables.heading(name), *(tables.cell(name, value) for value in values)), numeric)
+    return Column(tuple(map(visible, (tables.heading(name), *(tables.cell(name, value) for value in values)))), numeric)
 
 
 def _total(widths: Sequence[int]) -> int:

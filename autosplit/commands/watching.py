@@ -14,7 +14,7 @@ from rich.live import Live
 
 from autosplit.commands import options
 from autosplit.commands.console import out, show
-from autosplit.parsing import json_safe
+from autosplit.parsing import MALFORMED, MAX_REASON, json_safe
 from autosplit.progress import Progress, bars
 from autosplit.reports.health import Health, at_work, device_rows, lines, network_rows, worker_rows
 
@@ -53,8 +53,11 @@ def _views(hosts: Sequence[Health]) -> list[RenderableType]:
 
     views: list[RenderableType] = []
     for host in hosts:
-        title = f"host {host['pid']}: {host['command']} (heart-beat {host['age_s']:.1f} s ago)"
-        views += [table(device_rows(host), title), table(network_rows(host), "networks"), table(worker_rows(host), "workers")]
+        try:
+            title = f"host {host['pid']}: {host['command']} (heart-beat {host['age_s']:.1f} s ago)"
+            views += [table(device_rows(host), title), table(network_rows(host), "networks"), table(worker_rows(host), "workers")]
+        except MALFORMED as failure:
+            views.append(f"a host of another version of autosplit, whose status cannot be shown: {failure!r:.{MAX_REASON}}")
     return views or [NOTHING]
 
 
@@ -111,7 +114,7 @@ class Watcher:
 
         if not self._console.is_terminal:
             for line in lines(health, before, elapsed_s):
-                self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+                self._console.print(line, highlight=False, soft_wrap=True)
             return
         networks = table(network_rows(health, before, elapsed_s), self._doing)
         self._live.update(Group(networks, table(worker_rows(health, before), hide=("network", "device", "for_s"))), refresh=True)

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from autosplit.costs.problem import HOST, Net, Problem, SharedWeight, Transfers
+from autosplit.costs.problem import HOST, Net, Pool, Problem, SharedWeight, Transfers
 from autosplit.costs.wires import Wires
 from autosplit.errors import UsageError, raise_faults
 from autosplit.values.graph import Graph
@@ -65,10 +65,21 @@ def problem_from(
         op_bytes=op_bytes,
         memory_bytes=np.array([np.inf if d.memory_bytes is None else float(d.memory_bytes) for d in machine.devices]),
         weights=tuple(SharedWeight(graph.weights[w].num_bytes, tuple(r)) for w, r in users.items() if len(r) > 1),
+        pools=_pools(machine),
         groups=tuple(tuple(sorted(graph.index[op] for op in group)) for group in colocations if len(group) > 1),
         wires=Wires(machine.wires, {host: machine.links[host, host] for host in hosts if (host, host) in machine.links}),
         reasons=reasons,
     ).verify()
+
+
+def _pools(machine: Machine) -> tuple[Pool, ...]:
+    """A pool for each capped memory that several devices share."""
+    members = {
+        owner: tuple(number for number, device in enumerate(machine.devices) if device.memory == owner.name)
+        for owner in machine.devices
+        if owner.memory_bytes is not None
+    }
+    return tuple(Pool(inside, float(owner.memory_bytes or 0)) for owner, inside in members.items() if len(inside) > 1)
 
 
 def _unknown_names(

@@ -104,8 +104,8 @@ class Problem:
         send_once: a sender pays once for each value (the dearest of its destinations), not once for each destination.
         overlap: a device computes and transfers at the same time: its load is the larger of the two, not the sum.
         sync_s_per_byte: seconds of a weight's byte that r training replicas hand on, 2 (r - 1) times in r samples; in loads only.
-        processors: number of the processor of each device, if devices share its time and its memory, which has one cap. Only
-            the evaluator knows processors; planners take problems without them.
+        processors: number of the processor of each device, counted from 0, if devices share its time and its memory, which has
+            one cap. Only the evaluator knows processors; planners take problems without them.
         wires: network cards and uplinks between hosts; the name of a device says its host. ``planners.wired`` plans around them.
         reasons: why (op, device) is not allowed, in words, for messages.
         host_s: seconds of the host's work for each sample, which a device pays as part of sending to the host; for messages.
@@ -217,6 +217,8 @@ class Problem:
                 faults.append("transfers holds infinity; all must be finite, so give a slow link many seconds")
         if len(set(self.ops)) < num_ops:
             faults.append("two ops have one name")
+        if self.processors and (len(self.processors) != num_devices or not set(self.processors) <= set(range(num_devices))):
+            faults.append(f"processors are {self.processors}; {num_devices} numbers from 0 to {num_devices - 1} are needed")
         faults += self._net_faults()
         for kind, members in [("group", group) for group in self.groups] + [("weight", w.users) for w in self.weights]:
             faults += [f"a {kind} names op number {op}, and there are {num_ops} ops" for op in members if not 0 <= op < num_ops]

@@ -121,7 +121,7 @@ def compile_whole(
     begun_s = time.monotonic()
     try:
         with contextlib.suppress(ConnectionError):  # the worker has died; ``receive`` reports how
-            worker.connection.send(StageFolder(folder, backend, precision, program.packages))
+            worker.connection.send(StageFolder(folder, backend, precision, program.packages, trust=True))
         while not worker.connection.poll(LOOK_S):
             taken_s = time.monotonic() - begun_s
             if taken_s > limit_s:
@@ -140,7 +140,7 @@ def serve(connection: Connection) -> None:
     stay()
     try:
         stage.import_packages()
-        get_backend(stage.backend).prepare(load_stage(stage.folder), stage.folder, stage.precision)
+        get_backend(stage.backend).prepare(load_stage(stage.folder, trust=stage.trust), stage.folder, stage.precision)
     except AutosplitError as failure:
         connection.send(str(failure))
     except Exception as failure:

@@ -69,7 +69,7 @@ class Workspace:
             except BackendError as failure:
                 raise BackendError(str(failure), failure.refused, backend) from failure
             self._prepared.add((folder.name, backend, precision))
-        return StageFolder(folder, backend, precision, program.packages, allow_native=True)
+        return StageFolder(folder, backend, precision, program.packages, trust=True)
 
     def reference(self, traced: Traced, threads: Mapping[str, int]) -> Reference:
         """The outputs of the unsplit model, for which it runs once with these threads: see ``Reference.of``."""
@@ -124,16 +124,16 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *,
             threads=stage.threads,
             queue_depth=plan.queue_depth,
             streams=stage.streams,
-            memory_bytes={name: _added_bytes(plan.stages[: number + 1], name, traced) for name in stage.devices},
+            memory_bytes={name: _added_bytes(plan.stages[: number + 1], machine[name], traced) for name in stage.devices},
         )
         for number, (stage, precision, program) in enumerate(zip(plan.stages, plan.precisions, programs, strict=True))
     ]
 
 
-def _added_bytes(stages: Sequence[Stage], device: str, traced: Traced) -> int:
+def _added_bytes(stages: Sequence[Stage], device: Device, traced: Traced) -> int:
     """Bytes that the last of the stages adds to a device. A weight that an earlier stage holds there is not added."""
-    here = [stage for stage in stages if device in stage.devices]
-    return sum(held_on(here, traced.graph)) - sum(held_on(here[:-1], traced.graph))
+    with_it, without = (held_on(device, some, [device], traced.graph) for some in (stages, stages[:-1]))
+    return sum(with_it) - sum(without)
 
 
 def _module(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
+from autosplit.errors import DeviceError
 from autosplit.tables import bytes_text
 from autosplit.values.machine import Device
 
@@ -145,11 +146,24 @@ def is_accelerator(device: Device) -> bool:
     return device.kind in PROVIDERS
 
 
+def absence(name: str) -> str:
+    """Why an accelerator (``cuda:0``) cannot be opened on this machine, '' if it can."""
+    kind, _, index = name.partition(":")
+    count = provider(kind).count()
+    seen = f"{count} {kind.upper()} device{'s' * (count != 1)}"
+    return "" if int(index) < count else f"device '{name}' is not here: torch {torch.__version__} sees {seen}"
+
+
 def open_accelerator(device: str) -> Accelerator | None:
-    """The accelerator of this name (``cuda:0``), opened in this process, or None for another kind of device."""
+    """The accelerator of this name (``cuda:0``), opened in this process, or None for another kind of device.
+
+    Raises: DeviceError: this machine does not have it.
+    """
     kind, _, index = device.partition(":")
     if kind not in PROVIDERS:
         return None
+    if fault := absence(device):
+        raise DeviceError(fault)
     return provider(kind)(int(index))
 
 

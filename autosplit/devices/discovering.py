@@ -9,11 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from autosplit import tables
 from autosplit.arguments import checked
-from autosplit.devices.accelerators import PROVIDERS, Facts, is_accelerator, provider
+from autosplit.devices.accelerators import PROVIDERS, Facts, absence, is_accelerator, provider
 from autosplit.devices.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
 from autosplit.devices.processes import receive, spawn_worker
 from autosplit.errors import DeviceError, UsageError, each, raise_faults
@@ -133,11 +131,7 @@ def check_here(machine: Machine) -> None:
         if absent:
             cores = ", ".join(map(str, absent))
             faults.append(f"device '{device.name}' names core {cores}, and this process may use cores {span(available)}")
-    for device in filter(is_accelerator, machine.devices):
-        count = provider(device.kind).count()
-        if device.index >= count:
-            seen = f"{count} {device.kind.upper()} device{'s' * (count != 1)}"
-            faults.append(f"device '{device.name}' is not here: torch {torch.__version__} sees {seen}")
+    faults += [fault for device in filter(is_accelerator, machine.devices) if (fault := absence(device.name))]
     num_cores = len({(device.host, core) for device in machine.devices if device.kind == "cpu" for core in device.cores})
     quota = cpu_quota()
     if quota is not None and not faults and num_cores > max(1, math.floor(quota)):

@@ -14,13 +14,14 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from autosplit.children import python_running
 from autosplit.devices.forking import Fork, Reap, send_descriptors
-from autosplit.errors import WorkerError
+from autosplit.devices.limits import refusal, refusals_named
+from autosplit.errors import RefusedError, WorkerError
 
 Result = TypeVar("Result")
 
@@ -33,6 +34,9 @@ START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 10.0
 """Seconds within which a fork server must answer a question."""
 
+LOOK_S = 0.1
+"""Seconds between two looks at whether a wait is to be given up."""
+
 NO_THREAD_CACHE = "glibc.malloc.tcache_count=0"
 """Setting of glibc's malloc, which only a process that starts can take: freed blocks join their neighbours at once.
 
@@ -40,8 +44,6 @@ Torch asks for aligned blocks, and malloc cuts the splinters off. Splinters in t
 block too small for the next block of its size. Then the heap grows to several times what is in use, and by another amount in
 each process.
 """
-
-WAY_OUT = "raise that limit ('ulimit -u', '-n' or '-v', or the container's), or name fewer devices"
 
 
 class ForkServerLost(Exception):  # noqa: N818 - not an error: the next fork server is asked
@@ -64,14 +66,13 @@ class ForkServer:
                 self._sock.setsockopt(socket.SOL_SOCKET, option, limit)
             self._connection = Connection(os.dup(self._sock.fileno()))
             code = "from autosplit.devices.forking import main; main()"
-            command, environment = python_running(code, str(theirs.fileno()), str(os.getpid()), *PRELOADED)
             # A process with several threads must not fork, and each of these libraries starts threads when it is imported.
             one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
             # The last setting of a name counts, so what the user sets stays.
             tunables = ":".join(filter(None, (NO_THREAD_CACHE, os.environ.get("GLIBC_TUNABLES"))))
             self._process = subprocess.Popen(
-                command,
-                env={**environment, "GLIBC_TUNABLES": tunables, **one},
+                python_running(code, str(theirs.fileno()), str(os.getpid()), *PRELOADED),
+                env={**os.environ, "GLIBC_TUNABLES": tunables, **one},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
@@ -94,7 +95,7 @@ class ForkServer:
         """
         answer = self._ask(order, descriptors)
         if not isinstance(answer, int):
-            raise WorkerError(f"no worker could be forked: {answer}; {WAY_OUT}")
+            raise WorkerError(refusal("no worker could be forked", answer))
         self.num_workers += 1
         try:
             return answer, os.pidfd_open(answer)
@@ -115,8 +116,13 @@ class ForkServer:
                 self.end()
             return -signal.SIGKILL if self.dead else None
 
+    def kill(self) -> None:
+        """Kill the process, and with it the workers that are left; what waits for its answer ends."""
+        if self._owner == os.getpid():
+            self._process.kill()
+
     def end(self) -> None:
-        """Kill the process, and with it the workers that are left."""
+        """Kill the process, and with it the workers that are left; ask it nothing more."""
         self._connection.close()
         if self._owner == os.getpid():
             with contextlib.suppress(OSError):
@@ -148,7 +154,7 @@ class ForkServer:
         fault = self._connection.recv()
         if fault:
             self.end()
-            raise WorkerError(f"the process that workers are forked from could not start: {fault}; {WAY_OUT}")
+            raise WorkerError(refusal("the process that workers are forked from could not start", fault))
         self._started = True
 
 
@@ -160,14 +166,15 @@ _retired: list[ForkServer] = []
 
 def start() -> None:
     """Start the fork server unless it runs; it imports while the host does other work."""
-    _in_spawner(_running)
+    _in_spawner(_running).result()
 
 
-def fork(order: Fork) -> tuple[int, int, ForkServer]:
+def fork(order: Fork, stop: threading.Event | None = None) -> tuple[int, int, ForkServer]:
     """Fork a worker; return its process id, a descriptor of it and its fork server.
 
     Raises: ForkServerLost: ask again, with another control connection: the lost one may still fork this worker.
-        OSError: a descriptor of the order is not open. WorkerError: the kernel refuses.
+        OSError: a descriptor of the order is not open. WorkerError: the kernel refuses a process or a thread.
+        RefusedError: ``stop`` was set meanwhile.
     """
     # The caller may be interrupted and close its descriptors before all of them were sent.
     with contextlib.ExitStack() as stack:
@@ -182,11 +189,19 @@ def fork(order: Fork) -> tuple[int, int, ForkServer]:
             server = _running()
             return (*server.fork(order, copies), server)
 
-    return _in_spawner(forked)
+    try:
+        forking = _in_spawner(forked)
+    except WorkerError:  # the thread could not start
+        held.close()
+        raise
+    while stop is not None and not wait([forking], LOOK_S).done:
+        if stop.is_set():
+            raise RefusedError("the pipeline was closed while a worker was started")
+    return forking.result()
 
 
-def reap(server: ForkServer, pid: int) -> int | None:
-    """The exit code of a worker that has ended, or None if its fork server does not say it."""
+def reap(server: ForkServer, pid: int) -> Future[int | None]:
+    """Will have the exit code of a worker that has ended, or None if its fork server does not say it."""
     return _in_spawner(lambda: server.reap(pid))
 
 
@@ -200,7 +215,8 @@ def _running() -> ForkServer:
             _retired.append(_server)
         _server = None
     if _server is None:
-        _server = ForkServer()
+        with refusals_named():
+            _server = ForkServer()
     return _server
 
 
@@ -212,7 +228,9 @@ def _end_all() -> None:
 def close() -> None:
     """End every fork server, and the workers that are left."""
     if (_server is not None and not _server.dead) or _retired:
-        _in_spawner(_end_all)
+        for server in [*_retired, *([_server] if _server else [])]:
+            server.kill()  # the spawner thread may wait for one that imports
+        _in_spawner(_end_all).result()
 
 
 atexit.register(close)
@@ -222,8 +240,8 @@ _spawner: threading.Thread | None = None
 _spawner_lock = threading.Lock()
 
 
-def _in_spawner(function: Callable[[], Result]) -> Result:
-    """Run ``function`` in a thread that lives as long as the host.
+def _in_spawner(function: Callable[[], Result]) -> Future[Result]:
+    """Run ``function`` in a thread that lives as long as the host, after all that was given to it before.
 
     The kernel sends the parent-death signal when the *thread* that forked ends, so a short-lived thread must not fork.
     """
@@ -231,10 +249,11 @@ def _in_spawner(function: Callable[[], Result]) -> Result:
     with _spawner_lock:
         if _spawner is None or not _spawner.is_alive():
             _spawner = threading.Thread(target=_spawn_forever, name="autosplit-spawner", daemon=True)
-            _spawner.start()
+            with refusals_named():
+                _spawner.start()
     future: Future[Result] = Future()
     _jobs.put((function, future))
-    return future.result()
+    return future
 
 
 def _spawn_forever() -> None:

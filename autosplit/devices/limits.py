@@ -1,15 +1,22 @@
 """The share of the machine that this process may use: cores by affinity, CPU time and memory by control group. No torch."""
 
+import contextlib
+import errno
 import math
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
+from autosplit.errors import WorkerError
+
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
+NO_THREAD = "can't start new thread"
+"""The message of Python's RuntimeError where the kernel refuses a thread."""
+WAY_OUT = "raise that limit ('ulimit -u', '-n' or '-v', or the container's), or name fewer devices"
 NO_LIMIT_BYTES = 1 << 60
 """Cgroup version 1 writes a larger number to say that memory is not limited."""
 
@@ -59,6 +66,28 @@ def process_limit() -> int | None:
     for folder in _group_folders(CGROUPS, OWN_GROUPS, "pids"):
         limits += [int(word) for word in read_words(folder / "pids.max") if word.isdigit()]
     return min(limits, default=None)
+
+
+@contextlib.contextmanager
+def refusals_named() -> Iterator[None]:
+    """A block that starts threads or processes. Raises: WorkerError: the kernel refuses one, with the limit and the way out."""
+    try:
+        yield
+    except (RuntimeError, BlockingIOError) as failure:
+        if not isinstance(failure, BlockingIOError) and NO_THREAD not in str(failure):
+            raise
+        raise WorkerError(refusal("no thread or process could be started", str(failure))) from failure
+
+
+def refusal(what: str, reason: str) -> str:
+    """A sentence about a thread or process that the kernel refused: the limit of this process, if it is known, and the way out.
+
+    >>> refusal("no worker was forked", "no memory")
+    "no worker was forked: no memory; raise that limit ('ulimit -u', '-n' or '-v', or the container's), or name fewer devices"
+    """
+    most = process_limit() if NO_THREAD in reason or os.strerror(errno.EAGAIN) in reason else None
+    allowed = "" if most is None else f"{most} processes and threads are allowed here; "
+    return f"{what}: {reason}; {allowed}{WAY_OUT}"
 
 
 def _group_folders(groups: Path, own: Path, controller: str) -> list[Path]:

@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -28,18 +28,14 @@ from autosplit.errors import RefusedError, UsageError, WorkerError
 MOST_WAIT_S = 1e6
 """The kernel counts milliseconds in 31 bits."""
 
-LOOK_S = 0.1
-"""Seconds between two looks at whether a wait is to be given up."""
-
 MOST_TRIES = 3
 """Fork servers that may die or stop answering while they should fork one worker."""
 
+REAP_TIMEOUT_S = 1.0
+"""Seconds for which the end of a worker waits for its exit code; the answer may lie behind the start of a fork server."""
+
 KILL_TIMEOUT_S = 10.0
 """Seconds within which the kernel must end a killed worker; one that hangs in a driver takes longer and is left behind."""
-
-
-MAX_REMEMBERED = 256
-"""Most processes whose mapped files of data are remembered."""
 
 
 class Worker(Protocol):
@@ -89,7 +85,7 @@ def receive(worker: Worker, timeout_s: float, what: str, stop: threading.Event |
     """
     until_s = time.monotonic() + min(MOST_WAIT_S, timeout_s)
     try:
-        while not worker.connection.poll(max(0.0, min(until_s - time.monotonic(), LOOK_S if stop else MOST_WAIT_S))):
+        while not worker.connection.poll(max(0.0, min(until_s - time.monotonic(), forkserver.LOOK_S if stop else MOST_WAIT_S))):
             if stop is not None and stop.is_set():
                 raise RefusedError(f"the pipeline was closed during {what}")
             if time.monotonic() >= until_s:
@@ -131,8 +127,7 @@ class WorkerProcess:
     pid: int
     server: forkserver.ForkServer
     _ended: bool = False
-    _reaped: bool = False
-    _code: int | None = None
+    _code: Future[int | None] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -162,13 +157,14 @@ class WorkerProcess:
     def close(self, timeout_s: float = 5.0) -> None:
         """Close the control channel, which ends a worker that reads it; kill it if it is not gone in ``timeout_s``.
 
-        Takes at most ``timeout_s``, ``KILL_TIMEOUT_S`` and, once for all workers of a fork server, ``ANSWER_TIMEOUT_S``.
+        Takes at most ``timeout_s``, ``KILL_TIMEOUT_S`` and ``REAP_TIMEOUT_S``. What is left of the worker goes a little later if
+        the fork server answers late.
         """
         hang_up(self.connection)
         if not self.wait(timeout_s):
             self.kill()
         if self._ended:
-            self._reap()
+            wait([self._reap()], REAP_TIMEOUT_S)
         self._ended = True  # one that the kernel cannot end is left behind
         if self.pidfd >= 0:
             os.close(self.pidfd)
@@ -178,20 +174,26 @@ class WorkerProcess:
         """How it ended: ``was killed by SIGKILL``, ``exited with code 1``, or ``is alive``."""
         if self.alive():
             return "is alive"
-        code = self._reap()
+        code = self._reap().result()
         if code is None:
             return "ended, and the stopped process that it was forked from does not say how"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
-    def _reap(self) -> int | None:
+    def _reap(self) -> Future[int | None]:
         with self._lock:
-            if not self._reaped:
-                self._reaped, self._code = True, forkserver.reap(self.server, self.pid)
+            if self._code is None:
+                self._code = forkserver.reap(self.server, self.pid)
         return self._code
 
 
 def spawn_worker(
-    target: str, *, name: str = "worker", cores: Sequence[int] = (), fds: Sequence[int] = (), threads: int | None = None
+    target: str,
+    *,
+    name: str = "worker",
+    cores: Sequence[int] = (),
+    fds: Sequence[int] = (),
+    threads: int | None = None,
+    stop: threading.Event | None = None,
 ) -> WorkerProcess:
     """Start a worker that calls ``target`` with its control connection and ends when the function returns.
 
@@ -201,8 +203,9 @@ def spawn_worker(
         cores: the cores it is pinned to; empty leaves the host's affinity.
         fds: descriptors that it inherits, under the same numbers.
         threads: size of the torch and OpenMP pools; the number of cores by default.
+        stop: set by another thread if the worker is not wanted any more.
     Raises: UsageError: a core is not available to this process. OSError: one of ``fds`` is not open. WorkerError: the kernel
-        refuses another process or descriptor, or no fork server answers.
+        refuses another process or descriptor, or no fork server answers. RefusedError: ``stop`` was set meanwhile.
     """
     refused = sorted(set(cores) - set(affinity()))
     if refused:
@@ -224,7 +227,7 @@ def spawn_worker(
                 folder,
             )
             try:
-                pid, pidfd, server = forkserver.fork(order)
+                pid, pidfd, server = forkserver.fork(order, stop)
                 return WorkerProcess(name, Connection(ours.detach()), pidfd, pid, server)
             except forkserver.ForkServerLost:
                 ours.close()
@@ -287,47 +290,49 @@ class MemoryHeld(NamedTuple):
 def memory_held(pid: int, before_bytes: int = 0) -> MemoryHeld:
     """The memory of a process, all 0 if it is gone. ``before_bytes`` is its ``anonymous_bytes`` when it was new.
 
-    The kernel walks all pages of the process for it, which takes 10 ms for a process with torch.
+    The kernel walks all pages of the process for it, which takes 15 ms for a process with torch.
     """
     now = _sizes(f"/proc/{pid}/status")
     if not now.get("VmRSS"):
         return MemoryHeld(0, 0, 0, 0)
-    proportional, dirty, _ = _walked(f"/proc/{pid}/smaps_rollup")
-    most = now["RssAnon"] + _data_bytes(pid, now["RssFile"]) + max(0, now["VmHWM"] - now["VmRSS"])
-    base = max(0, min(before_bytes, dirty - (now["RssAnon"] - before_bytes)))
-    return MemoryHeld(base, max(0, most - before_bytes), now["VmRSS"], proportional)
+    mapped = _mapped(pid)
+    most = now["RssAnon"] + mapped.data_bytes + max(0, now["VmHWM"] - now["VmRSS"])
+    base = max(0, min(before_bytes, mapped.own_bytes - (now["RssAnon"] - before_bytes)))
+    return MemoryHeld(base, max(0, most - before_bytes), now["VmRSS"], mapped.proportional_bytes)
 
 
-@lru_cache(maxsize=MAX_REMEMBERED)
-def _data_bytes(pid: int, file_bytes: int) -> int:
-    """Bytes of the files of data that a process maps. Its mappings are listed again only where ``file_bytes`` has changed.
+class _Mapped(NamedTuple):
+    """Physical memory that a process maps: its share of all pages, anonymous pages that it alone has, and files of data."""
 
-    The list takes 15 ms for a process with torch. ``file_bytes`` is the physical memory of all files that it maps.
+    proportional_bytes: int
+    own_bytes: int
+    data_bytes: int
+
+
+def _mapped(pid: int) -> _Mapped:
+    """The mappings of a process, all 0 if it is gone.
+
+    ``Private_Dirty`` also counts a file's pages that wait to be written to disk, such as weights that were saved a moment ago.
     """
-    return _walked(f"/proc/{pid}/smaps")[2]
-
-
-def _walked(path: str) -> tuple[int, int, int]:
-    """Bytes of ``smaps`` or ``smaps_rollup``: shares of pages, private pages that were written to, and files of data."""
-    proportional = dirty = data = 0
-    counts = False
+    proportional = own = data = 0
+    path, fields = "", dict[str, int]()
     with contextlib.suppress(OSError):
-        for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, text = line.partition(":")
             if not line[0].isupper():  # the first line of a mapping
-                counts = _is_data(line)
-            elif line.startswith("Pss:"):
-                proportional += int(line.split()[1]) * 1024
-            elif line.startswith("Private_Dirty:"):
-                dirty += int(line.split()[1]) * 1024
-            elif counts and line.startswith("Rss:"):
-                data += int(line.split()[1]) * 1024
-    return proportional, dirty, data
+                words = line.split(maxsplit=5)
+                path, fields = words[5] if len(words) > 5 else "", {}
+            elif name in ("Rss", "Pss", "Private_Dirty"):
+                fields[name] = int(text.split()[0]) * 1024
+            elif name == "Anonymous":  # after the others
+                proportional += fields["Pss"]
+                own += min(fields["Private_Dirty"], int(text.split()[0]) * 1024)
+                data += fields["Rss"] if _is_data(path) else 0
+    return _Mapped(proportional, own, data)
 
 
-def _is_data(line: str) -> bool:
-    """Whether the first line of a mapping in ``smaps`` is of a file, but not a library, a system file or a memory file."""
-    fields = line.split(maxsplit=5)
-    path = fields[5] if len(fields) > 5 else ""
+def _is_data(path: str) -> bool:
+    """Whether the path of a mapping in ``smaps`` is that of a file, but not of a library, a system file or a memory file."""
     return path.startswith("/") and not (".so" in path or path.startswith(("/usr/", "/lib", "/dev/", "/memfd:")))
 
 

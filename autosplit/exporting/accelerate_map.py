@@ -1,9 +1,10 @@
 """Export for Hugging Face accelerate: a map from modules to devices for ``dispatch_model`` and ``device_map=``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from autosplit.exporting.base import Job, Target, loss_note, relabelled, write_json
-from autosplit.planning.moduleunits import joined, labels, module_units, snapped
+from autosplit.planning.moduleunits import is_under, joined, labels, module_units, snapped
 from autosplit.values.graph import Graph
 
 FILE = "device_map.json"
@@ -20,7 +21,8 @@ def write(job: Job, folder: Path) -> list[str]:
     modules = {
         module: numbers[stages[place].devices[0]] for unit, place in zip(units, places, strict=True) for module in unit.modules
     }
-    write_json(folder / FILE, with_weights(graph, modules, {op: numbers[stages[n].devices[0]] for op, n in homes.items()}))
+    devices = {op: numbers[stages[n].devices[0]] for op, n in homes.items()}
+    write_json(folder / FILE, with_weights(graph, modules, devices, job.traced.unread))
     note = loss_note(job, relabelled(job, homes), "accelerate cuts only between modules")
     return [f"devices: {', '.join(f'{number} is {name}' for name, number in numbers.items())}", note]
 
@@ -36,19 +38,33 @@ def device_numbers(names: list[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(names)}
 
 
-def with_weights(graph: Graph, modules: dict[str, int], devices: dict[str, int]) -> dict[str, int]:
+def with_weights(graph: Graph, modules: dict[str, int], devices: dict[str, int], unread: Sequence[str] = ()) -> dict[str, int]:
     """The map with modules joined where everything in them is on one device, and with weights that no named module holds.
 
     Args:
         graph: the model.
         modules: module path to device number.
         devices: op name to device number.
+        unread: weights that no op reads. accelerate wants a device for them too: that of a module beside them.
     """
     for op in graph.ops:
         for weight in op.weights:
-            if not any(weight == name or weight.startswith(f"{name}.") for name in modules):
+            if not any(is_under(weight, name) for name in modules):
                 modules = {**modules, weight: devices[op.name]}
+    for weight in unread:
+        if not any(is_under(weight, name) for name in modules):
+            modules = {**modules, weight: _beside(weight, modules)}
     return joined(modules)
+
+
+def _beside(weight: str, modules: dict[str, int]) -> int:
+    """The device of the first named module in the innermost module around a weight that has one."""
+    path = weight
+    while path:
+        path = path.rpartition(".")[0]
+        if inside := [device for name, device in modules.items() if is_under(name, path)]:
+            return inside[0]
+    return 0
 
 
 TARGET = Target(

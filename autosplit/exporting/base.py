@@ -244,8 +244,9 @@ def loss_note(job: Job, moved: Plan, rule: str) -> str:
     )
     graph = job.traced.graph
     own, theirs = (predict(plan, graph, machine, job.profile).prediction for plan in (job.plan, moved))
-    lost = 1 - theirs.throughput_per_s / own.throughput_per_s
-    return f"{changed}, {theirs.throughput_per_s:.4g} items/s predicted instead of {own.throughput_per_s:.4g}: {lost:.1%} lost"
+    gained = theirs.throughput_per_s / own.throughput_per_s - 1
+    change = f"{gained:.1%} gained" if gained > 0 else f"{-gained:.1%} lost"
+    return f"{changed}, {theirs.throughput_per_s:.4g} items/s predicted instead of {own.throughput_per_s:.4g}: {change}"
 
 
 def port_names(program: StageProgram) -> dict[str, list[str]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autosplit.backends.onnxfile import ONNX, missing_packages, write_onnx
+from autosplit.backends.openvino import core
 from autosplit.backends.quiet import quiet
 from autosplit.errors import PlanError, raise_faults
 from autosplit.exporting.base import Job, Target
@@ -26,6 +27,7 @@ DEVICES = {"cpu": "CPU", "npu": "NPU"}
 
 def write(job: Job, folder: Path) -> list[str]:
     """Convert each stage through an ONNX file, and join the stages to one model."""
+    reader = core()
     import openvino
 
     raise_faults(PlanError, "an IR cannot express these connections", job.untouched_outputs("openvino"))
@@ -33,9 +35,9 @@ def write(job: Job, folder: Path) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="autosplit-") as name, quiet():
         for number, program in enumerate(job.programs):
             write_onnx(program, Path(name) / f"stage{number}.onnx", dense=False)
-            model = openvino.Core().read_model(Path(name) / f"stage{number}.onnx")
+            model = reader.read_model(Path(name) / f"stage{number}.onnx")
             openvino.save_model(model, folder / f"stage{number}.xml", compress_to_fp16=False)
-        models = [openvino.Core().read_model(folder / f"stage{number}.xml") for number in range(len(devices))]
+        models = [reader.read_model(folder / f"stage{number}.xml") for number in range(len(devices))]
         whole = joined(models, job.programs, devices, job.traced.graph.inputs, job.traced.graph.outputs)
         openvino.save_model(whole, folder / WHOLE, compress_to_fp16=False)
     shutil.copyfile(Path(__file__).with_name("openvino_hetero_script.py"), folder / SCRIPT)

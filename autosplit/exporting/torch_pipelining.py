@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from autosplit.backends.quiet import quiet
 from autosplit.errors import PlanError, raise_faults
 from autosplit.exporting.base import Job, Target, write_json
 from autosplit.tracing.splitting import StageProgram
-from autosplit.tracing.tensorspec import TensorSpec, zeros
+from autosplit.tracing.tensorspec import TensorSpec, row_major, zeros
 from autosplit.values.machine import parse_device
 
 SCRIPT, RANKS, INPUTS = "run.py", "ranks.json", "inputs.pt"
@@ -31,8 +32,10 @@ def write(job: Job, folder: Path) -> list[str]:
     borders = crossing(job.programs, graph.inputs, graph.outputs)
     ranks: list[dict[str, Any]] = []
     for number, (program, stage) in enumerate(zip(job.programs, job.plan.stages, strict=True)):
-        inputs, outputs = ([specs[name] for name in borders[number + side]] for side in (0, 1))
-        carrying = Carrying(program, borders[number], borders[number + 1])
+        receives, sends = number > 0, number + 1 < len(job.programs)
+        inputs = [_dense(specs[name]) if receives else specs[name] for name in borders[number]]
+        outputs = [_dense(specs[name]) if sends else specs[name] for name in borders[number + 1]]
+        carrying = Carrying(program, borders[number], borders[number + 1], sends)
         with quiet(), torch.no_grad():
             exported = torch.export.export(carrying, tuple(map(zeros, inputs)), strict=False)
         torch.export.save(exported, folder / f"rank{number}.pt2")
@@ -54,19 +57,36 @@ def write(job: Job, folder: Path) -> list[str]:
 
 
 class Carrying(nn.Module):
-    """A stage that also passes on the values that later ranks need: a rank receives from the rank before it only."""
+    """A stage that also passes on the values that later ranks need: a rank receives from the rank before it only.
 
-    def __init__(self, program: StageProgram, reads: Sequence[str], makes: Sequence[str]) -> None:
+    ``torch.distributed`` sends row-major tensors only, so ``sends`` packs the outputs, and the stage reads its inputs with the
+    strides of the trace again.
+    """
+
+    def __init__(self, program: StageProgram, reads: Sequence[str], makes: Sequence[str], sends: bool) -> None:
         super().__init__()
-        self.stage, self.reads, self.makes = program.module, tuple(reads), tuple(makes)
-        self.inner = tuple(spec.name for spec in program.inputs), tuple(spec.name for spec in program.outputs)
+        self.stage, self.reads, self.makes, self.sends = program.module, tuple(reads), tuple(makes), sends
+        self.inputs, self.outputs = program.inputs, tuple(spec.name for spec in program.outputs)
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The values after this stage, from the values before it."""
         named = dict(zip(self.reads, values, strict=True))
-        inputs, outputs = self.inner
-        named |= zip(outputs, self.stage(*(named[name] for name in inputs)), strict=True)
-        return tuple(named[name] for name in self.makes)
+        named |= zip(self.outputs, self.stage(*(_strided(named[spec.name], spec) for spec in self.inputs)), strict=True)
+        made = (named[name] for name in self.makes)
+        return tuple(value.contiguous() for value in made) if self.sends else tuple(made)
+
+
+def _dense(spec: TensorSpec) -> TensorSpec:
+    """The spec of a row-major tensor with this shape."""
+    return replace(spec, stride=row_major(spec.shape), offset_bytes=0)
+
+
+def _strided(value: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The value with its dimensions in memory in the order of the spec; gaps and repeated elements are left out."""
+    if value.stride() == spec.stride:
+        return value
+    order = sorted(range(value.ndim), key=lambda dim: -spec.stride[dim])
+    return value.permute(order).contiguous().permute([order.index(dim) for dim in range(value.ndim)])
 
 
 def crossing(programs: Sequence[StageProgram], inputs: Sequence[str], outputs: Sequence[str]) -> list[tuple[str, ...]]:

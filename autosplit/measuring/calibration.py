@@ -9,6 +9,8 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.devices.limits import refusals_named
+
 DRIFT_LIMIT = 0.15
 """A profile no longer matches its device when the kernel's time differs by more than this share."""
 
@@ -41,7 +43,8 @@ def kernel_s(cores: Sequence[int], enough_s: float = inf, patience_s: float = 0.
     """
     found: list[float] = []
     thread = threading.Thread(target=_attempts, args=(cores, enough_s, patience_s, found), name="autosplit-calibration")
-    thread.start()
+    with refusals_named():
+        thread.start()
     thread.join()
     return min(found)
 

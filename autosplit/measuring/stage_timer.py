@@ -79,7 +79,7 @@ class LoadedStage:
     @staticmethod
     def load(folder: Path) -> "LoadedStage":
         """The stage in a folder, with the inputs beside it."""
-        return LoadedStage(load_stage(folder), folder, torch.load(folder / INPUTS, weights_only=True))
+        return LoadedStage(load_stage(folder, trust=True), folder, torch.load(folder / INPUTS, weights_only=True))
 
 
 class OpTimer(fx.Interpreter):
@@ -123,7 +123,7 @@ class Timer:
 
     def __init__(self, stage: LoadedStage, backend: str, threads: int, precision: Precision = "f32") -> None:
         self._inputs, self._threads = stage.inputs, threads
-        self.run: Runnable = get_backend(backend).load(stage.folder, threads, precision)
+        self.run: Runnable = get_backend(backend).load(stage.folder, threads, precision, trust=True)
         self._probe: Probe | None = (
             OpTimer(in_precision(stage.program, precision).module, threads)
             if backend == "eager"

@@ -7,6 +7,9 @@
     profiles/links/1f2e3d4c.json           links of one machine
     profiles/runs.jsonl                    a line for each plan that ran: predicted beside measured
 
+Below the store, links are not followed, and folders of other users are refused. A store named ``profiles`` in the current folder
+may have come with that folder, so it may not be a link itself; any other name is the user's own choice.
+
 A file is written whole under its lock after each device and backend, so a measurement that is stopped keeps its finished parts.
 A file that cannot be read is set aside under a new name, and its settings are measured again.
 """
@@ -23,6 +26,7 @@ from typing import Any, TypeVar
 
 from autosplit.errors import GraphError, ProfileError
 from autosplit.files import content_hash, from_plain, locked, read_mapping, write_atomic
+from autosplit.opening import open_file, opened_folder
 from autosplit.parsing import MALFORMED, parse_json
 from autosplit.reports.accuracy import Accuracy, Run
 from autosplit.values.graph import Graph
@@ -45,6 +49,7 @@ from autosplit.values.samples import (
 T = TypeVar("T")
 
 SCHEMA = 1
+DEFAULT_ROOT = Path("profiles")
 LINKS = "links"
 RUNS = "runs.jsonl"
 
@@ -79,9 +84,21 @@ class Store:
         """The folder of a model's measurements."""
         return self.root / f"{file_safe(graph.name)}-{graph.hash[:8]}"
 
-    def measuring(self, waiting: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-        """Hold the right to measure: two processes would disturb each other. ``waiting`` is called if another one holds it."""
-        return locked(self.root / "measuring", waiting)
+    @property
+    def trusted(self) -> Path:
+        """The folder where the user's own choice ends: see ``opening``."""
+        return Path() if self.root == DEFAULT_ROOT else self.root
+
+    @contextlib.contextmanager
+    def measuring(self, waiting: Callable[[], None]) -> Iterator[None]:
+        """Hold the right to measure: two processes would disturb each other. ``waiting`` is called if another one holds it.
+
+        Raises: ProfileError: the store cannot be locked.
+        """
+        with contextlib.ExitStack() as stack:
+            with self._refusals():
+                stack.enter_context(locked(self.root / "measuring", waiting, self.trusted))
+            yield
 
     def load(self, graph: Graph, here: Mapping[str, Provenance] | None = None, precision: Precision = "f32") -> Profile:
         """The newest stored entry of each setting of a model.
@@ -92,13 +109,14 @@ class Store:
                 out with a note. None takes entries of any machine.
             precision: what the backends computed in.
         Returns: a profile whose notes name the entries left out and the files set aside.
+        Raises: ProfileError: the store is refused, because a folder is a link or belongs to another user.
         """
         profile = Profile.empty(graph, precision)
         notes: list[str] = []
-        for path in sorted(self.folder(graph).glob("*.json")):
-            if path.name == "graph.json":
+        for path in self._files(self.folder(graph)):
+            if path.name == "graph.json" or path.suffix != ".json":
                 continue
-            found = self._read(path, partial(_entries, graph), notes)
+            found = self._read(path, partial(_entries, graph, self.trusted), notes)
             entries = [entry for entry in found if entry.measured.provenance.precision == precision]
             judged = [(entry, "" if here is None else mismatch(entry, here.get(entry.setting.backend))) for entry in entries]
             usable = [entry for entry, reason in judged if not reason]
@@ -120,29 +138,35 @@ class Store:
         chosen = set(profile.measured if settings is None else settings)
         folder = self.folder(graph)
         if not (folder / "graph.json").exists():
-            write_atomic(folder / "graph.json", _json(graph.to_dict()))
+            write_atomic(folder / "graph.json", _json(graph.to_dict()), self.trusted)
         for device in dict.fromkeys(setting.device for setting in chosen):
             path = folder / f"{file_safe(device)}.json"
-            with locked(path):
-                entries = {entry.identity: entry for entry in self._read(path, partial(_entries, graph), [], held=True)}
+            with locked(path, root=self.trusted):
+                entries = {
+                    entry.identity: entry for entry in self._read(path, partial(_entries, graph, self.trusted), [], held=True)
+                }
                 for setting in chosen:
                     if setting.device == device:
                         entry = Entry(setting, profile.measured[setting], tuple(profile.current_stages(setting)))
                         entries[entry.identity] = _merged(entries.get(entry.identity), entry)
                 data = {"schema": SCHEMA, "graph": {"name": graph.name, "hash": graph.hash}, "device": device}
-                write_atomic(path, _json({**data, "entries": [entry.to_dict() for entry in entries.values()]}))
+                content = _json({**data, "entries": [entry.to_dict() for entry in entries.values()]})
+                write_atomic(path, content, self.trusted)
 
     def links(self, provenance: Provenance) -> tuple[Link, ...]:
         """The links measured on this machine with these accelerators; none if their file does not exist or cannot be read."""
-        return tuple(self._read(self._links_path(provenance), _links, []))
+        return tuple(self._read(self._links_path(provenance), partial(_links, self.trusted), []))
 
     def save_links(self, provenance: Provenance, links: Iterable[Link]) -> None:
         """Store measured links in place of older ones of the same pairs on this machine."""
         path = self._links_path(provenance)
-        with locked(path):
-            known = {(link.source, link.target): link for link in (*self._read(path, _links, [], held=True), *links)}
+        with locked(path, root=self.trusted):
+            known = {
+                (link.source, link.target): link
+                for link in (*self._read(path, partial(_links, self.trusted), [], held=True), *links)
+            }
             data = {"schema": SCHEMA, "provenance": provenance_to_dict(provenance)}
-            write_atomic(path, _json({**data, "links": [asdict(link) for link in known.values()]}))
+            write_atomic(path, _json({**data, "links": [asdict(link) for link in known.values()]}), self.trusted)
 
     def _links_path(self, provenance: Provenance) -> Path:
         here = machine_hash(provenance)
@@ -156,7 +180,7 @@ class Store:
         if not lines:
             return
         path = self.root / RUNS
-        with locked(path), path.open("ab+") as file:
+        with locked(path, root=self.trusted), open_file(path, "ab+", self.trusted) as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 lines = lines if file.read() == b"\n" else b"\n" + lines
@@ -168,17 +192,39 @@ class Store:
         try:
             yield self
         except OSError as failure:
-            lost = f"the store '{self.root}' could not keep what was measured: {failure.strerror}"
+            where = f"'{failure.filename}': " if failure.filename else ""
+            lost = f"the store '{self.root}' could not keep what was measured: {where}{failure.strerror}"
             notes.append(f"{lost}; make room, or name another one with --profiles")
 
     def accuracy(self) -> Accuracy:
-        """All stored runs, oldest first, without lines that cannot be read."""
+        """All stored runs, oldest first, without lines that cannot be read. Raises: ProfileError: their file cannot be read."""
+        lines: list[bytes] = []
+        runs = self.root / RUNS
+        with contextlib.suppress(FileNotFoundError), self._refusals(), open_file(runs, root=self.trusted) as file:
+            lines = file.read().splitlines()
         found = []
-        with contextlib.suppress(FileNotFoundError):
-            for line in (self.root / RUNS).read_bytes().splitlines():
-                with contextlib.suppress(*MALFORMED):
-                    found.append(Run.from_dict(parse_json(line.decode())))
+        for line in lines:
+            with contextlib.suppress(*MALFORMED):
+                found.append(Run.from_dict(parse_json(line.decode())))
         return Accuracy(tuple(found))
+
+    def _files(self, folder: Path) -> list[Path]:
+        """The files of a folder, by name; none if there is no folder."""
+        found: list[Path] = []
+        with contextlib.suppress(FileNotFoundError), self._refusals(), opened_folder(folder, self.trusted):
+            found = sorted(folder.iterdir())
+        return found
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Raise a ProfileError in place of an OSError, unless a file or folder does not exist."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as failure:
+            fault = f"the store '{self.root}' cannot be used: '{failure.filename}': {failure.strerror}"
+            raise ProfileError(f"{fault}; name another store with --profiles") from None
 
     def _read(self, path: Path, parse: Callable[[Path], list[T]], notes: list[str], held: bool = False) -> list[T]:
         """The content of a file, if it exists. A file that cannot be read is set aside, and a note says so.
@@ -193,7 +239,7 @@ class Store:
             if held:
                 notes.append(f"{failure} It was set aside as '{self._set_aside(path).name}' and is measured again.")
                 return []
-        with locked(path):
+        with self._refusals(), locked(path, root=self.trusted):
             return self._read(path, parse, notes, held=True)
 
     def _set_aside(self, path: Path) -> Path:
@@ -244,7 +290,7 @@ def stored_models(root: Path) -> dict[str, tuple[Graph, Profile]]:
     """
     found = {}
     for path in sorted(root.glob("*/graph.json")):
-        data = read_mapping(path, "graph", SCHEMA, ProfileError)
+        data = read_mapping(path, "graph", SCHEMA, ProfileError, Store(root).trusted)
         try:
             graph = Graph.from_dict(data)
         except GraphError as failure:
@@ -262,9 +308,9 @@ def file_safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "unnamed"
 
 
-def _entries(graph: Graph, path: Path) -> list[Entry]:
+def _entries(graph: Graph, root: Path, path: Path) -> list[Entry]:
     """The entries of a file. Raises: ProfileError: it is malformed or of another model, or an entry does not verify."""
-    data = read_mapping(path, "profile", SCHEMA, ProfileError)
+    data = read_mapping(path, "profile", SCHEMA, ProfileError, root)
     try:
         if data["graph"]["hash"] != graph.hash:
             raise ProfileError(f"profile file '{path}' is of another model ({data['graph']['hash']})")
@@ -277,8 +323,8 @@ def _entries(graph: Graph, path: Path) -> list[Entry]:
     return entries
 
 
-def _links(path: Path) -> list[Link]:
-    return from_plain(list[Link], read_mapping(path, "links", SCHEMA, ProfileError)["links"])
+def _links(root: Path, path: Path) -> list[Link]:
+    return from_plain(list[Link], read_mapping(path, "links", SCHEMA, ProfileError, root)["links"])
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:

@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BURST = 16
-"""The most requests in flight if they are small and answers come fast, so that the host wakes once for several answers."""
+BURST, BURST_DEPTH = 16, 4
+"""The most requests in flight if they are small and answers come fast, so that the host wakes once for several answers; and the
+least queue depth for as many. At a smaller depth they are fewer in proportion."""
 
 BURST_BYTES = 512 * 1024
 """The most bytes of these requests in the host's slots: half of a core's second-level cache."""
@@ -34,7 +35,8 @@ def in_flight(stages: Sequence[Workers], host_bytes: int, in_order: bool = True)
         in_order: False lets requests overtake each other.
     """
     window = sum(stage.replicas * (stage.streams + max(1, stage.queue_depth // 2)) for stage in stages)
-    return window, max(window, min(BURST, BURST_BYTES // max(1, host_bytes))) if in_order else window
+    burst = BURST * min(BURST_DEPTH, *(stage.queue_depth for stage in stages)) // BURST_DEPTH
+    return window, max(window, min(burst, BURST_BYTES // max(1, host_bytes))) if in_order else window
 
 
 def num_slots(

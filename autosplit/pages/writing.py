@@ -5,6 +5,7 @@ from pathlib import Path
 from autosplit.api import AutoResult
 from autosplit.arguments import checked
 from autosplit.deploying.setup import Setup
+from autosplit.errors import UsageError
 from autosplit.files import write_atomic
 from autosplit.keeping import stored_profile
 from autosplit.measuring import Store
@@ -12,6 +13,7 @@ from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.pages.contents import Contents, contents_of, read_contents, write_contents
 from autosplit.pages.document import report_page
+from autosplit.parsing import MALFORMED
 from autosplit.planning.caps import front_rows, front_within_caps
 from autosplit.planning.plans import Query
 from autosplit.planning.predicting import measured_backends
@@ -77,8 +79,13 @@ def write_run(report: RunReport, traced: Traced, machine: Machine, path: Path, s
 
 
 def draw_run(run: Path, page: Path) -> Path:
-    """Draw the page of a run file. Raises: UsageError: the file is not a run file, or the page cannot be written."""
-    return _write(read_contents(run), page)
+    """Draw the page of a run file. Raises: UsageError: the file is not a run file, or its parts do not fit together."""
+    contents = read_contents(run)
+    try:
+        return _write(contents, page)
+    except MALFORMED as failure:
+        reason = f"{type(failure).__name__}: {failure}"
+        raise UsageError(f"run file '{run}' cannot be drawn, because its parts do not fit together: {reason:.300}") from None
 
 
 def _runs(traced: Traced, store: str | Path | None) -> list[Run]:

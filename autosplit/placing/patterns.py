@@ -1,5 +1,6 @@
 """A map of patterns becomes one choice for each op that a pattern or an explicit copy names, with every fault at once."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from autosplit.errors import UsageError
@@ -77,8 +78,9 @@ def by_explicit_copies(
         for value, chain in chains.get(one.name, {}).items():
             reason = f"the explicit copy of '{value}' to {chain[-1]}"
             removed += [f"the explicit copy of '{value}' to {device}: a copy to {chain[-1]} follows" for device in chain[:-1]]
-            if len(set(chain)) < len(chain):
-                faults.append(f"explicit copies take '{value}' in a circle ({' -> '.join(chain)}); keep the last one")
+            led = [device for device, _ in itertools.groupby(chain)]  # a second copy to the same device changes nothing
+            if len(set(led)) < len(led):
+                faults.append(f"explicit copies take '{value}' in a circle ({' -> '.join(led)}); keep the last one")
             try:
                 asked[parse_site(host_name(chain[-1], machine), machine)] = reason
             except UsageError as failure:

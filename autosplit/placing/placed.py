@@ -138,6 +138,7 @@ class Placed:
             objective=self.planned.objective if self.planned else "throughput",
             method=f"annotated, {self.planned.method}" if self.planned else "annotated",
             microbatch=self.traced.source.batch,
+            queue_depth=self.planned.queue_depth if self.planned else 4,
             precision=own,
         )
         held = {stage.ops: stage.memory for stage in self.planned.stages} if self.planned else {}

@@ -4,12 +4,17 @@
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+# numba reads ``.numba_config.yaml`` in the current folder. A cache that it names there would be unpickled, so it could run code.
+os.environ.setdefault("NUMBA_CACHE_DIR", "")
+os.environ.setdefault("NUMBA_CACHE_LOCATOR_CLASSES", "")
 
 import numba
 import numpy as np

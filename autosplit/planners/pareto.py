@@ -18,7 +18,7 @@ from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds
 from autosplit.planners.items import contract
 from autosplit.planners.objective import demand_faults, with_reuse
-from autosplit.planners.portfolio import solve
+from autosplit.planners.portfolio import TINY_PLACES, solve
 from autosplit.values.constraints import Demands
 
 NUM_LIMITS = 4
@@ -186,9 +186,10 @@ class _Front:
 
     def _ask(self, problem: Problem, time_limit_s: float, **change: Any) -> None:
         """Solve with other limits if there is time; limits that cannot be met add no point."""
-        if monotonic() < self.deadline:
+        left_s = self.deadline - monotonic()
+        if left_s > 0 or self.problem.num_ops * self.problem.num_devices <= TINY_PLACES:
             try:
-                self._solve(problem, min(time_limit_s, self.deadline - monotonic()), **change)
+                self._solve(problem, max(0.0, min(time_limit_s, left_s)), **change)
             except InfeasibleError:
                 return
 

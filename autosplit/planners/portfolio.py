@@ -10,19 +10,21 @@ import numpy as np
 from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import Problem, Solution
 from autosplit.errors import InfeasibleError
-from autosplit.planners import infeasible, jit
+from autosplit.planners import bounds, infeasible, jit
 from autosplit.planners.contiguous.chains import improve_chains
 from autosplit.planners.contiguous.refining import offer_first_chain
 from autosplit.planners.cpsat.integer_program import find_any_plan, solve_integer_program
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent, Solver
-from autosplit.planners.items import kept_together
+from autosplit.planners.items import contract, kept_together
 from autosplit.planners.latency.scheduling import schedule_sample
 from autosplit.planners.noncontiguous.partitioning import partition
 from autosplit.planners.objective import plans_on_one_device, with_reuse
 from autosplit.planners.wired import plan_with_wires
 from autosplit.values.constraints import Demands
 
+TINY_PLACES = 16
+"""Ops times devices up to which the solvers end by the work that they have done, whatever the clock says."""
 FEW_PLACES = 60
 """Ops times devices up to which CP-SAT places blocks and times them exactly, in less time than others take for a bound."""
 SMALL_PLACES = 200
@@ -122,6 +124,9 @@ class Step:
     when: Callable[[Incumbent], bool]
 
 
+EXACT = (Step(improve_chains, 1.0, always), Step(solve_integer_program, 1.0, always))
+"""Solvers that end by their work. Tiny problems (``TINY_PLACES``) get their answer, whatever the time limit."""
+
 FIRST_PLAN = (
     Step(find_quickest, 0.4, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
     Step(improve_chains, 1.0, always),
@@ -194,6 +199,8 @@ def solve(
     offer_first_chain(incumbent)
     if no_plan(incumbent):
         _refuse_obvious(problem, demands)
+    if places(incumbent) <= TINY_PLACES:
+        run(EXACT, incumbent, inf)
     may_share = reuse is None and not demands.reuse and (demands.contiguous or demands.max_latency_s < inf)
     left_s = deadline - monotonic()
     share = SHARE_WITHOUT_SHARING if may_share and demands.max_latency_s < inf else 1.0
@@ -208,7 +215,17 @@ def solve(
     if no_plan(incumbent):
         _refuse(incumbent, deadline, name_conflict)
     run(BETTER_PLANS, incumbent, deadline)
+    if incumbent.bound_s <= 0:  # the time was up before a solver proved anything
+        incumbent.prove(*quick_bound(problem, incumbent.demands))
     return incumbent.solution()
+
+
+def quick_bound(problem: Problem, demands: Demands) -> tuple[float, str]:
+    """A bound in seconds on all plans without a search, infinite where an op can run on no device; and its method."""
+    if demands.objective == "latency":
+        return critical_path_s(problem, Delays(problem, demands.max_replicas)), "critical path"
+    items = contract(problem, demands)
+    return bounds.compute_bound_s(items, demands, bounds.multipliers(items)), "compute bound"
 
 
 def _refuse_obvious(problem: Problem, demands: Demands) -> None:
@@ -217,8 +234,7 @@ def _refuse_obvious(problem: Problem, demands: Demands) -> None:
         infeasible.refuse_obvious(problem, kept_together(problem, demands.contiguous), demands.num_stages or demands.max_stages)
     infeasible.refuse_short(problem, demands)
     if demands.max_latency_s < inf:
-        bound_s = critical_path_s(problem, Delays(problem, demands.max_replicas))
-        infeasible.refuse_latency(demands, bound_s, "critical path")
+        infeasible.refuse_latency(demands, *quick_bound(problem, replace(demands, objective="latency")))
 
 
 def _refuse(incumbent: Incumbent, deadline: float, name_conflict: bool) -> None:

@@ -6,7 +6,7 @@ least time; several of them on one device are stages of their own.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import inf, prod
@@ -41,6 +41,7 @@ class Backends:
         problem: a device for each setting; settings of one device share its processor. It evaluates plans.
         settings: the setting of each device of ``problem``.
         groups: the settings of each device of the machine, by number.
+        asked: the backends that were asked for.
         constraints: the user's demands.
         mixed: whether several backends may run stages on one device.
         alone: whether every device has one stage at most, unless no such plan exists.
@@ -51,23 +52,30 @@ class Backends:
     problem: Problem
     settings: tuple[Setting, ...]
     groups: tuple[tuple[int, ...], ...]
+    asked: tuple[str, ...]
     constraints: Constraints
     mixed: bool
     alone: bool
     num_choices: int
 
+    def only(self, backends: Collection[str]) -> "Backends":
+        """The same question with some of the backends that were asked for; the others that it may need stay."""
+        out = set(self.asked).difference(backends)
+        kept = [k for k, setting in enumerate(self.settings) if setting.backend not in out]
+        return replace(self, groups=tuple(tuple(k for k in group if k in kept) for group in self.groups))
+
     @property
     def devices(self) -> list[str]:
         """Names of the devices, in the order of ``groups``."""
-        return [self.settings[group[0]].device for group in self.groups]
+        return list(dict.fromkeys(setting.device for setting in self.settings))
 
     def relaxed(self) -> tuple[Problem, Demands]:
         """A problem and demands that bound all plans: each op at the cheapest backend of its device.
 
         Several stages of a plan may be one block there, which may be shorter than each of them or send later.
         """
-        there = dict.fromkeys((setting.device, setting.backend) for setting in self.settings)
-        loose = replace(self._replicated(backend for _, backend in there), min_stage_s=0.0)
+        there = [self.settings[k].backend for group in self.groups for k in group]
+        loose = replace(self._replicated(there), min_stage_s=0.0)
         return grouped(self.problem, self.groups, self.devices), replace(loose, max_latency_s=inf) if self.mixed else loose
 
     def with_one_each(self, choice: Mapping[str, str]) -> tuple[Problem, Demands]:
@@ -124,23 +132,28 @@ class Backends:
             return []
         places = [tuple(there[backend] for there in found) for backend in shared]
         ops = sorted(block.ops)
-        compute_s = np.stack([self.problem.compute_s[np.ix_(ops, row)].max(axis=1) for row in places], axis=1)
+        compute_s = np.stack([self.problem.compute_s[np.ix_(ops, row)] for row in places], axis=1)
         whole = [k for k in range(len(shared)) if self.mixed or np.isfinite(compute_s[:, k]).all()]
-        if not whole or np.isinf(compute_s).all(axis=1).any():
+        if not whole or np.isinf(compute_s.max(axis=2)).all(axis=1).any():
             return []
-        enter_s, change_s = self._moves(ops, [row[0] for row in places])
-        usual = np.where(np.isinf(compute_s), compute_s.argmin(axis=1)[:, None], np.arange(len(shared)))
-        best = min((usual[:, k] for k in whole), key=lambda labels: _cost(compute_s, enter_s, change_s, labels))
+        costs = _Costs(compute_s, *self._moves(ops, places))
+        usual = np.where(np.isinf(costs.mean_s), costs.mean_s.argmin(axis=1)[:, None], np.arange(len(shared)))
+        best = min((usual[:, k] for k in whole), key=costs.of)
         ways = [self._parts(ops, best, places)]
         if self.mixed:
-            best_s = _cost(compute_s, enter_s, change_s, best)
-            labels = _cheapest(compute_s, enter_s, change_s + LEAST_GAIN * best_s)
-            if _cost(compute_s, enter_s, change_s, labels) < best_s:
+            labels = costs.cheapest(LEAST_GAIN * costs.of(best))
+            if costs.of(labels) < costs.of(best):
                 ways.append(self._parts(ops, labels, places))
         return ways
 
-    def _moves(self, ops: Sequence[int], places: Sequence[int]) -> tuple[Floats, Floats]:
-        """Seconds for values to enter the block, shape (num_places,), and to pass each op, shape (num_ops, num_places)."""
+    def _moves(self, ops: Sequence[int], places: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
+        """Seconds for values to enter the block and to pass each op.
+
+        Args:
+            ops: the ops of the block.
+            places: for each backend its setting on each device of the block.
+        Returns: arrays of shape (num_places, num_devices) and (num_ops, num_places, num_devices).
+        """
         position = {op: number for number, op in enumerate(ops)}
         entering_bytes, counts, passing_bytes = 0.0, np.zeros(len(ops)), np.zeros(len(ops))
         for net in self.problem.nets:
@@ -150,10 +163,11 @@ class Backends:
                 passing_bytes[position[net.producer] : max(inside)] += net.num_bytes
             elif inside and net.producer != HOST:
                 entering_bytes += net.num_bytes
-        t, here = self.problem.transfers, list(places)
+        t, here = self.problem.transfers, np.array(places)
         fixed_s = t.send_s[here, here] + t.receive_s[here, here]
         per_byte = t.send_s_per_byte[here, here] + t.receive_s_per_byte[here, here]
-        return entering_bytes * t.receive_s_per_byte[here, here], np.outer(counts, fixed_s) + np.outer(passing_bytes, per_byte)
+        passing_s = np.multiply.outer(counts, fixed_s) + np.multiply.outer(passing_bytes, per_byte)
+        return entering_bytes * t.receive_s_per_byte[here, here], passing_s
 
     def _parts(self, ops: Sequence[int], labels: NDArray[np.int64], places: Sequence[tuple[int, ...]]) -> list[Block]:
         """The ops as one block for each run of ops on one backend."""
@@ -162,28 +176,51 @@ class Backends:
         return [Block(tuple(self.graph.index[name] for name in run), places[int(label[run[0]])]) for run in runs]
 
 
-def _cost(compute_s: Floats, enter_s: Floats, change_s: Floats, labels: NDArray[np.int64]) -> float:
-    """Seconds of ops in a row on the backends that the labels name; a change of backend moves every value that is still read."""
-    rows = np.arange(len(labels))
-    changes = np.flatnonzero(labels[1:] != labels[:-1])
-    return float(compute_s[rows, labels].sum() + enter_s[labels[0]] + change_s[changes, labels[changes + 1]].sum())
+@dataclass(frozen=True)
+class _Costs:
+    """The seconds of a block of ops in a row on the devices that run it, for every backend.
 
+    Attributes:
+        compute_s: seconds of each op, shape (num_ops, num_backends, num_devices).
+        enter_s: seconds for values to enter the block, shape (num_backends, num_devices).
+        change_s: seconds for the values that pass an op if the next op is on this backend and this one is not; the shape of
+            ``compute_s``.
+    """
 
-def _cheapest(compute_s: Floats, enter_s: Floats, change_s: Floats) -> NDArray[np.int64]:
-    """The labels with the smallest ``_cost``: a shortest path over the ops (Viterbi, 1967)."""
-    num_ops, num_labels = compute_s.shape
-    came = np.zeros((num_ops, num_labels), dtype=np.int64)
-    best_s = enter_s + compute_s[0]
-    for op in range(1, num_ops):
-        change = int(best_s.argmin())
-        stays = best_s <= best_s[change] + change_s[op - 1]
-        came[op] = np.where(stays, np.arange(num_labels), change)
-        best_s = np.minimum(best_s, best_s[change] + change_s[op - 1]) + compute_s[op]
-    labels = np.zeros(num_ops, dtype=np.int64)
-    labels[-1] = best_s.argmin()
-    for op in range(num_ops - 1, 0, -1):
-        labels[op - 1] = came[op, labels[op]]
-    return labels
+    compute_s: Floats
+    enter_s: Floats
+    change_s: Floats
+
+    @property
+    def mean_s(self) -> Floats:
+        """Seconds of each op on each backend, the mean over the devices, shape (num_ops, num_backends)."""
+        return np.asarray(self.compute_s.mean(axis=2))
+
+    def of(self, labels: NDArray[np.int64]) -> float:
+        """Seconds of the slowest device with each op on the backend that its label names."""
+        changes = np.flatnonzero(labels[1:] != labels[:-1])
+        taken_s = self.compute_s[np.arange(len(labels)), labels].sum(axis=0) + self.enter_s[labels[0]]
+        return float((taken_s + self.change_s[changes, labels[changes + 1]].sum(axis=0)).max())
+
+    def cheapest(self, margin_s: float) -> NDArray[np.int64]:
+        """The labels with the least seconds on the mean device, where each change costs ``margin_s`` more.
+
+        They are a shortest path over the ops (Viterbi, 1967).
+        """
+        compute_s, change_s = self.mean_s, self.change_s.mean(axis=2) + margin_s
+        num_ops, num_labels = compute_s.shape
+        came = np.zeros((num_ops, num_labels), dtype=np.int64)
+        best_s = self.enter_s.mean(axis=1) + compute_s[0]
+        for op in range(1, num_ops):
+            change = int(best_s.argmin())
+            stays = best_s <= best_s[change] + change_s[op - 1]
+            came[op] = np.where(stays, np.arange(num_labels), change)
+            best_s = np.minimum(best_s, best_s[change] + change_s[op - 1]) + compute_s[op]
+        labels = np.zeros(num_ops, dtype=np.int64)
+        labels[-1] = best_s.argmin()
+        for op in range(num_ops - 1, 0, -1):
+            labels[op - 1] = came[op, labels[op]]
+        return labels
 
 
 def backends_of(
@@ -215,7 +252,8 @@ def backends_of(
         compute_s[np.isfinite(compute_s[:, rivals]).any(axis=1), number] = inf
     settings += others
     groups = tuple(tuple(k for k, setting in enumerate(settings) if setting.device == name) for name in threads)
-    return Backends(graph, replace(problem, compute_s=compute_s), tuple(settings), groups, constraints, mixed, alone, num_choices)
+    problem = replace(problem, compute_s=compute_s)
+    return Backends(graph, problem, tuple(settings), groups, tuple(backends), constraints, mixed, alone, num_choices)
 
 
 def backend_choices(

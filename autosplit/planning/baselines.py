@@ -10,7 +10,7 @@ from autosplit.tables import number_text
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Device, Machine, parse_device, union
-from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, over_cap
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, cap_faults
 from autosplit.values.profile import Profile
 
 ONE_DEVICE = "one device"
@@ -87,15 +87,24 @@ def baselines_of(
         one_at_a_time = first.streams == 1  # the profile holds nothing else
         if profile is not None and one_at_a_time and all(_is_measured(profile, device, first.backend) for device in devices):
             plans[name] = predict(baseline, graph, machine_of([baseline], whole_machine), profile)
-            if devices <= {device.name for device in whole_machine.devices} and first.backend in known:
-                plans[name] = bounded(plans[name], plan.prediction.bound_s)
-    plans = with_streams_predicted(plans)
+    plans = _proved(with_streams_predicted(plans), plan.prediction.bound_s)
     if plan.objective == "throughput":
         slow = out_of_reach(plans, plan.prediction.throughput_per_s, alone_s)
         for name in (without_autosplit(plans), f"{ALL_CORES} ({main})", f"{REPLICAS} ({main})"):
             slow.pop(name, None)
         left_out |= slow
     return Baselines({name: baseline for name, baseline in plans.items() if name not in left_out}, left_out)
+
+
+def _proved(plans: Mapping[str, Plan], bound_s: float) -> dict[str, Plan]:
+    """The baselines with a bound on themselves and on all plans that are not below ``bound_s``, where they are predicted.
+
+    A baseline may beat the bound on the planner's answers, for example on a device that joins all cores.
+    """
+    told = {name: plan.prediction for name, plan in plans.items() if plan.prediction.throughput_per_s > 0}
+    values_s = (one.latency_s if plans[name].objective == "latency" else one.bottleneck_s for name, one in told.items())
+    least_s = min(bound_s, *values_s) if told else bound_s
+    return {name: bounded(plan, least_s) if name in told else plan for name, plan in plans.items()}
 
 
 def most_used(backends: Sequence[str]) -> str:
@@ -111,6 +120,7 @@ def with_whole_requests(
     profile: Profile | None,
     streaming: Collection[str] = (),
     isolate: bool = False,
+    bound_s: float = 0.0,
 ) -> Baselines:
     """The baselines of a plan that cuts requests: those that cut them too, and those that do not.
 
@@ -122,8 +132,9 @@ def with_whole_requests(
         profile: the profile of whole requests.
         streaming: the backends that can work on several requests at once.
         isolate: whether the caller's process is ruled out.
+        bound_s: no plan for whole requests is better; 0 where nothing is known.
     """
-    uncut = replace(plan, microbatch=plan.source.batch, prediction=replace(plan.prediction, bound_s=0.0))
+    uncut = replace(plan, microbatch=plan.source.batch, prediction=replace(plan.prediction, bound_s=bound_s))
     whole = baselines_of(graph, uncut, machine, profile, streaming=streaming, isolate=isolate)
     parts = f", {plan.microbatch} at a time"
     return Baselines(
@@ -232,8 +243,7 @@ def with_streams_predicted(plans: Mapping[str, Plan]) -> dict[str, Plan]:
             load_s = alike.prediction.bottleneck_s
             stages = tuple(replace(stage, load_s=load_s) for stage in plan.stages)
             loads_s = dict.fromkeys(plan.stages[0].devices, load_s)
-            prediction = replace(alike.prediction, bound_s=0.0, gap=1.0)
-            found[name] = replace(plan, stages=stages, loads_s=loads_s, prediction=prediction)
+            found[name] = replace(plan, stages=stages, loads_s=loads_s, prediction=alike.prediction)
     return found
 
 
@@ -296,8 +306,7 @@ def unmet_demands(
     for group in placement.groups:
         if len({home[op].name for op in group}) > 1:
             faults.append(f"op '{group[0]}' and others that stay together are in several stages")
-    over = (over_cap(one, [stage for stage in plan.stages if one.name in stage.devices], graph) for one in machine.devices)
-    return faults + [fault for fault in over if fault]
+    return faults + list(cap_faults(plan.stages, machine.devices, graph).values())
 
 
 def _places(device: str) -> set[str]:

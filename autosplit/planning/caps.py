@@ -5,6 +5,7 @@ The peak of values is not a sum over ops, and slots of rings depend on the cut, 
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from autosplit.planning.predicting import bounded
 from autosplit.tables import bytes_text
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
-from autosplit.values.plan import Plan, Stage, held_on, over_cap
+from autosplit.values.plan import Plan, cap_faults, held_on
 
 Ask = Callable[[Machine], Plan]
 """A function from a machine, whose caps count weights alone, to the best plan on it. Raises: InfeasibleError."""
@@ -29,12 +30,12 @@ MAX_QUESTIONS = 12
 def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], account: Account) -> Plan:
     """The planner's plan, with the whole memory of every device within its cap.
 
-    If the first answer breaks a cap, every chain of stages is tried, best first, unless there are too many. Then the planner is
-    asked again, with smaller caps for all devices or for one: the cap less what the device holds beside weights in an answer
-    that broke it. If that does not help, a question with caps half-way back follows. Each backend is also asked for alone,
-    because another one may need less memory. The bound is that of the first question. That question counts weights alone, which
-    every plan needs, so the bound holds for every plan within the caps. If there are too many chains to list, a plan within
-    tight caps may be missed.
+    A plan that breaks a cap gets fewer slots in its rings. If the first answer still breaks a cap, every chain of stages is
+    tried, best first, unless there are too many. Then the planner is asked again, with smaller caps for all devices or for one:
+    the cap less what the device holds beside weights in an answer that broke it. If that does not help, a question with caps
+    half-way back follows. Each backend is also asked for alone, because another one may need less memory. The bound is that of
+    the first question. That question counts weights alone, which every plan needs, so the bound holds for every plan within the
+    caps. If there are too many chains to list, a plan within tight caps may be missed.
 
     Args:
         query: the model, its times and the demands.
@@ -84,8 +85,8 @@ def answer_within_caps(
         raise _with_base(failure, max(least.values(), default=0)) from None
     if not least:
         return first
-    first = account.measured(first)
-    over = faults_on(first, machine, account.graph)
+    first = with_fitting_slots(account.measured(first), machine, account)
+    over = cap_faults(first.stages, machine.devices, account.graph)
     if not over:
         return first
     found = listed(least)
@@ -108,9 +109,10 @@ def front_within_caps(query: Query, machine: Machine, backends: Sequence[str], a
     least = _least(machine, backends, account)
     best = [plan_within_caps(query, machine, backends, account)] if least else []
     plans = plan_front(query, within(machine, least), backends)
-    front = _undominated(map(account.counted, plans), machine, account.graph)
+    front = _undominated((with_fitting_slots(plan, machine, account) for plan in plans), machine, account.graph)
     if least:
-        front = _undominated([*best, *(account.measured(plan) for plan, _ in front)], machine, account.graph)
+        measured = (with_fitting_slots(account.measured(plan), machine, account) for plan, _ in front)
+        front = _undominated([*best, *measured], machine, account.graph)
     return front
 
 
@@ -132,8 +134,8 @@ def _undominated(plans: Iterable[Plan], machine: Machine, graph: Graph) -> list[
     """The plans within the caps that no other one dominates, each with the bytes that its fullest device holds."""
     rows = []
     for plan in plans:
-        if not faults_on(plan, machine, graph):
-            peak_bytes = max(sum(held_on(_stages_on(plan, device.name), graph)) for device in machine.devices)
+        if not cap_faults(plan.stages, machine.devices, graph):
+            peak_bytes = max(sum(held_on(device, plan.stages, machine.devices, graph)) for device in machine.devices)
             values = plan.prediction.bottleneck_s, plan.prediction.latency_s, float(peak_bytes)
             rows.append((values, len(plan.stages), (plan, peak_bytes)))
     return front_of(rows)
@@ -149,10 +151,10 @@ def _listed(query: Query, machine: Machine, backends: Sequence[str], account: Ac
     """The best plan within the caps among those that ``every_plan`` lists, or nothing."""
     tried = 0
     for listed in every_plan(query, within(machine, least), backends):
-        if faults_on(account.counted(listed), machine, account.graph):
+        if cap_faults(with_fitting_slots(listed, machine, account).stages, machine.devices, account.graph):
             continue
-        plan, tried = account.measured(listed), tried + 1
-        if not faults_on(plan, machine, account.graph):
+        plan, tried = with_fitting_slots(account.measured(listed), machine, account), tried + 1
+        if not cap_faults(plan.stages, machine.devices, account.graph):
             return [plan]
         if tried == MAX_QUESTIONS:
             break
@@ -177,27 +179,26 @@ def _corrected(
         back = {name: (size + before[name]) // 2 for name, size in taken.items()}
         try:
             plan = known if known is not None and len(asked) == 1 else None
-            plan = plan or account.measured(ask(within(machine, taken)))
+            plan = plan or with_fitting_slots(account.measured(ask(within(machine, taken))), machine, account)
         except InfeasibleError:
             waiting.append((back, before))
             continue
-        over = faults_on(plan, machine, account.graph)
+        over = cap_faults(plan.stages, machine.devices, account.graph)
         if not over:
             return plan, {}
-        beside = {name: max(taken[name], held_on(_stages_on(plan, name), account.graph)[1]) for name in over}
+        held = {name: held_on(machine[name], plan.stages, machine.devices, account.graph) for name in over}
+        beside = {name: max(taken[name], beside_bytes) for name, (_, beside_bytes) in held.items()}
         waiting += [({**taken, **some}, taken) for some in (beside, *({name: size} for name, size in beside.items()))]
         waiting.append((back, before))
     return None, over
 
 
-def faults_on(plan: Plan, machine: Machine, graph: Graph) -> dict[str, str]:
-    """Device name to the fault, for each device that would hold more than its cap."""
-    faults = {device.name: over_cap(device, _stages_on(plan, device.name), graph) for device in machine.devices}
-    return {name: fault for name, fault in faults.items() if fault}
-
-
-def _stages_on(plan: Plan, device: str) -> list[Stage]:
-    return [stage for stage in plan.stages if device in stage.devices]
+def with_fitting_slots(plan: Plan, machine: Machine, account: Account) -> Plan:
+    """The plan with the memory of its stages. Its queue depth is halved until it keeps the caps; no footprint depends on that."""
+    plan = account.counted(plan)
+    while plan.queue_depth > 1 and cap_faults(plan.stages, machine.devices, account.graph):
+        plan = account.counted(replace(plan, queue_depth=plan.queue_depth // 2))
+    return plan
 
 
 def _with_base(failure: InfeasibleError, base_bytes: int) -> InfeasibleError:

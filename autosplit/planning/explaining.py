@@ -51,9 +51,9 @@ def explain(
         profile: seconds of the ops there.
         constraints: the demands that the plan was made for.
         time_limit_s: seconds for all solver calls together.
-    Raises: ProfileError: the profile lacks a measurement that the plan needs.
+    Raises: ProfileError: the profile lacks a measurement that the plan needs. UsageError: the constraints do not fit.
     """
-    wanted = constraints or Constraints()
+    wanted = (constraints or Constraints()).verify(graph, machine)
     problem, blocks = problem_of(plan, graph, machine, profile, wanted)
     fewer: dict[str, Constraints] = {}
     for pattern, device in wanted.pins.items():

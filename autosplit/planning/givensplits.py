@@ -30,6 +30,9 @@ from autosplit.values.machine import Machine
 
 PARTITION = re.compile(r"\s*\d+\s*(,\s*\d+\s*)*")
 
+DEVICE_OF_MAP = re.compile(r"\d{1,5}|[a-z]+(:[\d+,-]+)?")
+"""A device in a map: a number, or a kind with an index or cores."""
+
 ENDS = {"beginning": 0, "end": 1, "splitpoint.beginning": 0, "splitpoint.end": 1}
 """The words of a split_spec, and whether the cut is after the module."""
 
@@ -113,8 +116,13 @@ def from_device_map(entries: Mapping[str, Any], graph: Graph, machine: Machine) 
     paths = {op.name: path_of(op) for op in graph.ops}
     label: dict[str, int] = {}
     for op in graph.ops:
-        if key := _entry_of(paths[op.name], entries):
-            label[op.name] = numbers.get(str(entries[key[0]]), 0)
+        of_weights = [key for weight in op.weights for key in _entry_of(weight, entries)]
+        keys = _entry_of(paths[op.name], entries) or of_weights
+        named = {numbers.get(str(entries[key]), 0) for key in keys}
+        if len(named) > 1:
+            faults.append(f"op '{op.name}' reads weights on several devices: {', '.join(map(repr, keys))}")
+        if named:
+            label[op.name] = min(named)
     units = module_units(graph)
     lost: dict[str, None] = {}
     for unit in units:
@@ -143,20 +151,32 @@ def _entry_of(path: str, entries: Mapping[str, Any]) -> list[str]:
 
 
 def _device_numbers(entries: Mapping[str, Any], machine: Machine) -> tuple[dict[str, int], list[str]]:
-    """Each device of a map to the number of one of the machine, and faults: names are kept, numbers count the devices."""
+    """Each device of a map to the number of one of the machine, and faults.
+
+    Names of the machine are kept, and numbers count its devices. Other names, such as ``cpu`` or ``cuda:1``, then take devices
+    that are left, of their own kind first.
+    """
     names = [device.name for device in machine.devices]
-    faults, found = [], dict[str, int]()
-    for value in dict.fromkeys(map(str, entries.values())):
+    faults, found, others = [], dict[str, int](), list[str]()
+    for value in {str(value): value for value in entries.values()}.values():
+        text = str(value)
         if value == "disk":
             faults.append("it puts modules on 'disk', and autosplit holds all weights in memory")
-        elif value in names:
-            found[value] = names.index(value)
-        elif value.isdecimal() and int(value) < len(names):
-            found[value] = int(value)
-        elif len(free := [n for n in range(len(names)) if n not in found.values()]) > 0 and not value.isdecimal():
-            found[value] = free[0]
+        elif type(value) not in (int, str) or value == "meta" or not DEVICE_OF_MAP.fullmatch(text):
+            faults.append(f"{shown(value)} is not a device; write a number from 0 on, or a name such as cpu or cuda:1")
+        elif text in names:
+            found[text] = names.index(text)
+        elif text.isdecimal() and int(text) < len(names):
+            found[text] = int(text)
         else:
-            faults.append(f"it names device '{value}', and the devices are {', '.join(names)}; name more with --devices")
+            others.append(text)
+    for text in others:
+        free = [number for number in range(len(names)) if number not in found.values()]
+        if text.isdecimal() or not free:
+            faults.append(f"it names device '{text}', and the devices are {', '.join(names)}; name more with --devices")
+        else:
+            kind = text.partition(":")[0]
+            found[text] = min(free, key=lambda number: not names[number].startswith(kind))
     return found, faults
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import combinations, islice
 from math import inf
 from operator import itemgetter
 
@@ -17,10 +17,8 @@ from autosplit.costs.faults import find_faults
 from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
-from autosplit.planners.bounds import compute_bound_s, multipliers
-from autosplit.planners.items import contract
 from autosplit.planners.pareto import pareto
-from autosplit.planners.portfolio import solve
+from autosplit.planners.portfolio import TINY_PLACES, quick_bound, solve
 from autosplit.planning.backends import MAX_CHOICES, MAX_PROVING, Backends, backend_choices, backends_of
 from autosplit.planning.predicting import bounded, predicted
 from autosplit.values.constraints import Constraints, Demands
@@ -89,10 +87,8 @@ def plan_model(query: Query, machine: Machine, backends: Sequence[str]) -> Plan:
     """
 
     def ask(problem: Problem, demands: Demands, left_s: float, best_s: float) -> Sequence[Solution]:
-        if best_s < inf and demands.objective == "throughput":
-            items = contract(problem, demands)
-            if compute_bound_s(items, demands, multipliers(items)) >= best_s:
-                return []
+        if best_s < inf and demands.objective == "throughput" and quick_bound(problem, demands)[0] >= best_s:
+            return []
         return [solve(problem, demands, time_limit_s=left_s, seed=query.seed, log=query.log)]
 
     return min(_plans(query, machine, backends, ask), key=objective_s(query.constraints))
@@ -130,6 +126,15 @@ def every_plan(query: Query, machine: Machine, backends: Sequence[str]) -> Itera
                 yield _plan(query, own, Solution(tuple(blocks), score, 0.0, "feasible", "every chain of stages", 0.0, ()), blocks)
 
 
+def least_s(query: Query, machine: Machine, backends: Sequence[str]) -> float:
+    """A bound in seconds on all plans for a query, without a search; arguments and errors as for ``plan_model``."""
+    constraints = query.constraints.verify(query.graph, machine)
+    asked = (
+        backends_of(query.graph, layout, query.profile, constraints, backends, query.max_threads) for layout in machine.layouts
+    )
+    return min(quick_bound(*own.relaxed())[0] for own in asked)
+
+
 def _plans(query: Query, machine: Machine, backends: Sequence[str], ask: Ask, every: bool = False) -> list[Plan]:
     """The plans on all layouts of a machine, with a bound that holds for all of them.
 
@@ -142,15 +147,19 @@ def _plans(query: Query, machine: Machine, backends: Sequence[str], ask: Ask, ev
     refusals = []
     for number, layout in enumerate(machine.layouts):
         own = backends_of(query.graph, layout, query.profile, constraints, backends, query.max_threads)
-        choices = backend_choices(layout, backends, query.profile, MAX_PROVING if own.alone else MAX_CHOICES)
+        most = MAX_PROVING if own.alone else MAX_CHOICES
         now = time.monotonic()
         end = now + max(0.0, deadline - now) / (len(machine.layouts) - number)
+        choices = backend_choices(layout, backends, query.profile, most)
         question = _Question(query, own, choices, ask, end, inf if every else best_s)
         try:
             bounds_s = question.ask_all(every)
         except InfeasibleError as failure:
             refusals.append(failure)
-            bounds_s = (inf, inf) if failure.conflict else (0.0, 0.0)
+            bounds_s = (inf, inf) if failure.conflict else (quick_bound(*own.relaxed())[0], 0.0)
+        if question.found and not every:
+            for kept in (kept for count in range(len(backends) - 1, 1, -1) for kept in combinations(backends, count)):
+                question.ask_with_fewer(kept, backend_choices(layout, kept, query.profile, most), bounds_s[0])
         bound_s, single_s = min(bound_s, bounds_s[0]), min(single_s, bounds_s[1])
         found += question.found
         best_s = min((plan.prediction.bottleneck_s for plan in found), default=inf)
@@ -197,7 +206,7 @@ class _Question:
         if self.refusal is not None and self.refusal.conflict:
             raise self.refusal
         waiting, tried = list(self.choices), list[Mapping[str, str]]()
-        while waiting and (every or not self._meets(bound_s)) and (not self.found or time.monotonic() < self.deadline):
+        while waiting and (every or not self._meets(bound_s)) and not (self.found and self._is_late()):
             if (
                 len(tried) < max(MAX_CHOICES, len(self.choices))
                 and (choice := self._suggested()) is not None
@@ -214,6 +223,23 @@ class _Question:
         if self.best is not None:  # a bound above a plan says nothing
             bound_s = bounded(self.best, bound_s).prediction.bound_s
         return bound_s, single_s if complete else 0.0
+
+    def ask_with_fewer(self, kept: Sequence[str], choices: list[Mapping[str, str]], bound_s: float) -> None:
+        """Find the plans that fewer backends give, unless the best plan meets the bound. So no backend worsens an answer.
+
+        What one backend gives alone is known: it is a choice of ``ask_all``.
+        """
+        own = self.backends.only(kept)
+        if all(own.groups) and not self._meets(bound_s) and not self._is_late():
+            fewer = replace(self, backends=own, choices=choices, found=[], refusal=None)
+            with suppress(InfeasibleError):
+                fewer.ask_all(every=False)
+            self.found += fewer.found
+
+    def _is_late(self) -> bool:
+        """Whether the time is up. Tiny problems have all the time that they need."""
+        num_places = self.backends.problem.num_ops * len(self.backends.groups)
+        return num_places > TINY_PLACES and time.monotonic() >= self.deadline
 
     def _meets(self, bound_s: float) -> bool:
         return self.best is not None and bounded(self.best, bound_s).prediction.gap <= CLOSED
@@ -235,7 +261,7 @@ class _Question:
             solutions = self.ask(problem, demands, left_s, best_s)
         except InfeasibleError as failure:
             self.refusal = failure
-            return inf if failure.conflict else 0.0
+            return inf if failure.conflict else quick_bound(problem, demands)[0]
         rows = [(solution, blocks) for solution in solutions for blocks in self.backends.rows(solution.blocks)]
         if solutions and not rows and demands.max_replicas > 1:  # replicas are on devices without a backend in common
             return min(solutions[0].bound_s, self._add(problem, replace(demands, max_replicas=1), share))

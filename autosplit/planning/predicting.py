@@ -12,7 +12,7 @@ import numpy as np
 from autosplit.costs.cost import CLOSED, evaluate, moves_s
 from autosplit.costs.graphproblem import problem_from
 from autosplit.costs.pieces import latency_s
-from autosplit.costs.problem import HOST, Block, Floats, Problem, Transfers
+from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Transfers
 from autosplit.errors import ProfileError
 from autosplit.planning.charging import charge
 from autosplit.values.constraints import Constraints
@@ -103,10 +103,17 @@ def problem_on(
         compute_s=compute_s,
         transfers=transfers,
         memory_bytes=free.memory_bytes[places],
-        processors=() if alone else tuple(places),
+        pools=_pools_of(free, places),
+        processors=() if alone else tuple(sorted(set(places)).index(place) for place in places),
         reasons=reasons,
         host_s=host_s,
     ).verify()
+
+
+def _pools_of(problem: Problem, places: Sequence[int]) -> tuple[Pool, ...]:
+    """The pools of a problem whose devices are those at the given places."""
+    members = [tuple(number for number, place in enumerate(places) if place in pool.devices) for pool in problem.pools]
+    return tuple(replace(pool, devices=inside) for pool, inside in zip(problem.pools, members, strict=True) if inside)
 
 
 def grouped(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[str], *, first: bool = False) -> Problem:
@@ -131,6 +138,7 @@ def grouped(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[s
         compute_s=compute_s,
         transfers=Transfers(*map(cheapest, problem.transfers.arrays())),
         memory_bytes=problem.memory_bytes[[group[0] for group in groups]],
+        pools=_pools_of(problem, [group[0] for group in groups]),
         processors=(),
         reasons={(op, k): problem.reasons[op, groups[k][0]] for op, k in np.argwhere(np.isinf(compute_s)).tolist()},
     )

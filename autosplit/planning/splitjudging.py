@@ -12,7 +12,7 @@ from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.planners.portfolio import solve
 from autosplit.planning.baselines import baseline_plan
-from autosplit.planning.caps import answer_within_caps, faults_on, plan_within_caps
+from autosplit.planning.caps import answer_within_caps, plan_within_caps, with_fitting_slots
 from autosplit.planning.givensplits import GivenSplit
 from autosplit.planning.moduleunits import joined
 from autosplit.planning.peers import FASTEST_ONLY, predicted_peers
@@ -22,7 +22,7 @@ from autosplit.tables import bytes_text, number_text, seconds_text
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
-from autosplit.values.plan import Plan, Source
+from autosplit.values.plan import Plan, Source, cap_faults
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Setting
 
@@ -134,12 +134,12 @@ def judge_split(
     account = account or Account(graph, known=footprints_of(profile))
     capped = any(device.memory_bytes is not None for device in machine.devices)
     plan = baseline_plan(graph, source, GIVEN, backend, placed)
-    plan = (account.measured if capped else account.counted)(plan).verify(graph, machine)
+    plan = with_fitting_slots(account.measured(plan) if capped else plan, machine, account).verify(graph, machine)
     given = predict(plan, graph, machine, profile)
     best = best_under_rules(split, given, machine, profile, account, time_limit_s / 2)
     peers = predicted_peers(graph, given, machine, profile)
-    others = {name: account.counted(peer) for name, peer in peers.plans.items()}
-    over = {name: "; ".join(faults_on(peer, machine, graph).values()) for name, peer in others.items()}
+    others = {name: with_fitting_slots(peer, machine, account) for name, peer in peers.plans.items()}
+    over = {name: "; ".join(cap_faults(peer.stages, machine.devices, graph).values()) for name, peer in others.items()}
     left_out = {**peers.left_out, **{name: fault for name, fault in over.items() if fault}}
     plans = {GIVEN: given, SAME_RULES: best, **{name: peer for name, peer in others.items() if not over[name]}}
     query = Query(graph, profile, source, time_limit_s=time_limit_s / 2)

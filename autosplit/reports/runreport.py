@@ -1,17 +1,19 @@
 """RunReport: a plan beside its baselines, all measured in the same rounds, and which one to use. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from typing import Any
 
 from autosplit import tables
 from autosplit.costs.planschedule import plan_stages
 from autosplit.costs.schedule import simulate
 from autosplit.planning.baselines import Baselines
+from autosplit.planning.predicting import bounded
 from autosplit.reports.judging import Verdict
 from autosplit.reports.outcomes import PLAN, Outcome
 from autosplit.values.graph import Graph
-from autosplit.values.plan import Plan
+from autosplit.values.plan import Plan, Prediction
 from autosplit.values.timeline import Action, chrome_trace
 
 NUM_SIMULATED = 64
@@ -63,12 +65,31 @@ class RunReport:
         return self.outcomes[self.chosen]
 
     @property
+    def best_plan(self) -> Plan:
+        """The plan to use. If nothing was predicted of it, its figures are those measured, and the bound covers it."""
+        plan, rate = self.best.plan, self.best.throughput_per_s
+        if plan.prediction.throughput_per_s > 0 or not 0 < rate < inf:
+            return plan
+        alike = [other.plan for other in self.outcomes.values() if other.plan.microbatch == plan.microbatch]
+        measured = Prediction(plan.microbatch / rate, self.best.latency.p50_s, throughput_per_s=rate)
+        value_s = measured.latency_s if plan.objective == "latency" else measured.bottleneck_s
+        bound_s = max(other.prediction.bound_s for other in alike)
+        return bounded(replace(plan, prediction=measured), min(bound_s, value_s))
+
+    @property
     def errors(self) -> str:
-        """Both errors in a sentence: the chosen plan against the traced model, and that against the user's module."""
-        plan = _error_words(self.best.max_relative_error)
+        """Both errors in a sentence: the chosen plan against the traced model, and that against the user's module.
+
+        Each pair ran with one number of threads, because another number changes the last bits of many kernels.
+        """
+        relative = self.best.max_relative_error
+        subject = f"Outputs {_error_words(relative)} the traced model's"
+        if not relative:
+            threads = sorted({stage.threads for stage in self.best.plan.stages})
+            subject += f" on as many threads ({' or '.join(map(str, threads))} a stage)"
         if self.trace_error is None:
-            return f"Outputs {plan} the traced model's, which were not compared with the module's."
-        return f"Outputs {plan} the traced model's, and these {_error_words(self.trace_error)} the module's."
+            return f"{subject}, which were not compared with the module's."
+        return f"{subject}, and these {_error_words(self.trace_error)} the module's, both on torch's own number of threads."
 
     @property
     def call(self) -> str:

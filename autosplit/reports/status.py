@@ -16,10 +16,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from autosplit.errors import UsageError
+from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json
 from autosplit.scratch import private_folder
 
 BEAT_S = 1.0
@@ -55,7 +57,10 @@ class Beacon:
         with contextlib.suppress(OSError, UsageError):  # ``write`` reports a fault of the folder
             collections.deque(_swept(), maxlen=0)
         self.write()
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as failure:  # the kernel refuses another thread
+            log.warning("the status of this host cannot be renewed: %s", failure)
         atexit.register(self.close)
 
     def write(self) -> None:
@@ -80,7 +85,7 @@ class Beacon:
                 self._fd = -1
                 with contextlib.suppress(OSError):  # other hosts are there
                     self._path.parent.rmdir()
-        if self._thread is not threading.current_thread():
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _beat(self) -> None:
@@ -126,21 +131,22 @@ def running_hosts() -> list[dict[str, Any]]:
 
     Files of hosts that ended are removed. Raises: UsageError: the folder is not to be trusted.
     """
-    now, found = time.time(), list(_swept())
-    return sorted(
-        ({**host, "age_s": now - host["beat_unix_s"]} for host in found), key=lambda host: float(host["started_unix_s"])
-    )
+    now, found = time.time(), []
+    for host in _swept():
+        with contextlib.suppress(*MALFORMED):  # of another program, or half of it
+            found.append((float(host["started_unix_s"]), {**host, "age_s": now - host["beat_unix_s"]}))
+    return [host for _, host in sorted(found, key=itemgetter(0))]
 
 
 def _swept() -> Iterator[dict[str, Any]]:
     """Yield the content of each running host's file, and remove the files of hosts that ended without removing them."""
     folder = own_folder()
     for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError), path.open(encoding="utf-8") as file:
+        with contextlib.suppress(FileNotFoundError, ValueError), path.open(encoding="utf-8") as file:
             if _abandoned(file.fileno(), path):
                 path.unlink()
             elif path.suffix == ".json":
-                yield json.load(file)
+                yield parse_json(file.read(MAX_YAML_BYTES))
     with contextlib.suppress(OSError):  # other hosts have files there
         folder.rmdir()
 

@@ -13,7 +13,10 @@ from autosplit.running.hostrings import InputRings
 from autosplit.running.inflight import InFlight
 from autosplit.running.interrupts import SafeCondition
 from autosplit.running.lanes import Lanes
-from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors
+from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors, spent
+
+FILL_S = 10.0
+"""Seconds for which ``close`` waits for a caller that fills a buffer while other requests wait behind it."""
 
 
 class AdmissionQueue:
@@ -104,6 +107,11 @@ def no_room(num_running: int, window: int, num_waiting: int, room: int) -> Refus
     )
 
 
+def closed() -> RefusedError:
+    """The refusal of a request that came too late."""
+    return RefusedError("the request was refused: the pipeline is closed")
+
+
 class Admission:
     """Decides which requests are fed, wait or are refused; a condition guards them until their results are here.
 
@@ -177,7 +185,7 @@ class Admission:
         return False
 
     def await_turn(self, request: Request, timeout_s: float | None) -> bool:
-        """Wait until it is the turn of an unfilled request that has entered: then ``fill`` or ``leave`` must follow.
+        """Wait until it is the turn of an unfilled request that has entered. In any case ``fill`` or ``leave`` must follow.
 
         Returns: whether its inputs may be filled; otherwise it was answered with an error. Raises: RefusedError: not in time.
         """
@@ -192,12 +200,15 @@ class Admission:
     def fill(self, request: Request, priority: int) -> list[Request]:
         """Feed a request whose inputs lie in its slots, and then waiting ones; return those to be answered now.
 
-        Raises: RefusedError, WorkerError: the pipeline was closed or has given up meanwhile.
+        Raises: RefusedError, WorkerError: the pipeline was closed or has given up meanwhile. UsageError: it was given up. Then
+            ``leave`` must follow.
         """
         with self.changed:
             wait_until(lambda: self._is_feeding or self.failure is not None, self.changed, None, self._check_thread)
-            self._filling = None
             self._check_open()
+            if request is not self._filling:  # another thread gave it up, and its slots are those of another request
+                raise spent()
+            self._filling = None
             late = [request] if self._feed(request, priority) else []
             late += self._feed_waiting()
             self._call()
@@ -265,12 +276,17 @@ class Admission:
         return requests
 
     def close(self, *, drain: bool) -> None:
-        """Refuse new requests; wait for the end of those taken in if ``drain``."""
+        """Refuse new requests and buffers that are not submitted; wait for the end of requests taken in if ``drain``.
+
+        Requests behind a buffer that is neither submitted nor given up within ``FILL_S`` are not waited for.
+        """
         with self.changed:
             self._is_open = False
             self._end()
             if drain:
-                wait_until(self._is_done, self.changed, None, self._check_thread)
+                check = self._check_thread
+                wait_until(lambda: self._filling is None or self._is_done(), self.changed, FILL_S, check)
+                wait_until(lambda: self._is_done() or self._is_stuck(), self.changed, None, check)
 
     def num_to_await(self) -> int:
         """Results that the executor's thread waits for now: several if no caller waits for one of them alone.
@@ -288,6 +304,9 @@ class Admission:
 
     def _is_done(self) -> bool:
         return self.failure is not None or not (self.queue or self._in_flight)
+
+    def _is_stuck(self) -> bool:
+        return self._filling is not None and not self._in_flight
 
     def is_free(self) -> bool:
         """Whether a request need not wait to be taken in, or is refused in any case."""
@@ -311,7 +330,7 @@ class Admission:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise RefusedError("the request was refused: the pipeline is closed")
+            raise closed()
         if self.failure is not None:
             raise type(self.failure)(str(self.failure))
 
@@ -319,7 +338,7 @@ class Admission:
         return no_room(self._in_flight.num_running, self._in_flight.pace.size, self.queue.num_waiting, self.room)
 
     def _feed_waiting(self) -> list[Request]:
-        """Feed waiting requests while the window has room (the lock is held); return those past their deadline."""
+        """Feed waiting requests while the window has room (the lock is held); return those to be answered with their error."""
         late = []
         while self.queue and self._may_feed():
             request, priority = self.queue.pop()
@@ -328,13 +347,16 @@ class Admission:
         return late
 
     def _feed(self, request: Request, priority: int) -> bool:
-        """Feed a request, unless it was cancelled; True if its deadline has passed (the lock is held)."""
+        """Feed a request, unless it was cancelled; True if it is to be answered with its error (the lock is held)."""
         if request.deadline_ns and request.expired():
             return True
         if request.future is not None and request.future.cancelled():
             request.future.set_running_or_notify_cancel()
             return False
         if request.unfilled and request.sequence < 0:
+            if not self._is_open:  # its inputs would be filled in vain
+                request.error = closed()
+                return True
             self._filling, request.sequence = request, self._in_flight.lanes.peek()
             request.wake()
             return False

@@ -1,12 +1,13 @@
 """Give answers to callers, and keep the times of the last requests."""
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from autosplit.errors import AutosplitError, UsageError
+from autosplit.errors import AutosplitError, RefusedError, UsageError
 from autosplit.running.request import Request, RequestTimes, Tensors
 
 NUM_TIMES = 16_384
@@ -23,15 +24,21 @@ class Answers:
 
     Attributes:
         times: the times of the last ``NUM_TIMES`` requests.
+        owner: the process that gives the answers.
     """
 
     def __init__(self, outputs: Sequence[str], threads: Collection[threading.Thread]) -> None:
         self.times: deque[RequestTimes] = deque(maxlen=NUM_TIMES)
         self._outputs = outputs
         self._threads = threads
+        self.owner = os.getpid()
 
     def deliver(self, requests: Sequence[Request]) -> None:
-        """Answer requests; those that have an answer already are left out."""
+        """Answer requests; those that have an answer already are left out.
+
+        Raises: in the thread of a caller, with which a callback ended it, once all requests are answered.
+        """
+        ended: BaseException | None = None
         for request in requests:
             if request.answered:
                 continue
@@ -51,10 +58,13 @@ class Answers:
                     future.set_exception(failure)
                 else:
                     future.set_result(result)
-            except BaseException:  # a callback raised SystemExit, for example; a future catches every Exception
-                if threading.current_thread() not in self._threads:
-                    raise
-                log.exception("a callback of request %d ended its thread, which goes on with the other requests", request.number)
+            except BaseException as failure:  # a callback raised SystemExit, for example; a future catches every Exception
+                if threading.current_thread() in self._threads:
+                    log.exception("a callback of request %d ended its thread, which goes on with others", request.number)
+                else:
+                    ended = failure
+        if ended is not None:
+            raise ended
 
     def fail(self, requests: Sequence[Request], error: AutosplitError) -> None:
         """Answer requests with an error, each with one of its own, unless they have one already."""
@@ -71,7 +81,7 @@ class Answers:
         return outputs if request.returns is None else request.returns(outputs)
 
     def wait_for(self, request: Request) -> Tensors:
-        """The outputs of a request, once it is answered. Raises: UsageError: see ``check_thread``; the error of the request."""
+        """The outputs of a request, once it is answered. Raises: as ``check_thread``; the error of the request."""
         if not request.answered:
             self.check_thread()
             request.wait()
@@ -79,9 +89,18 @@ class Answers:
         return outputs
 
     def check_thread(self) -> None:
-        """Raises: UsageError: this is a callback, for the end of which other requests wait, so it must wait for none."""
+        """Raise an error in a thread that must not wait for an answer.
+
+        Raises: UsageError: this is a callback, for the end of which other requests wait. RefusedError: as ``check_process``.
+        """
+        self.check_process()
         if threading.current_thread() in self._threads:
             raise UsageError("a callback of an answer cannot wait for the same pipeline, nor close it; do that in another thread")
+
+    def check_process(self) -> None:
+        """Raises: RefusedError: this process was forked from the one that gives the answers, which never come here."""
+        if os.getpid() != self.owner:
+            raise RefusedError(f"the request was refused: process {self.owner} opened the pipeline. Open one after the fork.")
 
     def take_times(self, *, clear: bool) -> list[RequestTimes]:
         """The times of the last requests; with ``clear``, each comes once."""
@@ -98,7 +117,7 @@ class Answering:
         return self._answers.wait_for(request)
 
     def check_thread(self) -> None:
-        """Raises: UsageError: see ``Answers.check_thread``."""
+        """Raises: UsageError, RefusedError: see ``Answers.check_thread``."""
         self._answers.check_thread()
 
     def last_times(self) -> list[RequestTimes]:

@@ -1,5 +1,8 @@
 """Engine: a network that takes requests, in worker processes (``Pipeline``) or in the caller's process (``InProcess``)."""
 
+import atexit
+import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -42,6 +45,9 @@ class Engine(ABC):
         """The rows that a Batcher, if there is one, has put into requests."""
         self._room = wiring.window if room is None else room
         self._intake = Intake(wiring)
+        self._owner, self._closed = os.getpid(), False
+        self._lifecycle = threading.Lock()
+        """Held while the engine is opened again or closed."""
 
     def submit(
         self,
@@ -87,10 +93,14 @@ class Engine(ABC):
         if unread := [name for name in self.wiring.inputs if name not in specs]:
             raise UsageError(f"no stage reads {', '.join(map(repr, unread))}, so a buffer cannot be made; use submit")
         request = Request((), monotonic_deadline(deadline_s), time.monotonic_ns(), borrowed=True, unfilled=True)
-        tensors = self._executor.reserve(request, priority, timeout_s)
-        if tensors is None:
-            tensors = tuple(empty_like_spec(specs[name]) for name in self.wiring.inputs)
-        return Buffer(self._executor, request, priority, tensors)
+        buffer = Buffer(self._executor, request, priority)
+        try:
+            tensors = self._executor.reserve(request, priority, timeout_s)
+        except BaseException:  # Ctrl-C, for example
+            buffer.close()
+            raise
+        buffer.tensors = tuple(empty_like_spec(specs[name]) for name in self.wiring.inputs) if tensors is None else tensors
+        return buffer
 
     def forward(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> AnswerFuture:
         """Take in tensors that will not change any more, whether there is room or not: the caller bounds their number.
@@ -220,12 +230,38 @@ class Engine(ABC):
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last requests of each copy."""
 
-    @abstractmethod
     def close(self, *, drain: bool = True) -> None:
-        """Answer the requests that were taken in (``drain``) or fail them, then end."""
+        """Answer the requests that were taken in (``drain``) or fail them, then end.
+
+        The end of the process fails the requests of an engine that is still open. In a process that was forked from the one that
+        opened the engine, nothing happens.
+
+        Raises: UsageError: called in a callback of an answer.
+        """
+        if self._closed or os.getpid() != self._owner:
+            return
+        self.check_thread()
+        with self._lifecycle:
+            if self._closed:
+                return
+            self._closed = True
+            atexit.unregister(self.close)
+            self._end(drain=drain)
+
+    @abstractmethod
+    def _end(self, *, drain: bool) -> None:
+        """End the executor and what it runs on; called once."""
+
+    def _end_at_exit(self) -> None:
+        """Close this engine at the end of the process: a thread that the interpreter stops in torch aborts the process."""
+        atexit.register(self.close, drain=False)
 
     def check_thread(self) -> None:
-        """Raises: UsageError: this is a callback of an answer, which must not wait for the pipeline, nor close it."""
+        """Raise an error in a thread that must not wait for the pipeline.
+
+        Raises: UsageError: this is a callback of an answer, which must not close the pipeline either. RefusedError: this process
+            was forked from the one that opened it.
+        """
         self._executor.check_thread()
 
     def __enter__(self) -> Self:

@@ -14,6 +14,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from autosplit.devices.processes import MOST_WAIT_S
@@ -47,7 +48,6 @@ class Executor(Answering):
     """
 
     def __init__(self, deployment: Deployment, *, room: int, max_restarts: int) -> None:
-        self._owner = os.getpid()
         self._thread = threading.Thread(target=self._run, name="autosplit-executor", daemon=True)
         self._in_flight = InFlight(deployment.wiring, deployment.status_block)
         self.lanes, self.pace = self._in_flight.lanes, self._in_flight.pace
@@ -60,6 +60,8 @@ class Executor(Answering):
         self._stopping = deployment.stopping
         self._lent: dict[Request, Callable[[], None]] = {}
         """The requests whose answers lie in slots that are lent, with what frees the slot."""
+        self._left: deque[Request] = deque()
+        """Unfilled requests that their callers have given up."""
         deployment.run(self.lanes)
         self._thread.start()
 
@@ -93,22 +95,17 @@ class Executor(Answering):
 
     def enter(self, request: Request, priority: int = 0, timeout_s: float | None = None) -> None:
         """Take a request in: see ``Admission.enter``."""
-        if os.getpid() != self._owner:
-            raise RefusedError(f"the request was refused: process {self._owner} opened the pipeline. Open one after the fork.")
+        self._answers.check_process()
         if self._admission.enter(request, priority, timeout_s):
             self._answers.deliver([request])
 
     def reserve(self, request: Request, priority: int, timeout_s: float | None) -> Tensors:
         """Wait until the inputs of an unfilled request may be filled, and return its slots: see ``Feed.reserve``."""
         request.will_wait()
-        try:
-            self.enter(request, priority)
-            if not self._admission.await_turn(request, timeout_s):
-                self._answers.result(request)
-            return self._admission.slots_of(request)
-        except BaseException:  # Ctrl-C, for example
-            self.leave(request)
-            raise
+        self.enter(request, priority)
+        if not self._admission.await_turn(request, timeout_s):
+            self._answers.result(request)
+        return self._admission.slots_of(request)
 
     def fill(self, request: Request, priority: int) -> AnswerFuture:
         """Feed a request whose slots were filled: see ``Feed.fill``."""
@@ -117,8 +114,10 @@ class Executor(Answering):
         return future
 
     def leave(self, request: Request) -> None:
-        """Give up a request whose slots were to be filled."""
-        self._answers.deliver(self._admission.leave(request))
+        """Give up a request whose slots were to be filled: the thread does it, so this takes no lock and waits for nothing."""
+        if os.getpid() == self._answers.owner:
+            self._left.append(request)
+            self._results.wake()
 
     def prompt(self) -> bool:
         """Whether there is room for a request."""
@@ -191,6 +190,8 @@ class Executor(Answering):
                 look_ns = time.monotonic_ns() + LOOK_NS
                 if self._stopping.is_set():
                     return
+                while self._left:
+                    self._answers.deliver(self._admission.leave(self._left.popleft()))
                 if self._admission.alarm_ns <= time.monotonic_ns():
                     self._answers.deliver(self._admission.pop_expired())
                 self._recovery.kill_hanging(self.lanes.nexts)

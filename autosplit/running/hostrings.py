@@ -8,6 +8,7 @@
 import contextlib
 import os
 import select
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -170,6 +171,8 @@ class ResultRings:
                 self._rings.append(ResultRing(end, copies, first, channel.every, first, inbox, lends))
         self._ring_fds = {ring.end.fd for ring in self._rings}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_lock = threading.RLock()
+        """Held around each use of the descriptor: after ``close`` its number may be that of another one."""
         self._poll = select.poll()
         for fd in (*self._ring_fds, self._wake_fd):
             self._poll.register(fd, select.POLLIN)
@@ -179,8 +182,10 @@ class ResultRings:
         return iter(self._rings)
 
     def wake(self) -> None:
-        """End the present or the next ``wait``; may be called from any thread."""
-        os.eventfd_write(self._wake_fd, 1)
+        """End the present or the next ``wait``; may be called from any thread, and at any moment by a finalizer."""
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
 
     def watch_workers(self) -> None:
         """Let the end of a worker end a ``wait``."""
@@ -220,6 +225,7 @@ class ResultRings:
 
     def close(self) -> None:
         """Close the descriptor of ``wake``."""
-        if self._wake_fd >= 0:
-            os.close(self._wake_fd)
-            self._wake_fd = -1
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                descriptor, self._wake_fd = self._wake_fd, -1
+                os.close(descriptor)

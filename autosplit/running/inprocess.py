@@ -12,6 +12,7 @@ from autosplit.reports.results import RunStats
 from autosplit.running.engine import Engine
 from autosplit.running.localexecutor import LocalExecutor
 from autosplit.running.messages import WorkerEvent
+from autosplit.running.modules import refuse_isolated
 from autosplit.running.monitor import WorkerHealth, run_stats
 from autosplit.running.wiring import StagePlacement, require_here, wire
 
@@ -21,7 +22,8 @@ class InProcess(Engine):
 
     With one copy of the stage, the answer is there when ``submit`` returns.
 
-    Raises: PlanError: there is not exactly one stage, or it is on an accelerator. BackendError: it could not be loaded.
+    Raises: PlanError: there is not exactly one stage, it is on an accelerator, or it comes from a file of an untrusted maker and
+        runs in torch. BackendError: it could not be loaded.
     """
 
     _executor: LocalExecutor
@@ -33,11 +35,13 @@ class InProcess(Engine):
         require_here(self.wiring)
         if len(stages) != 1:
             raise PlanError(f"the caller's process can hold one stage, and there are {len(stages)}; run them in workers")
+        refuse_isolated(stages[0].name, stages[0].module)
         for device in stages[0].devices:
             if device.kind not in ("cpu", "null"):
                 raise PlanError(f"the caller's process computes on cores, and '{device.name}' is an accelerator; use workers")
         self._begun_s = time.monotonic()
         self._executor = LocalExecutor(self.wiring, self._room)
+        self._end_at_exit()
 
     @property
     def pids(self) -> list[int]:
@@ -67,9 +71,6 @@ class InProcess(Engine):
         with self._executor.lock:
             return [copy.events(clear=clear) for copy in self._executor.copies]
 
-    def close(self, *, drain: bool = True) -> None:
-        """Answer the requests that were taken in (``drain``) or fail them, then let go of the stage.
-
-        Raises: UsageError: called in a callback of an answer.
-        """
+    def _end(self, *, drain: bool) -> None:
+        """Wait for answers, or without ``drain`` for those that are computed now; then let go of the stage."""
         self._executor.close(drain=drain)

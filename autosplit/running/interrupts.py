@@ -1,13 +1,20 @@
-"""SafeCondition and SafeFuture: a condition and a future of which Ctrl-C at any moment leaves no lock held.
+"""SafeCondition and SafeFuture: a condition and a future of which Ctrl-C and ``os.fork`` at any moment leave no lock held.
 
 A ``threading.Condition`` enters its lock in Python code. Ctrl-C between two instructions of that code leaves the lock held, and
 the next thread that needs it waits for ever. A signal is handled only between instructions of Python code, so a lock that is
 entered by C code is either entered or free.
+
+A forked process has one thread. Other threads held locks at that moment, and none of them will ever give an answer there. So
+each future gets a new lock, and one without an answer fails.
 """
 
+import os
 import threading
+import weakref
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from autosplit.errors import RefusedError
 
 _T = TypeVar("_T")
 
@@ -29,11 +36,33 @@ class SafeCondition(threading.Condition):
 
 
 class SafeFuture(Future[_T]):
-    """A future with such a condition. It sets what ``Future`` sets by itself, as a condition takes 1 us to make."""
+    """A future with such a condition; in a forked process it has its result, or fails with RefusedError.
+
+    It sets what ``Future`` sets by itself, as a condition takes 1 us to make.
+    """
 
     def __init__(self) -> None:
+        _futures.add(self)
         self._condition = SafeCondition()
         self._state = "PENDING"
         self._result = self._exception = None
         self._waiters: list[Any] = []
         self._done_callbacks: list[Any] = []
+
+
+_futures: "weakref.WeakSet[SafeFuture[Any]]" = weakref.WeakSet()
+
+
+def _fail_in_child() -> None:
+    """In a forked process: fail each future without an answer. Its callbacks are the parent's, and are not called here."""
+    for future in list(_futures):
+        future._condition = SafeCondition()
+        if future._state in ("PENDING", "RUNNING"):
+            future._state, future._waiters, future._done_callbacks = "FINISHED", [], []
+            future._exception = RefusedError(
+                f"the request was submitted before the fork, and its answer goes to process {os.getppid()} alone. Wait for it "
+                "there, or open a pipeline after the fork."
+            )
+
+
+os.register_at_fork(after_in_child=_fail_in_child)

@@ -6,15 +6,18 @@ goes on with what waits, the most urgent first, and then passes its turn on. So 
 With several copies, each has a thread on the cores of its device, and the threads take requests from one queue::
 
     one copy:        enter -> queue -> the thread of a caller, whose turn it is -> answer
-    several copies:  enter -> queue -> a thread of each copy -> answer
+    several copies:  enter -> queue -> a thread of each copy -> answer, in the order in which requests left the queue
 """
 
 import functools
+import logging
 import os
 import threading
+from collections import deque
 
+from autosplit.devices.limits import refusals_named
 from autosplit.errors import AutosplitError, PlanError, RefusedError
-from autosplit.running.admission import AdmissionQueue, no_room, wait_until
+from autosplit.running.admission import AdmissionQueue, closed, no_room, wait_until
 from autosplit.running.answers import Answering, Answers
 from autosplit.running.copying import CopyPool
 from autosplit.running.entrance import Entrance
@@ -25,6 +28,8 @@ from autosplit.running.wiring import Wiring
 
 PROMPT_NS = 1_000_000
 """A stage that takes at most this long may be computed in the thread of an event loop."""
+
+log = logging.getLogger(__name__)
 
 
 class LocalExecutor(Answering):
@@ -43,8 +48,8 @@ class LocalExecutor(Answering):
 
     def __init__(self, wiring: Wiring, room: int) -> None:
         self.failure: AutosplitError | None = None
-        self._wiring, self._room, self._owner, self._is_open = wiring, room, os.getpid(), True
-        self._num_answered = self._num_fed = 0
+        self._wiring, self._room, self._is_open = wiring, room, True
+        self._num_done = self._num_fed = 0
         self._in_turn = False
         """With one copy: whether a thread has the turn, which is to compute what it brought and what waits."""
         self._queue = AdmissionQueue()
@@ -54,6 +59,12 @@ class LocalExecutor(Answering):
         self._pools = [CopyPool(specs[name], room + 1) if name in specs else None for name in wiring.inputs]
         count = len(wiring.stages[0].devices)
         self.pace = FixedPace(count)
+        self._begun: deque[Request] = deque()
+        """With several copies: requests that left the queue and have no answer, in the order of their answers."""
+        self._most_begun = 2 * count
+        """A copy that is this far ahead of a slower one waits for it, so that few answers are kept back."""
+        self._delivering = False
+        """With several copies: whether a thread gives answers; those of other copies are left to it."""
         self.copies: list[StageCopy] = [StageCopy(wiring, 0)] if count == 1 else []
         numbers = range(count if count > 1 else 0)
         self._threads = [threading.Thread(target=self._serve_copy, args=(number,), daemon=True) for number in numbers]
@@ -75,8 +86,7 @@ class LocalExecutor(Answering):
 
     def enter(self, request: Request, priority: int = 0, timeout_s: float | None = None) -> None:
         """Take a request in; with one copy, compute it in this thread. Raises: RefusedError: closed, or no room in time."""
-        if os.getpid() != self._owner:
-            raise RefusedError(f"the request was refused: process {self._owner} opened the pipeline. Open one after the fork.")
+        self._answers.check_process()
         if self._threads:
             self._enter_queue(request, priority, timeout_s)
             return
@@ -116,9 +126,9 @@ class LocalExecutor(Answering):
             num_waiting=self._queue.num_waiting,
             room=self._room,
             num_held=self._queue.num_borrowed,
-            num_running=self._num_fed - self._num_answered,
+            num_running=self._num_fed - self._num_done,
             window=self.pace.size,
-            num_answered=self._num_answered,
+            num_answered=min(self._num_done, self._num_fed - len(self._begun)),
         )
 
     def take_times(self, *, clear: bool) -> list[RequestTimes]:
@@ -127,28 +137,30 @@ class LocalExecutor(Answering):
             return self._answers.take_times(clear=clear)
 
     def close(self, *, drain: bool) -> None:
-        """Answer the requests that were taken in (``drain``) or fail them, then let go of the stage."""
-        if os.getpid() != self._owner:
-            return
-        self.check_thread()
-        closed = RefusedError("the pipeline was closed before the request was done")
+        """Answer the requests that were taken in (``drain``) or fail them, then let go of the stage; called once."""
+        early = RefusedError("the pipeline was closed before the request was done")
         with self.lock:
-            self._is_open, self.failure = False, self.failure or closed
+            self._is_open, self.failure = False, self.failure or early
             failed = [] if drain else self._queue.clear()
             self._work.notify_all()
             self._entrance.end()
             wait_until(lambda: not (self._queue or self._in_turn), self._changed, None, self._answers.check_thread)
-        self._answers.fail(failed, closed)
+        self._answers.fail(failed, early)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
         for copy in self.copies:
             copy.unload()
 
+    @refusals_named()
     def _load(self) -> None:
         """Start the threads and wait until each has loaded its copy."""
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:  # the kernel refuses another thread
+            self.close(drain=False)
+            raise
         with self.lock:
             self._changed.wait_for(lambda: len(self.copies) == max(1, len(self._threads)) or self.failure is not None)
             failure = self.failure
@@ -165,7 +177,7 @@ class LocalExecutor(Answering):
                 self._check_open()
                 self._queue.push(request, priority)
             finally:  # after Ctrl-C, for example, no answer will call the next caller
-                if not self._queue and self._num_fed == self._num_answered:
+                if not self._queue and self._num_fed == self._num_done:
                     self._entrance.call(1)
             if not request.borrowed:
                 self._copy_inputs(request)
@@ -173,7 +185,7 @@ class LocalExecutor(Answering):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise RefusedError("the request was refused: the pipeline is closed")
+            raise closed()
 
     def _copy_inputs(self, request: Request) -> None:
         """Copy the inputs of a request that has to wait: its caller may write into its tensors once submit returns."""
@@ -186,12 +198,14 @@ class LocalExecutor(Answering):
         while True:
             goes_on = False
             try:
-                self._compute(copy, request)
-                self._answers.deliver((request,))
+                try:
+                    self._compute(copy, request)
+                finally:
+                    self._answers.deliver((request,))
                 goes_on = True
             finally:
                 with self.lock:
-                    self._num_answered += 1
+                    self._num_done += 1
                     num_more = self._queue.num_all if num_more < 0 else num_more - 1
                     if goes_on and self._queue and (num_more > 0 or not own.answered):
                         request = self._take()
@@ -245,11 +259,13 @@ class LocalExecutor(Answering):
             self._changed.notify_all()
         while True:
             with self.lock:
-                while not self._queue and self._is_open:
+                while not (self._queue and len(self._begun) < self._most_begun):
+                    if not (self._queue or self._is_open):
+                        return
                     self._work.wait()
-                if not self._queue:
-                    return
                 taken = self._take()
+                taken.tokens = 1
+                self._begun.append(taken)
             self._serve(copy, taken)
 
     def _take(self) -> Request:
@@ -264,25 +280,41 @@ class LocalExecutor(Answering):
         self._num_fed += 1
 
     def _serve(self, copy: StageCopy, request: Request) -> None:
-        """Compute and answer a request in the thread of its copy."""
+        """Compute a request in the thread of its copy, and give the answers that are due."""
         try:
             self._compute(copy, request)
-        finally:
-            with self.lock:
-                self._num_answered += 1
-                self._entrance.call_at_half(self._queue.num_waiting, self._room)
-                if not self._is_open:
-                    self._changed.notify_all()
-        self._answers.deliver((request,))
+        except BaseException:  # SystemExit in the stage, for example
+            log.exception("request %d ended the thread of its copy, which goes on with others", request.number)
+        with self.lock:
+            request.tokens = 0
+            self._num_done += 1
+            self._entrance.call_at_half(self._queue.num_waiting, self._room)
+            if not self._is_open:
+                self._changed.notify_all()
+            if self._delivering:
+                return
+            self._delivering = True
+        while due := self._take_due():
+            self._answers.deliver(due)
+
+    def _take_due(self) -> list[Request]:
+        """The requests to be answered now; if there are none, the thread has ceased to give answers."""
+        due = []
+        with self.lock:
+            if len(self._begun) == self._most_begun:
+                self._work.notify_all()  # copies that were too far ahead go on
+            while self._begun and self._begun[0].tokens == 0:
+                due.append(self._begun.popleft())
+            self._delivering = bool(due)
+        return due
 
     def _compute(self, copy: StageCopy, request: Request) -> None:
-        """Compute a request, unless it was cancelled."""
+        """Compute a request, unless it was cancelled. Raises: what ended the stage; the request has an error then."""
         try:
             if request.future is None or not request.future.cancelled():
                 copy.serve(request)
         except BaseException:  # Ctrl-C in the thread of one caller, and another one may wait for this request
             request.error = RefusedError("the thread that computed the request was interrupted; submit it again")
-            self._answers.deliver((request,))
             raise
 
     def _cancel(self, request: Request, future: AnswerFuture) -> None:
@@ -295,7 +327,7 @@ class LocalExecutor(Answering):
 
     def _has_room(self) -> bool:
         waiting = self._queue.num_waiting
-        return waiting < self._room or self._num_fed - self._num_answered + waiting < self.pace.size
+        return waiting < self._room or self._num_fed - self._num_done + waiting < self.pace.size
 
     def _no_room(self) -> RefusedError:
-        return no_room(self._num_fed - self._num_answered, self.pace.size, self._queue.num_waiting, self._room)
+        return no_room(self._num_fed - self._num_done, self.pace.size, self._queue.num_waiting, self._room)

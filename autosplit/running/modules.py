@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from autosplit.devices.accelerators import Accelerator, Queue, open_accelerator
-from autosplit.errors import BackendError, UsageError, listed
+from autosplit.errors import BackendError, PlanError, UsageError, listed
 from autosplit.tables import bytes_text
 
 if TYPE_CHECKING:
@@ -35,8 +35,12 @@ class Module(Protocol):
         """Whether the function may be called on zeros before the first request."""
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of weights that a worker will hold."""
+    def isolated(self) -> bool:
+        """Whether it may run in worker processes only: it calls operators that a file of an untrusted maker names."""
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes of weights that a worker will hold; None if nobody knows before it runs."""
 
     def import_packages(self) -> None:
         """Import the packages of ``load`` first, so that their memory is not counted as the stage's."""
@@ -46,6 +50,15 @@ class Module(Protocol):
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """The name of the op that raises on these inputs, or None if it is not known."""
+
+
+def refuse_isolated(name: str, module: Module) -> None:
+    """Raises: PlanError: a module would run in the caller's process, and it may run in worker processes only."""
+    if module.isolated:
+        raise PlanError(
+            f"stage '{name}' comes from a file and runs in torch: without trust in the maker of the file it runs in a worker "
+            "process, not in the caller's; place it on CPU cores or an accelerator, or give trust=True"
+        )
 
 
 def failure_text(place: str, number: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> str:
@@ -77,13 +90,19 @@ class StageFolder:
     """Whether an accelerator may record the stage as one graph (a CUDA graph)."""
     streams: int = 1
     """Requests to work on at once, each on its share of the threads; an accelerator chooses for itself."""
-    allow_native: bool = False
-    """Whether native code in the folder may be loaded; if not, a backend that needs it is refused."""
+    trust: bool = False
+    """Whether the user trusts the maker of the folder. If not, native code in it is refused, and so are operators that are not
+    known to be safe."""
 
     @property
     def kind(self) -> str:
         """The backend's name."""
         return self.backend
+
+    @property
+    def isolated(self) -> bool:
+        """Whether an untrusted graph runs in torch."""
+        return self.backend == "eager" and not self.trust
 
     @property
     def num_bytes(self) -> int:
@@ -111,7 +130,7 @@ class StageFolder:
         if accelerator is None and self.streams > 1:
             return require_streams(backend).load_streams(self.folder, threads, self.streams, self.precision)
         if accelerator is None:
-            return backend.load(self.folder, threads, self.precision, shared)
+            return backend.load(self.folder, threads, self.precision, shared, self.trust)
         require_device(backend, device)
         return self._place(backend, accelerator, device)
 
@@ -119,10 +138,10 @@ class StageFolder:
         """Raises: BackendError: the backend would load native code from the folder, which is not allowed."""
         from autosplit.backends.base import get_backend
 
-        if get_backend(self.backend).native and not self.allow_native:
+        if get_backend(self.backend).native and not self.trust:
             raise BackendError(
                 f"stage folder '{self.folder}' runs on backend '{self.backend}', which loads native code from the folder; "
-                "give allow_native=True if you trust its maker, or use another backend"
+                "give trust=True if you trust its maker, or use another backend"
             )
 
     def _place(self, backend: "Backend", accelerator: Accelerator, device: str) -> "Runnable":
@@ -135,10 +154,10 @@ class StageFolder:
                 f"the stage's weights take {bytes_text(self.num_bytes)}, and {bytes_text(facts.free_bytes)} of "
                 f"{bytes_text(facts.total_bytes)} are free on '{device}'; place fewer ops there, or end what else uses it"
             )
-        program = load_stage(self.folder)
+        program = load_stage(self.folder, trust=self.trust)
 
         def place(device: Accelerator, queue: Queue) -> "tuple[Runnable, bool]":
-            return backend.place(self.folder, device, queue, self.precision)
+            return backend.place(self.folder, device, queue, self.precision, self.trust)
 
         return place_runnable(accelerator, place, program.inputs, program.outputs, record=self.records)
 
@@ -146,7 +165,7 @@ class StageFolder:
         """Run the stage op by op, in eager, up to the one that raises."""
         from autosplit.tracing.splitting import load_stage
 
-        return failing_node(load_stage(self.folder).module, inputs)
+        return failing_node(load_stage(self.folder, trust=self.trust).module, inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +179,8 @@ class PythonFunction:
     allowed: tuple[str, ...]
     kind: str = field(default="python", init=False)
     warms_up: bool = field(default=False, init=False)
-    num_bytes: int = field(default=0, init=False)
+    isolated: bool = field(default=False, init=False)
+    num_bytes: int | None = field(default=None, init=False)
 
     def import_packages(self) -> None:
         """Do nothing: ``load`` imports the function's module."""
@@ -181,6 +201,7 @@ class LocalFunction:
     function: Callable[..., Any]
     kind: str = field(default="local", init=False)
     warms_up: bool = field(default=False, init=False)
+    isolated: bool = field(default=False, init=False)
     num_bytes: int = 0
 
     def import_packages(self) -> None:
@@ -229,6 +250,8 @@ def import_function(path: str, allowed: Sequence[str]) -> Callable[..., Any]:
 
 def check_allowed(path: str, allowed: Sequence[str]) -> tuple[str, str]:
     """Module and name of ``package.module:function``. Raises: UsageError: another form, or the module is not allowed."""
+    if not isinstance(path, str):
+        raise UsageError(f"workers import a function by its name, 'package.module:function', but here it is {path!r}")
     module, _, name = path.partition(":")
     if not (module and name):
         raise UsageError(f"function '{path}' is not understood; write package.module:function")

@@ -1,13 +1,12 @@
 """Pipeline: one network in worker processes, from placements to answers."""
 
-import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from autosplit.devices.limits import refusals_named
 from autosplit.errors import PlanError, RefusedError, UsageError, listed, raise_faults
 from autosplit.reports.results import RunStats
 from autosplit.running.engine import Engine
@@ -64,12 +63,10 @@ class Pipeline(Engine):
         raise_faults(PlanError, "the parameter groups do not fit the pipeline", faults)
         self._max_restarts = max_restarts
         self._past_restarts = 0
-        self._lifecycle = threading.Lock()
-        """Held while the pipeline is opened again or closed."""
         self._open(self.wiring)
-        self._closed = False
-        self._owner = os.getpid()
+        self._end_at_exit()
 
+    @refusals_named()
     def _open(self, wiring: Wiring) -> None:
         require_here(wiring)
         deployment = provision(wiring)
@@ -137,21 +134,14 @@ class Pipeline(Engine):
         """
         return swap_weights(self._deployment, self._executor, self.groups, group, weights, folder)
 
-    def close(self, *, drain: bool = True) -> None:
-        """Answer the requests that were taken in (``drain``) or fail them, then end every worker.
+    def _end(self, *, drain: bool) -> None:
+        """Wait for answers if ``drain``, at most ``FILL_S`` for a buffer that others wait for; then end every worker.
 
-        In a process that was forked from the one that opened the pipeline, nothing happens.
-
-        Raises: UsageError: called in a callback of an answer.
+        Workers have 5 s to end, or 0.5 s without ``drain`` or after Ctrl-C; then they are killed.
         """
-        if self._closed or os.getpid() != self._owner:
-            return
-        self.check_thread()
-        with self._lifecycle:
-            if self._closed:
-                return
-            self._closed = True
-            try:
-                self._executor.close(drain=drain)
-            finally:
-                self._deployment.close(timeout_s=5.0 if drain else 0.5)
+        timeout_s = 0.5
+        try:
+            self._executor.close(drain=drain)
+            timeout_s = 5.0 if drain else 0.5
+        finally:
+            self._deployment.close(timeout_s)

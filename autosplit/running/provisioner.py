@@ -18,7 +18,7 @@ from autosplit.memory.slots import HOST
 from autosplit.running.keptfiles import KeptFiles
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, Version, WorkerConfig
-from autosplit.running.modules import StageFolder
+from autosplit.running.modules import StageFolder, refuse_isolated
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
 from autosplit.running.statusblock import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
@@ -149,13 +149,14 @@ class Deployment:
             with contextlib.suppress(OSError):
                 hang_up(worker.connection)
         until = time.monotonic() + timeout_s
-        for worker in self.workers:
-            worker.close(max(0.0, until - time.monotonic()))
-        for ring in (ring for rings in self.rings for ring in rings):
-            ring.close()
-        self.status_block.close()
-        for files in self.kept.values():
-            files.close()
+        with contextlib.ExitStack() as ends:  # Ctrl-C ends one of them, and the others follow
+            for files in self.kept.values():
+                ends.callback(files.close)
+            ends.callback(self.status_block.close)
+            for ring in (ring for rings in self.rings for ring in rings):
+                ends.callback(ring.close)
+            for worker in reversed(self.workers):
+                ends.callback(_end, worker, until)
 
     def _launch(self, number: int) -> Worker:
         config, device = self.worker_configs[number], self.device(number)
@@ -164,11 +165,18 @@ class Deployment:
         status[STATE], status[SEQUENCE], status[FLOOR], status[SINCE_NS] = STARTING, 0, 0, time.monotonic_ns()
         name = f"{config.stage}/{config.replica} on {device.name}"
         if device.kind == "null":
+            for version in config.versions:
+                refuse_isolated(config.stage, version.module)
             return start_thread(name, config)
         handles = [handle for port in (*config.sources, *config.sinks) for handle in port.rings if handle is not None]
         fds = [config.status_block.fd, *(fd for handle in handles for fd in handle.fds)]
         worker = spawn_worker(
-            "autosplit.running.stageworker:main", name=name, cores=device.cores, fds=fds, threads=config.threads
+            "autosplit.running.stageworker:main",
+            name=name,
+            cores=device.cores,
+            fds=fds,
+            threads=config.threads,
+            stop=self.stopping,
         )
         with contextlib.suppress(ConnectionError):
             worker.connection.send(config)
@@ -181,6 +189,15 @@ class Deployment:
             raise BackendError(f"stage '{config.stage}' could not be loaded on device '{config.device}': {answer.text}")
         assert isinstance(answer, Ready)
         return answer
+
+
+def _end(worker: Worker, until: float) -> None:
+    """Let a worker end until that time, or until Ctrl-C; then it is killed."""
+    try:
+        worker.close(max(0.0, until - time.monotonic()))
+    except BaseException:
+        worker.close(0.0)
+        raise
 
 
 def provision(wiring: Wiring) -> Deployment:

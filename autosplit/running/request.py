@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -90,6 +91,14 @@ class Finished(AnswerFuture):
         return self._result
 
 
+def _renew() -> None:
+    """In a forked process: nobody holds the lock of finished futures."""
+    Finished._condition = SafeCondition()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """One request.
@@ -165,6 +174,11 @@ class Request:
             return False
         self.error = DeadlineError("the request's deadline passed while it waited in the admission queue")
         return True
+
+
+def spent() -> UsageError:
+    """The refusal of a buffer that has lost its turn."""
+    return UsageError("the buffer was submitted or given up already; ask for another one")
 
 
 def monotonic_deadline(deadline_s: float | None) -> int:

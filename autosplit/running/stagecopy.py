@@ -25,7 +25,7 @@ from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.statusblock import STATUS_WORDS
 from autosplit.running.versions import warm_up
 from autosplit.running.wiring import Wiring
-from autosplit.tracing.tensorspec import TensorSpec, laid_out, zeros
+from autosplit.tracing.tensorspec import TensorSpec, announced, check_outputs, laid_out, zeros
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Runnable
@@ -73,6 +73,7 @@ class StageCopy:
         most = 4 * wiring.most_in_flight
         pools = [CopyPool(spec, most) if used else None for spec, used in zip(stage.outputs, shared, strict=True)]
         self._targets = [(spec.name, pool) for spec, pool in zip(stage.outputs, pools, strict=True)]
+        self._announced = announced(stage.outputs)
         self.ready = Ready(before_bytes, time.perf_counter() - begun_s, str(getattr(self._run, "note", "")))
         self._words[statusblock.STATE] = statusblock.WAITING
         self._words[statusblock.SINCE_NS] = self._idle_ns = time.monotonic_ns()
@@ -95,6 +96,7 @@ class StageCopy:
                     inputs = [_as_traced(given[at], spec, stride) for at, spec, stride in self._sources]
                 outputs = self._run(inputs)
                 ran = time.monotonic_ns()
+                check_outputs(outputs, len(self._announced), self._announced)
                 for (name, copies), value in zip(self._targets, outputs, strict=True):
                     request.values[name] = value if copies is None else copies.copy(value)
                 for name, position in self._passed:

@@ -6,7 +6,7 @@ import select
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Slot
 from autosplit.running.stagerings import StageRings
 from autosplit.running.statusblock import StatusBlock, WorkerStatus
 from autosplit.running.versions import Versions
-from autosplit.tracing.tensorspec import is_dense, kind_of
+from autosplit.tracing.tensorspec import check_outputs
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Begun
@@ -176,7 +176,7 @@ class StageWorker:
         flag, result = self._compute(sequence, slots, begun)
         ran = status.enter(statusblock.SENDING, sequence)
         if self._versions.num_contexts > 1 and flag == DATA:
-            result = result.outputs()
+            flag, result = self._checked(sequence, slots, result.outputs)
         posted = max([slot.header[POSTED_NS] for slot in slots])
         blocked = self._rings.hand_over(sequence, flag, result)
         sent = time.monotonic_ns()
@@ -197,25 +197,22 @@ class StageWorker:
             return SKIPPED, b""
         inputs = self._rings.inputs(slots)
         version, run = self._versions.of(sequence)
+        if self._versions.num_contexts == 1:
+            return self._checked(sequence, slots, lambda: run(inputs))
         try:
-            if self._versions.num_contexts > 1:
-                return DATA, self._lookahead.compute(sequence, inputs, begun)
-            outputs = run(inputs)
-            self._check(outputs)
-            return DATA, outputs
+            return DATA, self._lookahead.compute(sequence, inputs, begun)
         except Exception:
             return ERROR, self._explain(sequence, version.module, inputs, traceback.format_exc())
 
-    def _check(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Raise if the outputs do not fit their slots: a copy would expand some of them in silence."""
-        if len(outputs) != self._config.num_outputs:
-            raise ValueError(f"it returned {len(outputs)} outputs instead of the {self._config.num_outputs} announced")
-        for position, shape, dtype in self._announced:
-            made = outputs[position]
-            if not is_dense(made):
-                raise ValueError(f"output {position} is {kind_of(made)}, and a dense {dtype} {list(shape)} was announced")
-            if made.shape != shape or made.dtype != dtype:
-                raise ValueError(f"output {position} is {made.dtype} {list(made.shape)}, and {dtype} {list(shape)} was announced")
+    def _checked(self, sequence: int, slots: Sequence[Slot], make: Callable[[], Sequence[torch.Tensor]]) -> tuple[int, Any]:
+        """Make the outputs of a request, which fit their slots, or the text of the error."""
+        try:
+            outputs = make()
+            check_outputs(outputs, self._config.num_outputs, self._announced)
+            return DATA, outputs
+        except Exception:
+            module, inputs = self._versions.of(sequence)[0].module, self._rings.inputs(slots)
+            return ERROR, self._explain(sequence, module, inputs, traceback.format_exc())
 
     def _explain(self, sequence: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
         config = self._config

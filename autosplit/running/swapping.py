@@ -36,7 +36,9 @@ def swap_weights(
         raise UsageError(f"there is no parameter group '{group}'; the groups are: {', '.join(groups) or 'none'}")
     stages = {stage.name: stage for stage in deployment.wiring.stages if stage.name in groups[group]}
     present = {config.stage: config.module for config in deployment.worker_configs if config.stage in stages}
-    programs = {name: load_stage(module.folder) for name, module in present.items() if isinstance(module, StageFolder)}
+    programs = {
+        name: load_stage(module.folder, trust=module.trust) for name, module in present.items() if isinstance(module, StageFolder)
+    }
     raise_faults(UsageError, f"the weights do not fit group '{group}'", _faults(programs, weights))
     modules: dict[str, Module] = {}
     for name, program in programs.items():

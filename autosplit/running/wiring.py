@@ -32,8 +32,8 @@ class StagePlacement:
         queue_depth: slots of each ring that leads to this stage.
         hang_s: seconds after which a request has hung, so that its worker is killed and replaced; None for no limit.
         streams: requests that each replica works on at once.
-        memory_bytes: device name to the bytes that the stage takes there, as its plan counts them; its weights where a
-            device is not among them.
+        memory_bytes: device name to the bytes that the stage takes there, as its plan counts them; on other devices it takes the
+            most of these, and without them its weights.
     """
 
     name: str
@@ -47,9 +47,9 @@ class StagePlacement:
     streams: int = 1
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
 
-    def needs_bytes(self, device: str) -> int:
-        """The bytes that the stage takes on a device."""
-        return self.memory_bytes.get(device, self.module.num_bytes)
+    def needs_bytes(self, device: str) -> int | None:
+        """The bytes that the stage takes on a device; None if they are not known."""
+        return self.memory_bytes.get(device, max(self.memory_bytes.values(), default=self.module.num_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +212,7 @@ def _faults(
         for spec in stage.outputs:
             if spec.name in inputs or makers[spec.name] != number:
                 yield f"value '{spec.name}' is made twice, once by stage '{stage.name}'"
+    yield from _reader_faults(stages, inputs)
     for name in outputs:
         if name not in makers and name not in inputs:
             yield f"output '{name}' is not an input, and no stage makes it"
@@ -233,4 +234,17 @@ def _input_faults(stages: Sequence[StagePlacement], number: int, inputs: Sequenc
                 yield (
                     f"stage '{stage.name}' reads '{spec.name}' as {spec.dtype} {list(spec.shape)}, and stage "
                     f"'{stages[maker].name}' makes it as {made.dtype} {list(made.shape)}"
+                )
+
+
+def _reader_faults(stages: Sequence[StagePlacement], inputs: Sequence[str]) -> Iterator[str]:
+    """An input of the pipeline is one tensor for all stages that read it."""
+    first: dict[str, tuple[str, TensorSpec]] = {}
+    for stage in stages:
+        for spec in (spec for spec in stage.inputs if spec.name in inputs):
+            reader, known = first.setdefault(spec.name, (stage.name, spec))
+            if (known.shape, known.dtype) != (spec.shape, spec.dtype):
+                yield (
+                    f"stage '{stage.name}' reads '{spec.name}' as {spec.dtype} {list(spec.shape)}, and stage '{reader}' reads it "
+                    f"as {known.dtype} {list(known.shape)}"
                 )

@@ -9,7 +9,7 @@ from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.explaining import explain
-from autosplit.planning.plans import Log, Query
+from autosplit.planning.plans import Log, Query, least_s
 from autosplit.reports.outcomes import Outcome
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
@@ -52,9 +52,19 @@ class Job:
 
     def plan(self, subject: Subject, asked: Mapping[str, Any]) -> Plan:
         """The planner's best answer within the caps; ``asked`` overrides constraints, backends, queue depth and microbatch."""
+        traced, profile = subject
+        known = Account(traced.graph, known=footprints_of(profile))
+        account = known if self.footprints is None else self.footprints.account(traced, profile)
+        return plan_within_caps(self._query(subject, asked), self.machine, self._backends(asked), account)
+
+    def least_s(self, subject: Subject, asked: Mapping[str, Any]) -> float:
+        """A bound in seconds on all answers of ``plan``, without a search."""
+        return least_s(self._query(subject, asked), self.machine, self._backends(asked))
+
+    def _query(self, subject: Subject, asked: Mapping[str, Any]) -> Query:
         changes = {key: asked[key] for key in ("num_stages", "max_replicas") if key in asked}
         traced, profile = subject
-        query = Query(
+        return Query(
             traced.graph,
             profile,
             self.source,
@@ -66,10 +76,9 @@ class Job:
             seed=self.seed,
             log=self.log,
         )
-        backends = [asked["backend"]] if "backend" in asked else list(self.backends)
-        known = Account(traced.graph, known=footprints_of(profile))
-        account = known if self.footprints is None else self.footprints.account(traced, profile)
-        return plan_within_caps(query, self.machine, backends, account)
+
+    def _backends(self, asked: Mapping[str, Any]) -> list[str]:
+        return [asked["backend"]] if "backend" in asked else list(self.backends)
 
     def explained(self, plan: Plan, subject: Subject) -> Plan:
         """The plan with the reasons why it is not faster."""

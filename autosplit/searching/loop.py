@@ -17,12 +17,12 @@ from autosplit.deploying.sidebyside import FIRST_S, Contender, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError
 from autosplit.memory.stages import with_footprints
-from autosplit.planning.predicting import moved_s, predict
+from autosplit.planning.predicting import bounded, moved_s, predict
 from autosplit.progress import Progress, quiet
 from autosplit.reports.outcomes import PLAN
 from autosplit.searching.candidates import EXPLAIN_S, Job, Subject, Trial
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
-from autosplit.searching.tuning import PRUNED, asked_of, first_trials, open_study, space
+from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, open_study, space
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -99,7 +99,8 @@ def search(
         workspace, hosts: as for ``SideBySide``.
         progress: called with the share of the budget that is spent, for the step ``search``.
         keep: called with the result so far, if a candidate was measured before the search is stopped by Ctrl-C or a failure.
-    Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
+    Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing. UsageError: the journal is
+        damaged, and nothing was run.
     """
     while True:
         try:
@@ -135,13 +136,14 @@ def _search(
         plan = job.explained(first, subject)
         progress("search", 1.0, "done")
         return _counted(job, SearchResult(plan, *subject))
+    study = open_study(job, subject[0].graph, journal)
     bench = SideBySide(job.machine, workspace, hosts, min(FIRST_S, ALONE_SHARE * budget_s))
     hunt = _Hunt(job, subject, bench, budget_s, progress, begun_s)
     try:
         with bench:
             hunt.correct(first)
             progress("search", min(1.0, hunt.spent()), "trying plans of other shapes")
-            hunt.tune(journal)
+            hunt.tune(study)
             progress("search", 1.0, "ending the candidates")
         found = hunt.result()
         progress("search", 1.0, "looking for the bound of the best candidate")
@@ -183,18 +185,26 @@ def _ran(plan: Plan, profile: Profile) -> bool:
 def _proved(job: Job, subject: Subject, best: Plan) -> Plan:
     """The plan that measured best, with the bound for all plans that the user's demands allow.
 
-    Demands that only its trial had are left out, because a bound for them does not hold for other plans.
+    Demands that only its trial had are left out, because a bound for them does not hold for other plans. If the plan beats the
+    bound with the threads of its trial, the bound covers plans with as many threads, too.
     """
     traced, profile = subject
+    asked = {"microbatch": best.microbatch, "queue_depth": best.queue_depth}  # no bound depends on the depth
     try:
-        proved = job.plan(subject, {"microbatch": best.microbatch, "queue_depth": best.queue_depth})  # no bound depends on them
+        proved = job.plan(subject, asked)
     except InfeasibleError as failure:
         if failure.conflict:
             raise
-        return predict(best, traced.graph, job.machine, profile)  # no plan was found in time
-    if proved.hash == best.hash:
-        return proved
-    return predict(best, traced.graph, job.machine, profile, proved.prediction.bound_s)
+        bound_s = job.least_s(subject, asked)  # no plan was found in time
+    else:
+        bound_s = proved.prediction.bound_s
+        if proved.hash == best.hash:
+            return proved
+    threads = max(stage.threads for stage in best.stages)
+    found = predict(best, traced.graph, job.machine, profile, bound_s)
+    if found.prediction.bound_s > 0:
+        return found
+    return bounded(found, min(bound_s, job.least_s(subject, {**asked, "threads": threads})))
 
 
 class _Hunt:
@@ -256,9 +266,8 @@ class _Hunt:
             except InfeasibleError:  # no plan was found in time
                 return
 
-    def tune(self, journal: str | Path | None) -> None:
+    def tune(self, study: Study) -> None:
         """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
-        study = open_study(self.job, self._known[self.job.source.batch][0].graph, journal)
         for parameters in first_trials(self.job, self.best().plan):
             study.enqueue_trial(parameters, skip_if_exists=True)
         for _ in range(MAX_TRIALS):

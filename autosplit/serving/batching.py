@@ -5,8 +5,8 @@
     rows of a request      0 1 2 3 4 5 6        rows of three requests   a a b c
     pipeline for 4 rows   [0 1 2 3][4 5 6 .]    gathered in a window    [a a b c]
 
-The last slice is padded with its own last row (zeros could turn into NaN), and the padding is cut off the answer. The model
-must compute each row independently of the others in its batch, as models in eval mode do.
+The last slice is padded with its own last row (zeros could turn into NaN), and the padding is cut off the answer. The rows of
+a request must not depend on each other, which ``rowcheck`` tries on the pipeline first.
 """
 
 import contextlib
@@ -22,10 +22,12 @@ from typing import Any
 import torch
 
 from autosplit.arguments import checked
+from autosplit.devices.limits import refusals_named
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
 from autosplit.running.engine import Engine
 from autosplit.running.interrupts import SafeCondition, SafeFuture
 from autosplit.running.request import AnswerFuture, Tensors
+from autosplit.serving.rowcheck import require_independent_rows
 from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
 
@@ -56,23 +58,34 @@ class Batcher:
         pipeline: planned for a fixed number of rows on dimension 0 of its batched inputs.
         shared: names of inputs without rows, given to every slice; requests are gathered only if there are none.
         window_s: seconds for which a slice that is not full may wait for rows of other requests; 0 pads at once.
-    Raises: UsageError: an unknown name, no batched input, or batched inputs and outputs that differ in their rows.
+        example: inputs of one request with different rows, for a pipeline that fails on the values ``rowcheck`` draws.
+    Raises: UsageError: an unknown name, no batched input, batched inputs and outputs that differ in their rows, or rows that
+        depend on each other.
     """
 
-    def __init__(self, pipeline: Engine, *, shared: Sequence[str] = (), window_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        pipeline: Engine,
+        *,
+        shared: Sequence[str] = (),
+        window_s: float = 0.0,
+        example: Sequence[torch.Tensor] | None = None,
+    ) -> None:
         if not window_s >= 0:
             raise UsageError(f"window_s must be at least 0 seconds, but is {window_s}")
         self._pipeline = pipeline
         self._window_s = 0.0 if shared else window_s
         self._batched = [name not in shared for name in pipeline.wiring.inputs]
         self.num_rows = _num_rows(pipeline, shared)
+        require_independent_rows(pipeline, self._batched, self.num_rows, example)
         self._gathered: list[RowSlice] = []
         self._flush_at = 0.0
         self._changed = SafeCondition()
         self._open = True
         self._thread = threading.Thread(target=self._flush_in_time, name="autosplit-batcher", daemon=True)
         if self._window_s:
-            self._thread.start()
+            with refusals_named():
+                self._thread.start()
 
     def submit(self, inputs: Sequence[torch.Tensor], **settings: Any) -> "Future[Tensors]":
         """Submit a request with any number of rows; with ``settings`` (see ``Pipeline.submit``) it is not gathered.

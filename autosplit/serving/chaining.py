@@ -6,6 +6,7 @@
     second network    0 1 2 3
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -14,10 +15,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
+from autosplit.errors import AutosplitError, RefusedError, StageError, UsageError, raise_faults
 from autosplit.running.engine import Engine
-from autosplit.running.interrupts import SafeFuture
-from autosplit.running.request import Tensors, monotonic_deadline
+from autosplit.running.request import AnswerFuture, Tensors, monotonic_deadline
 from autosplit.tracing.tensorspec import TensorSpec, layout
 
 
@@ -27,8 +27,16 @@ class ChainedRequest:
 
     priority: int
     deadline_ns: int
-    future: "Future[Tensors]" = field(default_factory=SafeFuture)
     current: "Future[Tensors] | None" = None
+    future: AnswerFuture = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.future = AnswerFuture(self._stop)
+
+    def _stop(self, future: AnswerFuture) -> None:
+        """End the request in the network that it is in."""
+        if self.current is not None:
+            self.current.cancel()
 
 
 class Chain:
@@ -51,6 +59,7 @@ class Chain:
         raise_faults(UsageError, f"the networks cannot be chained: {' -> '.join(self._names)}", faults)
         self.limit = sum(pipeline.wiring.window for pipeline in self._pipelines) + self._pipelines[0].room
         self._room = threading.BoundedSemaphore(self.limit)
+        self._numbers = itertools.count()
 
     def submit(
         self,
@@ -59,10 +68,11 @@ class Chain:
         priority: int = 0,
         deadline_s: float | None = None,
         timeout_s: float | None = None,
-    ) -> "Future[Tensors]":
+    ) -> AnswerFuture:
         """Submit a request to the first network; the future has the answer of the last. Arguments as in ``Pipeline.submit``.
 
         Priority and deadline hold in every network. A failure in one is the answer. Cancelling ends the request in any of them.
+        The future's ``number`` counts the requests of this chain; each network has a count of its own.
         """
         request = ChainedRequest(priority, monotonic_deadline(deadline_s))
         start = time.monotonic()
@@ -77,13 +87,14 @@ class Chain:
         except BaseException:
             self._room.release()
             raise
-        request.future.add_done_callback(lambda future: _cancel(request) if future.cancelled() else None)
+        request.future.number = next(self._numbers)
         self._await(request, 0, first)
         return request.future
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """Submit one request and wait for its answer."""
-        return self.submit(inputs).result()
+        answer: Tensors = self.submit(inputs).result()
+        return answer
 
     def _await(self, request: ChainedRequest, number: int, step: "Future[Tensors]") -> None:
         request.current = step
@@ -106,6 +117,8 @@ class Chain:
         self._room.release()
         if not request.future.set_running_or_notify_cancel():
             return
+        if isinstance(failure, StageError):
+            failure = StageError(f"request {request.future.number} of the chain, in network '{self._names[number]}': {failure}")
         if failure is None:
             request.future.set_result(done.result())
         else:
@@ -128,8 +141,3 @@ class Chain:
 
 def _kind(spec: TensorSpec) -> tuple[tuple[int, ...], str]:
     return spec.shape, spec.dtype
-
-
-def _cancel(request: ChainedRequest) -> None:
-    if request.current is not None:
-        request.current.cancel()

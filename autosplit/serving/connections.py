@@ -55,7 +55,11 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class ModuleEntry:
-    """A module of a config, with its placement. ``source`` is a stage in memory until the config is saved."""
+    """A module of a config, with its placement.
+
+    ``source`` is a stage in memory until the config is saved. ``memory`` is what each replica holds, such as ``500MB``; None for
+    the bytes of its weights.
+    """
 
     connections: "Connections"
     name: str
@@ -68,6 +72,7 @@ class ModuleEntry:
     threads: int | None = None
     queue_depth: int = 4
     hang_s: float | None = 300.0
+    memory: str | int | None = None
 
     def input(self, name: str) -> Port:
         """The input called ``name``. Raises: PlanError: there is none."""
@@ -90,7 +95,7 @@ class ModuleEntry:
         spec = next((spec for spec in specs if spec.name == name), None)
         if spec is None:
             what, known = kind.removeprefix("module "), ", ".join(spec.name for spec in specs) or "none"
-            raise PlanError(f"module '{self.name}' has no {what} '{name}'; its {what}s are: {known}")
+            raise PlanError(f"module '{self.name}' has no {what} '{name!s:.200}'; its {what}s are: {known}")
         return Port(self.connections, kind, self.name, name, spec)
 
 

@@ -15,40 +15,71 @@ DeviceState = Literal["starting", "ready", "busy", "draining", "failed"]
 
 @dataclass(eq=False)
 class DeviceManager:
-    """One device of the host. The stages of all networks on it share its memory cap; each stage has its own worker."""
+    """One device of the host. The stages of all networks on it share its memory cap; each stage has its own worker.
+
+    Attributes:
+        device: the device.
+        memory: the manager of the device whose memory it uses; None if it has its own.
+        loaded: (network, stage) to the bytes reserved for it; two replicas on the device share the weights of a stage.
+        sharing: the managers of the other devices that use its memory.
+    """
 
     device: Device
+    memory: "DeviceManager | None" = field(default=None, repr=False)
     loaded: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(network, stage) to the bytes reserved for it; two replicas on the device share the weights of a stage."""
+    sharing: list["DeviceManager"] = field(default_factory=list, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Tell the manager of its memory that it uses it, too."""
+        if self.memory is not None:
+            self.memory.sharing.append(self)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes reserved for the stages on the device."""
-        return sum(self.loaded.values())
+        """Bytes reserved for the stages in the memory of the device."""
+        return sum(self.loaded.values()) + sum(other.used_bytes for other in self.sharing)
 
     @property
     def free_bytes(self) -> int | None:
-        """Bytes left under the cap, or None if there is no cap."""
-        return None if self.device.memory_bytes is None else self.device.memory_bytes - self.used_bytes
+        """Bytes left under the cap of its memory, or None if there is no cap."""
+        caps = [(one.device.memory_bytes, one.used_bytes) for one in (self, self.memory) if one is not None]
+        return min((cap - used for cap, used in caps if cap is not None), default=None)
 
-    def load(self, network: str, stage: str, num_bytes: int) -> None:
-        """Reserve memory for a stage. Raises: DeviceError: not enough is left; the message has the numbers."""
-        with self._lock:
-            if self.free_bytes is not None and num_bytes > self.free_bytes:
-                holds = (
-                    ", ".join(f"{other}/{name} {bytes_text(size)}" for (other, name), size in self.loaded.items()) or "nothing"
+    def load(self, network: str, stage: str, num_bytes: int | None) -> None:
+        """Reserve memory for a stage; None for a stage whose memory is not known, on a device without a cap.
+
+        Raises: DeviceError: not enough is left, and the message has the numbers; the memory of the stage is not known and the
+            device has a cap; or the device runs one model, and has another.
+        """
+        owner = self.memory or self
+        with owner._lock:
+            others = sorted({other for other, _ in self.loaded} - {network})
+            if self.device.one_model and others:
+                raise DeviceError(
+                    f"network '{network}' cannot be on device '{self.device.name}', which runs one model at a time and has "
+                    f"network '{others[0]}'; remove that one first, or choose another device"
                 )
+            if self.free_bytes is not None and num_bytes is None:
+                raise DeviceError(
+                    f"stage '{stage}' of network '{network}' is a function, nobody knows what it holds, and device "
+                    f"'{self.device.name}' has a memory cap; say how much: add_function(..., memory='500MB')"
+                )
+            num_bytes = num_bytes or 0
+            if self.free_bytes is not None and num_bytes > self.free_bytes:
+                held = [item for one in (owner, *owner.sharing) for item in one.loaded.items()]
+                holds = ", ".join(f"{other}/{name} {bytes_text(size)}" for (other, name), size in held) or "nothing"
+                caps = [one.device.memory_bytes for one in (self, owner) if one.device.memory_bytes is not None]
                 raise DeviceError(
                     f"stage '{stage}' of network '{network}' needs {bytes_text(num_bytes)} on device '{self.device.name}', and "
-                    f"{bytes_text(self.free_bytes)} of {bytes_text(self.device.memory_bytes or 0)} are free (it holds {holds}). "
+                    f"{bytes_text(self.free_bytes)} of {bytes_text(min(caps))} are free (it holds {holds}). "
                     "Remove a network, or raise the device's memory."
                 )
             self.loaded[network, stage] = num_bytes
 
     def unload(self, network: str) -> None:
         """Free the memory that is reserved for the stages of a network."""
-        with self._lock:
+        with (self.memory or self)._lock:
             self.loaded = {key: size for key, size in self.loaded.items() if key[0] != network}
 
 

@@ -79,7 +79,7 @@ class HostManager:
     ) -> None:
         self._opener = opener
         self._limit = None if limit is None else Limit(limit, when_full, "request", self._check_thread)
-        self.devices = {device.name: DeviceManager(device) for device in machine.devices} if machine else {}
+        self.devices = _managers(machine) if machine else {}
         self._takes_any = machine is None
         self._networks: dict[str, Network] = {}
         self._lock, self._awaiting = threading.Lock(), defaultdict[str, Awaiting](Awaiting)
@@ -291,6 +291,13 @@ class HostManager:
             manager.unload(name)
         with self._lock:
             self._networks.pop(name, None)
+
+
+def _managers(machine: Machine) -> dict[str, DeviceManager]:
+    """A manager for each device; those of devices that share a memory know the manager of that memory."""
+    owners = {device.name: DeviceManager(device) for device in machine.devices if not device.shares}
+    managers = (owners.get(device.name) or DeviceManager(device, owners[device.shares]) for device in machine.devices)
+    return {manager.device.name: manager for manager in managers}
 
 
 def _network_health(network: Network) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import nn
 
 from autosplit.arguments import checked
 from autosplit.backends.base import get_backend
-from autosplit.errors import PlanError, UsageError, listed, raise_faults
+from autosplit.errors import PlanError, UsageError, close_names, listed, raise_faults
 from autosplit.running.modules import Module, PythonFunction, StageFolder, check_allowed
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
@@ -29,9 +29,12 @@ from autosplit.serving.connections import Connections, ModuleEntry, Port
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import Inputs, Model, load_model
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage, unsplit
-from autosplit.tracing.tensorspec import TensorSpec
-from autosplit.values.machine import Device
+from autosplit.tracing.tensorspec import TensorSpec, spec_fault
+from autosplit.values.machine import MAX_ON_CORE, Device, parse_bytes
 from autosplit.values.samples import Precision, backend_fault
+
+SETTINGS = ("backend", "precision", "threads", "queue_depth", "hang_s", "memory")
+"""Settings of a module, as in ModuleEntry."""
 
 
 @checked
@@ -49,7 +52,7 @@ class PipelineConfig:
         source: StageProgram | Path,
         devices: Sequence[Device],
         *,
-        allow_native: bool = False,
+        trust: bool = False,
         **settings: Any,
     ) -> ModuleEntry:
         """Add a stage, in memory or from its folder.
@@ -58,16 +61,18 @@ class PipelineConfig:
             name: the name of the module.
             source: the stage, or the folder that holds it.
             devices: where its replicas run.
-            allow_native: whether native code in the folder may be loaded (backend inductor).
+            trust: whether you trust the maker of the folder. Then native code in it is loaded, which inductor needs, and the
+                stage may call every operator.
             settings: as in ModuleEntry.
-        Raises: PlanError: the name is taken, or the folder holds no stage. BackendError: native code is not allowed.
+        Raises: PlanError: the name is taken, the folder holds no stage, or it calls an operator that is not allowed.
+            BackendError: native code is not allowed.
         """
         if isinstance(source, StageProgram):
             return self._add(name, source, source.inputs, source.outputs, devices, settings)
         backend, precision = settings.get("backend", "eager"), settings.get("precision", "f32")
-        folder = StageFolder(source, backend, precision, allow_native=allow_native)
+        folder = StageFolder(source, backend, precision, trust=trust)
         folder.require_trust()
-        program = load_stage(source)
+        program = load_stage(source, trust=trust)
         return self._add(name, folder, program.inputs, program.outputs, devices, settings)
 
     def add_model(
@@ -90,13 +95,16 @@ class PipelineConfig:
         devices: Sequence[Device],
         **settings: Any,
     ) -> ModuleEntry:
-        """Add a Python function of an allowed module by its import path; workers import it, the host does not."""
+        """Add a Python function of an allowed module by its import path; workers import it, the host does not.
+
+        On a device with a memory cap the settings need ``memory``: what a replica holds, such as ``500MB``.
+        """
         check_allowed(path, allowed)
         return self._add(name, PythonFunction(path, tuple(allowed)), inputs, outputs, devices, settings)
 
     def __getitem__(self, name: str) -> ModuleEntry:
         if name not in self.modules:
-            raise PlanError(f"there is no module '{name}'; the modules are: {', '.join(self.modules) or 'none'}")
+            raise PlanError(f"there is no module '{name!s:.200}'; the modules are: {', '.join(self.modules) or 'none'}")
         return self.modules[name]
 
     def input(self, name: str) -> Port:
@@ -116,7 +124,10 @@ class PipelineConfig:
         return self._connected.order()
 
     def verify(self) -> "PipelineConfig":
-        """Return the config. Raises: PlanError: inputs left open, no output, no device; the message has every fault."""
+        """Return the config.
+
+        Raises: PlanError: inputs left open, no output, no device, too many replicas on one; the message has every fault.
+        """
         faults = [
             f"{entry.input(spec.name)} is left open"
             for entry in self.modules.values()
@@ -124,6 +135,12 @@ class PipelineConfig:
             if f"{entry.name}.{spec.name}" not in self.connections
         ]
         faults += [f"module '{entry.name}' is on no device" for entry in self.modules.values() if not entry.devices]
+        faults += [
+            f"module '{entry.name}' has {count} replicas on '{device}', and at most {MAX_ON_CORE} are allowed; name more devices"
+            for entry in self.modules.values()
+            for device, count in Counter(device.name for device in entry.devices).items()
+            if count > MAX_ON_CORE
+        ]
         faults += [] if self.outputs else ["it has no outputs"]
         raise_faults(PlanError, "the pipeline is not complete", faults)
         return self
@@ -138,7 +155,8 @@ class PipelineConfig:
             inputs = tuple(replace(spec, name=value) for spec, value in zip(entry.inputs, values, strict=True))
             outputs = tuple(replace(spec, name=f"{name}.{spec.name}") for spec in entry.outputs)
             placed = entry.devices, entry.threads, entry.queue_depth, entry.hang_s
-            stages.append(StagePlacement(name, _module(entry, folder), inputs, outputs, *placed))
+            held = {} if entry.memory is None else {device.name: parse_bytes(entry.memory) for device in entry.devices}
+            stages.append(StagePlacement(name, _module(entry, folder), inputs, outputs, *placed, memory_bytes=held))
         return stages
 
     def network(self, folder: Path) -> dict[str, Any]:
@@ -183,11 +201,14 @@ class PipelineConfig:
         _checked("module", name)
         reads, makes = listed(f"inputs of '{name}'", inputs, TensorSpec), listed(f"outputs of '{name}'", outputs, TensorSpec)
         places = listed(f"devices of '{name}'", devices, Device, "; machine.parse_device makes one of a name")
-        fault = backend_fault(settings.get("backend", "eager"))
-        if settings.get("precision", "f32") not in get_args(Precision):
-            fault = f"precision {settings['precision']!r} does not exist, the precisions are {', '.join(get_args(Precision))}"
-        if fault:
-            raise PlanError(f"module '{name}' cannot be added: {fault}")
+        faults = [f"{key!r} is not a setting{close_names(key, SETTINGS)}" for key in settings if key not in SETTINGS]
+        faults += [backend_fault(settings.get("backend", "eager")) or ""]
+        if (precision := settings.get("precision", "f32")) not in get_args(Precision):
+            faults.append(f"precision {precision!r} does not exist, the precisions are {', '.join(get_args(Precision))}")
+        faults += [spec_fault(spec) for spec in (*reads, *makes)]
+        faults += [_threads_fault(settings.get("threads"), device) for device in places]
+        faults += [_memory_fault(settings.get("memory"))]
+        raise_faults(PlanError, f"module '{name}' cannot be added", [fault for fault in faults if fault])
         entry = ModuleEntry(self._connected, name, source, reads, makes, places, **settings)
         if entry.name in self.modules:
             raise PlanError(f"there is a module '{entry.name}' already")
@@ -199,10 +220,27 @@ class PipelineConfig:
         return entry
 
 
+def _threads_fault(threads: object, device: Device) -> str:
+    """Why a device cannot run so many threads, '' if it can."""
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        return f"threads must be a whole number of at least 1, but is {threads!r}"
+    if threads and device.cores and threads > len(device.cores):
+        return f"threads is {threads}, and '{device.name}' has {len(device.cores)} core{'s' * (len(device.cores) != 1)}"
+    return ""
+
+
+def _memory_fault(memory: str | int | None) -> str:
+    """Why this is no size of memory, '' if it is one or none is given."""
+    try:
+        return "" if memory is None or parse_bytes(memory) else "memory must be at least 1 byte, but is 0"
+    except UsageError as fault:
+        return str(fault)
+
+
 def _checked(what: str, name: str) -> str:
     """The name. Raises: PlanError: it has other characters than letters, digits, - and _, or none."""
     if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
-        raise PlanError(f"{what} name {name!r} is not understood; use letters, digits, - and _")
+        raise PlanError(f"{what} name {name!r:.200} is not understood; use letters, digits, - and _")
     return name
 
 
@@ -210,13 +248,13 @@ def _module(entry: ModuleEntry, folder: Path) -> Module:
     """The module for workers: a stage in memory is saved, and every stage is prepared for its backend."""
     if isinstance(entry.source, PythonFunction):
         return entry.source
-    program, place, allow_native = entry.source, folder / entry.name, True
+    program, place, trust = entry.source, folder / entry.name, True
     if isinstance(program, StageFolder):
-        place, allow_native, program = program.folder, program.allow_native, load_stage(program.folder)
+        place, trust, program = program.folder, program.trust, load_stage(program.folder, trust=program.trust)
     else:
         save_stage(program, place)
     get_backend(entry.backend).prepare(program, place, entry.precision)
-    return StageFolder(place, entry.backend, entry.precision, program.packages, allow_native=allow_native)
+    return StageFolder(place, entry.backend, entry.precision, program.packages, trust=trust)
 
 
 def config_of(

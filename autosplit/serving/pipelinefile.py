@@ -20,7 +20,8 @@ from autosplit.files import read_mapping, validated, write_atomic
 from autosplit.parsing import shown
 from autosplit.running.modules import PythonFunction, StageFolder, check_allowed
 from autosplit.serving.connections import ModuleEntry, Port
-from autosplit.serving.pipelineconfig import PipelineConfig
+from autosplit.serving.pipelineconfig import SETTINGS, PipelineConfig
+from autosplit.tracing.operators import WRITING, allowed_graph
 from autosplit.tracing.splitting import load_stage, save_stage
 from autosplit.tracing.tensorspec import TensorSpec, spec_fault
 from autosplit.values.machine import parse_device
@@ -62,6 +63,7 @@ class _Module(_Strict):
     threads: int | None = Field(default=None, ge=1)
     queue_depth: int = Field(default=4, ge=1, le=MAX_QUEUE_DEPTH)
     hang_s: float | None = Field(default=300.0, gt=0)
+    memory: str | int | None = None
 
 
 class _File(_Strict):
@@ -73,13 +75,16 @@ class _File(_Strict):
     groups: dict[_Name, list[_Name]] = {}
 
 
-def save_config(config: PipelineConfig, folder: Path) -> None:
-    """Write the config and its stages to ``folder``. Raises: PlanError: the config is not complete. OSError: no room."""
+def save_config(config: PipelineConfig, folder: Path, *, trust: bool = False) -> None:
+    """Write the config and its stages to ``folder``; with ``trust``, also stages whose operators need trust in their maker.
+
+    Raises: PlanError: the config is not complete, or an operator needs ``trust``. OSError: no room.
+    """
     config.verify()
     folder.mkdir(parents=True, exist_ok=True)
     data = {
         "schema": SCHEMA,
-        "modules": {name: _module(entry, folder) for name, entry in config.modules.items()},
+        "modules": {name: _module(entry, folder, trust) for name, entry in config.modules.items()},
         "inputs": {
             name: [label for label, port in config.connections.items() if port.kind == "input" and port.name == name]
             for name in config.inputs
@@ -91,22 +96,24 @@ def save_config(config: PipelineConfig, folder: Path) -> None:
     write_atomic(folder / FILE, yaml.safe_dump(data, sort_keys=False, width=120))
 
 
-def load_config(folder: Path, allowed: Sequence[str] = (), *, allow_native: bool = False) -> PipelineConfig:
+def load_config(folder: Path, allowed: Sequence[str] = (), *, trust: bool = False) -> PipelineConfig:
     """Read the config in ``folder``.
 
     Args:
         folder: as ``save_config`` wrote it, here or on another machine.
         allowed: modules (or packages) whose functions and operators may be run; the file cannot allow any itself.
-        allow_native: whether native code in the folder may be run, which the backend inductor needs.
-    Raises: PlanError: the file is not understood, its connections do not hold, or a path leads out of the folder. UsageError: a
-        function or operator is not in an allowed module. BackendError: native code is not allowed.
+        trust: whether you trust the maker of the folder. Then native code in it runs, which the backend inductor needs, and
+            stages may call every operator.
+    Raises: PlanError: the file is not understood, its connections do not hold, a path leads out of the folder, or a stage
+        calls an operator that needs trust. UsageError: a function or custom operator is not in an allowed module.
+        BackendError: native code is not allowed.
     """
     path = folder / FILE
     data = read_mapping(path, "pipeline", SCHEMA, PlanError)
     content = validated(_File, data, PlanError, f"pipeline file '{path}' is not understood")
     config = PipelineConfig()
     for name, entry in content.modules.items():
-        _add(config, folder, name, entry, allowed, allow_native)
+        _add(config, folder, name, entry, allowed, trust)
     for name, targets in content.inputs.items():
         for target in targets:
             config.input(name).connect(_port(config, target, "input"))
@@ -120,15 +127,8 @@ def load_config(folder: Path, allowed: Sequence[str] = (), *, allow_native: bool
     return config.verify()
 
 
-def _module(entry: ModuleEntry, folder: Path) -> dict[str, Any]:
-    placement = {
-        "devices": [device.name for device in entry.devices],
-        "backend": entry.backend,
-        "precision": entry.precision,
-        "threads": entry.threads,
-        "queue_depth": entry.queue_depth,
-        "hang_s": entry.hang_s,
-    }
+def _module(entry: ModuleEntry, folder: Path, trust: bool) -> dict[str, Any]:
+    placement = {"devices": [device.name for device in entry.devices], **{key: getattr(entry, key) for key in SETTINGS}}
     if isinstance(entry.source, PythonFunction):
         specs = {
             "inputs": [_plain(spec) for spec in entry.inputs],
@@ -137,6 +137,8 @@ def _module(entry: ModuleEntry, folder: Path) -> dict[str, Any]:
         return {"function": entry.source.path, **specs, **placement}
     stage = folder / entry.name
     if not isinstance(entry.source, StageFolder):
+        if not trust:
+            allowed_graph(entry.source.module.graph, f"stage '{entry.name}' is not for everybody: {WRITING}")
         save_stage(entry.source, stage)
     elif entry.source.folder.resolve() != stage.resolve():
         shutil.copytree(entry.source.folder, stage, dirs_exist_ok=True)
@@ -147,16 +149,16 @@ def _plain(spec: TensorSpec) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(spec).items()}
 
 
-def _add(config: PipelineConfig, folder: Path, name: str, entry: _Module, allowed: Sequence[str], allow_native: bool) -> None:
+def _add(config: PipelineConfig, folder: Path, name: str, entry: _Module, allowed: Sequence[str], trust: bool) -> None:
     devices = [parse_device(device) for device in entry.devices]
-    settings = entry.model_dump(include={"backend", "precision", "threads", "queue_depth", "hang_s"})
+    settings = entry.model_dump(include=set(SETTINGS))
     if (entry.stage is None) == (entry.function is None):
         raise PlanError(f"module '{name}' must name a stage or a function, one of the two")
     if entry.stage is not None:
         place = _inside(folder, entry.stage)
-        for package in load_stage(place).packages:
+        for package in load_stage(place, trust=trust).packages:
             check_allowed(f"{package}:operator", allowed)
-        config.add_stage(name, place, devices, allow_native=allow_native, **settings)
+        config.add_stage(name, place, devices, trust=trust, **settings)
     else:
         inputs, outputs = ([TensorSpec(**one.model_dump()) for one in side] for side in (entry.inputs, entry.outputs))
         config.add_function(name, str(entry.function), allowed, inputs, outputs, devices, **settings)

@@ -19,7 +19,7 @@ def saturated(stages: Sequence[StagePlacement], idle: Mapping[Device, int | None
     num_bytes: dict[Device, int] = {}
     for stage in stages:
         for device in dict.fromkeys(stage.devices):
-            num_bytes[device] = num_bytes.get(device, 0) + stage.needs_bytes(device.name)
+            num_bytes[device] = num_bytes.get(device, 0) + (stage.needs_bytes(device.name) or 0)
     left = dict(idle)
     devices = {stage.name: stage.devices for stage in stages}
     while True:

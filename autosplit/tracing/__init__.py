@@ -8,7 +8,8 @@ A model passes these modules in order::
     capturing    trace(): do all of the above, and make the torch-free Graph
     splitting    split(): make a StageProgram for each stage, save it to a folder and load it (weightsfile: its weights)
 
-``tensorspec`` describes the memory layout of a tensor, ``differing`` computes errors, ``programs`` writes fx graphs as JSON.
+``tensorspec`` describes the memory layout of a tensor, ``differing`` computes errors, ``programs`` writes fx graphs as JSON,
+``operators`` lists the operators that a stranger's graph may call.
 ``devicecopies`` finds explicit copies to devices, ``aliasing`` the values that share memory. ``callbinding`` binds a call to the
 parameters of the module.
 """

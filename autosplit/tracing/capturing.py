@@ -10,6 +10,7 @@ import inspect
 import io
 import logging
 import re
+import textwrap
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.nn.modules import rnn
 from torch.utils import _pytree as pytree
 
 from autosplit.errors import TraceError, UsageError, is_interrupt
@@ -36,6 +38,9 @@ from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.plan import PYTHON_OBJECT, Source
 
 WITHOUT_CACHE = "the model returns a key-value cache, which no graph can hold: it was traced with config.use_cache = False"
+
+TRACED_LINE = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.+)')
+"""A line of the user's in the text of an error that a pass over an exported graph raises."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +62,7 @@ class Traced:
         notes: sentences about the trace that the user should read, such as a dynamic dimension that is fixed.
         signature: the parameters of the user's module; None where their names are not known.
         copied: (op, value that it reads) to the devices that explicit copies between them lead to, in order.
+        unread: names in the model's state dict that no op reads: unused weights, and second names of shared ones.
     """
 
     graph: Graph
@@ -72,6 +78,7 @@ class Traced:
     notes: tuple[str, ...] = ()
     signature: Signature | None = None
     copied: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     def flatten_inputs(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         """The tensors of one request, one for each of ``graph.inputs``, laid out as in the trace.
@@ -168,6 +175,7 @@ def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, chec
         traced = Traced(
             graph, flat.program, in_spec, out_spec, example_inputs, specs, flat.in_leaves, flat.out_leaves, model.source,
             signature=signature_of(model.module), copied=flat.copied,
+            unread=tuple(name for name in _state_names(model.module) if name not in graph.weights),
         )  # fmt: skip
         absent = devicecopies.absent_kinds(flat.copied)
         if absent and check:
@@ -184,6 +192,14 @@ def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, chec
             raise KeyboardInterrupt from None
         raise _fails_itself(model, (_own_failure(model) if check else None) or failure) from failure
     return replace(traced, module_error=error, notes=(*notes, *said))
+
+
+def _state_names(found: torch.nn.Module | ExportedProgram) -> list[str]:
+    """The names in a model's state dict; a module may have hooks that make a state dict costly."""
+    if isinstance(found, ExportedProgram):
+        return list(found.state_dict)
+    named = (*found.named_parameters(remove_duplicate=False), *found.named_buffers(remove_duplicate=False))
+    return [name for name, _ in named]
 
 
 def _frozen_dimensions(found: torch.nn.Module | ExportedProgram, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
@@ -273,12 +289,22 @@ def _reason(failure: Exception) -> str:
     # Loaded here because it brings sympy: 0.9 s for every worker, which reads stages but traces nothing.
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    text = " ".join(str(failure).strip().split("\n")[0].split())[:300]
+    text = textwrap.shorten(str(failure).strip().split("\n")[0], 300, placeholder=" …")
     place = _user_place(failure)
     if isinstance(failure, GuardOnDataDependentSymNode):
         return (
             f"the branch or loop at {place or 'an unknown line'} depends on the values in a tensor. "
             "Compute both sides and choose with torch.where, or move the decision out of the model."
+        )
+    if "mutation on a view chain" in text or "mutated that has internal overlap" in text:
+        return (
+            f"{place or 'an unknown line'} writes through as_strided, or through a view whose elements share memory. "
+            "Write to a copy, x.clone(), or compute a new tensor."
+        )
+    if "FakeTensor" in text and any(frame.filename == rnn.__file__ for frame in traceback.extract_tb(failure.__traceback__)):
+        return (
+            f"the recurrent layer at {place} takes a packed sequence, whose sizes depend on values. "
+            "Give it the padded tensor, and take the outputs at the lengths afterwards."
         )
     if "Cache" in text or "not a known type" in text:
         return (
@@ -289,10 +315,16 @@ def _reason(failure: Exception) -> str:
 
 
 def _user_place(failure: BaseException) -> str:
-    """The innermost line outside torch, what it calls, and autosplit that the failure passed through, as 'file:line: code'."""
+    """The innermost line outside torch, what it calls, and autosplit that the failure passed through, as 'file:line: code'.
+
+    A pass over the exported graph raises far from the user's line, and writes that into its text.
+    """
     own = (str(Path(torch.__file__).parent), __file__, inspect.__file__, contextlib.__file__, "<")
     frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if not frame.filename.startswith(own)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    if frames:
+        return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
+    passed = [found for found in TRACED_LINE.findall(str(failure)) if not found[0].startswith(own)]
+    return "{}:{}: {}".format(*passed[-1]) if passed else ""
 
 
 def _graph(name: str, program: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> Graph:

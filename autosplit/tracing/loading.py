@@ -6,8 +6,8 @@ that returns (module, inputs)) or a ``.pt2`` file. From Python it may also be a 
 """
 
 import importlib
+import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from autosplit.children import extend_path
 from autosplit.errors import ModelError, close_names, raise_faults
 from autosplit.tracing import architectures
 from autosplit.tracing.modelspec import parse_options, typed_options
@@ -92,10 +93,9 @@ def load_model(
             if callable(source):
                 way_out = "; make a function the forward of a torch.nn.Module, and call a class to get its module"
             raise ModelError(f"a model is a spec, a module or an ExportedProgram, but here it is {source!r:.60}{way_out}")
-        found, name = source, _class_name(source)
-        own_args, own_kwargs = (source.example_inputs or ((), {})) if isinstance(source, ExportedProgram) else ((), {})
+        found, name, own_args, own_kwargs = source, _class_name(source), (), {}
     if isinstance(found, ExportedProgram) and given is None:
-        own_args, own_kwargs = _with_batch(found, batch, own_args, own_kwargs)
+        own_args, own_kwargs = _with_batch(found, batch, _exported_inputs(name, found))
     args, kwargs = given or (tuple(own_args), dict(own_kwargs))
     if not args and not kwargs:
         raise ModelError(f"model '{name}' comes without example inputs; give them as inputs=(tensor, ...)")
@@ -114,9 +114,7 @@ def _load_spec(
 ) -> tuple[nn.Module | ExportedProgram, str, Sequence[Any], Mapping[str, Any]]:
     target, options = parse_options(spec)
     if target.endswith(".pt2"):
-        program = _load_program(Path(target), options, trust)
-        args, kwargs = program.example_inputs or ((), {})
-        return program, Path(target).stem, args, kwargs
+        return _load_program(Path(target), options, trust), Path(target).stem, (), {}
     place, colon, attribute = target.partition(":")
     if not (colon and place and attribute):
         what = "give 'transformers:ClassName', 'package.module:function' or a path that ends in .pt2"
@@ -179,21 +177,41 @@ def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, se
 
 
 def _import_function(place: str, attribute: str, subject: str) -> Any:
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    package = place.partition(".")[0]
+    if not _origin(package):
+        extend_path(str(Path.cwd()))
     try:
         module = importlib.import_module(place)
     except ModuleNotFoundError as failure:
         if place.endswith(".py"):
             dotted = ".".join(Path(place).with_suffix("").parts)
             raise ModelError(f"{subject} names a file; name its module, seen from this folder: '{dotted}:{attribute}'") from None
-        raise ModelError(f"{subject} cannot be imported: {failure}") from None
+        raise ModelError(f"{subject} cannot be imported: {failure}{_shadowed(package)}") from None
     except Exception as failure:
         raise ModelError(f"{subject} cannot be imported: {type(failure).__name__}: {failure}") from failure
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise ModelError(f"module '{place}' has no function '{attribute}'{close_names(attribute, dir(module))}")
+        close = close_names(attribute, dir(module))
+        raise ModelError(f"module '{place}' has no function '{attribute}'{close}{_shadowed(package)}")
     return function
+
+
+def _origin(package: str) -> str:
+    """The file of a package; '' if it is not on the path, or is a folder without ``__init__``, which may have several places."""
+    try:
+        found = importlib.util.find_spec(package)
+    except ValueError:  # not a name, or the main program
+        return package
+    return (found and found.origin) or ""
+
+
+def _shadowed(package: str) -> str:
+    """Words for a package of the current folder that is not imported because another one of its name is; '' if there is none."""
+    origin = _origin(package)
+    here = [path for path in (Path(package), Path(f"{package}.py")) if path.exists()]
+    if not origin or not here or Path(origin).is_relative_to(Path.cwd()):
+        return ""
+    return f"; '{origin}' comes before '{here[0]}' of this folder: rename the latter"
 
 
 def call_of(args: Any, kwargs: Mapping[str, Any] | None, inputs: Inputs | None) -> Inputs | None:
@@ -241,14 +259,28 @@ def is_static(program: ExportedProgram) -> bool:
     return all(isinstance(size, int) for value in dense_inputs(program).values() for size in value.shape)
 
 
-def _with_batch(program: ExportedProgram, batch: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _exported_inputs(name: str, program: ExportedProgram) -> Call:
+    """The example inputs that an exported program came with, none if it has none. Raises: ModelError: they are something else."""
+    match program.example_inputs:
+        case None:
+            return Call()
+        case [list() | tuple() as args, dict() as kwargs] if all(isinstance(key, str) for key in kwargs):
+            return Call(tuple(args), kwargs)
+        case _:
+            raise ModelError(
+                f"model '{name}' holds example inputs that are not a pair of a tuple and a dict with names; export it again, or "
+                "give example inputs as inputs=(tensor, ...)"
+            )
+
+
+def _with_batch(program: ExportedProgram, batch: int, inputs: Call) -> tuple[Any, Any]:
     """The program's own example inputs, repeated to ``batch`` items (if it is not 1) where the first dimension is dynamic."""
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    leaves, spec = pytree.tree_flatten((inputs.args, dict(inputs.kwargs)))
     tensors = iter(dense_inputs(program).values())
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and batch != 1:
             expected = next(tensors, leaf)
-            if expected.dim() and leaf.dim() and not isinstance(expected.shape[0], int):
+            if expected.dim() and leaf.dim() and len(leaf) and is_dense(leaf) and not isinstance(expected.shape[0], int):
                 leaves[place] = leaf[torch.arange(batch) % len(leaf)]
     repeated: tuple[Any, Any] = pytree.tree_unflatten(leaves, spec)
     return repeated

@@ -1,8 +1,8 @@
 """Write flat fx graphs as JSON that runs no code when it is read, and read their weights.
 
 ``torch.export.save`` would need a second export of each stage; JSON takes milliseconds instead of tenths of a second, and a
-person can read it. A hostile file can at most name operators that compute tensors from tensors: targets are looked up in
-``torch.ops`` only, and must pass ``operator_fault``.
+person can read it. A file can name operators of ``torch.ops`` only, and without trust in its maker only those that ``operators``
+allows.
 """
 
 import math
@@ -10,25 +10,17 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
-from torch._library.custom_ops import OPDEFS
-from torch._library.simple_registry import singleton as registry
 
 from autosplit.errors import PlanError
+from autosplit.tracing.operators import allowed_graph, defined_in
 
 KINDS: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 PICK = "getitem"
-COMPUTING = ("aten", "prims", "quantized_decomposed")
-"""Namespaces of torch whose functional operators only compute; others reach the network, other processes or the profiler."""
-
-PLAIN = ("Tensor", "number", "int", "SymInt", "float", "bool", "complex", "str", "Device", "Generator")
-"""Types of arguments that are plain values. Dtypes and layouts are integers in a schema; no file can hold a generator."""
-
 WEIGHT_NAME = re.compile(r"[\w.\-]+")
 
 
@@ -67,7 +59,7 @@ def packages(graph: fx.Graph) -> tuple[str, ...]:
     """
     found: dict[str, None] = {}
     for operator_ in dict.fromkeys(node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)):
-        file = _defined_in(operator_)
+        file = defined_in(operator_)
         if file:
             homes = [module for module in [*sys.modules.values()] if getattr(module, "__file__", None) == file]
             names = [module.__spec__.name for module in homes if module.__spec__ is not None]  # a script has none
@@ -80,53 +72,15 @@ def packages(graph: fx.Graph) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _defined_in(operator_: torch._ops.OpOverload) -> str:
-    """The file that defines a custom operator, or '' for an operator of torch."""
-    rule, made = registry.find(operator_._schema.name).fake_impl.kernel, OPDEFS.get(operator_._schema.name)
-    if rule is None:
-        return ""
-    file: str = rule.source.rpartition(":")[0] if made is None else made._init_fn.__code__.co_filename
-    return "" if Path(file).is_relative_to(Path(torch.__file__).parent) else file
-
-
-def operator_fault(operator_: torch._ops.OpOverload) -> str | None:
-    """The reason why a stage from a file may not call this operator, or None.
-
-    An operator must write to none of its arguments and return tensors. An operator of torch must be in a namespace that only
-    computes, take plain values, and take no file name. A custom operator is the user's code, which this process imported already.
-    """
-    schema = operator_._schema
-    if schema.is_mutable or torch.Tag.inplace_view in operator_.tags:
-        return "it writes to its arguments"
-    if not schema.returns or not all(_is_made_of(result.type, ("Tensor",)) for result in schema.returns):
-        return "it returns something other than tensors"
-    if _defined_in(operator_):
-        return None
-    if operator_.namespace not in COMPUTING:
-        return f"operators of '{operator_.namespace}' are not known to do nothing but compute"
-    named = [argument.name for argument in schema.arguments if "file" in argument.name]
-    if named:
-        return f"its argument '{named[0]}' names a file"
-    strange = [argument.name for argument in schema.arguments if not _is_made_of(argument.type, PLAIN)]
-    return f"its argument '{strange[0]}' is not a plain value" if strange else None
-
-
-def _is_made_of(kind: Any, names: Sequence[str]) -> bool:
-    """Whether a type of a schema is one of ``names``, or a list, an optional or a tuple of such types."""
-    if kind.kind() in ("ListType", "OptionalType", "TupleType"):
-        return all(_is_made_of(part, names) for part in kind.containedTypes())
-    return str(kind) in names
-
-
 def encode(graph: fx.Graph) -> list[dict[str, Any]]:
     """The nodes of a flat graph as JSON data. Raises: PlanError: an argument has no JSON form."""
     return [_encode_node(node) for node in graph.nodes]
 
 
-def decode(nodes: Sequence[Mapping[str, Any]]) -> fx.Graph:
-    """The inverse of ``encode``.
+def decode(nodes: Sequence[Mapping[str, Any]], *, trust: bool = False) -> fx.Graph:
+    """The inverse of ``encode``; with ``trust`` in the maker of the data, the graph may call every operator.
 
-    Raises: PlanError: a node is malformed, or its operator is not registered in this process.
+    Raises: PlanError: a node is malformed, or its operator is not registered in this process or not allowed.
     """
     graph = fx.Graph()
     made: dict[str, fx.Node] = {}
@@ -144,7 +98,7 @@ def decode(nodes: Sequence[Mapping[str, Any]]) -> fx.Graph:
         if made[name].name != name:
             raise PlanError(f"node '{name}' stands twice, or has a name that Python keeps for itself")
     graph.lint()
-    return graph
+    return graph if trust else allowed_graph(graph)
 
 
 def _encode_node(node: fx.Node) -> dict[str, Any]:
@@ -206,12 +160,12 @@ def _decode_target(kind: str, target: str) -> Any:
         return _identifier(target)
     if kind == "get_attr":
         if not WEIGHT_NAME.fullmatch(target):
-            raise PlanError(f"weight name {target!r} holds characters other than letters, digits, '.', '_' and '-'")
+            raise PlanError(f"weight name {target!r:.200} holds characters other than letters, digits, '.', '_' and '-'")
         return target
     if kind == "output":
         return "output"
     if kind != "call_function":
-        raise PlanError(f"a stage's graph holds no nodes of kind {kind!r}")
+        raise PlanError(f"a stage's graph holds no nodes of kind {kind!r:.200}")
     if target == PICK:
         return operator.getitem
     parts = target.split(".")
@@ -219,13 +173,11 @@ def _decode_target(kind: str, target: str) -> Any:
     for part in parts:
         found = getattr(found, part, None)
     if len(parts) != 3 or not isinstance(found, torch._ops.OpOverload):
-        raise PlanError(f"operator '{target}' is not registered in this process; import the module that defines it first")
-    if fault := operator_fault(found):
-        raise PlanError(f"operator '{target}' is not allowed in a stage: {fault}")
+        raise PlanError(f"operator '{target:.200}' is not registered in this process; import the module that defines it first")
     return found
 
 
 def _identifier(name: str) -> str:
     if not name.isidentifier():
-        raise PlanError(f"{name!r} is not the name of a value")
+        raise PlanError(f"{name!r:.200} is not the name of a value")
     return name

@@ -198,17 +198,21 @@ def _replace(folder: Path, draft: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def load_stage(folder: Path) -> StageProgram:
+def load_stage(folder: Path, *, trust: bool = False) -> StageProgram:
     """Load the stage in ``folder``; its weights are mapped, and read on first use.
 
-    Raises: PlanError: the folder is missing, truncated, of another version, not a stage, or its files are of different stages.
+    Args:
+        folder: the folder.
+        trust: whether the stage may call operators that are not known to be safe in a stranger's graph (see ``operators``).
+    Raises: PlanError: the folder is missing, truncated, of another version, not a stage, its files are of different stages, or it
+        calls an operator that is not allowed.
     """
     folder = Path(folder)
     data = _description(folder)
     try:
         specs = {kind: tuple(spec_from_dict(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
         weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"])
-        graph = programs.decode(data["nodes"])
+        graph = programs.decode(data["nodes"], trust=trust)
         faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
         raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
         found = assemble(str(data["name"]), graph, weights, data["requires_grad"], specs["inputs"], specs["outputs"])

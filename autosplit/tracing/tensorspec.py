@@ -6,7 +6,7 @@ a spec records the strides, and the offset from a 64-byte boundary. A copy takes
 repeated elements of an expanded tensor (stride 0) take the memory of one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeGuard
@@ -16,6 +16,9 @@ import torch
 from autosplit.memory.lives import ALIGNMENT
 from autosplit.parsing import shown
 
+INTEGERS = frozenset(
+    (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+)
 MAX_DIMS = 64
 MAX_BYTES = 1 << 40
 """Largest tensor, and largest stride, that a file may describe."""
@@ -73,9 +76,11 @@ def spec_fault(spec: TensorSpec) -> str:
     >>> spec_fault(TensorSpec("x", (2,), (1,), "float32", 2))
     "'x' starts 2 bytes past a boundary of 64 bytes; a multiple of 4 below 64 is needed"
     """
-    dtype = getattr(torch, spec.dtype, None)
+    dtype = getattr(torch, spec.dtype, None) if isinstance(spec.dtype, str) else None
     if not isinstance(dtype, torch.dtype):
-        return f"'{spec.name:.60}' has dtype {shown(spec.dtype)}, which is not a dtype of torch"
+        return f"'{spec.name:.60}' has dtype {shown(spec.dtype)}, which is not the name of a dtype of torch, such as 'float32'"
+    if not is_plain(dtype):
+        return f"'{spec.name:.60}' has dtype {spec.dtype}, whose numbers are quantised or packed"
     layout = f"shape {shown(list(spec.shape))} and strides {shown(list(spec.stride))}"
     if len(spec.shape) != len(spec.stride) or len(spec.shape) > MAX_DIMS or min((0, *spec.shape, *spec.stride)) < 0:
         return f"'{spec.name:.60}' has {layout}, as no tensor has"
@@ -105,8 +110,16 @@ def layout(spec: TensorSpec) -> str:
     ('float32[2,3]', 'int64[2,3] strides [1,2]')
     """
     text = _size(spec)
-    dense = tuple(prod(spec.shape[dim + 1 :]) for dim in range(len(spec.shape)))
-    return text if dense == spec.stride else f"{text} strides [{','.join(map(str, spec.stride))}]"
+    return text if row_major(spec.shape) == spec.stride else f"{text} strides [{','.join(map(str, spec.stride))}]"
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a dense tensor in row-major order.
+
+    >>> row_major((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def extent_bytes(spec: TensorSpec) -> int:
@@ -168,6 +181,11 @@ def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return copy
 
 
+def is_plain(dtype: torch.dtype) -> bool:
+    """Whether each element is one number; elements of other dtypes are quantised, or a part of a byte."""
+    return dtype.is_floating_point or dtype.is_complex or dtype in INTEGERS
+
+
 def is_dense(value: object) -> TypeGuard[torch.Tensor]:
     """Whether this is a tensor that holds a value for each element in memory of its own."""
     if value.__class__ is not torch.Tensor:
@@ -187,6 +205,35 @@ def kind_of(value: object) -> str:
     if value.layout is not torch.strided or value.is_meta or value.is_nested:
         return f"{'nested' if value.is_nested else value.layout} on {value.device}"
     return ""
+
+
+Announced = tuple[int, Sequence[int], torch.dtype]
+"""Position of an output of a stage, and the shape and dtype that the stage announced for it."""
+
+
+def announced(specs: Sequence[TensorSpec]) -> tuple[Announced, ...]:
+    """All outputs of a stage."""
+    return tuple((position, torch.Size(spec.shape), spec.torch_dtype) for position, spec in enumerate(specs))
+
+
+def check_outputs(outputs: Sequence[torch.Tensor], num_outputs: int, wanted: Iterable[Announced]) -> None:
+    """Raise ValueError if a stage did not make what it announced: whoever takes an output reads as much memory as announced."""
+    if len(outputs) != num_outputs:
+        raise ValueError(f"it returned {len(outputs)} outputs instead of the {num_outputs} announced")
+    for position, shape, dtype in wanted:
+        made = outputs[position]
+        if (
+            made.__class__ is torch.Tensor
+            and made.is_cpu
+            and made.layout is torch.strided
+            and made.dtype is dtype
+            and made.shape == shape
+        ):
+            continue  # as nearly always: this takes a third of a microsecond
+        if not is_dense(made):
+            raise ValueError(f"output {position} is {kind_of(made)}, and a dense {dtype} {list(shape)} was announced")
+        if made.shape != shape or made.dtype != dtype:
+            raise ValueError(f"output {position} is {made.dtype} {list(made.shape)}, and {dtype} {list(shape)} was announced")
 
 
 def differences(specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor]) -> list[str]:

@@ -140,6 +140,9 @@ class Placement:
 class Constraints(Demands):
     """Demands on a plan for a model: its shape, and the devices of ops. By default stages may have replicas.
 
+    A stage of a model runs as a whole, so the stages of a plan are always a chain. With ``contiguous=False``, a device may still
+    run any set of ops: they are several stages on it, as with ``reuse=True``.
+
     Attributes:
         pins: op pattern to the device it must run on.
         forbids: op pattern to devices it must not run on.
@@ -161,18 +164,20 @@ class Constraints(Demands):
         return self.num_stages is not None or bool(self.pins or self.forbids or self.together)
 
     def verify(self, graph: Graph, machine: Machine) -> "Constraints":
-        """Return the constraints, together with what the devices support.
+        """Return the constraints for stages that are a chain, together with what the devices support.
 
-        Raises: UsageError: with every fault: bad numbers, unknown devices, patterns without ops, or demands that leave an op no
-            device.
+        Raises: UsageError: with every fault: bad numbers, unknown devices, patterns without ops, any sets of ops without several
+            stages on a device, or demands that leave an op no device.
         """
         faults = [*self.faults(len(graph.ops)), *self._unknown_devices(machine)]
+        if not self.contiguous and self.reuse is False:
+            faults.append("contiguous=False puts several stages on a device, and reuse=False forbids that; drop one of them")
         for pattern in dict.fromkeys([*self.pins, *self.forbids, *listed("together", self.together, str)]):
             listing = pattern in self.forbids and _GENERAL.search(pattern)
             if not listing and not matching_ops(graph, pattern):
                 faults.append(matches_nothing(graph, pattern))
         supports = {device.name: device.operators for device in machine.devices if device.operators}
-        found = replace(self, supports=supports)
+        found = replace(self, supports=supports, contiguous=True, reuse=self.reuse if self.contiguous else True)
         raise_faults(
             UsageError, "the constraints do not fit", faults or found.placement(graph, machine).conflicts(graph, machine)
         )

@@ -34,7 +34,7 @@ MAX_LAYOUTS = 16
 """Most ways to choose devices without a core in common; the planner is asked once for each."""
 
 MAX_ON_CORE = 16
-"""Most devices of a machine that may hold one core."""
+"""Most devices of a machine that may hold one core, and most replicas of a module on one device."""
 
 HOST_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 """Pattern of the name of a host in a cluster."""

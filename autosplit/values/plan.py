@@ -321,24 +321,33 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
             faults.append(f"stage '{stage.name}' has streams={stage.streams} and threads={stage.threads}; each stream takes one")
     used = [device for device in machine.devices if any(device.name in stage.devices for stage in stages)]
     faults += [f"{fault}; a plan uses one of them" for fault in overlaps(used)]
-    for device in machine.devices:
-        fault = over_cap(device, [stage for stage in stages if device.name in stage.devices], graph)
-        faults += [fault] if fault else []
+    return faults + list(cap_faults(stages, machine.devices, graph).values())
+
+
+def held_on(device: Device, stages: Sequence[Stage], devices: Iterable[Device], graph: Graph) -> tuple[int, int]:
+    """Bytes in the memory of a device: of weights, and of what stages take beside them.
+
+    The stages on other devices that share the memory count, too. Each device has every weight of its stages once.
+    """
+    weights = beside = 0
+    for name in dict.fromkeys([device.name, *(other.name for other in devices if other.shares == device.name)]):
+        there = [stage for stage in stages if name in stage.devices]
+        weights += graph.stage_bytes(tuple(op for stage in there for op in stage.ops if op in graph.index))
+        beside += sum(stage.memory.beside_bytes for stage in there if stage.memory is not None)
+    return weights, beside
+
+
+def cap_faults(stages: Sequence[Stage], devices: Sequence[Device], graph: Graph) -> dict[str, str]:
+    """Device name to the fault, for each device whose memory would hold more than its cap."""
+    faults, text = dict[str, str](), tables.bytes_text
+    for device in devices:
+        weights, beside = held_on(device, stages, devices, graph)
+        if device.memory_bytes is None or weights + beside <= device.memory_bytes:
+            continue
+        more = f" and {text(beside)} beside them (values, rings, backend, process)" if beside else ""
+        sharing = [other.name for other in devices if other.shares == device.name]
+        of = f", with {', '.join(sharing)}," if sharing else ""
+        faults[device.name] = (
+            f"device '{device.name}'{of} would hold {text(weights)} of weights{more}, and its cap is {text(device.memory_bytes)}"
+        )
     return faults
-
-
-def held_on(stages: Iterable[Stage], graph: Graph) -> tuple[int, int]:
-    """Bytes of the weights of stages on one device, each weight once, and of what the stages take beside them."""
-    stages = list(stages)
-    ops = tuple(op for stage in stages for op in stage.ops if op in graph.index)
-    return graph.stage_bytes(ops), sum(stage.memory.beside_bytes for stage in stages if stage.memory is not None)
-
-
-def over_cap(device: Device, stages: Iterable[Stage], graph: Graph) -> str:
-    """The fault of stages on a device that hold more than its cap; '' if they fit."""
-    weights, beside = held_on(stages, graph)
-    if device.memory_bytes is None or weights + beside <= device.memory_bytes:
-        return ""
-    text = tables.bytes_text
-    more = f" and {text(beside)} beside them (values, rings, backend, process)" if beside else ""
-    return f"device '{device.name}' would hold {text(weights)} of weights{more}, and its cap is {text(device.memory_bytes)}"

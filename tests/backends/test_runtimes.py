@@ -265,6 +265,25 @@ def test_exporting_and_loading_say_nothing_and_load_needs_no_exporter(mlp, whole
     assert (done.stdout, done.stderr) == ("torch.Size([4, 32])\n", "")
 
 
+class Doubled(torch.nn.Module):
+    """An op that needs every element of its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("size", [64, 40_000])
+def test_a_runtime_reads_no_more_of_an_input_than_there_is(whole, name, size):
+    """At an address ONNX Runtime read as far as the shape in its file says, in memory of other tensors too."""
+    traced = trace(load_model(Doubled().eval(), inputs=(torch.ones(size),)))
+    run = get_backend(name).compile(whole(traced), 1)
+    assert torch.equal(run([torch.ones(size)])[0], torch.full((size,), 2.0))
+    for short in (torch.ones(size // 2), torch.ones(size, dtype=torch.int8)):
+        with pytest.raises(Exception, match=r"(?i)input"):  # each runtime has errors of its own
+            run([short])
+
+
 def test_openvino_computes_in_the_precision_that_was_asked_for(mlp, whole):
     program = whole(mlp)
     backend = get_backend("openvino")

@@ -1,11 +1,14 @@
 """A plan becomes a bundle, and the bundle runs: on any backend, by any policy, without the model."""
 
+import hashlib
 import io
 import json
 import shutil
+import struct
 import subprocess
 import sys
 import zipfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +19,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from autosplit.backends import openvino
+from autosplit.bundling import packing
 from autosplit.bundling.bundler import write_bundle
 from autosplit.bundling.crosscheck import check_bundle
 from autosplit.bundling.dumps import differences_of, example_inputs, read_dump, write_dump
 from autosplit.bundling.manifest import WEIGHTS, Part, check_files, read_manifest
 from autosplit.bundling.mapping import mapped_devices
 from autosplit.bundling.openbundle import load_bundle
+from autosplit.bundling.packing import pack
 from autosplit.commands.bundleoptions import Bundle
 from autosplit.commands.bundles import bundle
 from autosplit.errors import BundleError, RefusedError, StageError, UsageError
@@ -205,7 +210,7 @@ def test_files_that_are_not_those_of_the_manifest_are_refused(small, tmp_path):
     (tmp_path / "elsewhere").write_text(text)
     program.unlink()
     program.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BundleError, match=r"'n0p0.json' is a link, which may lead out of the bundle"):
+    with pytest.raises(BundleError, match=r"'n0p0.json' is missing, or a link, which may lead out"):
         load_bundle(path)
     manifest.write_text(manifest.read_text().replace('"threads": 1', '"threads": 2'))
     with pytest.raises(BundleError, match="was changed after it was written"):
@@ -249,22 +254,93 @@ def test_an_answer_that_a_bundle_cannot_hold_is_refused_before_a_part_is_made(sk
     assert steps == [] and list(tmp_path.iterdir()) == []
 
 
+def test_a_bundle_that_could_not_be_read_is_not_written(skips, tmp_path):
+    with pytest.raises(BundleError, match=r"manifest.networks has the name 'a\\nb'"):
+        write_bundle({"a\nb": (skips, plan_of(skips, ["eager"]))}, tmp_path / "app.asb")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("../escaped", zipfile.ZIP_STORED, "which is not a plain name"),
-        ("/escaped", zipfile.ZIP_STORED, "which is not a plain name"),
+        ("../escaped", zipfile.ZIP_STORED, "has 1000 bytes of '../escaped', and its manifest says nothing"),
+        ("/escaped", zipfile.ZIP_STORED, "has 1000 bytes of '/escaped', and its manifest says nothing"),
         ("large", zipfile.ZIP_DEFLATED, "holds 'large' compressed"),
     ],
 )
-def test_a_hostile_archive_writes_nothing_outside(tmp_path, name, kind, message):
+def test_a_hostile_archive_writes_nothing_outside(small, tmp_path, name, kind, message):
+    folder, _ = small
     path = tmp_path / "app.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("manifest.json", "{}")
+    pack(folder, path)
+    with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(name, b"\0" * 1000, kind)
     with pytest.raises(BundleError, match=message):
         load_bundle(path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["app.zip"] and not Path("/escaped").exists()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["app.asb", "app.zip"] and not Path("/escaped").exists()
+
+
+def nested_archive(path, folder, num_files):
+    """Write an archive of a bundle with files of which each holds all that follow, and return their rows for a manifest."""
+    names = [f"f{number:04}" for number in range(num_files)]
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in folder.iterdir():
+            archive.write(file, file.name)
+        for name in names:
+            archive.writestr(zipfile.ZipInfo(name), bytes(1000))
+        archive.fp.flush()
+        data, rows = path.read_bytes(), {}
+        for entry in archive.infolist()[-num_files:]:
+            inside = data[entry.header_offset + 30 + len(entry.filename) : archive.start_dir]
+            entry.file_size, entry.compress_size, entry.CRC = len(inside), len(inside), zlib.crc32(inside)
+            rows[entry.filename] = {"num_bytes": len(inside), "sha256": hashlib.sha256(inside).hexdigest()}
+    return rows
+
+
+def test_an_archive_unpacks_to_no_more_bytes_than_it_has(small, tmp_path):
+    folder, edit = small
+    rows = nested_archive(tmp_path / "nested.zip", folder, 200)
+    edit(lambda data: data["files"].update(rows))
+    assert nested_archive(tmp_path / "nested.zip", folder, 200) == rows
+    assert sum(row["num_bytes"] for row in rows.values()) > 50 * (tmp_path / "nested.zip").stat().st_size
+    with pytest.raises(BundleError, match=r"holds 'f0001' inside another file"):
+        load_bundle(tmp_path / "nested.zip")
+
+
+def test_an_archive_with_an_offset_before_its_start_is_refused(small, tmp_path):
+    folder, _ = small
+    path = tmp_path / "app.zip"
+    pack(folder, path)
+    data = bytearray(path.read_bytes())
+    place = data.rindex(b"PK\5\6") + 16  # the start of the table of files
+    struct.pack_into("<I", data, place, struct.unpack_from("<I", data, place)[0] + 1000)
+    path.write_bytes(data)
+    with pytest.raises(BundleError, match=r"holds 'manifest.json' before its start"):
+        load_bundle(path)
+
+
+def test_an_archive_with_sizes_that_the_manifest_does_not_say_is_refused(small, tmp_path):
+    folder, _ = small
+    with (folder / WEIGHTS).open("ab") as file:
+        file.write(bytes(64))
+    pack(folder, tmp_path / "app.zip")
+    with pytest.raises(BundleError, match=r"has \d+ bytes of 'weights.safetensors', and its manifest says \d+ bytes"):
+        load_bundle(tmp_path / "app.zip")
+
+
+def test_an_archive_above_the_limit_is_refused_with_a_way_out(small, tmp_path, monkeypatch):
+    folder, _ = small
+    pack(folder, tmp_path / "app.zip")
+    monkeypatch.setattr(packing, "MAX_UNPACKED_BYTES", 10_000)
+    with pytest.raises(BundleError, match=r"at most 9.8 KiB are unpacked; unzip it yourself and load the folder"):
+        load_bundle(tmp_path / "app.zip")
+
+
+def test_an_archive_with_a_million_files_is_refused_at_once(tmp_path):
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", 20, 3, 20, *[0] * 15)
+    table = entry * 1_000_000
+    (tmp_path / "app.zip").write_bytes(table + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 65535, 65535, len(table), 0, 0))
+    with pytest.raises(BundleError, match=r"its table of files has 46000000 bytes, and at most 1048576 are read"):
+        load_bundle(tmp_path / "app.zip")
 
 
 def test_serial_threads_and_processes_give_equal_answers(skips, folder):
@@ -320,6 +396,8 @@ def test_a_comparison_names_the_first_part_that_differs(folder, tmp_path):
     assert [row.part for row in rows if row.absolute] == [part for part, _, made in one.parts if "relu" in made]
     with pytest.raises(UsageError, match="are of different inputs: 'x' differs"):
         differences_of(one, replace(one, values={**one.values, "x": one.values["x"] + 1}))
+    with pytest.raises(UsageError, match="are of different inputs: 'x' differs"):
+        differences_of(one, replace(one, values={name: value for name, value in one.values.items() if name != "x"}))
     (tmp_path / "eager-serial" / "values.safetensors").write_bytes(b"\0" * 20)
     with pytest.raises(BundleError, match="is damaged"):
         read_dump(tmp_path / "eager-serial")

@@ -120,20 +120,37 @@ def test_a_manifest_that_cannot_be_read_is_named(tmp_path, text, message):
     assert str(tmp_path / "manifest.json") in str(failure.value)
 
 
+@pytest.mark.timeout(10)
+def test_a_pipe_in_place_of_the_manifest_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(ValueError, match=r"manifest.json' is missing, truncated or not JSON: it is not a file of at most"):
+        driver.Bundle(tmp_path)
+
+
+def nested(depth):
+    return {"list": [nested(depth - 1)]} if depth else {"constant": 1}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda network: network.pop("parts"), "is damaged: KeyError 'parts'"),
-        (lambda network: network.update(parts=[3]), "is damaged: TypeError"),
-        (lambda network: network["parts"].pop(0), "part 'stage1' reads a value or a file that is not there"),
-        (
-            lambda network: network["parts"][0]["files"].update(onnx="/x"),
-            "part 'stage0' reads a value or a file that is not there",
-        ),
-        (lambda network: network["parts"][0].update(files={}), "part 'stage0' has no file for onnxruntime"),
-        (lambda network: network.update(answer={"value": "y"}), "is damaged: KeyError 'y'"),
+        (lambda network: network.pop("parts"), "manifest.networks.Skips lacks 'parts'"),
+        (lambda network: network.update(parts=[3]), "manifest.networks.Skips.parts.0 must be an object, but is 3"),
+        (lambda network: network["parts"].pop(0), "part 'stage1', which reads value '[a-z0-9_]+', which is not there yet"),
+        (lambda network: network["parts"][0]["files"].update(onnx="/x"), "names file '/x', which is not in the bundle"),
+        (lambda network: network["parts"][0].update(files={}), "part 'stage0', which has no file for onnxruntime"),
+        (lambda network: network["parts"][0].update(threads=0), "has 1 devices, 0 threads and 1 streams; each is at least 1"),
+        (lambda network: network["parts"][0].update(threads="2"), "threads must be an integer from 0 to [0-9]+, but is '2'"),
+        (lambda network: network["parts"][0]["outputs"][0].update(dtype="int8"), "with another shape or dtype"),
+        (lambda network: network["parts"][0]["input_orders"].pop(), "do not put in order"),
+        (lambda network: network.update(inputs=["x", "x"]), "an input twice"),
+        (lambda network: network.update(outputs=["y"]), "has output 'y', which nothing makes"),
+        (lambda network: network.update(source={}, graph=7), "graph must be a printable text, but is 7"),
+        (lambda network: network.update(plan="\x1b[2J"), "plan must be a printable text"),
+        (lambda network: network.update(answer={"value": "y"}), "has an answer that cannot be built: KeyError 'y'"),
         (lambda network: network.update(answer={"object": "y"}), "the answer has a container of kind 'object'"),
         (lambda network: network.update(answer={"namedtuple": ["a b", []]}), "identifiers"),
+        (lambda network: network.update(answer=nested(60)), "more than 50 containers are inside each other"),
     ],
 )
 def test_a_table_that_does_not_fit_together_is_refused(exported, tmp_path, change, message):

@@ -98,6 +98,13 @@ def test_stages_on_hosts_have_the_priority_of_other_processes(cluster: autosplit
     assert {psutil.Process(facts.pid).nice() for facts in cluster.hosts.values()} == {psutil.Process().nice()}
 
 
+def test_agents_import_nothing_from_the_current_folder_of_the_driver(cluster: autosplit.Cluster) -> None:
+    """Ray put it before Python's own modules."""
+    ray = pytest.importorskip("ray")
+    path = ray.get(ray.remote(num_cpus=0)(lambda: __import__("sys").path).remote())
+    assert path and str(Path.cwd()) not in path
+
+
 def test_only_loopback_is_listened_on(cluster: autosplit.Cluster) -> None:
     started = psutil.Process().children(recursive=True)
     ports = [port for process in started for port in process.net_connections("inet") if port.status == psutil.CONN_LISTEN]

@@ -1,11 +1,12 @@
 """Connections between two ends in this process: layouts, credits, proofs, and how an end learns that the other one is gone."""
 
+import math
 import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from pipelines import Gate, local, request
 from autosplit.clusters import frames, handshake, hostlinks, runningsegment
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, CREDIT, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
-from autosplit.clusters.handshake import dial, welcome
+from autosplit.clusters.handshake import LET_IN, dial, welcome
 from autosplit.clusters.runningsegment import RunningSegment, SegmentOrder
 from autosplit.errors import WorkerError
 from autosplit.tracing.tensorspec import spec_of
@@ -158,8 +159,8 @@ def test_an_answer_comes_before_the_credits_that_go_with_it() -> None:
         receiver.close()
 
 
-def header(kind: int, num_bytes: int = 0) -> bytes:
-    return frames._HEADER.pack(*Frame(kind, num_bytes=num_bytes))
+def header(kind: int, num_bytes: int = 0, number: int = 0, left_s: float = 0.0) -> bytes:
+    return frames._HEADER.pack(*Frame(kind, number=number, left_s=left_s, num_bytes=num_bytes))
 
 
 @pytest.mark.parametrize(
@@ -168,10 +169,26 @@ def header(kind: int, num_bytes: int = 0) -> bytes:
         (header(REQUEST, 12), "it sent 12 bytes where 4 and a credit are due"),
         (header(ERROR, 1 << 40), "it sent a text of 1099511627776 bytes, and 65536 are allowed"),
         (header(77), "it sent a frame of kind 77, which does not exist"),
+        (header(CANCEL, 3), "it sent 3 bytes with a frame of kind 2, which has none"),
+        (header(CREDIT, number=1), "it freed 1 slots, and 0 are taken"),
+        (header(REQUEST, 4, left_s=1e308), "it sent a deadline in 1e+308 s, and 0 to 4.61169e+09 s are allowed"),
+        (header(CANCEL, left_s=math.nan), "it sent a deadline in nan s, and 0 to 4.61169e+09 s are allowed"),
+        (header(CANCEL, left_s=-1.0), "it sent a deadline in -1 s, and 0 to 4.61169e+09 s are allowed"),
         (header(REQUEST, 4) + b"ab", "it closed the connection"),
         (header(REQUEST, 4)[:9], "it closed the connection"),
     ],
-    ids=["wrong length", "long text", "unknown kind", "cut off in a tensor", "cut off in a header"],
+    ids=[
+        "wrong length",
+        "long text",
+        "unknown kind",
+        "bytes of a cancellation",
+        "credits",
+        "late",
+        "nan",
+        "past",
+        "cut off in a tensor",
+        "cut off in a header",
+    ],
 )
 def test_what_is_malformed_ends_the_connection_and_is_no_request(sent: bytes, reason: str) -> None:
     one, two = _tcp_pair()
@@ -185,6 +202,59 @@ def test_what_is_malformed_ends_the_connection_and_is_no_request(sent: bytes, re
     connection.close()
 
 
+def test_a_failing_receiver_ends_its_connection_with_the_reason() -> None:
+    """Only errors of the socket did. After another one the reading thread was gone, and signs of life went on."""
+
+    class Failing(Log):
+        def cancel(self, connection: Connection, frame: Frame) -> None:
+            raise ZeroDivisionError(f"request {frame.number}")
+
+    one, two = _tcp_pair()
+    log = Failing()
+    connection = Connection(two, "here", log, num_slots=1)
+    with one:
+        one.sendall(header(CANCEL, number=3))
+        assert log.next() == "the connection failed with ZeroDivisionError: request 3"
+        assert one.recv(1) == b""
+    connection.close()
+
+
+def test_a_frame_that_cannot_be_sent_ends_the_connection_and_not_its_caller() -> None:
+    with ends([torch.zeros(1)], num_slots=1) as (sender, _, mine, log):
+        sender.post(Outgoing(REQUEST, 1, tensors=[]))
+        assert mine.next().startswith("the connection failed with ValueError: zip()")
+        assert log.next() == "it closed the connection"
+
+
+def test_priorities_beyond_the_header_are_the_most_urgent_or_the_least() -> None:
+    """They raised struct.error in submit, and the request had no answer."""
+    with ends([torch.zeros(1)], num_slots=2) as (sender, _, _, log):
+        for priority in (2**40, -(2**80)):
+            sender.post(Outgoing(REQUEST, 1, priority=priority, tensors=[torch.zeros(1)]))
+        assert [log.next()[0].priority for _ in range(2)] == [2**31 - 1, -(2**31) + 1]
+
+
+@pytest.mark.parametrize(
+    "sent,reason",
+    [(b"", "it closed the connection"), (bytes(8), "it does not confirm the 4096 bytes")],
+    ids=["closed", "wrong size"],
+)
+@pytest.mark.parametrize(
+    "measured", [lambda sock: hostlinks.measure_link("a", "b", sock), hostlinks.flood], ids=["link", "flood"]
+)
+def test_a_link_that_breaks_while_it_is_measured_is_named(
+    measured: Callable[[socket.socket], Any], sent: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OSError and a traceback came out of the cluster, without the host."""
+    monkeypatch.setattr(hostlinks, "MEDIUM_BYTES", 4096)
+    one, two = _tcp_pair()
+    with two:
+        two.sendall(sent)
+        two.shutdown(socket.SHUT_WR)
+        with pytest.raises(WorkerError, match=rf"the connection to 127\.0\.0\.1:\d+ could not be measured: {reason}"):
+            measured(one)
+
+
 @pytest.mark.parametrize("theirs,fits", [(SECRET, True), (b"another", False)])
 def test_both_ends_prove_that_they_know_the_secret(theirs: bytes, fits: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -195,6 +265,7 @@ def test_both_ends_prove_that_they_know_the_secret(theirs: bytes, fits: bool) ->
             with sock:
                 try:
                     heard.append(welcome(sock, SECRET))
+                    sock.sendall(LET_IN)
                 except OSError as failure:
                     heard.append(failure)
 
@@ -219,8 +290,30 @@ def test_nobody_listens() -> None:
 
 def test_a_silent_listener_is_given_up_and_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "CONNECT_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(WorkerError, match=r"it was silent for 0\.1 s"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(WorkerError, match=r"the handshake took longer than 0\.1 s"),
+    ):
         dial(listener.getsockname(), SECRET, {})
+
+
+def test_a_listener_that_sends_a_byte_now_and_then_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read had the whole time limit."""
+    monkeypatch.setattr(handshake, "CONNECT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            sock, _ = listener.accept()
+            with sock, suppress(ConnectionError):
+                for _ in range(63):
+                    sock.sendall(b"x")
+                    time.sleep(0.02)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(WorkerError, match=r"the handshake took longer than 0\.3 s"):
+            dial(listener.getsockname(), SECRET, {})
+        thread.join()
 
 
 @pytest.mark.parametrize("s_per_byte", [1e-9, 1.6e-6], ids=["8 Gbit/s", "5 Mbit/s"])

@@ -77,6 +77,7 @@ def test_unknown_names_are_listed_together():
         ({"weights": (SharedWeight(float("nan"), (0, 1)),)}, "a weight has nan bytes"),
         ({"pools": (Pool((0, 2), 1.0),)}, "device number 2, and there are 2"),
         ({"pools": (Pool((0, 1), float("nan")),)}, "a pool has nan bytes"),
+        ({"processors": (2, 2)}, "numbers from 0 to 1 are needed"),
     ],
 )
 def test_faults_of_a_problem(changes, message):

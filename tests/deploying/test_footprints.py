@@ -4,6 +4,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+import torch
 
 from autosplit import api
 from autosplit.clusters.replanning import Replanner
@@ -41,8 +42,8 @@ def test_the_host_takes_a_plan_at_the_bytes_that_were_counted_and_refuses_one_by
     ops = [op.name for op in traced.graph.ops]
     halves = tuple(Stage(f"stage{k}", tuple(part), ("null:0",)) for k, part in enumerate((ops[:2], ops[2:])))
     plan = count(traced.graph, replace(one_stage(traced, "null:0"), stages=halves), values_of(traced))
-    total = sum(held_on(plan.stages, traced.graph))
     free = Machine.of([parse_device("null:0")])
+    total = sum(held_on(free["null:0"], plan.stages, free.devices, traced.graph))
     with Workspace() as workspace:
         fitting = free.with_memory({"null:0": total})
         plan.verify(traced.graph, fitting)
@@ -73,6 +74,16 @@ def test_a_stage_is_measured_once_and_then_counts_as_it_was_measured(traced: Tra
     assert count(traced.graph, plan, values_of(traced), footprints_of(again)) == measured
 
 
+def test_weights_that_were_saved_a_moment_ago_count_once() -> None:
+    """Each worker's own memory also held its weights, until they were on disk: 74 MB in place of 10 MB."""
+    traced, machine = trace(load_model("autosplit.examples.mlp:mlp?depth=4&width=2000")), Machine.of([parse_device(CORE)])
+    footprints, plan = Footprints(machine), one_stage(traced, CORE)
+    footprints.measure(traced, plan)
+    found = footprints.footprint(traced, plan, plan.stages[0])
+    assert found is not None and traced.graph.weight_bytes > 60e6
+    assert found.base_bytes < 30e6 and traced.graph.weight_bytes <= found.held_bytes < traced.graph.weight_bytes + 20e6
+
+
 def test_a_baseline_that_ran_counts_as_it_was_measured_and_is_unfit_beyond_a_cap(traced: Traced) -> None:
     machine, plan = Machine.of([parse_device(CORE)]), one_stage(traced, CORE)
     beside, setup = Baselines({"one device": replace(plan, queue_depth=2)}), Setup(progress=False, store=None)
@@ -101,3 +112,36 @@ def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits() -> None:
         assert len(replan(tight)) == 2
     report = compare({1: (traced, profile)}, found, beside, capped, setup=setup, budget=Budget(num_rounds=1, num_requests=8))
     assert "device 'null:0' would hold" in report.left_out["one device"]
+
+
+class Branches(torch.nn.Module):
+    """Two branches that meet, behind a first layer or with an input each: the networks of Glow's own tests of its partitioner."""
+
+    def __init__(self, first: torch.nn.Module | None = None) -> None:
+        super().__init__()
+        layers = lambda: (torch.nn.Linear(16, 16), torch.nn.Sigmoid(), torch.nn.Linear(16, 8), torch.nn.Sigmoid())  # noqa: E731
+        self.first, self.left, self.right = first, torch.nn.Sequential(*layers()), torch.nn.Sequential(*layers())
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        left, right = inputs if self.first is None else [torch.sigmoid(self.first(inputs[0]))] * 2
+        return self.left(left) * self.right(right)
+
+
+@pytest.mark.parametrize(
+    ("first", "inputs", "cap_bytes", "num_devices"), [(torch.nn.Linear(32, 16), 1, 3072, 3), (None, 2, 2048, 4)]
+)
+def test_devices_of_a_few_kilobytes_hold_a_plan_with_few_slots(
+    first: torch.nn.Module | None, inputs: int, cap_bytes: int, num_devices: int
+) -> None:
+    module, x = Branches(first).eval(), tuple(torch.randn(1, 32 if first else 16) for _ in range(inputs))
+    traced, names = api.trace(module, inputs=x), [f"null:{number}" for number in range(num_devices)]
+    machine = Machine.of(map(parse_device, names)).with_memory(dict.fromkeys(names, cap_bytes))
+    profile = Profile.given(traced.graph, {(op.name, name): 1e-5 for op in traced.graph.ops for name in names})
+    setup, budget = Setup(progress=False, store=None), Budget(search_s=0, explain_s=0)
+    plan = api.search(traced, profile, machine, setup=setup, budget=budget).plan.verify(traced.graph, machine)
+    assert traced.graph.weight_bytes > cap_bytes and plan.queue_depth < setup.queue_depth
+    with HostManager(machine) as host, Workspace() as workspace, torch.no_grad():
+        engine = deploy(host, "net", traced, plan, machine, workspace)
+        assert all(device.used_bytes <= cap_bytes for device in host.devices.values())
+        [[y]] = engine.run_many([x])
+        assert torch.equal(y, module(*x))

@@ -97,6 +97,33 @@ def test_torchrun_runs_the_ranks_over_gloo(traced: Traced, plan: Plan, tmp_path:
         np.testing.assert_array_equal(found[name].numpy(), np.concatenate(values))
 
 
+def test_a_transposed_value_travels_between_ranks_row_major_and_is_read_as_in_the_trace(tmp_path: Path) -> None:
+    """torch.distributed sends no other tensors, and ended with "input tensor has to be contiguous"."""
+
+    class Turning(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + 1).transpose(1, 2).relu().transpose(1, 2).reshape(2, 12)
+
+    x = torch.randn(2, 3, 4)
+    turning = trace(load_model(Turning().eval(), inputs=(x,)))
+    names = tuple(op.name for op in turning.graph.ops)
+    for cut in range(1, len(names)):
+        parts = names[:cut], names[cut:]
+        stages = tuple(Stage(f"stage{n}", part, (f"cpu:{n}",)) for n, part in enumerate(parts))
+        write_export(
+            "torch-pipelining",
+            Job(turning, Plan(Source(""), turning.graph.hash, "", stages, UNKNOWN)),
+            folder := tmp_path / str(cut),
+        )
+        [first, last] = json.loads((folder / "ranks.json").read_text())["ranks"]
+        assert first["outputs"] == last["inputs"]
+        sent = torch.export.load(folder / "rank0.pt2").module()(x)
+        assert all(value.is_contiguous() for value in sent)
+        assert [list(value.stride()) for value in sent] == [entry["stride"] for entry in last["inputs"]]
+        [found] = torch.export.load(folder / "rank1.pt2").module()(*sent)
+        assert torch.equal(found, turning.run(x))
+
+
 def test_tvms_json_is_read_back_and_runs(traced: Traced, plan: Plan, tmp_path: Path) -> None:
     job = Job(traced, plan)
     write_export("tvm-json", job, tmp_path / "tvm")

@@ -1,6 +1,7 @@
 """What every export target has in common, and the targets that write text only."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from torch import nn
 
 from autosplit.errors import PlanError, UsageError
 from autosplit.exporting.accelerate_map import with_weights
-from autosplit.exporting.base import ABOUT, TARGETS, Job, get_target, write_export
+from autosplit.exporting.base import ABOUT, TARGETS, Job, get_target, loss_note, write_export
 from autosplit.planning.moduleunits import layer_lists, layer_units, module_units
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
+from autosplit.values.profile import Profile
 
 LAYERS = 4
 TAKES = {"replicas": ("onnxruntime", "triton", "ray-serve"), "streams": ("onnxruntime", "triton")}
@@ -26,7 +28,7 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.up, self.down, self.unused = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(self.up(x).relu())
@@ -42,6 +44,7 @@ class Net(nn.Module):
         self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 16, bias=False)
         self.scale = nn.Parameter(torch.ones(8))
         self.head.weight = self.tokens.weight
+        self.unused = nn.Linear(8, 8)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.tokens(ids) + self.places(torch.arange(4))
@@ -141,6 +144,18 @@ def test_all_reasons_come_at_once(traced: Traced, halves: Plan, tmp_path: Path) 
         write_export("vllm", Job(traced, bad), tmp_path / "out")
 
 
+@pytest.mark.parametrize("is_better", [True, False])
+def test_a_target_whose_rules_make_the_plan_faster_says_so(traced: Traced, halves: Plan, is_better: bool) -> None:
+    """It said "-5.4% lost"."""
+    ops = [op.name for op in traced.graph.ops]
+    profile = Profile.given(traced.graph, {(op, stage.devices[0]): 1e-3 for op in ops for stage in halves.stages})
+    first, last = halves.stages
+    uneven = replace(halves, stages=(replace(first, ops=tuple(ops[:-1])), replace(last, ops=tuple(ops[-1:]))))
+    plan, moved = (uneven, halves) if is_better else (halves, uneven)
+    note = loss_note(Job(traced, plan, profile=profile), moved, "this target cuts in the middle")
+    assert re.search(r": \d+\.\d% (gained|lost)$", note) and note.endswith("gained") == is_better
+
+
 def test_an_unknown_runtime_gets_close_names() -> None:
     with pytest.raises(UsageError, match=r"runtime 'acelerate' is not one .* close names: 'accelerate'; valid: onnxruntime"):
         get_target("acelerate")
@@ -149,7 +164,7 @@ def test_an_unknown_runtime_gets_close_names() -> None:
 def test_accelerate_runs_the_map(net: nn.Module, traced: Traced, halves: Plan, tmp_path: Path) -> None:
     write_export("accelerate", Job(traced, halves), tmp_path / "out")
     found = json.loads((tmp_path / "out" / "device_map.json").read_text())
-    parts = {"tokens": 0, "places": 0, "head": 0, "scale": 1, "norm": 1}
+    parts = {"tokens": 0, "places": 0, "head": 0, "scale": 1, "norm": 1, "unused": 0}
     assert found == parts | {f"layers.{n}": int(n > 2) for n in range(LAYERS)}
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
     from accelerate.utils.modeling import check_device_map

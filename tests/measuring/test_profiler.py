@@ -360,8 +360,8 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
     class Zeros(EagerBackend):
         name, exact = "zeros", False
 
-        def load(self, folder, threads, precision="f32", shared=True):
-            run = super().load(folder, threads, precision, shared)
+        def load(self, folder, threads, precision="f32", shared=True, trust=False):
+            run = super().load(folder, threads, precision, shared, trust)
             return lambda inputs: [value * 0 for value in run(inputs)]
 
     [program] = split(traced, [[op.name for op in traced.graph.ops]])
@@ -382,12 +382,12 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
         for precision in ("f32", "bf16"):
             assert "backend 'zeros'" in prepared(precision).fault
 
-        def broken(self, folder, threads, precision="f32"):
+        def broken(self, folder, threads, precision="f32", shared=True, trust=False):
             raise BackendError("the session does not take the file")
 
         monkeypatch.setattr(Zeros, "load", broken)
         assert prepared().fault == "the session does not take the file"
-        monkeypatch.setattr(Zeros, "load", lambda *_: 1 / 0)
+        monkeypatch.setattr(Zeros, "load", lambda *_, **__: 1 / 0)
         assert prepared().fault == "backend 'eager' failed: division by zero"
 
 

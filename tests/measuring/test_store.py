@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autosplit.commands.options import Profile as Options
 from autosplit.errors import ProfileError
 from autosplit.files import read_mapping
 from autosplit.measuring import store as measuring_store
-from autosplit.measuring.store import Entry, Store, file_safe, mismatch, stored_models
+from autosplit.measuring.store import DEFAULT_ROOT, Entry, Store, file_safe, mismatch, stored_models
 from autosplit.reports.accuracy import Run, StageRun
 from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.links import shared_memory_link
@@ -50,6 +52,81 @@ def store(tmp_path) -> Store:
     store = Store(tmp_path / "profiles")
     store.save(chain(), profile())
     return store
+
+
+LOCKS = (".measuring.lock", ".runs.jsonl.lock", "links/.{links}.lock", "{model}/.cpu-0.json.lock")
+
+
+def use(store: Store) -> list[str]:
+    """Do all that a command does with a store; return what was refused."""
+    refused: list[str] = []
+
+    def measuring() -> None:
+        with store.measuring(lambda: None):
+            pass
+
+    for step in (
+        measuring,
+        lambda: store.load(chain()),
+        lambda: store.links(HERE),
+        store.accuracy,
+        lambda: store.save(chain(), profile()),
+        lambda: store.save_links(HERE, [shared_memory_link("cpu:0", "cpu:1")]),
+        lambda: store.add_runs([a_run(90.0)]),
+    ):
+        try:
+            with store.noted(refused):
+                step()
+        except ProfileError as failure:
+            refused.append(str(failure))
+    return refused
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder that no store may change."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "file").write_text("mine")
+    return folder
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", [*LOCKS, "runs.jsonl", "links/{links}", "{model}/cpu-0.json", "{model}/graph.json"])
+def test_no_link_and_no_pipe_in_a_store_of_a_stranger_is_followed(store: Store, outside: Path, name: str) -> None:
+    """Every lock emptied the target of its link, ``runs.jsonl`` appended to it, and a pipe was waited for."""
+    assert use(store) == []
+    [links] = [path.name for path in (store.root / "links").glob("*.json")]
+    path = store.root / name.format(links=links, model=store.folder(chain()).name)
+    for make in (lambda: path.symlink_to(outside / "file"), lambda: path.symlink_to(path.name), lambda: os.mkfifo(path)):
+        path.unlink()
+        make()
+        said = use(store)
+        assert (outside / "file").read_text() == "mine" and len(list(outside.iterdir())) == 1
+        assert all(path.name in text and ("is a link" in text or "is a pipe" in text) for text in said), said
+        assert said or not path.name.startswith((".", "runs"))
+
+
+@pytest.mark.parametrize("name", ["links", "{model}"])
+def test_a_folder_of_a_store_that_is_a_link_gets_no_files(store: Store, outside: Path, name: str) -> None:
+    path = store.root / name.format(model=store.folder(chain()).name)
+    shutil.rmtree(path, ignore_errors=True)
+    path.symlink_to(outside)
+    assert any(f"'{path}': it is a link" in text for text in use(store))
+    assert [(entry.name, entry.read_text()) for entry in outside.iterdir()] == [("file", "mine")]
+
+
+def test_a_store_that_the_user_names_may_be_a_link_and_the_usual_one_may_not(
+    outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("named").symlink_to(outside)
+    Path("profiles").symlink_to(outside)
+    assert Options(model="").profiles == DEFAULT_ROOT
+    assert all("'profiles': it is a link, and links below '.' are not followed" in text for text in use(Store(DEFAULT_ROOT)))
+    assert [entry.name for entry in outside.iterdir()] == ["file"]
+    assert use(Store(Path("named"))) == use(Store(tmp_path / "profiles")) == []
+    assert (outside / "runs.jsonl").exists()
 
 
 def test_what_was_saved_is_loaded_with_its_stages(store: Store) -> None:

@@ -214,6 +214,18 @@ def test_explicit_copies_in_a_circle_are_refused():
         place(traced_of(Circle()))
 
 
+class Twice(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(copy_to(copy_to(x, "cpu:1"), "cpu:1"))
+
+
+def test_a_second_copy_to_the_same_device_is_removed():
+    """It was refused as a circle."""
+    placed = place(traced_of(Twice()))
+    assert placed.devices["relu"] == "cpu:1"
+    assert "the explicit copy of 'x' to cpu:1: a copy to cpu:1 follows" in placed.removed
+
+
 def test_an_op_that_its_device_cannot_run_falls_back_with_the_reason():
     npu = replace(parse_device("npu:0"), dtypes=("float32",), operators=("aten.embedding*", "aten.linear*"))
     machine = Machine.of([parse_device("cpu:0"), npu])

@@ -81,7 +81,7 @@ def test_caps_count_values_and_ring_slots_beside_weights(traced: Traced, profile
     def held(placed: Placed) -> dict[str, tuple[int, int]]:
         plan = count(traced.graph, placed.plan(), values_of(traced))
         names = dict.fromkeys(name for stage in plan.stages for name in stage.devices)
-        return {name: held_on([stage for stage in plan.stages if name in stage.devices], traced.graph) for name in names}
+        return {name: held_on(MACHINE[name], plan.stages, MACHINE.devices, traced.graph) for name in names}
 
     heavy = max(held(free), key=lambda name: sum(held(free)[name]))
     weights, beside = held(free)[heavy]

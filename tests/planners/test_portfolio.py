@@ -16,6 +16,7 @@ from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.planners.contiguous import chains
 from autosplit.planners.incumbent import Incumbent
+from autosplit.planners.objective import with_reuse
 from autosplit.planners.portfolio import solve, split_any_sets
 from autosplit.values.constraints import Demands
 
@@ -63,6 +64,30 @@ def test_eleven_ops_on_two_devices_that_hold_several_blocks_are_proved(seed):
     # CP-SAT had six blocks, so what it proved did not hold for all plans: gaps of 64 and 20 %
     problem = random_problem(seed, num_ops=11, num_devices=2, caps=True)
     assert solve(problem, Demands(reuse=True), time_limit_s=20).status == "optimal"
+
+
+@pytest.mark.parametrize("options", [{}, {"objective": "latency"}, {"reuse": True}])
+def test_a_plan_has_a_bound_even_if_no_time_was_left_to_prove_one(options):
+    solution = solve(chain([1.0] * 200, num_devices=2), Demands(**options), time_limit_s=0.0)
+    assert 99 <= solution.bound_s <= solution.objective_s
+
+
+@pytest.mark.parametrize("options", [{}, {"contiguous": False}, {"reuse": True}, {"objective": "latency"}, {"max_replicas": 2}])
+@pytest.mark.parametrize("seed", [0, 4])
+def test_a_small_problem_is_solved_by_work_and_not_by_the_clock(seed, options):
+    problem = random_problem(seed, num_ops=5, num_devices=2, caps=False, pooled=False)
+    demands = with_reuse(Demands(**options))
+    solution = solve(problem, Demands(**options), time_limit_s=0.0)
+    assert solution.status == "optimal" and check(problem, solution, demands) == pytest.approx(solution.objective_s)
+
+
+def test_a_chain_of_twenty_ops_is_cut_at_the_best_place_without_time():
+    """The value in the middle is large, so that the best cut is not the even one."""
+    sizes = [30.0 if cut in (9, 10, 11) else 0.5 for cut in range(1, 20)]
+    nets = tuple(Net(op, (op + 1,), size) for op, size in enumerate(sizes))
+    solution = solve(chain([1.0] * 20, num_devices=2, nets=nets), time_limit_s=0.0)
+    best_s = min([20.0, *(max(cut, 20 - cut) + size for cut, size in enumerate(sizes, start=1))])
+    assert solution.objective_s == pytest.approx(best_s) and best_s == 12.5
 
 
 CONTIGUOUS = {

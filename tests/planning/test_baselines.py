@@ -15,6 +15,7 @@ from autosplit.planning.baselines import (
     STREAMS,
     UNKNOWN,
     baselines_by_backend,
+    baselines_of,
     baselines_with,
     machine_of,
     out_of_reach,
@@ -22,10 +23,12 @@ from autosplit.planning.baselines import (
     with_streams_predicted,
     without_autosplit,
 )
-from autosplit.values.constraints import Constraints
+from autosplit.values.constraints import Constraints, Objective
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Prediction, Source
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Measured, Samples, Setting
 
 NUM_OPS = 5
 OPS = tuple(Op(f"a{i}", "linear", "", (f"a{i - 1}" if i else "x",), (f"a{i}",), (f"w{i}",), f"s{i}") for i in range(NUM_OPS))
@@ -98,11 +101,30 @@ def test_streams_are_predicted_as_replicas_on_their_cores() -> None:
     assert with_streams_predicted(ways) == ways
     prediction = Prediction(0.02, 0.04, bound_s=0.01, gap=0.5, throughput_per_s=50.0)
     found = with_streams_predicted({**ways, "replicas (openvino)": replace(replicas, prediction=prediction)})
-    assert found["streams (openvino)"].prediction == replace(prediction, bound_s=0.0, gap=1.0)
+    assert found["streams (openvino)"].prediction == prediction
     assert found["streams (openvino)"].loads_s == {"cpu:0-1": 0.02} and found["streams (openvino)"].hash == streams.hash
     fewer = replace(replicas, prediction=prediction, stages=(replace(replicas.stages[0], devices=("cpu:0",)),))
     other = with_streams_predicted({**ways, "replicas (openvino)": fewer})  # another number of cores tells nothing
     assert other["streams (openvino)"].prediction == UNKNOWN
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_a_way_that_beats_the_bound_on_plans_has_a_bound_all_the_same(objective: Objective) -> None:
+    """Both cores as one device are no answer of the planner, and had no bound as the plan."""
+    seconds = {Setting("cpu:0", "eager", 1): 1.0, Setting("cpu:1", "eager", 1): 1.0, Setting("cpu:0-1", "eager", 2): 0.2}
+    samples = {setting: {op.name: Samples((one,)) for op in OPS} for setting, one in seconds.items()}
+    measured = {setting: Measured(rows, per="op", cut_s_per_byte=0.0) for setting, rows in samples.items()}
+    profile = replace(Profile.empty(GRAPH), measured=measured).verify()
+    first = baselines_with(GRAPH, TWO, SOURCE, "eager", "cpu:0")[ONE_DEVICE]
+    plan = replace(first, prediction=Prediction(2.6, 5.0, 2.5, 0.1, 0.4), objective=objective)
+    found = baselines_of(GRAPH, plan, TWO, profile).plans
+    whole = found["all cores (eager)"]
+    assert whole.prediction.bound_s == pytest.approx(1.0, rel=1e-3) and whole.prediction.gap == 0.0
+    assert all(
+        0 < one.prediction.bound_s <= whole.prediction.bound_s for one in found.values() if one.prediction.throughput_per_s
+    )
+    told = baselines_of(GRAPH, replace(plan, prediction=replace(plan.prediction, bound_s=0.0)), TWO, profile).plans
+    assert all(one.prediction.bound_s == 0 for one in told.values()), "nothing is known without a bound on plans"
 
 
 def test_a_way_that_cannot_be_the_fastest_by_the_profile_is_named_with_the_reason() -> None:

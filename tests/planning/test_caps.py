@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from autosplit.errors import InfeasibleError
+from autosplit.errors import InfeasibleError, PlanError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import StageKey, ValueMemory, count, footprints_of, stage_memories, with_footprints
 from autosplit.planning.caps import front_within_caps, plan_within_caps
@@ -16,7 +16,7 @@ from autosplit.planning.predicting import predict
 from autosplit.values.constraints import Constraints, Objective
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
-from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, held_on, over_cap
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, cap_faults, held_on
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Footprint, stage_key
 
@@ -49,16 +49,16 @@ def figure_s(plan: Plan, objective: Objective) -> float:
 
 
 def every_split(graph: Graph, profile: Profile, machine: Machine) -> list[Plan]:
-    """All plans with one or two contiguous stages, each on a device of its own, whose memory is within the caps."""
+    """All plans with one or two contiguous stages, each on a device of its own, within the caps with few slots."""
     ops, found = [op.name for op in graph.ops], []
     for num_stages in (1, 2):
         for cuts in combinations(range(1, len(ops)), num_stages - 1):
             for devices in permutations(NAMES, num_stages):
                 ends = zip((0, *cuts), (*cuts, len(ops)), strict=True)
                 stages = [Stage(f"stage{k}", tuple(ops[a:b]), (devices[k],)) for k, (a, b) in enumerate(ends)]
-                plan = count(graph, Plan(SOURCE, graph.hash, profile.hash, tuple(stages), UNKNOWN), None, footprints_of(profile))
-                on = {name: [stage for stage in plan.stages if name in stage.devices] for name in NAMES}
-                if not any(over_cap(machine[name], on[name], graph) for name in NAMES):
+                plan = Plan(SOURCE, graph.hash, profile.hash, tuple(stages), UNKNOWN, queue_depth=1)
+                plan = count(graph, plan, None, footprints_of(profile))
+                if not cap_faults(plan.stages, machine.devices, graph):
                     found.append(predict(plan, graph, machine, profile))
     return found
 
@@ -86,8 +86,7 @@ def test_a_front_keeps_the_caps_with_all_that_its_plans_hold() -> None:
     assert front[0][0].prediction.bottleneck_s == best.prediction.bottleneck_s
     for plan, peak_bytes in front:
         plan.verify(graph, machine)
-        on = [[stage for stage in plan.stages if name in stage.devices] for name in NAMES]
-        assert peak_bytes == max(sum(held_on(stages, graph)) for stages in on)
+        assert peak_bytes == max(sum(held_on(device, plan.stages, machine.devices, graph)) for device in machine.devices)
 
 
 def test_what_was_measured_counts_in_place_of_weights_and_values() -> None:
@@ -118,3 +117,46 @@ def test_views_and_dead_values_take_no_memory() -> None:
     sizes = [plain.num_bytes[f"a{k}"] for k in range(6)]
     assert dense.arena_bytes == max(map(sum, pairwise(sizes)))
     assert viewed.arena_bytes == sizes[0]
+
+
+def test_slots_follow_the_queue_depth_and_tight_caps_choose_fewer() -> None:
+    """A stage of 128-byte tensors held 33 slots however few were asked for."""
+    graph = Graph(
+        "one",
+        ("x",),
+        ("y",),
+        (Op("y", "relu", "", ("x",), ("y",), (), "s"),),
+        {n: Value(n, (32,), "float32", 128) for n in "xy"},
+        {},
+    )
+    machine = Machine.of([parse_device("null:0")])
+    profile = Profile.given(graph, {("y", "null:0"): 1.0})
+    ring_bytes = {}
+    for depth in (8, 4, 2, 1):
+        plan = plan_within_caps(Query(graph, profile, Source("m:f"), queue_depth=depth), machine, ["eager"], Account(graph))
+        [stage] = count(graph, plan).stages
+        assert stage.memory is not None
+        ring_bytes[depth] = stage.memory.ring_bytes
+    assert ring_bytes == {8: 33 * 128, 4: 33 * 128, 2: 17 * 128, 1: 9 * 128}
+    tight = machine.with_memory({"null:0": 9 * 128 + 128})  # and the value
+    plan = plan_within_caps(Query(graph, profile, Source("m:f")), tight, ["eager"], Account(graph))
+    assert plan.queue_depth == 1
+
+
+def test_devices_that_share_a_memory_keep_its_cap_together() -> None:
+    """Each was held to the cap, or to none, by itself."""
+    graph, profile, free = drawn(2)
+    profile = Profile.given(graph, {(op.name, name): 1.0 for op in graph.ops for name in NAMES})
+    roomy = Machine.of([parse_device(NAMES[0]), replace(parse_device(NAMES[1]), shares=NAMES[0])])
+    split = count(graph, planned(graph, profile, roomy))
+    both = sum(held_on(roomy[NAMES[0]], split.stages, roomy.devices, graph))
+    apart = [sum(held_on(free[name], split.stages, free.devices, graph)) for name in NAMES]
+    assert len(split.stages) == 2 and both == sum(apart) > max(apart)
+    split.verify(graph, roomy.with_memory({NAMES[0]: both}))
+    tight = roomy.with_memory({NAMES[0]: both - 1})
+    with pytest.raises(PlanError, match=r"device 'null:0', with null:1, would hold .*, and its cap is"):
+        split.verify(graph, tight)
+    planned(graph, profile, tight).verify(graph, tight)
+    with pytest.raises(InfeasibleError) as failure:
+        planned(graph, profile, roomy.with_memory({NAMES[0]: graph.stage_bytes(tuple(op.name for op in graph.ops)) - 1}))
+    assert failure.value.conflict, "the weights alone need more, wherever they are"

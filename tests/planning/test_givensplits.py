@@ -74,6 +74,26 @@ def test_each_format_is_read(tmp_path: Path) -> None:
     assert sizes(read_given(written(tmp_path, "tvm.json", tvm), GRAPH, TWO)) == [5, 9]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_names_take_the_devices_that_numbers_leave(tmp_path: Path, order: int) -> None:
+    """``cpu`` took device 0 before the map's number 0 was read, so that the whole model was on one device."""
+    entries = dict([("embed", "cpu"), ("layers", 0), ("head", 0)][::order])
+    found = read_given(written(tmp_path, "map.json", entries), GRAPH, TWO)
+    assert (sizes(found), found.devices) == ([1, 13], ("cpu:1", "cpu:0"))
+
+
+def test_a_map_may_name_weights_in_place_of_modules(tmp_path: Path) -> None:
+    weights = [name for op in GRAPH.ops for name in op.weights]
+    entries = {name: int(not name.startswith("embed")) for name in weights}
+    assert sizes(read_given(written(tmp_path, "map.json", entries), GRAPH, TWO)) == [1, 13]
+
+
+@pytest.mark.parametrize("device", [None, "meta", -1, True, [0], 0.5, "gpu 0", ""])
+def test_what_is_no_device_in_a_map_is_refused(tmp_path: Path, device: object) -> None:
+    with pytest.raises(UsageError, match="is not a device; write a number from 0 on, or a name such as cpu or cuda:1"):
+        read_given(written(tmp_path, "map.json", {"embed": 0, "": device}), GRAPH, TWO)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "faults"),
     [
@@ -160,9 +180,9 @@ def test_the_best_split_obeys_the_rules(tmp_path: Path) -> None:
 
 
 def test_the_best_split_keeps_the_caps_with_all_that_it_holds() -> None:
-    """Its 11 ops on the fast device have 44 kB of weights, and values and rings beside them."""
+    """Its 11 ops on the fast device have 44 kB of weights, and values and rings beside them, with one slot at least."""
     split = read_given("3,3", GRAPH, TWO)
-    free = count(GRAPH, judged(split).plans[SAME_RULES])
+    free = count(GRAPH, replace(judged(split).plans[SAME_RULES], queue_depth=1))
     held = {stage.devices[0]: stage.memory.weight_bytes + stage.memory.beside_bytes for stage in free.stages if stage.memory}
     capped = TWO.with_memory({"cpu:0": held["cpu:0"] - 1, "cpu:1": 200_000})
     found = judge_split(split, GRAPH, capped, PROFILE, Source("m"), "eager", time_limit_s=4)

@@ -8,7 +8,7 @@ from autosplit.reports.judging import Unfit, Verdict, judge
 from autosplit.reports.outcomes import PLAN, Outcome, Ratio
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.reports.runreport import RunReport
-from autosplit.values.plan import Plan, Prediction, Source, Stage
+from autosplit.values.plan import UNKNOWN, Plan, Prediction, Source, Stage
 
 STATS = RunStats(4, 1.0, LatencyStats.of([0.1]), LatencyStats.of([0.0]), (), 0)
 MADE = Plan(Source("m:f"), "g", "p", (Stage("stage0", ("a",), ("cpu:0",)),), Prediction(0.1, 0.1, 0.1, 0.0, 10.0))
@@ -30,6 +30,17 @@ def test_a_faster_baseline_becomes_the_plan() -> None:
     verdict = judge({PLAN: outcome(10, 10), "replicas": outcome(12, 12.4)}, "throughput", forced=False)
     words = "'replicas' measures 1.22 times as fast as the plan (1.20 to 1.24 in 2 rounds), so it becomes the plan."
     assert verdict == Verdict("replicas", words, sure=True)
+
+
+@pytest.mark.parametrize(("rate", "bound_s"), [(20.0, 0.05), (8.0, 0.1)])
+def test_a_baseline_without_a_prediction_is_a_plan_with_its_measured_figures_and_a_bound(rate: float, bound_s: float) -> None:
+    """A compiled baseline has no profile: the plan said "nothing predicted, no bound"."""
+    compiled = outcome(rate)
+    compiled = replace(compiled, plan=replace(compiled.plan, prediction=UNKNOWN))
+    report = RunReport("m", 1, {PLAN: outcome(10), "compiled": compiled}, Verdict("compiled", "", True))
+    told = report.best_plan.prediction
+    assert (told.throughput_per_s, told.bound_s) == (rate, bound_s) and "no bound" not in report.best_plan.summary()
+    assert replace(report, verdict=Verdict(PLAN, "", True)).best_plan == MADE
 
 
 def test_one_round_never_changes_the_plan() -> None:
@@ -222,14 +233,14 @@ def test_a_notebook_shows_why_baselines_were_left_out() -> None:
     "trace_error,words",
     [
         (None, "which were not compared with the module's."),
-        (0.0, "and these are equal bit for bit to the module's."),
-        (2e-7, "and these differ by 2e-07 of the largest value from the module's."),
+        (0.0, "and these are equal bit for bit to the module's, both on torch's own number of threads."),
+        (2e-7, "and these differ by 2e-07 of the largest value from the module's, both on torch's own number of threads."),
     ],
 )
 def test_a_report_tells_the_error_against_the_module_too(trace_error: float | None, words: str) -> None:
     exact = replace(outcome(10), max_relative_error=0.0)
     report = RunReport("net", 1, {PLAN: exact}, Verdict(PLAN, "why", True), trace_error=trace_error)
-    assert report.errors == f"Outputs are equal bit for bit to the traced model's, {words}"
+    assert report.errors == f"Outputs are equal bit for bit to the traced model's on as many threads (1 a stage), {words}"
     assert report.to_dict()["trace_relative_error"] == trace_error
 
 

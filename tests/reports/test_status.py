@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from autosplit import cli
@@ -18,6 +17,7 @@ from autosplit.commands import console, watching
 from autosplit.errors import UsageError
 from autosplit.reports import status
 from autosplit.reports.status import Beacon, own_folder, running_hosts
+from autosplit.terminal import Terminal
 
 HEALTH = {
     "devices": {
@@ -118,7 +118,7 @@ def test_the_command_shows_hosts_and_says_when_there_are_none(monkeypatch: pytes
         raise KeyboardInterrupt
 
     for module in (console, watching):
-        monkeypatch.setattr(module, "out", Console(width=200))
+        monkeypatch.setattr(module, "out", Terminal(width=200))
     assert shown() == "No host of this user is running.\n" and json.loads(shown("--json")) == {"hosts": []}
     beacon = Beacon(lambda: HEALTH)
     for text in ("heart-beat", "cpu:0", "busy", "1.0 MiB", "net/first", "starting"):

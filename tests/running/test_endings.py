@@ -1,18 +1,23 @@
 """However a pipeline ends, every future resolves; and the thread that answers never waits for a ring."""
 
 import contextlib
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, wait
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import Gate, Once, increment, local, request
+from pipelines import Gate, Once, increment, local, request, spawned
 
 from autosplit.errors import AutosplitError, PlanError, UsageError
-from autosplit.running import hostrings
+from autosplit.running import admission, hostrings
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
@@ -114,6 +119,86 @@ def test_an_interrupt_while_inputs_are_written_holds_up_no_other_request(monkeyp
             with pytest.raises(KeyboardInterrupt):
                 pipeline.submit(request(1))
         assert pipeline.submit(request(2)).result(10)[0][0] == 3
+
+
+def test_an_interrupt_while_a_buffer_is_submitted_lets_the_next_request_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pipeline([local("a", increment, "x", "y")], ["x"], ["y"]) as pipeline, pipeline.buffer() as buffer:
+        waiting = pipeline.submit(request(2))
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(admission, "wait_until", lambda *_: exec("raise KeyboardInterrupt"))
+            buffer.submit()
+        assert waiting.result(10)[0][0] == 3
+
+
+def test_a_callback_that_exits_in_a_callers_thread_keeps_no_answer_from_others() -> None:
+    gate = Gate()
+    pipeline = Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1)
+    futures = [pipeline.submit(request(number)) for number in range(2)]
+    futures[0].add_done_callback(lambda done: exec("raise SystemExit"))
+    threading.Timer(0.05, gate.opened.set).start()
+    with contextlib.suppress(SystemExit):  # it is called in this thread unless request 0 is answered first
+        pipeline.close(drain=False)
+    assert all(future.done() for future in futures)
+
+
+LEAVES = """
+import sys, threading
+sys.path[:0] = {path!r}
+import torch
+from pipelines import local, request
+from autosplit.serving.hostmanager import HostManager
+
+weight, entered = torch.randn(300, 300), threading.Semaphore(0)
+
+def compute(x):
+    entered.release()
+    for _ in range(10):
+        weight @ weight
+    return x
+
+network = HostManager().add_network("net", [local("a", compute, "x", "y", replicas=2)], ["x"], ["y"], process="caller")
+futures = [network.submit(request(number)) for number in range(6)]
+futures[-1].add_done_callback(lambda done: print(type(done.exception()).__name__))
+entered.acquire()
+entered.acquire()
+"""
+
+
+def test_a_process_that_ends_while_its_threads_compute_ends_in_good_order() -> None:
+    """The interpreter stopped threads inside torch, which aborted the process: "terminate called without an active exception"."""
+    code = LEAVES.format(path=[str(Path(__file__).parents[1])])
+    tries = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    ends = [(*process.communicate(timeout=50), process.returncode) for process in tries]
+    assert ends == [("RefusedError\n", "", 0)] * 2
+
+
+@contextlib.contextmanager
+def load() -> Iterator[None]:
+    """Four processes that want a core each."""
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(4)]
+    yield
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_ctrl_c_while_the_end_is_waited_for_kills_a_worker_that_hangs() -> None:
+    """The worker had 5 s to end in good order, also after Ctrl-C."""
+    pipeline = Pipeline([spawned("a", "hang_on_7", "x", "y")], ["x"], ["y"])
+    future, interrupted_s = pipeline.submit(request(7)), []
+
+    def interrupt() -> None:
+        interrupted_s.append(time.monotonic())
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with load(), pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.1, interrupt).start()
+        pipeline.close()
+    assert time.monotonic() - interrupted_s[0] < 4
+    assert "closed before" in str(future.exception(0)) and not any(Path(f"/proc/{pid}").exists() for pid in pipeline.pids)
 
 
 def test_a_refused_removal_changes_nothing() -> None:

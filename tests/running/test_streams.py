@@ -9,6 +9,7 @@ import pytest
 import torch
 from pipelines import request, spec
 
+from autosplit.errors import StageError
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
@@ -69,6 +70,30 @@ def test_a_request_is_begun_while_an_earlier_one_is_computed(in_order: bool) -> 
         second = pipeline.submit(request(2))
         assert pair.entered.acquire(timeout=2), "the second waited for the first, and the first waits for the second"
         assert first.result(20)[0][0] == 2 and second.result(20)[0][0] == 4
+
+
+class Short(Begun):
+    """A request of which half is computed."""
+
+    def outputs(self) -> list[torch.Tensor]:
+        return [value[:2] for value in self.made]
+
+
+class ShortPair(Pair):
+    """Streams that make less than they announced."""
+
+    def begin(self, inputs: Sequence[torch.Tensor]) -> Begun:
+        self.beside.set()
+        return Short(self.waiting, self.beside, inputs)
+
+
+def test_outputs_of_streams_fit_what_was_announced() -> None:
+    """A copy read as many bytes as the slot has, or expanded the output in silence."""
+    stage = StagePlacement("pair", Streaming(ShortPair()), (spec("x"),), (spec("y"),), (NULL,))
+    with Pipeline([stage], ["x"], ["y"]) as pipeline:
+        for _ in range(2):
+            with pytest.raises(StageError, match=r"output 0 is torch.float32 \[2\], and torch.float32 \[4\] was announced"):
+                pipeline.run(request(1))
 
 
 class Slot:

@@ -85,6 +85,12 @@ def test_what_cannot_be_wired(stages: list[StagePlacement], inputs: str, outputs
     assert fault in str(caught.value)
 
 
+def test_an_input_has_one_shape_for_all_stages_that_read_it() -> None:
+    other = replace(stage("b", "x", "y"), inputs=(TensorSpec("x", (5,), (1,), "float32"),))
+    with pytest.raises(PlanError, match=r"stage 'b' reads 'x' as float32 \[5\], and stage 'a' reads it as float32 \[4\]"):
+        wire([stage("a", "x", "u"), other], ["x"], ["u", "y"])
+
+
 def test_settings_that_no_stage_can_have() -> None:
     asked = stage("a", "x", "y")
     for wrong, fault in [

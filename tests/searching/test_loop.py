@@ -1,5 +1,6 @@
 import errno
 import functools
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from pipelines import Once, fail_on_7, increment, local, request
 
 from autosplit.deploying.sidebyside import Contender, SideBySide
-from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, WorkerError
+from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, UsageError, WorkerError
 from autosplit.planning.predicting import predict
 from autosplit.progress import quiet
 from autosplit.running.modules import LocalFunction
@@ -21,14 +22,14 @@ from autosplit.running.nullworker import SimulatedDeath
 from autosplit.searching import loop
 from autosplit.searching.candidates import Job, Trial
 from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, SearchResult, _Hunt, search
-from autosplit.searching.tuning import first_trials, space
+from autosplit.searching.tuning import Study, first_trials, open_study, space
 from autosplit.tracing.differing import NumericalError
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Samples
+from autosplit.values.samples import Measured, Samples, Setting
 
 SOURCE = Source("m", 1)
 TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
@@ -58,19 +59,20 @@ def test_a_plan_with_several_stages_on_a_device_gives_a_trial_that_can_be_asked_
     assert all(choices[name]._contains(choices[name].to_internal_repr(asked[name])) for name in choices)
 
 
-def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any]) -> tuple[Plan, SearchResult]:
+def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any], subject: Any = None) -> tuple[Plan, SearchResult]:
     """The plan for what a trial asks, and the search in which it measures best."""
-    best = job.plan(SUBJECT, asked)
+    subject = subject or SUBJECT
+    best = job.plan(subject, asked)
 
     def correct(hunt: _Hunt, first: Plan) -> None:
         hunt.trials.append(Trial({}, first, 1.0, 1.0))
 
-    def tune(hunt: _Hunt, journal: Path | None) -> None:
+    def tune(hunt: _Hunt, study: Study) -> None:
         hunt.trials.append(Trial(asked, best, 2.0, 2.0))
 
     monkeypatch.setattr(_Hunt, "correct", correct)
     monkeypatch.setattr(_Hunt, "tune", tune)
-    return best, search(job, SUBJECT, budget_s=1.0)
+    return best, search(job, subject, budget_s=1.0)
 
 
 @pytest.mark.parametrize(("budget_s", "ran", "runs"), [(3.0, True, False), (3.0, False, True), (4.0, True, True)])
@@ -89,7 +91,7 @@ def test_a_small_budget_runs_nothing_where_the_stages_of_the_answer_ran_before(
         hunt.trials.append(Trial({}, plan, 1.0, 1.0))
 
     monkeypatch.setattr(_Hunt, "correct", correct)
-    monkeypatch.setattr(_Hunt, "tune", lambda hunt, journal: None)
+    monkeypatch.setattr(_Hunt, "tune", lambda hunt, study: None)
     found = search(job, (SUBJECT[0], profile), budget_s=budget_s)
     assert bool(corrected) == bool(found.trials) == runs and found.plan.hash == first.hash
 
@@ -122,7 +124,7 @@ def test_a_trial_that_wins_with_another_queue_only_is_proved_as_the_planners_ans
     assert found.plan.status == "optimal" and found.plan.prediction.gap == pytest.approx(0.0, abs=1e-6)
 
 
-def test_a_plan_that_measured_best_stays_without_a_bound_where_none_is_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_measured_best_has_a_bound_where_no_plan_is_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Job.plan
 
     def late(job: Job, subject: Any, asked: Any) -> Plan:
@@ -132,7 +134,18 @@ def test_a_plan_that_measured_best_stays_without_a_bound_where_none_is_found_in_
 
     monkeypatch.setattr(Job, "plan", late)
     best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
-    assert found.plan.hash == best.hash and "(feasible, no bound" in found.plan.summary()
+    assert found.plan.hash == best.hash and found.plan.prediction.bound_s == pytest.approx(2.0, rel=1e-3)
+
+
+def test_a_trial_with_fewer_threads_that_beats_the_bound_has_a_bound_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, [device] = SUBJECT[0].graph, (wide := Machine.of([parse_device("cpu:0-1")])).devices
+    by_threads = {Setting(device.name, "eager", threads): seconds for threads, seconds in ((1, 0.1), (2, 1.0))}
+    measured = {
+        s: Measured({op.name: Samples((t,)) for op in graph.ops}, per="op", cut_s_per_byte=0.0) for s, t in by_threads.items()
+    }
+    subject = SUBJECT[0], replace(Profile.empty(graph), measured=measured).verify()
+    best, found = won(monkeypatch, Job(wide, SOURCE, Constraints(), ("eager",)), {"threads": 1}, subject)
+    assert found.plan.hash == best.hash and 0 < found.plan.prediction.bound_s <= found.plan.prediction.bottleneck_s < 1
 
 
 @pytest.mark.parametrize(("budget_s", "share_s"), [(1.0, 1.0), (20.0, 4.0), (600.0, 10.0)])
@@ -150,7 +163,7 @@ def test_each_question_to_the_planner_has_a_share_of_the_budget_and_the_first_al
 
     monkeypatch.setattr(Job, "plan", slow)
     monkeypatch.setattr(_Hunt, "correct", lambda hunt, first: hunt.trials.append(Trial({}, first, 1.0, 1.0)))
-    monkeypatch.setattr(_Hunt, "tune", lambda hunt, journal: None)
+    monkeypatch.setattr(_Hunt, "tune", lambda hunt, study: None)
     found = search(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",), time_limit_s=10.0), SUBJECT, budget_s=budget_s)
     assert found.plan.status == "optimal"
     assert asked_s == ([share_s, 10.0, share_s] if share_s < 10.0 else [10.0, 10.0])
@@ -173,7 +186,7 @@ def test_a_plan_of_any_queue_depth_and_number_of_threads_can_be_tried_first(monk
     hunt.trials.append(Trial({}, replace(plan(Stage("s", ("a0",), ("cpu:1-2",), "eager", 2)), queue_depth=3), 1.0, 1.0))
     tried: list[dict[str, Any]] = []
     monkeypatch.setattr(hunt, "_try", tried.append)
-    hunt.tune(None)
+    hunt.tune(open_study(hunt.job, GRAPH, None))
     assert [(asked["queue_depth"], asked["threads"]) for asked in tried[:3]] == [(3, 2)] * 3
     assert {asked["threads"] for asked in tried} == {1, 2, 4} and {asked["queue_depth"] for asked in tried} == {1, 2, 3, 4, 8}
 
@@ -188,7 +201,7 @@ def test_a_journal_goes_on_with_trials_of_the_same_search_only(monkeypatch: pyte
         hunt.trials.append(Trial({}, plan(Stage("s", ("a0",), ("cpu:0",), backends[0])), 1.0, 1.0))
         seen: list[dict[str, Any]] = []
         monkeypatch.setattr(hunt, "_try", lambda asked: seen.append(asked) or float(asked["queue_depth"]))
-        hunt.tune(path)
+        hunt.tune(open_study(hunt.job, GRAPH, path))
         assert {asked["backend"] for asked in seen} == set(backends)
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
         return [len(optuna.load_study(study_name=name, storage=storage).trials) for name in optuna.get_all_study_names(storage)]
@@ -201,6 +214,67 @@ def test_a_journal_goes_on_with_trials_of_the_same_search_only(monkeypatch: pyte
     assert tried(*both, machine=TWO.with_memory({"cpu:0": 1 << 30})) == [3 * MAX_TRIALS, *[MAX_TRIALS] * 3]
 
 
+def test_a_damaged_journal_is_refused_before_anything_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "journal.log"
+    path.write_text("[" * 4000 + "\n")
+    with pytest.raises(UsageError, match=r"journal '.*journal.log' is damaged or another kind of file: line 1: .*nested"):
+        search(Job(TWO, SOURCE, Constraints(), ("eager",)), SUBJECT, budget_s=1.0, journal=path)
+    assert path.read_text() == "[" * 4000 + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"\xff\xfe\0", "can't decode"),
+        (b"{}", "line 1 is cut off"),
+        (b"{}\n", "op_code"),
+        (b"[]\n", "line 1 is not a JSON object"),
+        (b'{"op_code": 4, "worker_id": "", "study_id": []}\n', "unhashable"),
+        (b"{}\n" * 50_001, "at most 50000 are read"),
+        (b" " * 20_000_001, "above the limit of 20 MB"),
+    ],
+    ids=["binary", "cut off", "empty object", "list", "another type", "many lines", "enormous"],
+)
+def test_a_journal_of_another_kind_is_refused_in_a_sentence(text: bytes, why: str, tmp_path: Path) -> None:
+    (tmp_path / "journal.log").write_bytes(text)
+    with pytest.raises(UsageError, match=f"journal '.*journal.log' .*{why}.*; (remove it, or )?name another file$"):
+        open_study(Job(TWO, SOURCE, Constraints(), ("eager",)), GRAPH, tmp_path / "journal.log")
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        ('"directions": [2]', '"directions": [1]'),
+        ('"low\\": 1', '"low\\": 0'),
+        ('"queue_depth": 1', '"queue_depth": 1000000'),
+        ('"num_stages": 2', '"num_stages": [[2]]'),
+        ('"values": [1.0]', '"values": [NaN]'),
+    ],
+    ids=["direction", "distribution", "value", "list", "result"],
+)
+def test_a_study_that_no_search_wrote_is_refused(then: str, now: str, tmp_path: Path) -> None:
+    """The name of a study is a hash of what was searched, so whoever makes a journal can give it the name of any search."""
+    path, job = tmp_path / "journal.log", Job(TWO, SOURCE, Constraints(), ("eager",))
+    study = open_study(job, GRAPH, path)
+    study.enqueue_trial({"queue_depth": 1, "num_stages": 1})
+    study.tell(study.ask(space(job)), 1.0)
+    study.enqueue_trial({"queue_depth": 1, "num_stages": 2})
+    assert len(open_study(job, GRAPH, path).trials) == 2
+    text = "".join(json.dumps(json.loads(line)) + "\n" for line in path.read_text().splitlines())
+    assert then in text
+    path.write_text(text.replace(then, now))
+    with pytest.raises(UsageError, match="is damaged or another kind of file"):
+        open_study(job, GRAPH, path)
+
+
+def test_a_killed_search_locks_its_journal_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock that Optuna makes by itself is a link with the journal's name, and it waits for a link that leads nowhere."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "journal.log.lock").symlink_to("folder/journal.log")
+    assert open_study(Job(TWO, SOURCE, Constraints(), ("eager",)), GRAPH, Path("folder/journal.log")).trials == []
+
+
 def test_a_plan_that_begins_with_a_backend_it_was_not_asked_for_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another backend that the profile knows takes the ops that those asked for refuse, as stages of its own."""
     hunt = _Hunt(Job(TWO, SOURCE, Constraints(), ("onnxruntime", "openvino")), SUBJECT, Any, 60.0, quiet)
@@ -208,7 +282,7 @@ def test_a_plan_that_begins_with_a_backend_it_was_not_asked_for_can_be_tried_fir
     hunt.trials.append(Trial({}, plan(*stages), 1.0, 1.0))
     tried: list[dict[str, Any]] = []
     monkeypatch.setattr(hunt, "_try", tried.append)
-    hunt.tune(None)
+    hunt.tune(open_study(hunt.job, GRAPH, None))
     assert tried[0]["backend"] == "openvino"
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import wait
 from dataclasses import replace
 
@@ -21,6 +22,8 @@ from autosplit.tracing.tensorspec import TensorSpec
 pytestmark = pytest.mark.timeout(60)
 
 ROWS = 4
+TRIES = 3
+"""Requests by which a Batcher tries whether rows are independent."""
 
 
 class Scale:
@@ -71,7 +74,7 @@ def test_the_last_slice_is_padded_with_its_last_row() -> None:
     scale = Scale()
     with pipeline_of(scale) as pipeline, Batcher(pipeline, shared=["factor"]) as batcher:
         batcher.run([rows(0, 1, 2, 3, 4, 5), torch.ones(2)])
-    assert scale.batches == [[0, 1, 2, 3], [4, 5, 5, 5]]
+    assert scale.batches[TRIES:] == [[0, 1, 2, 3], [4, 5, 5, 5]]
 
 
 def test_small_requests_are_gathered_within_the_window() -> None:
@@ -82,7 +85,7 @@ def test_small_requests_are_gathered_within_the_window() -> None:
         value.fill_(99)
         futures += [batcher.submit([rows(2)]), batcher.submit([rows(3)])]
         assert [future.result(2)[0][:, 0].tolist() for future in futures] == [[0, 2], [4], [6]]
-    assert scale.batches == [[0, 1, 2, 3]]
+    assert scale.batches[TRIES:] == [[0, 1, 2, 3]]
 
 
 def test_a_request_that_would_overfill_sends_those_that_wait() -> None:
@@ -90,7 +93,7 @@ def test_a_request_that_would_overfill_sends_those_that_wait() -> None:
     with only_x(scale) as pipeline, Batcher(pipeline, window_s=0.05) as batcher:
         futures = [batcher.submit([rows(0, 1, 2)]), batcher.submit([rows(3, 4)])]
         assert [future.result(10)[0][:, 0].tolist() for future in futures] == [[0, 2, 4], [6, 8]]
-    assert scale.batches == [[0, 1, 2, 2], [3, 4, 4, 4]]
+    assert scale.batches[TRIES:] == [[0, 1, 2, 2], [3, 4, 4, 4]]
 
 
 def test_the_window_ends_the_wait() -> None:
@@ -122,13 +125,17 @@ def test_a_slice_that_fails_fails_its_request_and_those_gathered_with_it() -> No
 def test_cancelling_a_request_ends_its_slices() -> None:
     gate = Gate()
     spec = TensorSpec("x", (ROWS, 2), (2, 1), "float32")
-    stage = StagePlacement("a", LocalFunction(lambda x: gate(x[0])[None] + x), (spec,), (replace(spec, name="y"),), (NULL,))
+    stage = StagePlacement("a", LocalFunction(lambda x: (gate(x[0]), 2 * x)[1]), (spec,), (replace(spec, name="y"),), (NULL,))
+    gate.opened.set()
     with Pipeline([stage], ["x"], ["y"], max_in_flight=1) as pipeline, Batcher(pipeline) as batcher:
+        for _ in range(TRIES):
+            gate.entered.acquire()
+        gate.opened.clear()
         future = batcher.submit([rows(*range(8))])
         gate.entered.acquire()
         assert future.cancel()
         gate.opened.set()
-    assert gate.seen == [0] and pipeline.num_answered == 1
+    assert gate.seen[TRIES:] == [0] and pipeline.num_answered == TRIES + 1
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2, 3), (0, 1, 2, 13)])
@@ -159,6 +166,53 @@ def test_many_threads_gather() -> None:
         for thread in threads:
             thread.join()
         assert len(right) == 80
+
+
+def quantized(x: torch.Tensor) -> torch.Tensor:
+    step = x.abs().amax() / 127
+    return (x / step).round().clamp(-127, 127) * step
+
+
+def weighted_by_place(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.arange(1.0, ROWS + 1)[:, None]
+
+
+def over_time(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.nn.GRU(2, 2)(x[:, None])[0][:, 0].detach()
+
+
+def less_its_mean(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(0)
+
+
+@pytest.mark.parametrize("function", [quantized, weighted_by_place, over_time, less_its_mean])
+def test_rows_that_depend_on_each_other_or_on_their_places_are_refused(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Seven rows of a model with one scale for the whole batch were off by 0.31 of 3.5; a recurrent net was cut in time."""
+    spec = TensorSpec("x", (ROWS, 2), (2, 1), "float32")
+    stage = StagePlacement("a", LocalFunction(function), (spec,), (replace(spec, name="y"),), (NULL,))
+    with (
+        Pipeline([stage], ["x"], ["y"]) as pipeline,
+        pytest.raises(UsageError, match="output 'y' of a row changes with the other rows of a request or with its place"),
+    ):
+        Batcher(pipeline, window_s=1.0)
+
+
+def test_a_pipeline_that_fails_on_made_up_values_is_tried_with_an_example() -> None:
+    table = torch.randn(50, 3)
+
+    def look_up(ids: torch.Tensor) -> torch.Tensor:
+        if (ids < 40).any():
+            raise IndexError("an id below 40")
+        return table[ids]
+
+    ids = TensorSpec("ids", (ROWS,), (1,), "int64")
+    stage = StagePlacement("a", LocalFunction(look_up), (ids,), (TensorSpec("y", (ROWS, 3), (3, 1), "float32"),), (NULL,))
+    with Pipeline([stage], ["ids"], ["y"]) as pipeline:
+        with pytest.raises(UsageError, match=r"give inputs of one request as example=.*an id below 40"):
+            Batcher(pipeline)
+        with Batcher(pipeline, example=[torch.arange(40, 44)]) as batcher:
+            assert torch.equal(batcher.run([torch.arange(43, 50)])[0], table[43:50])
 
 
 def test_what_cannot_be_batched() -> None:

@@ -57,11 +57,13 @@ def test_a_failure_in_any_network_is_the_answer_of_its_request_alone() -> None:
         host.add_network("one", [local("a", increment, "x", "y")], ["x"], ["y"])
         host.add_network("two", [local("b", fail_on_7, "y", "z")], ["y"], ["z"])
         chain = host.chain("one", "two", "one")
+        host.run("two", request(0))
         futures = [chain.submit(request(number)) for number in range(10)]
+        assert [future.number for future in futures] == list(range(10))
         for number, future in enumerate(futures):
             if number != 6:
                 assert future.result(10)[0][0] == number + 3
-        with pytest.raises(StageError, match=r"stage 'b' .* seven is not for me"):
+        with pytest.raises(StageError, match=r"request 6 of the chain, in network 'two': stage 'b' .* seven is not for me"):
             futures[6].result(10)
         host.remove_network("two")
         with pytest.raises(RefusedError, match="the pipeline is closed"):

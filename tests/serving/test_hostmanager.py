@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,33 @@ class Loading(str):
     def __format__(self, how: str) -> str:
         self.manager.load("other", f"stage{len(self.manager.loaded)}", 1)
         return str(self)
+
+
+def test_a_device_that_runs_one_model_takes_no_second_network() -> None:
+    single = replace(parse_device("null:1"), one_model=True)
+    with HostManager(Machine.of([parse_device("null:0"), single])) as host:
+        two = local("a", double, "x", "y"), local("b", double, "y", "z")
+        host.add_network("one", [replace(stage, devices=(single,)) for stage in two], ["x"], ["z"])  # its stages are one model
+        again = replace(two[0], devices=(single,))
+        with pytest.raises(DeviceError, match=r"on device 'null:1', which runs one model at a time and has network 'one'"):
+            host.add_network("two", [again], ["x"], ["y"])
+        host.add_network("two", [two[0]], ["x"], ["y"])
+        host.remove_network("one")
+        host.add_network("three", [again], ["x"], ["y"])
+        assert set(host.networks()) == {"two", "three"}
+
+
+def test_devices_that_share_a_memory_share_its_cap() -> None:
+    machine = Machine.of([replace(parse_device("null:0"), memory_bytes=1000), replace(parse_device("null:1"), shares="null:0")])
+    with HostManager(machine) as host:
+        host.add_network("one", [weighed("a", 700, "null:1")], ["x"], ["y"])
+        assert host.devices["null:0"].used_bytes == 700 and host.devices["null:1"].free_bytes == 300
+        for device in ("null:0", "null:1"):
+            with pytest.raises(DeviceError, match=rf"400 B on device '{device}', and 300 B of 1000 B are free .*one/a 700 B"):
+                host.add_network("two", [weighed("b", 400, device)], ["x"], ["y"])
+        host.remove_network("one")
+        host.add_network("two", [weighed("b", 400)], ["x"], ["y"])
+        assert host.devices["null:1"].free_bytes == 600
 
 
 def test_networks_that_come_meanwhile_disturb_no_look_and_no_removal() -> None:

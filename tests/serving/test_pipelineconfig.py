@@ -4,18 +4,22 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pipelines
 import pytest
 import torch
 import yaml
 from pipelines import CORES, NULL, Wobbling, spec
+from torch import nn
 
 from autosplit.devices.discovering import machine_for
-from autosplit.errors import AutosplitError, BackendError, ModelError, PlanError, UsageError
+from autosplit.errors import AutosplitError, BackendError, DeviceError, ModelError, PlanError, UsageError
 from autosplit.files import content_hash
 from autosplit.measuring import measure
+from autosplit.running.inprocess import InProcess
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.serving.connections import ModuleEntry
@@ -29,7 +33,7 @@ from autosplit.tracing.splitting import DESCRIBED, StageProgram, split
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Machine
+from autosplit.values.machine import Machine, parse_device
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -72,6 +76,32 @@ def test_a_config_runs(config: PipelineConfig, tmp_path: Path) -> None:
     assert config.order() == ["a", "b"]
     with config.build(tmp_path) as pipeline:
         assert [float(value[0]) for value in pipeline.run([torch.full((4,), 3.0)])] == [8, 4]
+
+
+def shop(**settings: Any) -> PipelineConfig:
+    """One function from input to output."""
+    config = PipelineConfig()
+    config.add_function("f", "pipelines:double", ["pipelines"], [spec("x", 4)], [spec("y", 4)], [NULL], **settings)
+    config.input("x").connect(config["f"].input("x"))
+    config["f"].output("y").connect(config.output("y"))
+    return config
+
+
+def test_a_function_on_a_device_with_a_cap_says_what_it_holds(tmp_path: Path) -> None:
+    """It was taken to hold nothing: one of 481 MB ran under a cap of 1 MB."""
+    with HostManager(Machine.of([NULL]).with_memory({"null:0": 1_000_000})) as host:
+        with pytest.raises(DeviceError, match=r"'f' of network 'shop' is a function.*has a memory cap.*memory='500MB'"):
+            host.add_network("shop", **shop().network(tmp_path))
+        with pytest.raises(DeviceError, match=r"needs 458.7 MiB on device 'null:0', and 976.6 KiB of 976.6 KiB are free"):
+            host.add_network("shop", **shop(memory="481MB").network(tmp_path))
+        host.add_network("shop", **shop(memory="800KB").network(tmp_path))
+        assert host.devices["null:0"].free_bytes == 200_000
+    with HostManager() as host:
+        host.add_network("shop", **shop().network(tmp_path))  # without a cap it may hold anything
+    save_config(shop(memory="800KB"), tmp_path / "saved")
+    assert load_config(tmp_path / "saved", ["pipelines"])["f"].memory == "800KB"
+    with pytest.raises(PlanError, match="memory 'much' is not a size"):
+        shop(memory="much")
 
 
 def test_printing_shows_it_and_changes_nothing(config: PipelineConfig) -> None:
@@ -150,11 +180,33 @@ def test_a_cycle_is_refused_with_its_path() -> None:
         (lambda c: c.input("x").connect("a.value"), "to 'a.value': a port is expected, such as config['net'].input('x')"),
         (
             lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [NULL], precision="fp8"),
-            "module 'f' cannot be added: precision 'fp8' does not exist, the precisions are f32, bf16",
+            "precision 'fp8' does not exist, the precisions are f32, bf16",
         ),
         (
             lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [NULL], backend="openvivo"),
-            "module 'f' cannot be added: backend 'openvivo' does not exist",
+            "backend 'openvivo' does not exist",
+        ),
+        (
+            lambda c: c.add_function("f", lambda x: x, ["pipelines"], [], [], [NULL]),
+            "workers import a function by its name, 'package.module:function', but here it is <function",
+        ),
+        (
+            lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [NULL], thread=2),
+            "'thread' is not a setting; close names: 'threads'",
+        ),
+        (
+            lambda c: c.add_function(
+                "f", "pipelines:double", ["pipelines"], [replace(spec("v"), dtype=torch.float32)], [], [NULL]
+            ),
+            "'v' has dtype torch.float32, which is not the name of a dtype of torch, such as 'float32'",
+        ),
+        (
+            lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [parse_device("cpu:0")], threads=8),
+            "threads is 8, and 'cpu:0' has 1 core",
+        ),
+        (
+            lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [NULL], threads=0),
+            "threads must be a whole number of at least 1, but is 0",
         ),
         (lambda c: c.input(None), "input name None is not understood"),
         (lambda c: c.output("y").connect(c["a"].input("value")), "an output of the pipeline feeds nothing"),
@@ -186,6 +238,28 @@ def test_each_misuse_has_its_own_error_and_changes_nothing(
         misuse(config)
     assert fault in str(caught.value)
     assert (config.connections, config.outputs, config.inputs) == before
+
+
+def test_many_replicas_on_a_device_are_refused_before_any_starts(saved: Path) -> None:
+    """400 copies of one core in a stranger's file started 400 workers there, one after the other."""
+    path = saved / FILE
+    data = yaml.safe_load(path.read_text())
+    name, module = next(iter(data["modules"].items()))
+    module["devices"] = ["cpu:0"] * 400 + ["null:0"] * 16
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(PlanError, match=f"module '{name}' has 400 replicas on 'cpu:0', and at most 16 are allowed"):
+        load_config(saved, ["pipelines"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_module_on_a_device_that_is_not_here_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    config = PipelineConfig()
+    net = config.add_model("net", torch.nn.Linear(4, 4).eval(), [parse_device("cuda:0")], inputs=(torch.zeros(1, 4),))
+    config.input("x").connect(net.input(net.inputs[0].name))
+    net.output(0).connect(config.output("y"))
+    with pytest.raises(AutosplitError, match=r"device 'cuda:0' is not here: torch .* sees 0 CUDA devices") as caught:
+        config.build(tmp_path)
+    assert "Traceback" not in str(caught.value)
 
 
 def test_one_name_is_no_list_of_names(config: PipelineConfig) -> None:
@@ -241,7 +315,10 @@ def test_a_file_round_trips_and_the_folder_moves(tmp_path: Path) -> None:
         (lambda data: data.update(schema=9), "has schema version 9, and this autosplit reads version 1"),
         (lambda data: data.update(extra=1), "extra: Extra inputs are not permitted"),
         (lambda data: data["modules"]["a"].update(stage="s"), "module 'a' must name a stage or a function, one of the two"),
-        (lambda data: data["modules"]["a"]["inputs"][0].update(dtype="load"), "has dtype 'load', which is not a dtype of torch"),
+        (
+            lambda data: data["modules"]["a"]["inputs"][0].update(dtype="load"),
+            "has dtype 'load', which is not the name",
+        ),
         (lambda data: data["modules"]["a"]["inputs"][0].update(shape=[-4]), "has shape [-4] and strides [1], as no tensor has"),
         (lambda data: data["modules"]["a"]["inputs"][0].update(stride=[1, 1]), "strides [1, 1], as no tensor has"),
         (lambda data: data["modules"]["a"]["inputs"][0].update(shape=[2**42]), "strides [1], and at most 1 TiB are allowed"),
@@ -328,12 +405,12 @@ def test_a_link_in_a_stage_folder_that_leads_outside_is_refused(saved: Path) -> 
 def test_native_code_of_a_folder_is_loaded_only_if_it_is_allowed(saved: Path) -> None:
     changed(saved, backend="inductor")
     (saved / "net" / "inductor.so").write_bytes(b"a stranger's library")
-    with pytest.raises(BackendError, match="loads native code from the folder; give allow_native=True if you trust its maker"):
+    with pytest.raises(BackendError, match="loads native code from the folder; give trust=True if you trust its maker"):
         load_config(saved)
     with pytest.raises(BackendError, match="native code"):
         StageFolder(saved / "net", "inductor").load(1, "cpu:0", shared=False)
-    allowed = load_config(saved, allow_native=True)["net"].source
-    assert isinstance(allowed, StageFolder) and allowed.allow_native
+    allowed = load_config(saved, trust=True)["net"].source
+    assert isinstance(allowed, StageFolder) and allowed.trust
 
 
 def test_a_stage_that_names_an_operator_which_writes_files_is_refused(saved: Path, tmp_path: Path) -> None:
@@ -342,16 +419,55 @@ def test_a_stage_that_names_an_operator_which_writes_files_is_refused(saved: Pat
     victim.write_bytes(bytes(16))
     data = json.loads((saved / "net" / "stage.json").read_text())
     data["nodes"][-1:-1] = [
-        {"op": "call_function", "name": "map", "target": "aten.from_file.default", "args": [str(victim), True, 4], "kwargs": {}},
-        {"op": "call_function", "name": "w", "target": "aten.fill_.Scalar", "args": [{"node": "map"}, 7], "kwargs": {}},
+        {
+            "op": "call_function",
+            "name": "mapped",
+            "target": "aten.from_file.default",
+            "args": [str(victim), True, 4],
+            "kwargs": {},
+        },
+        {"op": "call_function", "name": "w", "target": "aten.fill_.Scalar", "args": [{"node": "mapped"}, 7], "kwargs": {}},
     ]
     old, data["key"] = data["key"], content_hash({field: data[field] for field in DESCRIBED})
     weights = saved / "net" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes().replace(old.encode(), data["key"].encode()))
     (saved / "net" / "stage.json").write_text(json.dumps(data))
-    with pytest.raises(PlanError, match=r"operator 'aten.from_file.default' is not allowed in a stage"):
+    with pytest.raises(PlanError, match=r"operator 'aten.from_file.default' is not allowed"):
         load_config(saved)
     assert victim.read_bytes() == bytes(16)
+
+
+class Spectrum(nn.Module):
+    """An op whose kernel trusts its arguments."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(x).abs()
+
+
+def test_a_stage_in_memory_calls_every_operator_and_one_in_a_folder_those_that_its_maker_is_trusted_for(tmp_path: Path) -> None:
+    x = torch.randn(16)
+    config = PipelineConfig()
+    config.add_model("net", Spectrum().eval(), [parse_device("cpu:0")], inputs=(x,))
+    config.input("x").connect(config["net"].input("x"))
+    config["net"].output(0).connect(config.output("y"))
+    with config.build(tmp_path / "own") as pipeline:
+        torch.testing.assert_close(pipeline.run([x])[0], torch.fft.rfft(x).abs())
+    with pytest.raises(PlanError, match=r"stage 'net' is not for everybody.*give trust=True"):
+        save_config(config, tmp_path / "sent")
+    save_config(config, tmp_path / "sent", trust=True)
+    with pytest.raises(PlanError, match="run only if you trust its maker; give trust=True"):
+        load_config(tmp_path / "sent")
+    assert load_config(tmp_path / "sent", trust=True)["net"]
+
+
+def test_a_stage_of_a_folder_runs_in_the_callers_process_with_trust_only(saved: Path, tmp_path: Path) -> None:
+    """The worker of a null device is a thread of the caller."""
+    with pytest.raises(PlanError, match=r"stage 'net' comes from a file and runs in torch: .* give trust=True"):
+        load_config(saved).build(tmp_path / "work")
+    with pytest.raises(PlanError, match="stage 'net' comes from a file"):
+        InProcess(load_config(saved).placements(tmp_path / "work"), ["x"], ["net.linear_1"])
+    with load_config(saved, trust=True).build(tmp_path / "work") as pipeline:
+        assert pipeline.run([torch.ones(1, 8)])[0].shape == (1, 8)
 
 
 def test_a_custom_operator_of_a_folder_must_be_in_an_allowed_module(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,6 +324,38 @@ def test_reading_memory_by_its_place_is_refused():
         traced(Net(lambda net, x: (x + 1).as_strided((3, 4), (4, 1), 1)), torch.ones(2, 8))
 
 
+def change_a_view_of_strides(net, x):
+    y = x.clone()
+    y[0].as_strided((4,), (1,), 4).mul_(2)
+    return y + 1
+
+
+def change_overlapping_windows(net, x):
+    windows = (x + 1).unfold(1, 2, 1)
+    windows.add_(1)
+    return windows
+
+
+@pytest.mark.parametrize("function", [change_a_view_of_strides, change_overlapping_windows])
+def test_a_write_through_shared_elements_is_refused_with_its_line(function):
+    """The reason was cut in mid-sentence, and named no line."""
+    said = r"test_capturing.py:\d+: .* writes through as_strided, or through a view whose elements share memory\. Write to a copy"
+    with pytest.raises(TraceError, match=said):
+        traced(Net(function), torch.ones(4, 4))
+
+
+def pack_and_run(net, x, lengths):
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+    return nn.utils.rnn.pad_packed_sequence(net.rnn(packed)[0], batch_first=True)[0]
+
+
+def test_a_packed_sequence_is_refused_with_the_way_out():
+    net = Net(pack_and_run, rnn=nn.GRU(4, 4, batch_first=True))
+    said = r"the recurrent layer at .*test_capturing.py:\d+: .*takes a packed sequence.*Give it the padded tensor"
+    with pytest.raises(TraceError, match=said):
+        traced(net, torch.zeros(2, 3, 4), torch.tensor([3, 2]))
+
+
 def test_a_conjugated_or_negated_weight_is_stored_as_its_values():
     table = torch.randn(2, dtype=torch.complex64)
     result = traced(Net(lambda net, x: x * net.one + net.other, one=table.conj(), other=table.conj().imag), torch.ones(2))

@@ -248,6 +248,30 @@ def test_exported_program_from_a_file_and_as_an_object(tmp_path):
         load_model(f"{tmp_path}/net.pt2?width=3")
 
 
+ODD_INPUTS = {
+    "three": ((torch.zeros(2, 4),), {}, 1),
+    "one": ((torch.zeros(2, 4),),),
+    "a number": (5, {}),
+    "a list of names": ((torch.zeros(2, 4),), [1]),
+    "no items": ((torch.zeros(0, 4),), {}),
+    "sparse": ((torch.zeros(2, 4).to_sparse(),), {}),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_INPUTS.values(), ids=ODD_INPUTS)
+def test_odd_example_inputs_of_an_exported_program_are_refused_in_a_sentence(odd: object, tmp_path: Path) -> None:
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(nn.Linear(4, 4).eval(), (torch.zeros(2, 4),), dynamic_shapes=(batch,), strict=False)
+    program._example_inputs = odd
+    torch.export.save(program, tmp_path / "net.pt2")
+    for model in (program, tmp_path / "net.pt2"):
+        with pytest.raises(
+            ModelError, match=r"export it again, or give example inputs|a dense tensor is expected|sizes are \[0\], and batch 3"
+        ):
+            load_model(model, batch=3, trust=True)
+        assert load_model(model, inputs=torch.zeros(3, 4), trust=True).args[0].shape == (3, 4)
+
+
 class Payload:
     """Writes a file when it is unpickled."""
 

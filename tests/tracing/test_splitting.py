@@ -44,7 +44,7 @@ def test_a_saved_stage_computes_the_bits_of_the_module(tmp_path):
     traced = trace(load_model(net, inputs=torch.randn(2, 10, 32)))
     [stage] = split(traced, [[op.name for op in traced.graph.ops]])
     save_stage(stage, tmp_path / "gru")
-    loaded = load_stage(tmp_path / "gru")
+    loaded = load_stage(tmp_path / "gru", trust=True)
     assert {name for name, weight in loaded.weights.items() if not weight.requires_grad} == {"bias_hh_l0"}
     assert traced.module_error.absolute == 0.0
     with torch.inference_mode():
@@ -138,7 +138,7 @@ def shuffled(graph, random, num_stages):
 def saved_and_loaded(programs, folder):
     for position, program in enumerate(programs):
         save_stage(program, folder / str(position))
-    return [load_stage(folder / str(position)) for position in range(len(programs))]
+    return [load_stage(folder / str(position), trust=True) for position in range(len(programs))]
 
 
 @pytest.mark.parametrize("name", [*SPECS, "odd"])

@@ -12,12 +12,16 @@ int main(int count, char** words) {
   try {
     const c10::InferenceMode inference;
     Bundle bundle(words[1], words[2]);
-    std::ifstream source(words[3], std::ios::binary);
+    std::ifstream source(words[3], std::ios::binary | std::ios::ate);
+    std::streamoff num_bytes = source ? static_cast<std::streamoff>(source.tellg()) : 0;
+    source.seekg(0);
     std::vector<at::Tensor> inputs;
     for (const auto& spec : bundle.inputs()) {
+      num_bytes -= spec.num_elements * static_cast<int64_t>(at::elementSize(spec.dtype));
+      require(num_bytes >= 0, std::string("'") + words[3] + "' ends before input '" + spec.name + "' does");
       at::Tensor input = at::empty(spec.shape, spec.dtype);
-      if (!source.read(static_cast<char*>(input.data_ptr()), static_cast<std::streamsize>(input.nbytes())))
-        throw std::runtime_error(std::string("'") + words[3] + "' ends before input '" + spec.name + "'");
+      require(bool(source.read(static_cast<char*>(input.data_ptr()), static_cast<std::streamsize>(input.nbytes()))),
+              std::string("'") + words[3] + "' cannot be read");
       inputs.push_back(input);
     }
     std::ofstream target(words[4], std::ios::binary);
@@ -25,9 +29,9 @@ int main(int count, char** words) {
       const at::Tensor dense = output.contiguous();
       target.write(static_cast<const char*>(dense.data_ptr()), static_cast<std::streamsize>(dense.nbytes()));
     }
-    if (!target.flush()) throw std::runtime_error(std::string("'") + words[4] + "' cannot be written");
+    require(bool(target.flush()), std::string("'") + words[4] + "' cannot be written");
   } catch (const std::exception& failure) {
-    std::cerr << "bundle_driver: " << failure.what() << "\n";
+    std::cerr << "bundle_driver: " << sentence_of(failure) << "\n";
     return 1;
   }
   return 0;

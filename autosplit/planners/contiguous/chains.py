@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf, isfinite
 from time import monotonic
 
-from autosplit.costs.problem import HOST, Floats
+from autosplit.costs.problem import HOST, Floats, Problem
 from autosplit.planners import bounds
 from autosplit.planners.contiguous import latency_limited, linear
 from autosplit.planners.contiguous.device_usage import Usage, sequence_usage, usage_of
@@ -29,6 +29,8 @@ SOONEST_SHARE = 0.1
 """Share of the time left for chains if latency is the objective. Plans that are not chains get the rest."""
 FEW_PLACES = 200
 """Items times devices up to which CP-SAT, which proves, gets the time of the walks."""
+QUICK_PLACES = 60
+"""Ops times devices up to which chains along single orders take milliseconds and are found without a look at the clock."""
 PROOF_SHARE_WITHOUT_PLAN = 0.2
 SECONDS_TO_CONTRACT, SECONDS_FOR_SOONEST = 1e-4, 1e-3
 """Seconds for each op: with less time left, a known plan is the answer; the second number is for latency.
@@ -56,7 +58,7 @@ def improve_chains(incumbent: Incumbent, deadline: float) -> None:
         incumbent.offer(chain.blocks, "chains")
         return
     least_s = SECONDS_FOR_SOONEST if demands.objective == "latency" else SECONDS_TO_CONTRACT
-    if incumbent.blocks and deadline - monotonic() < least_s * problem.num_ops:
+    if incumbent.blocks and deadline - monotonic() < least_s * problem.num_ops and not _is_quick(problem):
         return
     _improve(incumbent, contract(problem, demands), deadline)
 
@@ -73,7 +75,8 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
         _offer_soonest(incumbent, items, usage, weights, monotonic() + SOONEST_SHARE * (deadline - monotonic()))
         return
     bound_s = bounds.compute_bound_s(items, demands, weights)
-    chain = linear.best_chain(items, demands, usage, weights, bound_s, incumbent.objective_s, deadline)
+    until = inf if _is_quick(incumbent.problem) else deadline
+    chain = linear.best_chain(items, demands, usage, weights, bound_s, incumbent.objective_s, until)
     if chain is not None:
         incumbent.offer(chain_blocks(items, chain), "linear orders")
     if demands.max_latency_s < inf and not incumbent.closed:
@@ -87,6 +90,10 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
     if walks:
         share = WALKS_SHARE_OF_MANY if incumbent.problem.num_ops > MANY_OPS else WALKS_SHARE
         refine_chain(incumbent, items, graph, monotonic() + share * (deadline - monotonic()))
+
+
+def _is_quick(problem: Problem) -> bool:
+    return problem.num_ops * problem.num_devices <= QUICK_PLACES
 
 
 def _prove_compute(incumbent: Incumbent, items: Items, weights: Floats) -> None:

@@ -1,6 +1,7 @@
 """The CP-SAT solver with the settings of all planners."""
 
 from concurrent.futures import ThreadPoolExecutor, wait
+from math import inf
 from typing import Any
 
 from ortools.sat.python import cp_model
@@ -8,8 +9,10 @@ from ortools.sat.python import cp_model
 NUM_WORKERS = 2
 
 
-def solve(model: cp_model.CpModel, time_limit_s: float, seed: int) -> tuple[cp_model.CpSolver, Any]:
+def solve(model: cp_model.CpModel, time_limit_s: float, seed: int, work: float = inf) -> tuple[cp_model.CpSolver, Any]:
     """Solve a model: the solver with its solution, and its status. Ctrl-C ends it at once.
+
+    The solver stops after ``time_limit_s`` seconds or after ``work``, in its own unit, which does not depend on the clock.
 
     OR-Tools 9.15 must not compare constraints by inclusion in its presolve: it then calls models infeasible that have solutions,
     often where linear constraints hold under several conditions (its issue 5274). It must not catch SIGINT either: it takes the
@@ -18,6 +21,7 @@ def solve(model: cp_model.CpModel, time_limit_s: float, seed: int) -> tuple[cp_m
     """
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.max_deterministic_time = work
     solver.parameters.num_search_workers = NUM_WORKERS
     solver.parameters.random_seed = seed
     solver.parameters.presolve_inclusion_work_limit = 0

@@ -31,6 +31,9 @@ SCALE = 1e9
 TERMS_PER_SECOND = 20_000
 """Most terms of a model for each second left; larger ones take too long to build."""
 
+MOST_WORK = 0.5
+"""Most work of the solver where the deadline is infinite, in its deterministic seconds."""
+
 MOST_ORDERED = 5
 """Most blocks that are tried in every order, where they need not be a chain and latency counts."""
 
@@ -44,7 +47,7 @@ def search_stages(
         incumbent: only plans better than its own count; its plan is the solver's hint.
         items: the ops, merged where the problem allows that.
         num_slots: blocks; exactly this many where the demands count stages.
-        deadline: monotonic seconds.
+        deadline: monotonic seconds; infinite for a search that ends after ``MOST_WORK``.
         any_plan: the first plan that meets the demands is enough.
         holds_for_all: no plan needs more blocks, so that what the solver proves holds for all plans.
     """
@@ -58,30 +61,33 @@ def search_stages(
         model.model.Minimize(model.goal)
     if incumbent.blocks:
         model.hint(incumbent.blocks)
-    while _asked_again(model, incumbent, deadline, any_plan, holds_for_all):
+    work = MOST_WORK if deadline == inf else inf
+    while (work := _asked_again(model, incumbent, deadline, work, any_plan, holds_for_all)) > 0:
         if not any_plan:
             model.limit(incumbent.objective_s)
 
 
-def _asked_again(model: "_Model", incumbent: Incumbent, deadline: float, any_plan: bool, holds_for_all: bool) -> bool:
-    """Ask the solver once; whether it should be asked again, for a plan other than the one that it gave."""
-    solver, status = solve(model.model, max(deadline - monotonic(), 0.01), incumbent.seed)
+def _asked_again(
+    model: "_Model", incumbent: Incumbent, deadline: float, work: float, any_plan: bool, holds_for_all: bool
+) -> float:
+    """Ask the solver once. Returns: the work that is left to ask for another plan than the one that it gave; 0 to end."""
+    solver, status = solve(model.model, max(deadline - monotonic(), 0.01), incumbent.seed, work)
     if status == cp_model.INFEASIBLE:
         if holds_for_all and incumbent.blocks:
             incumbent.prove(incumbent.objective_s, "CP-SAT")
         elif holds_for_all:
             incumbent.refuted = incumbent.demands
-        return False
+        return 0.0
     if holds_for_all and not any_plan:
         incumbent.prove((solver.BestObjectiveBound() - model.slack) / model.scale, "CP-SAT")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return False
+        return 0.0
     blocks = model.true_blocks(solver)
     incumbent.offer(blocks, "CP-SAT")
     if incumbent.closed or (any_plan and incumbent.blocks) or not (blocks or model.sure) or monotonic() > deadline:
-        return False
+        return 0.0
     model.exclude(solver)
-    return True
+    return work - float(solver.response_proto.deterministic_time)
 
 
 def _num_terms(problem: Problem, items: Items, demands: Demands, num_slots: int, timeless: bool) -> int:

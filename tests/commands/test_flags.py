@@ -1,0 +1,46 @@
+"""A flag counts as given wherever it was given, also with the text of its default."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from autosplit.commands.flags import command
+from autosplit.commands.options import PLANNER_TIME, Plans
+from autosplit.errors import UsageError
+
+T = TypeVar("T")
+
+
+def answer_of(ask: Callable[[Plans], T], *words: str) -> T:
+    """The answer of ``ask`` inside a command that was called with these words."""
+    answers: list[T] = []
+
+    def search(given: Plans) -> None:
+        answers.append(ask(given))
+
+    app = typer.Typer()
+    app.command()(command(search))
+    CliRunner().invoke(app, ["model", *words], catch_exceptions=False)
+    return answers[0]
+
+
+def test_a_time_limit_with_the_text_of_its_default_is_a_limit(tmp_path: Path) -> None:
+    """It was taken for no limit, so that with ``--budget 0s`` the planner stopped after 1 s."""
+    options = tmp_path / "options.yaml"
+    options.write_text(f"time-limit: {PLANNER_TIME}\n")
+
+    def limit(*words: str) -> float | None:
+        return answer_of(lambda given: given.spending().planner_s, "--budget", "0s", *words)
+
+    assert limit() is None
+    assert limit("--time-limit", PLANNER_TIME) == limit("--config", str(options)) == 10.0
+
+
+@pytest.mark.parametrize("words", [["--contiguous"], ["--num-devices", "4"], ["--bandwidth", "1e9"]])
+def test_a_flag_for_other_inputs_is_refused_with_its_default_too(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="leave out --"):
+        answer_of(lambda given: given.require_for_models(), *words)
