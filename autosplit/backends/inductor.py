@@ -18,7 +18,6 @@ from autosplit.backends.eager import placed_module
 from autosplit.backends.limiting import check_of, checked
 from autosplit.backends.lowering import in_precision
 from autosplit.backends.quiet import quiet
-from autosplit.children import variables_for_torch
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram
@@ -94,7 +93,6 @@ class InductorBackend(FileBackend):
     ) -> tuple[Runnable, bool]:
         """Compile in the worker at the first pass: to compile in the host would need the device there."""
         module = placed_module(folder, accelerator, precision, trust)
-        os.environ.update(variables_for_torch())
         return torch.compile(module, fullgraph=True, dynamic=False, mode=ACCELERATOR_MODE), True
 
 
