@@ -439,7 +439,7 @@ def read_status(path: Path) -> None:
 
 
 def read_part(path: Path) -> None:
-    [part] = place_parts(path.parent, read_manifest(path.parent), "mlp", None)
+    [part] = place_parts(path.parent, read_manifest(path.parent), "mlp", None, trust=False)
     part.module.program()
 
 
