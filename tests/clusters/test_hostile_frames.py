@@ -113,9 +113,8 @@ class Doubling(StageFolder):
 
 
 def stage(device: str, function: Callable[..., Any] = double) -> StagePlacement:
-    return StagePlacement(
-        "double", Doubling(Path("folder"), warms_up=False, function=function), (spec("x"),), (spec("y"),), (parse_device(device),)
-    )
+    module = Doubling(Path("folder"), warms_up=False, trust=True, function=function)
+    return StagePlacement("double", module, (spec("x"),), (spec("y"),), (parse_device(device),))
 
 
 class Hosts:

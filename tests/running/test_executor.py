@@ -24,6 +24,7 @@ from autosplit.running.copying import CopyPool
 from autosplit.running.entrance import Entrance
 from autosplit.running.inprocess import InProcess
 from autosplit.running.messages import SendEvents, WorkerEvent
+from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recovery import Recovery
 from autosplit.running.wiring import StagePlacement
@@ -134,7 +135,11 @@ def test_a_stage_that_cannot_be_loaded_leaves_nothing_running() -> None:
     def live() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name.startswith(("good", "bad"))}
 
-    bad = StagePlacement("bad", object(), (), (), local("n", double, "x", "y").devices)  # type: ignore[arg-type]
+    class Broken(LocalFunction):
+        def load(self, threads: int, device: str, shared: bool) -> Any:
+            raise BackendError("it is broken")
+
+    bad = StagePlacement("bad", Broken(double), (), (), local("n", double, "x", "y").devices)
     with pytest.raises(BackendError, match="stage 'bad' could not be loaded on device 'null:0'"):
         Pipeline([local("good", double, "x", "y"), bad], ["x"], ["y"])
     assert live() == set()

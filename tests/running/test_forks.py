@@ -46,9 +46,11 @@ async def awaits(future):
     return await asyncio.wrap_future(future)
 
 gate, calls = Gate(), []
+gate.opened.set()
 stage = local("a", gate, "x", "y", replicas=2)
 other = InProcess([local("a", double, "x", "y")], ["x"], ["y"])
 with Pipeline([stage], ["x"], ["y"]) as ring, InProcess([stage], ["x"], ["y"]) as here, Batcher(ring, window_s=60) as batcher:
+    gate.opened.clear()
     answered, chain = other.submit(request(1)), Chain([("ring", ring), ("here", here)])
     begun = ring.stream([request(1), request(1)])
     futures = [ring.submit(request(1)), here.submit(request(1)), chain.submit(request(1)), batcher.submit([torch.ones(2)])]
