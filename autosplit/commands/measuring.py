@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from autosplit.commands import options
+from autosplit.commands import options, showoptions
 from autosplit.commands.console import err, say, say_reused, show, trace
 from autosplit.commands.starting import start
 from autosplit.errors import UsageError
@@ -32,7 +32,7 @@ DETAILS = ("precision", "op_scale", "cut_per_MiB_s", "max_error", "source", "dat
 """Columns of a profile that only ``-v`` shows."""
 
 
-def devices(given: options.Shown) -> None:
+def devices(given: showoptions.Shown) -> None:
     """List the devices of this machine, its limits, and the backends that are installed; or the hosts of a cluster."""
     if given.conformance:
         _conformance(given)
@@ -50,7 +50,7 @@ def devices(given: options.Shown) -> None:
     show(given, found.to_dict(), *views)
 
 
-def _conformance(given: options.Shown) -> None:
+def _conformance(given: showoptions.Shown) -> None:
     """The operators that were tried for the installed versions, and what backends compute otherwise than eager."""
     from autosplit.backends import conformance
     from autosplit.backends.base import installed

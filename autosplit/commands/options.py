@@ -95,26 +95,12 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status(Output):
-    """How to look at running hosts."""
-
-    watch: Annotated[bool, typer.Option(help="Look again every second, until Ctrl-C.")] = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Clustered(Output):
     """Hosts."""
 
     cluster: Annotated[
         str | None, typer.Option(help="Hosts on Ray: auto, HOST:PORT, or local:3 for three nodes on this machine.")
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown(Clustered):
-    """Devices and backends."""
-
-    conformance: Annotated[bool, typer.Option("--conformance", help="List what backends compute otherwise than eager.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,14 +332,6 @@ class Running:
         Path | None,
         typer.Option(help="Write the report as a page (.html), or as a run file for 'autosplit report' (.json)."),
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report(Output):
-    """What to draw a page of."""
-
-    run: Annotated[Path, typer.Argument(help="A run file, written with --report RUN.json.")]
-    page: Annotated[Path, typer.Argument(help="The HTML file to write.")] = Path("report.html")
 
 
 @dataclass(frozen=True, kw_only=True)

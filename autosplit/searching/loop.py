@@ -94,8 +94,7 @@ def search(
         budget_s: seconds for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
             own limit. 0 returns the planner's answer from the profile alone, and so does a small budget (``SMALL_S``) where the
             stages of that answer ran in an earlier search, which the store remembers.
-        journal: a file of Optuna's trials, so that a search that was stopped continues. A search for another model, other
-            devices or other demands begins anew in that file.
+        journal: a file of Optuna's trials, so that a search that was stopped continues. Another question begins anew in it.
         workspace, hosts: as for ``SideBySide``.
         progress: called with the share of the budget that is spent, for the step ``search``.
         keep: called with the result so far, if a candidate was measured before the search is stopped by Ctrl-C or a failure.
@@ -109,8 +108,8 @@ def search(
             others = tuple(name for name in job.backends if name != failure.backend)
             if not others or others == job.backends:
                 raise
-            note = f"{failure.backend} is left out: {failure}"
-            job, subject = replace(job, backends=others), (subject[0], subject[1].without([failure.backend], note))
+            known = subject[1].without([failure.backend], f"{failure.backend} is left out: {failure}")
+            job, subject = replace(job, backends=others), (subject[0], known)
 
 
 def _search(
