@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 from torch.export import ExportedProgram
@@ -20,7 +20,7 @@ from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup
 from autosplit.deploying.workspace import Workspace, machine_of_plan
 from autosplit.devices.discovering import as_machine
 from autosplit.devices.processes import prepare_to_spawn
-from autosplit.errors import UsageError
+from autosplit.errors import UsageError, listed
 from autosplit.exporting import base as targets
 from autosplit.keeping import keep_runs, keep_search, stored_profile
 from autosplit.planning.predicting import measured_backends
@@ -35,6 +35,7 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
+from autosplit.values.samples import backend_fault
 
 if TYPE_CHECKING:
     # Solvers and Optuna take 1.3 s to load; measuring needs none of them.
@@ -53,6 +54,8 @@ def trace(
     batch: int = 1,
     seq_len: int | None = None,
     trust: bool = False,
+    values: Literal["finite", "any"] = "finite",
+    trust_backends: Sequence[str] = (),
 ) -> Traced:
     """Trace a model to one flat graph for one batch size.
 
@@ -62,9 +65,18 @@ def trace(
         inputs: example inputs that are all positional (a tensor or a sequence) or all by name (a mapping).
         batch, seq_len: items in one request, and tokens in one item for text models.
         trust: True to read a ``.pt2`` file, which can run code of its maker.
-    Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured as one graph.
+        values: ``any`` if requests may hold NaN, infinity, integers beyond 31 bits or ids beyond their tables: an op that a
+            backend computes otherwise than eager on such values runs on another one.
+        trust_backends: backends that get ops even where they compute otherwise than eager.
+    Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured. UsageError: an unknown backend.
     """
-    return capturing.trace(loading.load_model(model, batch, seq_len, inputs=loading.call_of(args, kwargs, inputs), trust=trust))
+    if values not in ("finite", "any"):
+        raise UsageError(f"values must be 'finite' or 'any', but is {values!r}")
+    trusted = listed("trust_backends", trust_backends, str)
+    if trusted and (fault := backend_fault(*trusted)):
+        raise UsageError(fault)
+    traced = capturing.trace(loading.load_model(model, batch, seq_len, inputs=loading.call_of(args, kwargs, inputs), trust=trust))
+    return replace(traced, source=replace(traced.source, values=values, trusted=trusted))
 
 
 @checked
@@ -192,7 +204,8 @@ class _Microbatches:
     setup: Setup
 
     def __call__(self, microbatch: int) -> tuple[Traced, Profile]:
-        part = trace(self.whole.source.spec, batch=microbatch, seq_len=self.whole.source.seq_len)
+        source = self.whole.source
+        part = trace(source.spec, batch=microbatch, seq_len=source.seq_len, values=source.values, trust_backends=source.trusted)
         require_independent(self.whole, part)
         return part, measure(part, self.machine, setup=self.setup)
 

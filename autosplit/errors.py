@@ -72,11 +72,15 @@ class InfeasibleError(AutosplitError):
 
 
 class BackendError(AutosplitError):
-    """A backend cannot take a stage, or gave wrong numbers. ``refused`` maps op names to reasons, where they are known."""
+    """A backend cannot take a stage, or gave wrong numbers.
 
-    def __init__(self, message: str = "", refused: Mapping[str, str] | None = None) -> None:
+    ``refused`` maps op names to reasons, where they are known. ``backend`` failed on a stage of a plan; '' if it is not known.
+    """
+
+    def __init__(self, message: str = "", refused: Mapping[str, str] | None = None, backend: str = "") -> None:
         super().__init__(message)
         self.refused = dict(refused or {})
+        self.backend = backend
 
 
 class StageError(AutosplitError):

@@ -70,7 +70,16 @@ def load(
         traced = trace(model, inputs=inputs)
     else:
         _require_named(path, file, model)
-        traced = trace(file.model.spec, inputs=inputs, batch=file.microbatch, seq_len=file.model.seq_len, trust=trust)
+        source = file.model
+        traced = trace(
+            source.spec,
+            inputs=inputs,
+            batch=file.microbatch,
+            seq_len=source.seq_len,
+            trust=trust,
+            values=source.values,
+            trust_backends=source.trusted,
+        )
     plan = file.resolve(traced.graph)
     plan = replace(plan, source=replace(plan.source, spec=traced.source.spec))  # not one that the file names beside a module
     machine = Machine.of(map(parse_device, file.devices)) if devices is None else as_machine(devices)

@@ -535,6 +535,15 @@ def test_devices_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert {"machine", "devices", "backends"} == set(json.loads(done.stdout))
 
 
+def test_what_backends_compute_otherwise_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = json.loads(inside("devices", "--conformance", "--json", cwd=tmp_path, monkeypatch=monkeypatch).stdout)
+    assert [row["backend"] for row in told["tried"]] == ["onnxruntime", "openvino"]
+    [fault] = [
+        row for row in told["faults"] if row["backend"] == "onnxruntime" and row["case"].startswith("aten.floor_divide.default")
+    ][:1]
+    assert fault["values"] == "finite" and fault["fault"].startswith("torch gives ")
+
+
 def test_a_workload_is_planned_and_its_answer_evaluates_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = inside("search", str(WORKLOAD), "--format", "dnn-partitioning", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
     assert done.stderr.startswith("search …\n")

@@ -27,7 +27,8 @@ LAYERS = """
     figures
     examples
     tracing/      modelspec tensorspec differing operators programs architectures loading devicecopies uncuttable flattening
-    tracing/      verifying callbinding capturing aliasing weightsfile splitting
+    tracing/      verifying callbinding capturing aliasing weightsfile indexlimits valueranges
+    tracing/      splitting
     devices/      limits accelerators cuda forking forkserver processes discovering
     backends
     placing/      sites patterns moves parts costs storages drawing interpreting placed
@@ -80,6 +81,7 @@ ALLOWED = {
         "devices.forking",
         "devices.forkserver",
         "devices.processes",
+        "backends",
         "deploying.compiling",
         "measuring",
         "running",

@@ -14,12 +14,13 @@ from typing import Protocol, cast, runtime_checkable
 
 import torch
 
+from autosplit.backends.apart import apart
 from autosplit.backends.lowering import lower_to_bf16
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, Queue
 from autosplit.devices.discovering import PACKAGES, version_of
 from autosplit.errors import AutosplitError, BackendError, MissingExtraError, UsageError
 from autosplit.tracing.differing import NumericalError, compare
-from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.splitting import StageProgram, is_saved, load_stage, save_stage
 from autosplit.values.samples import BACKENDS as BACKENDS
 from autosplit.values.samples import Precision as Precision
 from autosplit.values.samples import backend_fault
@@ -97,13 +98,52 @@ class Backend(Protocol):
 
 
 class FileBackend:
-    """The part that backends share whose ``load`` needs files."""
+    """The part that backends share whose ``load`` needs files, which an exporter or a compiler writes in a process apart."""
 
-    def compile(self: Backend, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
+    name: str
+
+    def refuses(self, program: StageProgram) -> dict[str, str]:
+        """Op name to the reason for each op that the exporter or the runtime refuses, by trials in a process apart."""
+        with tempfile.TemporaryDirectory(prefix="autosplit-") as folder:
+            save_stage(program, Path(folder) / "stage")
+            doing = f"while {self.name} tried the ops of stage '{program.name}'"
+            return apart(_list_refused, self.name, Path(folder) / "stage", doing=doing, packages=program.packages)
+
+    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
+        """Write the files of a stage in a process apart. A stage that is not saved in the folder is saved elsewhere for that."""
+        require_precision(cast(Backend, self), precision)
+        doing = f"while {self.name} prepared stage '{program.name}'"
+        with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
+            source = folder if is_saved(folder) else Path(name) / "stage"
+            if source != folder:
+                save_stage(program, source)
+            places = source.absolute(), folder.absolute()
+            apart(_write, self.name, *places, precision, doing=doing, packages=program.packages)
+
+    def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Prepare a stage in a temporary folder, and load it from there."""
         with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-            self.prepare(program, Path(name), precision)
-            return self.load(Path(name), threads, precision)
+            save_stage(program, Path(name) / "stage")
+            self.prepare(program, Path(name) / "stage", precision)
+            return cast(Backend, self).load(Path(name) / "stage", threads, precision)
+
+
+class Compiler(Protocol):
+    """The part of a ``FileBackend`` that runs in the process apart."""
+
+    def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
+        """Write the files that ``load`` needs, unless they are there. Raises: BackendError: the stage is refused."""
+
+    def list_refused(self, program: StageProgram) -> dict[str, str]:
+        """Op name to the reason for each op that is refused."""
+
+
+def _write(name: str, source: Path, folder: Path, precision: Precision) -> None:
+    cast(Compiler, named_backend(name)).write(load_stage(source, trust=True), folder, precision)
+
+
+def _list_refused(name: str, source: Path) -> dict[str, str]:
+    return cast(Compiler, named_backend(name)).list_refused(load_stage(source, trust=True))
 
 
 class Begun(Protocol):

@@ -15,6 +15,7 @@ import torch
 
 from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, on_threads, require_precision
 from autosplit.backends.eager import placed_module
+from autosplit.backends.limiting import check_of, checked
 from autosplit.backends.lowering import in_precision
 from autosplit.backends.quiet import quiet
 from autosplit.devices.accelerators import Accelerator, Queue
@@ -58,13 +59,12 @@ class InductorBackend(FileBackend):
             return None
         return f"backend 'inductor' needs a C++ compiler, and '{compiler}' is not found: install g++, or set CXX"
 
-    def refuses(self, program: StageProgram) -> dict[str, str]:
+    def list_refused(self, program: StageProgram) -> dict[str, str]:
         """Refuse nothing: an op that inductor cannot generate runs on its eager kernel."""
         return {}
 
-    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
+    def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
         """Compile the stage to ``inductor.so`` (or ``inductor-bf16.so``) in its folder."""
-        require_precision(self, precision)
         target = folder / LIBRARIES[precision]
         if target.exists():
             return
@@ -80,7 +80,7 @@ class InductorBackend(FileBackend):
         library = folder / LIBRARIES[precision]
         if not library.exists():
             raise BackendError(f"stage folder '{folder}' is not prepared for inductor in {precision}: prepare the stage")
-        return library_runnable(library, threads)
+        return checked(library_runnable(library, threads), check_of(folder, "ids"))
 
     def refuses_kind(self, kind: str) -> str | None:
         """Name Triton if it is not installed."""

@@ -20,10 +20,11 @@ import torch
 
 from autosplit.backends import exportcache
 from autosplit.backends.decomposing import FlatProgram
+from autosplit.backends.limiting import Check
 from autosplit.backends.ports import DenseStage, LogicalStage, Port, port
 from autosplit.backends.probing import one_line, raise_shortage, refused_ops
 from autosplit.backends.quiet import quiet
-from autosplit.backends.translating import grouped_products, kept_translations
+from autosplit.backends.translating import kept_translations, translations
 from autosplit.errors import BackendError
 from autosplit.files import hidden_beside
 from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json, read_text
@@ -60,11 +61,12 @@ ELEMENT_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class OnnxStage:
-    """A prepared stage: its file, and the ports of its inputs and outputs."""
+    """A prepared stage: its file, the ports of its inputs and outputs, and a check of its inputs, if it needs one."""
 
     path: Path
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    check: Check | None = None
 
 
 def missing_packages(what: str, modules: Sequence[str], package: str) -> str | None:
@@ -166,7 +168,7 @@ def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> "torc
             node.target, node.args, node.kwargs = SORT, (node.args[0], *options), {}  # ONNX's TopK is stable
         with kept_translations():
             program = torch.onnx.export(
-                flat, dynamo=True, verbose=False, optimize=False, custom_translation_table=grouped_products(flat.graph)
+                flat, dynamo=True, verbose=False, optimize=False, custom_translation_table=translations(flat.graph)
             )
         if program is None:
             raise BackendError("the ONNX exporter gave nothing back")

@@ -14,6 +14,7 @@ replicas share one copy in memory and load in a tenth of the time.
 import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ import torch
 
 from autosplit.backends.aligning import align
 from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, require_precision
+from autosplit.backends.limiting import check_of, checked
 from autosplit.backends.onnxfile import (
     ELEMENT_TYPES,
     ONNX,
@@ -60,27 +62,27 @@ class OnnxRuntimeBackend(FileBackend):
         """Name the packages that are not installed."""
         return missing_packages(f"backend '{self.name}'", (*ONNX, "onnxruntime"), "autosplit[onnx]")
 
-    def refuses(self, program: StageProgram) -> dict[str, str]:
+    def list_refused(self, program: StageProgram) -> dict[str, str]:
         """List the ops that the ONNX exporter or ONNX Runtime refuses, by a trial export."""
         return refused_by_onnx(program, lambda path: _open_session(path, session_options(1)))
 
-    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
+    def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
         """Write the ONNX file and the optimised one into the stage's folder."""
-        require_precision(self, precision)
         stage = prepare_onnx(program, folder)
         if not (folder / OPTIMISED).is_dir():
             try:
                 with whole_folder(folder / OPTIMISED) as building:
                     optimise(stage.path, building / MODEL)
             except BackendError as failure:
-                raise BackendError(str(failure), self.refuses(program)) from failure
+                raise BackendError(str(failure), self.list_refused(program)) from failure
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
     ) -> Runnable:
         """Open a session on the optimised file."""
         require_precision(self, precision)
-        return session_runnable(open_optimised(folder), threads, shared)
+        stage = open_optimised(folder)
+        return checked(session_runnable(stage, threads, shared), check_of(folder, "ids"))
 
     def refuses_kind(self, kind: str) -> str | None:
         """Name the provider that this build of ONNX Runtime lacks."""
@@ -175,7 +177,17 @@ def _open_session(
     try:
         return onnxruntime.InferenceSession(path, options, providers=chosen, disabled_optimizers=disabled)
     except Exception as failure:
-        raise BackendError(f"ONNX Runtime refuses '{path}': {failure}") from failure
+        raise BackendError(f"ONNX Runtime refuses the stage: {_reason(str(failure), path)}") from failure
+
+
+def _reason(text: str, path: Path) -> str:
+    """ONNX Runtime's own words, without its codes and the name of the file.
+
+    >>> _reason("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find Det(22) for a", Path("/tmp/a.onnx"))
+    'Could not find Det(22) for a'
+    """
+    told = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text.strip()).replace(f"Load model from {path} failed:", "")
+    return " ".join(told.replace(str(path), "the stage").split())[:300]
 
 
 def session_options(threads: int, shared: bool = True) -> Any:
@@ -188,7 +200,7 @@ def session_options(threads: int, shared: bool = True) -> Any:
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads > 1 else "0")
     options.add_session_config_entry("session.force_spinning_stop", "1" if shared else "0")
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # a failure is raised, and needs no line on stderr too
     return options
 
 

@@ -9,6 +9,7 @@ import io
 import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import cycle
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 
 from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, Streams, require_precision
 from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
+from autosplit.backends.limiting import check_of
 from autosplit.backends.onnxfile import ELEMENT_TYPES, ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx, refused_by_onnx
 from autosplit.backends.quiet import quiet
 from autosplit.devices.accelerators import Accelerator, Queue
@@ -40,27 +42,30 @@ class OpenVinoBackend(FileBackend):
         """Name the packages that are not installed; those of ONNX are needed too, because the stage is an ONNX file."""
         return missing_packages(f"backend '{self.name}'", ("openvino", *ONNX), "autosplit[openvino]")
 
-    def refuses(self, program: StageProgram) -> dict[str, str]:
+    def list_refused(self, program: StageProgram) -> dict[str, str]:
         """List the ops that the ONNX exporter or OpenVINO refuses, by a trial export."""
         return refused_by_onnx(program, lambda path: _compile(path, settings(1, "f32")))
 
-    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
-        """Write the ONNX file to the stage's folder, for both precisions."""
-        require_precision(self, precision)
-        prepare_onnx(program, folder)
+    def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
+        """Write the ONNX file to the stage's folder, and compile it once: a crash of the compiler must not be a worker's."""
+        tried = folder / f"openvino-{precision}.tried"
+        stage = prepare_onnx(program, folder)
+        if not tried.exists():
+            compiled_model(stage, settings(1, precision))
+            tried.touch()
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
     ) -> Runnable:
         """Compile the ONNX file."""
         require_precision(self, precision)
-        stage = open_onnx(folder)
+        stage = replace(open_onnx(folder), check=check_of(folder, "narrow"))
         return compiled_runnable(stage, compiled_model(stage, settings(threads, precision)))
 
     def load_streams(self, folder: Path, threads: int, streams: int, precision: Precision = "f32") -> Streams:
         """Compile the ONNX file for ``streams`` requests at once."""
         require_precision(self, precision)
-        stage = open_onnx(folder)
+        stage = replace(open_onnx(folder), check=check_of(folder, "narrow"))
         return OpenVinoStreams(stage, compiled_model(stage, settings(threads, precision, streams)), streams)
 
     def refuses_kind(self, kind: str) -> str | None:
@@ -107,6 +112,8 @@ class OpenVinoRequest:
         import openvino
 
         stage = self._stage
+        if stage.check is not None:
+            stage.check(inputs)
         self._held = [port.dense(value) for port, value in zip(stage.inputs, inputs, strict=True)]
         shapes = [last(port.dense_shape) if k in self._turned else port.dense_shape for k, port in enumerate(stage.outputs)]
         self._made = [torch.empty(shape, dtype=port.dtype) for shape, port in zip(shapes, stage.outputs, strict=True)]
@@ -194,7 +201,7 @@ def open_ir(stage: OnnxStage, weights: Path, chosen: Mapping[str, Any], blob: Pa
         try:
             return Compiled(core().compile_model(core().read_model(stage.path, weights), "CPU", dict(chosen)))
         except RuntimeError as failure:
-            raise BackendError(f"OpenVINO refuses '{stage.path.name}': {_reason(str(failure))}") from None
+            raise BackendError(f"OpenVINO refuses the stage: {_reason(str(failure))}") from None
 
 
 def _require_numpy(stage: OnnxStage) -> None:
@@ -240,7 +247,7 @@ def _compile(path: Path, chosen: Mapping[str, Any]) -> Compiled:
                 turned = kept
             return found
     except RuntimeError as failure:
-        raise BackendError(f"OpenVINO refuses '{path.name}': {_reason(str(failure))}") from None
+        raise BackendError(f"OpenVINO refuses the stage: {_reason(str(failure))}") from None
 
 
 def _reason(text: str) -> str:

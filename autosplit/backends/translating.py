@@ -43,10 +43,35 @@ GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 """Operators that multiply consecutive groups of rows, one for each expert of a mixture, with a matrix of their own."""
 
 
-def grouped_products(graph: fx.Graph) -> dict[Any, Callable[..., Any]]:
-    """The translations of the grouped products in a graph, which torch.onnx lacks."""
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+
+
+def translations(graph: fx.Graph) -> dict[Any, Callable[..., Any]]:
+    """The translations of ops in a graph that torch.onnx lacks, and of attention, which it gets wrong for rows masked whole."""
     targets = {node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
-    return {target: _grouped_mm for target in targets if target._schema.name in GROUPED}
+    grouped = {target: _grouped_mm for target in targets if target._schema.name in GROUPED}
+    return {**grouped, ATTENTION: _attention} if ATTENTION in targets else grouped
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """torch.onnx's attention, but 0 as in torch where a mask of booleans leaves nothing of a row; it gives a mean of all."""
+    from onnxscript import opset18 as op
+    from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention as translated
+
+    result = translated(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is None or attn_mask.dtype.name != "BOOL":
+        return result
+    some = op.ReduceMax(op.Cast(attn_mask, to=6), op.Constant(value_ints=[-1]), keepdims=1)
+    return op.Where(op.Cast(some, to=9), result, op.CastLike(op.Constant(value_float=0.0), result))
 
 
 def _grouped_mm(rows: Any, weight: Any, offs: Any, bias: Any = None, out_dtype: Any = None) -> Any:

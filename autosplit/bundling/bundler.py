@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autosplit.arguments import checked
+from autosplit.backends.conformance import require_right
 from autosplit.bundling.containers import output_containers
 from autosplit.bundling.drafting import Draft, draft
 from autosplit.bundling.manifest import Manifest, Network, Part, file_of, write_manifest
@@ -73,6 +74,7 @@ def fill_bundle(
         pool, drafts = WeightPool(), dict[str, list[Draft]]()
         num_parts = sum(len(plan.stages) for _, plan in networks.values())
         for name, (traced, plan) in networks.items():
+            require_right(traced, plan)
             drafts[name] = []
             for program, stage in zip(split(traced, [stage.ops for stage in plan.stages]), plan.stages, strict=True):
                 number = sum(map(len, drafts.values()))

@@ -5,12 +5,14 @@ import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import torch
 
 from autosplit.backends import inductor, openvino
 from autosplit.backends.aligning import tensors_of
+from autosplit.backends.apart import apart
 from autosplit.backends.base import Precision, get_backend, require_precision, require_streams
 from autosplit.backends.channels import last
 from autosplit.backends.lowering import in_precision
@@ -22,7 +24,7 @@ from autosplit.bundling.weightpool import WeightPool
 from autosplit.errors import BackendError
 from autosplit.tracing import programs
 from autosplit.tracing.operators import WRITING, allowed_graph
-from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.splitting import StageProgram, load_stage, save_stage
 from autosplit.values.plan import Stage
 
 Finish = Callable[[Path, str, Mapping[str, int]], dict[str, str]]
@@ -94,8 +96,8 @@ def _eager(program: StageProgram, stage: Stage, precision: Precision, pool: Weig
 def _onnxruntime(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
     import onnx
 
-    write_onnx(program, scratch / "exported.onnx")
-    fuse(scratch / "exported.onnx", scratch / "fused.onnx")
+    save_stage(program, scratch / "stage")
+    apart(_write_fused, scratch, doing=_doing(program, stage), packages=program.packages)
     model = onnx.load(str(scratch / "fused.onnx"), load_external_data=False)
     outside = [tensor for tensor in tensors_of(model.graph) if tensor.external_data]
     data = _mapped(scratch / "fused.onnx.data") if outside else b""
@@ -115,10 +117,10 @@ def _onnxruntime(program: StageProgram, stage: Stage, precision: Precision, pool
 
 
 def _openvino(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
-    inputs, outputs = (tuple(map(port, specs)) for specs in (program.inputs, program.outputs))
-    write_onnx(program, scratch / "exported.onnx")
+    outputs = tuple(map(port, program.outputs))
+    save_stage(program, scratch / "stage")
     chosen = openvino.settings(stage.threads, precision, stage.streams)
-    turned = openvino.write_ir(OnnxStage(scratch / "exported.onnx", inputs, outputs), chosen, scratch / "model.xml")
+    turned = apart(_write_ir, scratch, chosen, doing=_doing(program, stage), packages=program.packages)
     orders = tuple(last(one.order) if number in turned else one.order for number, one in enumerate(outputs))
     tree = ElementTree.parse(scratch / "model.xml")
     places = [layer.find("data") for layer in tree.iter("layer") if layer.get("type") == "Const"]
@@ -130,16 +132,37 @@ def _openvino(program: StageProgram, stage: Stage, precision: Precision, pool: W
         for place, content in zip(constants, contents, strict=True):
             place.set("offset", str(starts[content]))
         tree.write(folder / f"{stem}.xml", encoding="utf-8", xml_declaration=True)
-        blob = openvino.export_blob(folder / f"{stem}.xml", folder / WEIGHTS, chosen)
+        blob = apart(openvino.export_blob, folder / f"{stem}.xml", folder / WEIGHTS, chosen, doing=_doing(program, stage))
         (folder / f"{stem}.blob").write_bytes(blob)
         return {IR: f"{stem}.xml", BLOB: f"{stem}.blob"}
 
     return Draft(program, stage, finish, output_orders=orders)
 
 
+def _doing(program: StageProgram, stage: Stage) -> str:
+    return f"while {stage.backend} compiled stage '{program.name}' for a bundle"
+
+
+def _write_fused(scratch: Path) -> None:
+    write_onnx(load_stage(scratch / "stage", trust=True), scratch / "exported.onnx")
+    fuse(scratch / "exported.onnx", scratch / "fused.onnx")
+
+
+def _write_ir(scratch: Path, chosen: Mapping[str, Any]) -> list[int]:
+    program = load_stage(scratch / "stage", trust=True)
+    inputs, outputs = (tuple(map(port, specs)) for specs in (program.inputs, program.outputs))
+    write_onnx(program, scratch / "exported.onnx")
+    return list(openvino.write_ir(OnnxStage(scratch / "exported.onnx", inputs, outputs), chosen, scratch / "model.xml"))
+
+
+def _compile_library(scratch: Path) -> Path:
+    return inductor.compile_library(load_stage(scratch / "stage", trust=True), scratch, inductor.WITHOUT_WEIGHTS)
+
+
 def _inductor(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
     lowered = in_precision(program, precision)
-    library = inductor.compile_library(lowered, scratch, inductor.WITHOUT_WEIGHTS)
+    save_stage(lowered, scratch / "stage")
+    library = apart(_compile_library, scratch, doing=_doing(program, stage), packages=program.packages)
     read = inductor.open_library(library).get_constant_names_to_original_fqns().values()
     if strange := sorted(set(read) - set(lowered.weights)):
         raise BackendError(

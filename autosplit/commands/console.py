@@ -63,7 +63,10 @@ def trace(given: options.Profile | Evaluate, progress: Progress, model: str) -> 
     from autosplit import api
 
     progress("trace", 0.0, "loading the model and capturing its graph")
-    traced = api.trace(model, batch=given.batch, seq_len=given.seq_len, trust=given.trust)
+    chosen: dict[str, Any] = (
+        {} if not isinstance(given, options.Profile) else {"values": given.values, "trust_backends": given.trusted}
+    )
+    traced = api.trace(model, batch=given.batch, seq_len=given.seq_len, trust=given.trust, **chosen)
     progress("trace", 1.0, "done")
     return traced
 

@@ -2,13 +2,26 @@
 
 from dataclasses import asdict
 
-from autosplit.commands import options
+from autosplit.commands import options, showoptions
 from autosplit.commands.console import err, say, say_reused, show, trace
 from autosplit.commands.starting import start
 from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars
 
-FOR_MODELS = ("cluster", "devices", "machine", "memory", "batch", "seq_len", "trust", "backend", "remeasure", "precision")
+FOR_MODELS = (
+    "cluster",
+    "devices",
+    "machine",
+    "memory",
+    "batch",
+    "seq_len",
+    "trust",
+    "backend",
+    "remeasure",
+    "precision",
+    "values",
+    "trust_backend",
+)
 """Flags for a measurement of a model."""
 
 SHOWN = 40
@@ -19,8 +32,11 @@ DETAILS = ("precision", "op_scale", "cut_per_MiB_s", "max_error", "source", "dat
 """Columns of a profile that only ``-v`` shows."""
 
 
-def devices(given: options.Clustered) -> None:
+def devices(given: showoptions.Shown) -> None:
     """List the devices of this machine, its limits, and the backends that are installed; or the hosts of a cluster."""
+    if given.conformance:
+        _conformance(given)
+        return
     if given.cluster is not None:
         _hosts(given, given.cluster)
         return
@@ -32,6 +48,26 @@ def devices(given: options.Clustered) -> None:
     facts = [{"fact": key.replace("_", " "), "value": value} for key, value in found.facts.items()]
     views = table(facts, "machine"), table(found.devices, "devices"), table(found.backends, "backends")
     show(given, found.to_dict(), *views)
+
+
+def _conformance(given: showoptions.Shown) -> None:
+    """The operators that were tried for the installed versions, and what backends compute otherwise than eager."""
+    from autosplit.backends import conformance
+    from autosplit.backends.base import installed
+    from autosplit.commands.report import table
+
+    tables = {backend: conformance.table(backend) for backend in conformance.TRIED if backend in installed()}
+    rows = conformance.rows(tables)
+    tried = [
+        {"backend": backend, "cases": len(cases), "with faults": sum(map(bool, cases.values()))}
+        for backend, cases in tables.items()
+    ]
+    show(
+        given,
+        {"tried": tried, "faults": rows},
+        table(tried, "operators tried alone"),
+        table(rows, "computed otherwise than eager"),
+    )
 
 
 def _hosts(given: options.Clustered, name: str) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -95,13 +95,6 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status(Output):
-    """How to look at running hosts."""
-
-    watch: Annotated[bool, typer.Option(help="Look again every second, until Ctrl-C.")] = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Clustered(Output):
     """Hosts."""
 
@@ -133,6 +126,16 @@ class Profile(Devices):
     precision: Annotated[
         Precision, typer.Option(help="bf16, or f32: the model's own dtypes. In bf16 the report says how far the outputs are off.")
     ] = "f32"
+    values: Annotated[
+        Literal["finite", "any"],
+        typer.Option(help="any: requests may hold NaN, infinity, huge integers, ids beyond their tables."),
+    ] = "finite"
+    trust_backend: Annotated[str, typer.Option(help="Backends that get ops even where they compute otherwise than eager.")] = ""
+
+    @property
+    def trusted(self) -> tuple[str, ...]:
+        """The backends that are trusted."""
+        return tuple(name.strip() for name in self.trust_backend.split(",") if name.strip())
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -329,14 +332,6 @@ class Running:
         Path | None,
         typer.Option(help="Write the report as a page (.html), or as a run file for 'autosplit report' (.json)."),
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report(Output):
-    """What to draw a page of."""
-
-    run: Annotated[Path, typer.Argument(help="A run file, written with --report RUN.json.")]
-    page: Annotated[Path, typer.Argument(help="The HTML file to write.")] = Path("report.html")
 
 
 @dataclass(frozen=True, kw_only=True)

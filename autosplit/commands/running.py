@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autosplit.commands import options
+from autosplit.commands import options, showoptions
 from autosplit.commands.console import (
     err,
     keep_plan,
@@ -109,7 +109,7 @@ def auto(given: options.Auto) -> None:
     require_equal(report.best.fault)
 
 
-def report(given: options.Report) -> None:
+def report(given: showoptions.Report) -> None:
     """Draw the page of a run that 'auto' or 'run' wrote with --report RUN.json: one HTML file that loads nothing."""
     from autosplit.pages.writing import draw_run
 

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
-from autosplit.commands import options
+from autosplit.commands import showoptions
 from autosplit.commands.console import out, show
 from autosplit.parsing import MALFORMED, MAX_REASON, json_safe
 from autosplit.progress import Progress, bars
@@ -24,7 +24,7 @@ EVERY_S = 1.0
 NOTHING = "No host of this user is running."
 
 
-def status(given: options.Status) -> None:
+def status(given: showoptions.Status) -> None:
     """Show the hosts of this user that run now: devices, networks, workers, queues. It disturbs none of them."""
     from autosplit.reports.status import running_hosts
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
+from autosplit.backends.apart import stay
 from autosplit.backends.base import get_backend
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.accelerators import is_accelerator
@@ -136,6 +137,7 @@ def compile_whole(
 def serve(connection: Connection) -> None:
     """The whole life of the process that compiles: it takes one stage, and answers with the fault, or ''."""
     stage: StageFolder = connection.recv()
+    stay()
     try:
         stage.import_packages()
         get_backend(stage.backend).prepare(load_stage(stage.folder, trust=stage.trust), stage.folder, stage.precision)

@@ -8,10 +8,13 @@ from types import TracebackType
 
 from torch.fx import GraphModule
 
+from autosplit.backends.apart import end_idle
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
+from autosplit.backends.conformance import require_right
 from autosplit.deploying.checking import Reference
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import as_machine, check_here
+from autosplit.errors import BackendError
 from autosplit.files import content_hash
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import machine_of
@@ -61,7 +64,10 @@ class Workspace:
         for device in devices:
             require_device(get_backend(backend), device.name)
         if (folder.name, backend, precision) not in self._prepared and not (devices and all(map(is_accelerator, devices))):
-            get_backend(backend).prepare(program, folder, precision)
+            try:
+                get_backend(backend).prepare(program, folder, precision)
+            except BackendError as failure:
+                raise BackendError(str(failure), failure.refused, backend) from failure
             self._prepared.add((folder.name, backend, precision))
         return StageFolder(folder, backend, precision, program.packages, trust=True)
 
@@ -75,7 +81,8 @@ class Workspace:
         return self._references[-1][0]
 
     def close(self) -> None:
-        """Remove every file."""
+        """Remove every file, and end the processes that compiled stages."""
+        end_idle()
         self._temporary.close()
 
     def __enter__(self) -> "Workspace":
@@ -105,6 +112,7 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *,
     if capped and any(stage.memory is None for stage in plan.stages):
         plan = count(traced.graph, plan, values_of(traced))
     plan.verify(traced.graph, machine)
+    require_right(traced, plan)
     programs = split(traced, [stage.ops for stage in plan.stages])
     return [
         StagePlacement(

@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch import fx
 
+from autosplit.backends import conformance
 from autosplit.backends.base import get_backend
 from autosplit.backends.profiling import onnx_names
 from autosplit.deploying.workspace import Workspace
-from autosplit.errors import BackendError
+from autosplit.errors import BackendError, refusals
 from autosplit.measuring.attribution import value_names
 from autosplit.measuring.cut_cost import Cut, loses_at_cuts, save_cut
 from autosplit.measuring.stage_timer import INPUTS
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, split, unsplit
+from autosplit.tracing.verifying import own_storage
 from autosplit.values.graph import Graph
 from autosplit.values.samples import Measured, Precision, Samples
 
@@ -78,6 +80,8 @@ class ModelFiles:
     def prepare(self, backend: str) -> BackendFiles:
         """Write the files that a backend loads. Raises: BackendError: it refuses every op."""
         try:
+            if refused := conformance.refused(self.traced, backend):
+                raise BackendError(f"{backend} refuses {refusals(refused)}", refused)
             get_backend(backend).prepare(self.program, self.folder, self.precision)
         except BackendError as failure:
             return self.divide(backend, failure)
@@ -93,9 +97,21 @@ class ModelFiles:
 
         Raises: failure: it refuses no op or every op. BackendError: it refuses a subgraph.
         """
-        refused = failure.refused or get_backend(backend).refuses(self.program)
-        if not refused or len(refused) == len(self.program.ops):
-            raise failure
+        refused = failure.refused
+        if not refused:
+            with contextlib.suppress(BackendError):  # the compiler may crash again
+                refused = get_backend(backend).refuses(self.program)
+        while refused and len(refused) < len(self.program.ops):
+            try:
+                return self._accepted(backend, refused)
+            except BackendError as another:
+                if another.refused.keys() <= refused.keys():
+                    raise
+                refused = {**refused, **another.refused}
+        raise failure
+
+    def _accepted(self, backend: str, refused: Mapping[str, str]) -> BackendFiles:
+        """Prepare the subgraphs without the refused ops. Raises: BackendError: the backend refuses one."""
         graph = self.traced.graph
         label = {op.name: "refused" if op.name in refused else "accepted" for op in graph.ops}
         stages = graph.runs(label, label)
@@ -105,7 +121,7 @@ class ModelFiles:
         for ops, program in zip(stages, programs, strict=True):
             if label[ops[0]] == "accepted":
                 folder = self.workspace.add(program, backend, self.precision).folder
-                torch.save([values[spec.name] for spec in program.inputs], folder / INPUTS)
+                torch.save(own_storage([values[spec.name] for spec in program.inputs]), folder / INPUTS)
                 part = replace(graph, ops=tuple(op for op in graph.ops if op.name in set(ops)))
                 subgraphs.append(Subgraph(part, folder, _names(backend, folder, part)))
         return BackendFiles(subgraphs, refused)

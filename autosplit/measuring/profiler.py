@@ -13,6 +13,7 @@ from functools import partial
 from math import isfinite
 from pathlib import Path
 
+from autosplit.backends import conformance
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.processes import prepare_to_spawn
@@ -130,7 +131,21 @@ class _Job:
         if self.store is None or self.remeasure:
             return Profile.empty(self.traced.graph, self.precision)
         found = look_up(self.traced.graph, self.machine, self.store, self.stamps)
+        found = self._with_todays_refusals(found)
         return found.with_links(look_up_links(self.machine, self.store, self.link_stamp)) if self.links else found
+
+    def _with_todays_refusals(self, found: Profile) -> Profile:
+        """The measurements without those of other ops than their backend may run now, because it was tried since."""
+        may_not = {backend: conformance.refused(self.traced, backend) for backend in {one.backend for one in found.measured}}
+        kept, notes = {}, list(found.notes)
+        for setting, measured in found.measured.items():
+            wrong, then = may_not[setting.backend].keys(), measured.refused
+            if wrong <= then.keys() and wrong >= {op for op, reason in then.items() if reason.startswith(conformance.WRONG)}:
+                kept[setting] = measured
+            else:
+                notes.append(f"{setting}: stored, but it may run other ops now, so it is measured again")
+        stages = tuple(stage for stage in found.stages if stage.setting in kept)
+        return replace(found, measured=kept, stages=stages, notes=tuple(notes))
 
     def footprints(self) -> dict[Setting, Mapping[str, Footprint]]:
         """The footprints that the store holds: a core of another speed than then changes the times, and not the memory."""
@@ -218,7 +233,7 @@ class _Job:
                     measured = rounds.another(profile.measured, group)
                     profile = _with_measured(profile, measured)
                     yield profile, list(measured)
-        yield replace(profile, notes=(*profile.notes, *rounds.notes)), ()
+        yield profile.without(rounds.left_out, *rounds.notes), ()
 
     def keep(self, profile: Profile, settings: Sequence[Setting], links: bool) -> None:
         """Store the settings, and the links if they are new."""

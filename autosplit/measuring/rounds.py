@@ -52,6 +52,7 @@ class MeasurementRounds:
         backends: backend name to what it is timed on.
         calibration_s: device name to seconds of the calibration kernel.
         notes: remarks on what was measured.
+        left_out: the backends that failed, of which no measurement may be used.
     """
 
     pool: WorkerPool
@@ -63,6 +64,7 @@ class MeasurementRounds:
     backends: dict[str, BackendFiles] = field(default_factory=dict)
     calibration_s: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)
 
     def prepare(self, backend: str, first: Sequence[Setting]) -> None:
         """Write the files of a backend; workers warm up in eager meanwhile, if ``first``, the first group, is of eager."""
@@ -126,6 +128,7 @@ class MeasurementRounds:
         if len({setting.backend for setting in self.stamps}) == 1:
             raise failure
         self.backends.pop(backend, None)
+        self.left_out.add(backend)
         self.notes.append(f"{backend} is left out: {failure}")
 
     def _first(self, group: Sequence[Setting], eager_s: Mapping[Setting, Mapping[str, float]]) -> dict[Setting, Measured]:

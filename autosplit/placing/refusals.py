@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from autosplit.backends import conformance
 from autosplit.backends.base import get_backend, require_precision
 from autosplit.errors import BackendError
 from autosplit.placing.sites import Choice, Site
@@ -50,7 +51,9 @@ def _refused(traced: Traced, choices: Mapping[str, Choice], machine: Machine) ->
         except BackendError as failure:
             reasons |= dict.fromkeys(mine, str(failure))
             continue
-        refusals = backend.refuses(unsplit(traced)) if site.backend != "eager" else {}
+        refusals = (
+            {**backend.refuses(unsplit(traced)), **conformance.refused(traced, site.backend)} if site.backend != "eager" else {}
+        )
         for op in mine:
             if op in foreign:
                 reasons[op] = f"op '{op}' is not supported on {site.device} ({foreign[op]})"

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from autosplit.backends.base import Backend, Precision, Runnable
 
 
+COMPILED = ("onnxruntime", "openvino", "inductor")
+"""Kinds of modules that run no Python of the model."""
+
+
 class Module(Protocol):
     """A source from which a worker loads a function of tensors."""
 
@@ -58,14 +62,18 @@ def refuse_isolated(name: str, module: Module) -> None:
 
 
 def failure_text(place: str, number: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> str:
-    """The text of a StageError: the stage, the request, the op if it is known, the cause, and the traceback."""
+    """The text of a StageError: the stage, the request, the op if it is known, and the cause.
+
+    The traceback follows, unless a compiled stage failed: its frames are none of the user's.
+    """
     try:
         op = module.failing_op(inputs)
     except Exception:
         op = None
     where = f" while executing '{op}'" if op else ""
     cause = trace.strip().splitlines()[-1]
-    return f"{place} failed on request {number}{where}: {cause}\nThe traceback follows.\n{trace}"
+    told = f"{place} failed on request {number}{where}: {cause}"
+    return told if module.kind in COMPILED else f"{told}\nThe traceback follows.\n{trace}"
 
 
 @dataclass(frozen=True, slots=True)

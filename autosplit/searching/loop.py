@@ -15,7 +15,7 @@ from autosplit import tables
 from autosplit.deploying.setup import SMALL_S, Hosts, round_s
 from autosplit.deploying.sidebyside import FIRST_S, Contender, SideBySide
 from autosplit.deploying.workspace import Workspace
-from autosplit.errors import AutosplitError, InfeasibleError
+from autosplit.errors import AutosplitError, BackendError, InfeasibleError
 from autosplit.memory.stages import with_footprints
 from autosplit.planning.predicting import bounded, moved_s, predict
 from autosplit.progress import Progress, quiet
@@ -94,14 +94,35 @@ def search(
         budget_s: seconds for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
             own limit. 0 returns the planner's answer from the profile alone, and so does a small budget (``SMALL_S``) where the
             stages of that answer ran in an earlier search, which the store remembers.
-        journal: a file of Optuna's trials, so that a search that was stopped continues. A search for another model, other
-            devices or other demands begins anew in that file.
+        journal: a file of Optuna's trials, so that a search that was stopped continues. Another question begins anew in it.
         workspace, hosts: as for ``SideBySide``.
         progress: called with the share of the budget that is spent, for the step ``search``.
         keep: called with the result so far, if a candidate was measured before the search is stopped by Ctrl-C or a failure.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing. UsageError: the journal is
         damaged, and nothing was run.
     """
+    while True:
+        try:
+            return _search(job, subject, budget_s, journal, workspace, hosts, progress, keep)
+        except BackendError as failure:
+            others = tuple(name for name in job.backends if name != failure.backend)
+            if not others or others == job.backends:
+                raise
+            known = subject[1].without([failure.backend], f"{failure.backend} is left out: {failure}")
+            job, subject = replace(job, backends=others), (subject[0], known)
+
+
+def _search(
+    job: Job,
+    subject: Subject,
+    budget_s: float,
+    journal: str | Path | None,
+    workspace: Workspace | None,
+    hosts: Hosts | None,
+    progress: Progress,
+    keep: Callable[[SearchResult], None],
+) -> SearchResult:
+    """``search`` with the backends of the job; it ends at the first plan that cannot be loaded."""
     subject = (subject[0], subject[1].on(job.machine))
     progress("search", 0.0, "planning")
     quick_s = max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s) if budget_s > 0 or job.hurried else job.time_limit_s

@@ -13,7 +13,7 @@ import errno
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,26 +28,30 @@ from autosplit.tables import bytes_text
 from autosplit.tracing import programs
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op, is_pick
+from autosplit.tracing.indexlimits import Limits
 from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict, spec_of
+from autosplit.tracing.valueranges import Assumed, assumed_limits
 from autosplit.tracing.weightsfile import map_weights, write_weights
 from autosplit.values.placement import placement_faults
 
-SCHEMA = 3
+SCHEMA = 4
 WEIGHTS = "weights.safetensors"
-DESCRIBED = ("name", "ops", "inputs", "outputs", "weights", "requires_grad", "nodes")
+DESCRIBED = ("name", "ops", "inputs", "outputs", "limits", "weights", "requires_grad", "nodes")
 
 
 @dataclass(frozen=True, eq=False)
 class StageProgram:
     """One stage, ready to run: ``module(*inputs)`` returns the tuple of its outputs.
 
-    ``module`` is a flat fx graph of ATen ops: positional placeholders in the order of ``inputs``, weights by get_attr.
+    ``module`` is a flat fx graph of ATen ops: positional placeholders in the order of ``inputs``, weights by get_attr. ``limits``
+    holds the integers that inputs are assumed to be, by assumption and name (``valueranges.assumed_limits``).
     """
 
     name: str
     module: fx.GraphModule
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    limits: Mapping[str, Mapping[str, Limits]] = field(default_factory=dict)
 
     @cached_property
     def ops(self) -> tuple[str, ...]:
@@ -130,7 +134,8 @@ def _program(
     graph.output(tuple(copies[value] for value in outputs))
     weights = {weight: programs.weight(traced.program, weight) for weight in programs.weight_names(graph)}
     module = fx.GraphModule(weights, graph, class_name=name.capitalize())
-    return StageProgram(name, module, _specs(traced, inputs), _specs(traced, outputs))
+    limits = assumed_limits(traced.program, inputs) if traced.source.values == "finite" else {}
+    return StageProgram(name, module, _specs(traced, inputs), _specs(traced, outputs), limits)
 
 
 def _specs(traced: Traced, values: Sequence[str]) -> tuple[TensorSpec, ...]:
@@ -151,6 +156,7 @@ def save_stage(program: StageProgram, folder: Path) -> None:
         "ops": list(program.ops),
         "inputs": [asdict(spec) for spec in program.inputs],
         "outputs": [asdict(spec) for spec in program.outputs],
+        "limits": {kind: {name: list(one) for name, one in held.items()} for kind, held in program.limits.items()},
         "weights": [asdict(spec) for spec in specs],
         "requires_grad": [name for name, tensor in program.weights.items() if tensor.requires_grad],
         "nodes": programs.encode(program.module.graph),
@@ -209,7 +215,8 @@ def load_stage(folder: Path, *, trust: bool = False) -> StageProgram:
         graph = programs.decode(data["nodes"], trust=trust)
         faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
         raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
-        return assemble(str(data["name"]), graph, weights, data["requires_grad"], specs["inputs"], specs["outputs"])
+        found = assemble(str(data["name"]), graph, weights, data["requires_grad"], specs["inputs"], specs["outputs"])
+        return replace(found, limits=_limits(data))
     except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
         raise _incomplete(folder, failure) from None
 
@@ -226,6 +233,27 @@ def assemble(
     for weight in requires_grad:
         weights[weight] = weights[weight].detach().requires_grad_()  # else its views ask the mapped tensor
     return StageProgram(name, fx.GraphModule(weights, graph, class_name="Stage"), inputs, outputs)
+
+
+def saved_limits(folder: Path, assumed: Assumed) -> list[tuple[int, str, int, int]]:
+    """Place, name, least and largest integer of each input that an assumption limits; none if no stage is in ``folder``."""
+    if not is_saved(folder):
+        return []
+    data = _description(folder)
+    limits, names = _limits(data).get(assumed, {}), [spec["name"] for spec in data["inputs"]]
+    return [(place, name, *limits[name]) for place, name in enumerate(names) if name in limits]
+
+
+def _limits(data: Mapping[str, Any]) -> dict[str, dict[str, Limits]]:
+    return {
+        str(kind): {str(name): (int(low), int(high)) for name, (low, high) in held.items()}
+        for kind, held in data["limits"].items()
+    }
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a stage is saved in ``folder``."""
+    return (folder / "stage.json").is_file()
 
 
 def saved_weight_bytes(folder: Path) -> int:

@@ -92,6 +92,13 @@ class Measurements:
         measured = {setting: self.measured[setting] for setting in (*free, *kept)}
         return replace(self, measured=measured, stages=tuple(stage for stage in self.stages if stage.setting in measured))
 
+    def without(self, backends: Iterable[str], *notes: str) -> Self:
+        """The measurements without those of some backends, with notes that say why."""
+        dropped = set(backends)
+        measured = {setting: one for setting, one in self.measured.items() if setting.backend not in dropped}
+        stages = tuple(stage for stage in self.stages if stage.setting in measured)
+        return replace(self, measured=measured, stages=stages, notes=(*self.notes, *notes))
+
     def setting(self, device: str, backend: str, threads: int | None = None) -> Setting:
         """The measured setting of a device and a backend; without ``threads`` the one with the most threads.
 

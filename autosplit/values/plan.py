@@ -88,11 +88,17 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The spec, batch size and sequence length from which the model can be made again."""
+    """The spec, batch size and sequence length from which the model can be made again, and what its requests may hold.
+
+    ``values`` is ``finite`` where floats are finite and ids in their tables, else ``any``: ops run on backends that compute right
+    on such values. Backends in ``trusted`` get ops without that.
+    """
 
     spec: str
     batch: int = 1
     seq_len: int | None = None
+    values: Literal["finite", "any"] = "finite"
+    trusted: tuple[str, ...] = ()
 
 
 PYTHON_OBJECT = Source("")

@@ -111,6 +111,6 @@ def test_packed_weights_in_a_form_that_is_not_known_are_done_without(mlp, whole,
 
     monkeypatch.setattr(onnxruntime, "align", refuse_packed)
     program, backend = whole(mlp), get_backend("onnxruntime")
-    backend.prepare(program, tmp_path)
+    backend.write(program, tmp_path, "f32")
     assert not any("prepacked_0" in fields for fields in entries(tmp_path / OPTIMISED / "model.onnx"))
     assert check(backend, program, mlp.example_inputs, runnable=backend.load(tmp_path, 1)).relative < 1e-5

@@ -98,8 +98,8 @@ def test_real_models_agree_with_eager(spec, whole):
 def test_prepare_does_its_work_once(prepared, monkeypatch):
     programs, folders = prepared
     monkeypatch.setattr(onnxfile, "write_onnx", lambda *_: pytest.fail("exported again"))
-    get_backend("openvino").prepare(programs[0], folders[0])
-    get_backend("onnxruntime").prepare(programs[0], folders[0])
+    get_backend("openvino").write(programs[0], folders[0], "f32")
+    get_backend("onnxruntime").write(programs[0], folders[0], "f32")
 
 
 def test_the_onnx_file_refers_to_the_weights_of_its_stage_and_both_may_be_moved(whole, tmp_path):
@@ -330,9 +330,9 @@ def test_inductor_compiles_once_and_leaves_the_library_alone_in_the_folder(mlp, 
     there = {*(tmp_path / "stage0").iterdir(), tmp_path / "stage0" / "inductor.so"}
     monkeypatch.setattr(torch._inductor, "aot_compile", compiled)
     monkeypatch.chdir(tmp_path)
-    backend.prepare(program, Path("stage0"))
+    backend.write(program, Path("stage0"), "f32")
     monkeypatch.setattr(torch._inductor, "aot_compile", lambda *_, **__: pytest.fail("compiled again"))
-    backend.prepare(program, tmp_path / "stage0")
+    backend.write(program, tmp_path / "stage0", "f32")
     assert {*(tmp_path / "stage0").iterdir()} == there and (tmp_path / "stage0" / "inductor.so").read_text() == "compiled"
 
 

@@ -1,0 +1,44 @@
+"""Refuse requests whose integers are not what a stage was placed by: an id beyond its table, or more than 32 bits.
+
+Runtimes answer such requests with numbers that mean nothing, where torch raises or computes right.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from autosplit.tracing.splitting import saved_limits
+from autosplit.tracing.valueranges import Assumed
+
+Check = Callable[[Sequence[torch.Tensor]], None]
+Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+def check_of(folder: Path, assumed: Assumed) -> Check | None:
+    """A function that raises IndexError for inputs that the saved stage may not get; None if it may get all."""
+    held = saved_limits(folder, assumed)
+    if not held:
+        return None
+
+    def check(inputs: Sequence[torch.Tensor]) -> None:
+        for place, name, low, high in held:
+            if inputs[place].numel():
+                least, most = inputs[place].aminmax()
+                if not (low <= least and most <= high):
+                    value = int(least) if least < low else int(most)
+                    raise IndexError(f"input '{name}' holds {value}, and {low} to {high} are computed right here")
+
+    return check
+
+
+def checked(run: Run, check: Check | None) -> Run:
+    """The function with a check of its inputs before it."""
+    if check is None:
+        return run
+
+    def checking(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        check(inputs)
+        return run(inputs)
+
+    return checking

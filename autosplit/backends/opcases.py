@@ -1,0 +1,132 @@
+"""One op of a model alone: on small tensors of its ranks and dtypes, with its own attributes, so that it can be tried.
+
+Sizes are renamed in the order of their appearance, so that the same operator of two models is one case. Ops that only move values
+keep the sizes of the model, which their attributes depend on, but count as one case for all sizes.
+"""
+
+import contextlib
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from autosplit.backends.hardvalues import draw
+from autosplit.tracing.flattening import is_pick, pick_index
+from autosplit.tracing.indexlimits import base_name, index_limits
+from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.tensorspec import spec_of
+from autosplit.tracing.valueranges import MOVING
+
+SIZES = (5, 6, 7, 8, 9, 10, 11, 12)
+"""Small sizes that stand for the sizes of a model."""
+
+LEAST_SIZE = 5
+"""A smaller number among the arguments may be a dimension, a kernel or a stride, and stays."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One op to be tried: its key, its node in the model, and the tensors that its arguments have here."""
+
+    key: str
+    node: fx.Node
+    arguments: Mapping[fx.Node, torch.Tensor]
+    renamed: Mapping[int, int]
+
+
+def case_of(node: fx.Node) -> Case | None:
+    """The case of an op whose arguments carry their shapes and dtypes in ``meta["val"]``; None if it cannot run alone."""
+    sources = node.all_input_nodes
+    attempts = [{}] if base_name(node) in MOVING else [_renamed(sources, 2), _renamed(sources, LEAST_SIZE), {}]
+    for renamed in attempts:
+        arguments = {source: _standing_for(source, renamed) for source in sources}
+        with contextlib.suppress(Exception), torch.no_grad():
+            call(node, arguments, renamed)
+            return Case(_key(node, renamed), node, arguments, renamed)
+    return None
+
+
+def _renamed(sources: Sequence[fx.Node], least: int) -> dict[int, int]:
+    """Size in the model to the small size that stands for it."""
+    sizes = dict.fromkeys(size for source in sources for size in source.meta["val"].shape if size >= least)
+    return dict(zip(sizes, SIZES, strict=False))
+
+
+def _standing_for(source: fx.Node, renamed: Mapping[int, int]) -> torch.Tensor:
+    value = source.meta["val"]
+    return torch.zeros([renamed.get(size, size) for size in value.shape], dtype=value.dtype)
+
+
+def call(node: fx.Node, arguments: Mapping[fx.Node, torch.Tensor], renamed: Mapping[int, int]) -> Any:
+    """Run an op on these tensors in place of its arguments."""
+    target: Callable[..., Any] = node.target  # type: ignore[assignment]
+    args, kwargs = (fx.map_arg(part, arguments.__getitem__) for part in _resized((node.args, node.kwargs), renamed))
+    return target(*args, **kwargs)
+
+
+def _resized(args: Any, renamed: Mapping[int, int]) -> Any:
+    """The arguments of an op with its sizes renamed."""
+    if isinstance(args, list | tuple):
+        return type(args)(_resized(item, renamed) for item in args)
+    if isinstance(args, dict):
+        return {name: _resized(item, renamed) for name, item in args.items()}
+    return renamed.get(args, args) if isinstance(args, int) and args >= LEAST_SIZE else args
+
+
+def _key(node: fx.Node, renamed: Mapping[int, int]) -> str:
+    """Operator, dtypes and shapes of the arguments, and attributes; without sizes if they are not renamed."""
+
+    def named(source: fx.Node) -> str:
+        value = source.meta["val"]
+        sizes = [str(renamed.get(size, size) if renamed or size < 2 else "n") for size in value.shape]
+        kind = "weight " if source.op == "get_attr" else ""
+        return f"{kind}{str(value.dtype).removeprefix('torch.')}[{','.join(sizes)}]"
+
+    def told(item: Any) -> str:
+        if isinstance(item, fx.Node):
+            return named(item)
+        if isinstance(item, list | tuple):
+            return f"[{', '.join(map(told, item))}]"
+        if isinstance(item, int) and not isinstance(item, bool) and not renamed and base_name(node) in MOVING:
+            return "n"
+        return str(item)
+
+    args = [told(item) for item in _resized(node.args, renamed)]
+    args += [f"{name}={told(item)}" for name, item in _resized(dict(node.kwargs), renamed).items()]
+    text = f"{node.target}({', '.join(args)})"
+    return re.sub(r"\[n(, n)*\]", "[n]", text)
+
+
+def probe_program(cases: Sequence[Case]) -> StageProgram:
+    """A stage that runs each case alone, on inputs of its own: op ``case0``, ``case1``, and so on."""
+    graph, weights, inputs, outputs = fx.Graph(), {}, [], []
+    copies: list[dict[fx.Node, fx.Node]] = [{} for _ in cases]
+    for number, case in enumerate(cases):
+        for place, (source, value) in enumerate(case.arguments.items()):
+            name = f"input{number}_{place}"
+            if source.op == "get_attr":
+                limits = index_limits(case.node, lambda one, held=case.arguments: held[one].shape).get(source)  # type: ignore[misc]
+                weights[name] = draw(value.shape, value.dtype, "finite", 0, 3, limits)
+                copies[number][source] = graph.get_attr(name)
+            else:
+                copies[number][source] = graph.create_node("placeholder", name, name=name)
+                inputs.append(spec_of(name, value))
+    for number, case in enumerate(cases):
+        args, kwargs = fx.map_arg(_resized((case.node.args, dict(case.node.kwargs)), case.renamed), copies[number].__getitem__)
+        made = graph.create_node("call_function", case.node.target, args, kwargs, name=f"case{number}")
+        with torch.no_grad():
+            result = call(case.node, case.arguments, case.renamed)
+        for place, value in enumerate(result if isinstance(result, list | tuple) else [result]):
+            picked = any(is_pick(user) and pick_index(user) == place for user in case.node.users)
+            if isinstance(result, torch.Tensor):
+                outputs.append((made, value))
+            elif picked:
+                pick = graph.create_node("call_function", operator.getitem, (made, place), name=f"case{number}_{place}")
+                outputs.append((pick, value))
+    graph.output(tuple(node for node, _ in outputs))
+    specs = tuple(replace(spec_of(node.name, value), offset_bytes=0) for node, value in outputs)
+    return StageProgram("probe", fx.GraphModule(weights, graph, class_name="Probe"), tuple(inputs), specs)

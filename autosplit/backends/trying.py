@@ -1,0 +1,163 @@
+"""Try the ops of a probe program on hard values, and say where a backend computes something else than eager."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from autosplit.backends.base import Runnable
+from autosplit.backends.hardvalues import LARGE, NUM_DRAWS, SMALL, WIDE, Values, distinct, draw
+from autosplit.backends.opcases import call
+from autosplit.backends.probing import one_line
+from autosplit.tracing.differing import difference
+from autosplit.tracing.flattening import is_op, is_pick, pick_index
+from autosplit.tracing.indexlimits import Limits, base_name, index_limits
+from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.tensorspec import TensorSpec, zeros
+from autosplit.tracing.valueranges import INT32
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.complex64: 1e-3, torch.complex128: 1e-9}
+"""Largest relative error of an op alone; 0.02 for shorter floats, and 0 for integers."""
+
+ORDERING = frozenset(["sort", "topk", "argsort", "argmax", "argmin", "max", "min", "median", "mode", "kthvalue"])
+"""Operators that answer with places, which equal values make ambiguous."""
+
+
+LEVELS: Mapping[Values, Sequence[int]] = {"large": (LARGE, 1 << 12, 20), "wide": (WIDE,)}
+"""Kind of values to the sizes of integers, largest first, of which that is taken whose results still fit into 32 bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """An op of a probe program: its node, the specs of its inputs, its weights, and the nodes of its results."""
+
+    node: fx.Node
+    inputs: Mapping[fx.Node, TensorSpec]
+    weights: Mapping[fx.Node, torch.Tensor]
+    outputs: Sequence[fx.Node]
+
+    def limits(self) -> dict[fx.Node, Limits]:
+        """The inputs that are indices, with the values that torch takes."""
+        held = self.weights
+        found = index_limits(self.node, lambda node: held[node].shape if node in held else self.inputs[node].shape)
+        return {node: limits for node, limits in found.items() if node in self.inputs}
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Inputs of a trial, and eager's results."""
+
+    inputs: Mapping[fx.Node, torch.Tensor]
+    right: Sequence[torch.Tensor]
+
+
+def trials_of(program: StageProgram) -> list[Trial]:
+    """The ops of a probe program, in order."""
+    specs = {spec.name: spec for spec in program.inputs}
+    found = []
+    for node in filter(is_op, program.module.graph.nodes):
+        sources = node.all_input_nodes
+        inputs = {source: specs[source.name] for source in sources if source.op == "placeholder"}
+        weights = {source: program.weights[str(source.target)] for source in sources if source.op == "get_attr"}
+        found.append(Trial(node, inputs, weights, [user for user in node.users if is_pick(user)] or [node]))
+    return found
+
+
+def faults(program: StageProgram, run: Runnable, values: Values) -> dict[str, str]:
+    """Op name to what the backend computes otherwise on one kind of values, '' for nothing.
+
+    Args:
+        program: a probe program.
+        run: the program on the backend.
+        values: the kind of values.
+    Raises: whatever the backend raises on values that torch takes.
+    """
+    trials = trials_of(program)
+    usual = [_drawn(trial, "finite", 0) for trial in trials]
+    if values == "outside":
+        return {trial.node.name: _outside(program, trials, usual, run, number) for number, trial in enumerate(trials)}
+    found = {trial.node.name: "" for trial in trials}
+    for number in range(NUM_DRAWS):
+        drawn = [_drawn(trial, values, number) or usual[k] for k, trial in enumerate(trials)]
+        answers = _answers(program, drawn, run)
+        for trial, made in zip(trials, drawn, strict=True):
+            pairs = zip(trial.outputs, made.right, strict=True) if made is not None else ()
+            told = (_otherwise(answers[node.name], right, made.inputs) for node, right in pairs)  # type: ignore[union-attr]
+            found[trial.node.name] = found[trial.node.name] or next(filter(None, told), "")
+    return found
+
+
+def _drawn(trial: Trial, values: Values, number: int) -> Drawn | None:
+    """A draw of hard values; None if torch refuses it. Divisors are not 0."""
+    limits, scalars = trial.limits(), [float(item) for item in trial.node.args if isinstance(item, int | float)]
+    for level in LEVELS.get(values, (SMALL, 1 << 12, 20)):
+        made = {}
+        for place, (node, spec) in enumerate(trial.inputs.items()):
+            if base_name(trial.node) in ORDERING and values in ("finite", "large"):
+                made[node] = distinct(spec.shape, spec.torch_dtype, number)
+            else:
+                seed = number + 2 * NUM_DRAWS * place
+                made[node] = draw(spec.shape, spec.torch_dtype, values, seed, level, limits.get(node), scalars)
+        for inputs in (made, {node: _without_zeros(value) for node, value in made.items()}):
+            with suppress(Exception):
+                right = _eager(trial, inputs)
+                if values == "wide" or all(map(_fits, right)):
+                    return Drawn(inputs, right)
+    return None
+
+
+def _eager(trial: Trial, inputs: Mapping[fx.Node, torch.Tensor]) -> list[torch.Tensor]:
+    result = call(trial.node, {**trial.weights, **inputs}, {})
+    return [result] if isinstance(result, torch.Tensor) else [result[pick_index(pick)] for pick in trial.outputs]
+
+
+def _without_zeros(value: torch.Tensor) -> torch.Tensor:
+    return value if value.dtype.is_floating_point or value.dtype == torch.bool else value + (value == 0)
+
+
+def _fits(value: torch.Tensor) -> bool:
+    return value.dtype != torch.int64 or not value.numel() or (int(value.max()) <= INT32.max and int(value.min()) >= INT32.min)
+
+
+def _answers(program: StageProgram, drawn: Sequence[Drawn | None], run: Runnable) -> dict[str, torch.Tensor]:
+    held = {node.name: value for made in drawn if made is not None for node, value in made.inputs.items()}
+    inputs = [held[spec.name] if spec.name in held else zeros(spec) for spec in program.inputs]
+    return {spec.name: value.clone() for spec, value in zip(program.outputs, run(inputs), strict=True)}
+
+
+def _outside(program: StageProgram, trials: Sequence[Trial], usual: Sequence[Drawn | None], run: Runnable, number: int) -> str:
+    """That the backend answers where torch refuses an index of one op, '' if it raises too or torch answers."""
+    trial, made = trials[number], usual[number]
+    for node, (low, high) in trial.limits().items() if made is not None else ():
+        for index in (low - 1, high + 1):
+            wrong = {**made.inputs, node: torch.full_like(made.inputs[node], index)}  # type: ignore[union-attr]
+            try:
+                _eager(trial, wrong)
+            except Exception as failure:
+                with suppress(Exception):
+                    _answers(program, [*usual[:number], Drawn(wrong, ()), *usual[number + 1 :]], run)
+                    return f"torch refuses index {index} ({one_line(failure)}), and it answers"
+    return ""
+
+
+def _otherwise(found: torch.Tensor, right: torch.Tensor, inputs: Mapping[fx.Node, torch.Tensor]) -> str:
+    """How a value differs from torch's, with an element of it; '' if it does not."""
+    if found.shape != right.shape or found.dtype != right.dtype:
+        return f"torch gives {right.dtype} {tuple(right.shape)}, and it gives {found.dtype} {tuple(found.shape)}"
+    exact = not (right.dtype.is_floating_point or right.dtype.is_complex)
+    if difference(found, right)[1] <= (0.0 if exact else TOLERANCE.get(right.dtype, 0.02)):
+        return ""
+    same = (found == right) | ((found != found) & (right != right))
+    gap = torch.where(same, 0.0, (found.double() - right.double()).abs().nan_to_num(math.inf))
+    place = int(gap.flatten().argmax())
+    told = [_text(value, place) for value in inputs.values() if value.shape == right.shape]
+    where = f" for {', '.join(told)}" if told else ""
+    return f"torch gives {_text(right, place)}{where}, and it gives {_text(found, place)}"
+
+
+def _text(value: torch.Tensor, place: int) -> str:
+    number = value.flatten()[place].item()
+    return f"{number:.9g}" if isinstance(number, float) else str(number)

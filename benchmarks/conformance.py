@@ -1,0 +1,150 @@
+"""Whole models on each backend against their modules, on requests with hard values; and the tables of faults that are shipped.
+
+    python -m benchmarks.conformance [MODEL ...] [--draws 20] [--tables]
+
+Ops that a backend computes otherwise than eager run in eager, as in a plan. A row is written to ``benchmarks/conformance.json``
+when its model is done, and all rows to ``docs/accuracy.md``. ``--tables`` writes the known faults of operators into the package.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autosplit.backends import conformance
+from autosplit.backends.base import Runnable, get_backend
+from autosplit.backends.eager import program_runnable
+from autosplit.backends.hardvalues import NUM_DRAWS, draw
+from autosplit.deploying.calling import as_call
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.differing import difference
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import StageProgram, split
+from autosplit.tracing.valueranges import input_limits
+from benchmarks.models import MODELS
+
+SMALL = "hidden_size=64&num_hidden_layers=2&num_attention_heads=4"
+TEXT = f"{SMALL}&intermediate_size=128&vocab_size=200"
+GROUPED = f"{TEXT}&num_key_value_heads=2"
+
+ARCHITECTURES = {
+    **{
+        name: f"transformers:{name}?{TEXT}"
+        for name in ("BertModel", "RobertaModel", "ElectraModel", "MPNetModel", "GPTNeoXModel")
+    },
+    **{name: f"transformers:{name}?{GROUPED}" for name in ("LlamaModel", "MistralModel", "Qwen2Model", "GemmaModel", "PhiModel")},
+    **{name: f"transformers:{name}?{SMALL}&intermediate_size=128" for name in ("ViTModel", "DeiTModel", "BeitModel")},
+    "GPT2Model": "transformers:GPT2Model?n_embd=64&n_layer=2&n_head=4&vocab_size=200",
+    "DistilBertModel": "transformers:DistilBertModel?dim=64&n_layers=2&n_heads=4&hidden_dim=128&vocab_size=200",
+    "OPTModel": "transformers:OPTModel?hidden_size=64&num_hidden_layers=2&num_attention_heads=4&ffn_dim=128&vocab_size=200",
+    "T5EncoderModel": "transformers:T5EncoderModel?d_model=64&d_kv=16&d_ff=128&num_layers=2&num_heads=4&vocab_size=200",
+    "MobileNetV2Model": "transformers:MobileNetV2Model?image_size=64",
+    "ResNetModel": "transformers:ResNetModel?depths=[1,1,1,1]",
+    "Dinov2Model": f"transformers:Dinov2Model?{SMALL}",
+}
+"""Twenty architectures of transformers, small."""
+
+BACKENDS = ("eager", "onnxruntime", "openvino")
+RESULTS, PAGE, MARK = Path("benchmarks/conformance.json"), Path("docs/accuracy.md"), "<!-- conformance -->"
+TOLERANCE = 1e-3
+
+
+def requests(traced: Traced, number: int) -> list[torch.Tensor]:
+    """Inputs of one draw: hard floats, ids from all of the table, and masks of 0 and 1 that mask the first row whole."""
+    limits = input_limits(traced.program.graph)
+    made = []
+    for place, name in enumerate(traced.graph.inputs):
+        spec = traced.specs[name]
+        if spec.torch_dtype.is_floating_point or spec.torch_dtype == torch.bool or name in limits:
+            made.append(draw(spec.shape, spec.torch_dtype, "finite", number + 100 * place * NUM_DRAWS, limits=limits.get(name)))
+        else:
+            made.append(draw(spec.shape, torch.bool, "finite", number).to(spec.torch_dtype))
+    return made
+
+
+def compiled(traced: Traced, backend: str) -> tuple[int, list[tuple[StageProgram, Runnable]]]:
+    """The number of ops that run in eager instead, and the model as stages."""
+    refused = conformance.refused(traced, backend)
+    label = {op.name: "eager" if op.name in refused else backend for op in traced.graph.ops}
+    stages = traced.graph.runs(label, label)
+    parts = []
+    for ops, program in zip(stages, split(traced, stages), strict=True):
+        one = label[ops[0]]
+        parts.append((program, program_runnable(program, 1) if one == "eager" else get_backend(one).compile(program, 1)))
+    return len(refused), parts
+
+
+def error(traced: Traced, parts: Sequence[tuple[StageProgram, Runnable]], inputs: Sequence[torch.Tensor], own: Any) -> float:
+    """The largest relative error of one request against the module's answer."""
+    held = dict(zip(traced.graph.inputs, inputs, strict=True))
+    for program, run in parts:
+        outputs = run([held[spec.name] for spec in program.inputs])
+        held |= {spec.name: value.clone() for spec, value in zip(program.outputs, outputs, strict=True)}
+    found = traced.unflatten_outputs([held[name] for name in traced.graph.outputs])
+    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(own), strict=True)
+    return max(difference(ours, theirs)[1] for ours, theirs in pairs if isinstance(theirs, torch.Tensor))
+
+
+def compare(name: str, spec: str, draws: int) -> list[dict[str, Any]]:
+    """One row for each backend."""
+    torch.manual_seed(0)
+    model = load_model(spec)
+    traced, rows = trace(model), []
+    with torch.inference_mode():
+        given = [requests(traced, number) for number in range(draws)]
+        own = []
+        for inputs in given:
+            args, kwargs = as_call(traced, inputs)
+            own.append(model.module(*args, **kwargs))  # type: ignore[operator]
+        for backend in BACKENDS:
+            num_refused, parts = compiled(traced, backend)
+            errors = [error(traced, parts, inputs, right) for inputs, right in zip(given, own, strict=True)]
+            right = sum(one <= (0.0 if backend == "eager" else TOLERANCE) for one in errors)
+            row = {"model": name, "backend": backend, "ops": len(traced.graph.ops), "in eager": num_refused}
+            rows.append({**row, "right": f"{right} of {draws}", "largest error": max(errors)})
+    return rows
+
+
+def write_page(rows: Sequence[dict[str, Any]]) -> None:
+    """Put the rows into the page, between the marks."""
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    lines = ["| model | ops | eager | ONNX Runtime | in eager | OpenVINO | in eager |", "|---|---|---|---|---|---|---|"]
+    for name in names:
+        by = {row["backend"]: row for row in rows if row["model"] == name}
+        told = [f"{by[one]['right']}, {by[one]['largest error']:.1g}" for one in BACKENDS]
+        moved = [str(by[one]["in eager"]) for one in BACKENDS]
+        lines.append(f"| {name} | {by['eager']['ops']} | {told[0]} | {told[1]} | {moved[1]} | {told[2]} | {moved[2]} |")
+    before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)
+    PAGE.write_text(f"{before}{MARK}\n" + "\n".join(lines) + f"\n{MARK}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    """Compare the named models, or all, and write the results."""
+    known = {**ARCHITECTURES, **MODELS}
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", choices=[*known, []], help="all by default")
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--tables", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    for name in given.models or known:
+        fresh = compare(name, known[name], given.draws)
+        rows = [row for row in rows if row["model"] != name] + fresh
+        RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        print(*fresh, sep="\n", flush=True)
+    if rows:
+        write_page(rows)
+    if given.tables:
+        conformance.SHIPPED.mkdir(exist_ok=True)
+        for backend in conformance.TRIED:
+            text = conformance.as_text(backend, conformance.table(backend))
+            (conformance.SHIPPED / f"{backend}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
