@@ -130,7 +130,7 @@ class BundlePart:
                 raise BundleError(f"part file '{path}' names the weight '{missing[0]:.200}', which the manifest does not list")
             return assemble(self.part.name, graph, weights, data["requires_grad"], self.part.inputs, self.part.outputs)
         except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
-            raise BundleError(f"part file '{path}' is damaged: {str(failure).partition(chr(10))[0]}") from None
+            raise BundleError(f"part file '{path}' is damaged: {str(failure).partition(chr(10))[0]:.300}") from None
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """The op of an eager part that raises on these inputs; None for a part without its graph."""

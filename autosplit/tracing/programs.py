@@ -94,7 +94,7 @@ def decode(nodes: Sequence[Mapping[str, Any]], *, trust: bool = False) -> fx.Gra
             kwargs = {_identifier(key): _decode(value, made) for key, value in data["kwargs"].items()}
             made[name] = graph.create_node(kind, target, args, kwargs, name=_identifier(name))
         except (KeyError, TypeError, IndexError, ValueError, AttributeError) as failure:
-            raise PlanError(f"node {data!r:.200} cannot be read: {type(failure).__name__}: {failure}") from None
+            raise PlanError(f"node {data!r:.200} cannot be read: {type(failure).__name__}: {failure!s:.200}") from None
         if made[name].name != name:
             raise PlanError(f"node '{name}' stands twice, or has a name that Python keeps for itself")
     graph.lint()
