@@ -18,7 +18,7 @@ import torch
 import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from autosplit.tracing.operators import operator_fault
+from autosplit.tracing.operators import argument_fault, operator_fault
 
 PAGE, GUARD_BYTES, ROOM_BYTES = mmap.PAGESIZE, 1 << 20, 64 << 20
 SIZES = (
@@ -419,6 +419,8 @@ def main(num_trials: int) -> None:
             for _ in range(chance.randint(1, 3)):
                 place = chance.randrange(len(leaves))
                 leaves[place] = changed(leaves[place], chance)
+            if argument_fault(operator, tree_unflatten(leaves, tree), {}):
+                continue
             shown = [f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else value for value in leaves]
             os.pwrite(1, f"{name} {shown}"[:400].ljust(400).encode(), 0)
             args = tree_map(guarded.copy, tree_unflatten(leaves, tree))

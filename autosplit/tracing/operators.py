@@ -10,7 +10,7 @@ kernel runs, and the kernel reads no positions out of a tensor. ``core`` says on
 """
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +67,14 @@ PRODUCTS = """
 """Their sizes are compared before a library is called that trusts them."""
 
 LAYERS = """
-    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d
-    avg_pool2d avg_pool3d batch_norm channel_shuffle glu grid_sampler grid_sampler_2d grid_sampler_3d group_norm gru.input
-    layer_norm max_pool2d max_pool2d_with_indices max_pool3d native_group_norm native_layer_norm pixel_shuffle
-    pixel_unshuffle prelu rms_norm upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
-    upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+    _adaptive_avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d avg_pool2d avg_pool3d batch_norm channel_shuffle
+    glu grid_sampler grid_sampler_2d grid_sampler_3d group_norm gru.input layer_norm max_pool2d max_pool2d_with_indices
+    max_pool3d native_group_norm native_layer_norm pixel_shuffle pixel_unshuffle prelu rms_norm upsample_bicubic2d
+    upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
-"""They compute positions from sizes that are checked, and cut them off at the border. Left out are ``max_pool1d``, ``col2im`` and
-``im2col``, which loop over any window, and ``_weight_norm`` and ``lstm``, which trust the sizes of their weights."""
+"""They compute positions from sizes that are checked, and cut them off at the border. Left out are ``max_pool1d``, ``col2im``,
+``im2col`` and ``adaptive_avg_pool3d``, which loop over any window, and ``_weight_norm`` and ``lstm``, which trust the sizes of
+their weights."""
 
 ALLOWED = frozenset(" ".join((ELEMENTWISE, VIEWS, NEW, COPIES, INDICES, REDUCTIONS, PRODUCTS, LAYERS)).split())
 """Names in the namespace ``aten``; a name with an overload allows that overload alone."""
@@ -88,6 +88,12 @@ ATEN = torch.ops.aten
 TYPES = ("ScalarType", "Layout", "MemoryFormat")
 PLAIN = ("Tensor", "number", "int", "SymInt", "float", "bool", "complex", "str", "Device", "Generator", *TYPES)
 """Types of arguments that are plain values. No file can hold a generator."""
+
+OPEN_END = 2**63 - 1
+"""The end of a slice without one."""
+
+MOST_SIZE = 2**31 - 1
+"""Largest integer argument otherwise: kernels add and multiply them without a check for overflow."""
 
 READING = "a file calls operators that run only if you trust its maker; give trust=True (--trust) if you do"
 WRITING = (
@@ -123,7 +129,7 @@ def allowed_graph(graph: fx.Graph, subject: str = READING) -> fx.Graph:
 def _faults(graph: fx.Graph) -> Iterator[str]:
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
-            fault = operator_fault(node.target) or _argument_fault(node)
+            fault = operator_fault(node.target) or argument_fault(node.target, node.args, node.kwargs)
             if fault:
                 yield f"op '{node.name}': operator '{node.target}' is not allowed: {fault}"
 
@@ -154,14 +160,14 @@ def _is_listed(operator_: torch._ops.OpOverload) -> bool:
     return tagged or (namespace == "aten" and not ALLOWED.isdisjoint((name, f"{name}.{operator_._overloadname}")))
 
 
-def _argument_fault(node: fx.Node) -> str | None:
-    """The reason why the arguments of a call are refused, or None.
+def argument_fault(operator_: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """The reason why a graph may not call an allowed operator with these arguments without trust, or None.
 
     Kernels take a tensor without memory (``meta``), of a sparse layout or of quantised numbers for a dense one. An integer in
-    place of a dtype is not checked.
+    place of a dtype is not checked. Sums of sizes near 2^63 wrap round: ``reflection_pad1d`` by -2^63 ended the process.
     """
-    types = {argument.name: argument.real_type for argument in node.target._schema.arguments}  # type: ignore[union-attr]
-    given = [*zip(types, node.args, strict=False), *node.kwargs.items()]
+    types = {argument.name: argument.real_type for argument in operator_._schema.arguments}
+    given = [*zip(types, args, strict=False), *kwargs.items()]
     for name, value in given:
         if name == "training" and value is not False:
             return "'training' is not False, and then it writes to its statistics"
@@ -173,6 +179,11 @@ def _argument_fault(node: fx.Node) -> str | None:
             return f"'{name}' is {value}, whose numbers are quantised or packed"
         if isinstance(value, int | str) and any(kind in str(types.get(name)) for kind in (*TYPES, "Device")):
             return f"'{name}' is {value!r:.40}, and a dtype, a layout or a device is expected"
+        if "number" not in str(types.get(name)):
+            sizes = [size for size in (value if isinstance(value, list | tuple) else [value]) if isinstance(size, int)]
+            large = [size for size in sizes if abs(size) > MOST_SIZE and (name, size) != ("end", OPEN_END)]
+            if large:
+                return f"'{name}' holds {large[0]}, and sizes of at most {MOST_SIZE} are allowed"
     return None
 
 

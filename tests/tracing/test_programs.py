@@ -74,6 +74,10 @@ def node(**changes):
         ({"target": "aten._to_copy.default", "kwargs": {"layout": {"layout": "sparse_coo"}}}, "only dense tensors are allowed"),
         ({"target": "aten._to_copy.default", "kwargs": {"device": {"device": "meta"}}}, "'device' is device 'meta'"),
         ({"target": "aten._to_copy.default", "kwargs": {"device": "meta"}}, "'device' is 'meta', and a dtype"),
+        (
+            {"target": "aten.reflection_pad1d.default", "args": [{"node": "x"}, [-(2**63), -(2**63)]]},
+            "'padding' holds -9223372036",
+        ),
         ({"target": "aten.batch_norm.default", "kwargs": {"training": True}}, "it writes to its statistics"),
         ({"op": "call_method", "target": "relu"}, "no nodes of kind 'call_method'"),
         ({"op": "call_module", "target": "relu"}, "no nodes of kind 'call_module'"),
