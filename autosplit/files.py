@@ -113,6 +113,11 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None, root: Path | 
         yield
 
 
+def cache_folder() -> Path:
+    """The folder of files that save time only: ``$AUTOSPLIT_CACHE`` or ``~/.cache/autosplit``. Raises: RuntimeError: no home."""
+    return Path(os.environ.get("AUTOSPLIT_CACHE") or Path.home() / ".cache" / "autosplit")
+
+
 def content_hash(data: Any) -> str:
     """SHA-256 of the canonical JSON of ``data``, the first 16 hex digits.
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autosplit.backends import conformance
+from autosplit.backends import conformance, faultstore
 from autosplit.backends.base import Runnable, get_backend
 from autosplit.backends.eager import program_runnable
 from autosplit.backends.hardvalues import NUM_DRAWS, draw
@@ -140,10 +140,10 @@ def main() -> None:
     if rows:
         write_page(rows)
     if given.tables:
-        conformance.SHIPPED.mkdir(exist_ok=True)
-        for backend in conformance.TRIED:
-            text = conformance.as_text(backend, conformance.table(backend))
-            (conformance.SHIPPED / f"{backend}.json").write_text(text, encoding="utf-8")
+        faultstore.SHIPPED.mkdir(exist_ok=True)
+        for backend in faultstore.TRIED:
+            text = faultstore.as_text(backend, faultstore.table(backend))
+            (faultstore.SHIPPED / f"{backend}.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 IDLE_S = 10.0
 LOOK_S = 0.25
-"""Seconds between two reports of progress."""
+"""Seconds between two looks at a process that has a limit."""
 
 _idle: list[WorkerProcess] = []
 _lock = threading.Lock()
@@ -28,13 +29,21 @@ _apart = False
 """Whether this process is one of them."""
 
 
-def apart(
+def apart(function: Callable[..., T], *arguments: object, doing: str, packages: Sequence[str] = (), limit_s: float = inf) -> T:
+    """``ask`` where a crash costs a backend a stage. Raises: BackendError: the process died; else as ``ask``."""
+    try:
+        return ask(function, *arguments, doing=doing, packages=packages, limit_s=limit_s)
+    except WorkerError as failure:
+        raise BackendError(str(failure)) from None
+
+
+def ask(
     function: Callable[..., T],
     *arguments: object,
     doing: str,
     packages: Sequence[str] = (),
     limit_s: float = inf,
-    tell: Callable[[float], None] | None = None,
+    tell: Callable[[float], None] = lambda share: None,
 ) -> T:
     """The result of a function of some module, called in the other process; here, if this is such a process.
 
@@ -45,29 +54,28 @@ def apart(
         packages: modules that define the user's operators.
         limit_s: most seconds.
         tell: called now and then with the share of ``limit_s`` that has passed.
-    Raises: BackendError: the process died. DeadlineError: ``limit_s`` passed. Whatever the function raises.
+    Raises: WorkerError: the process died. DeadlineError: ``limit_s`` passed. Whatever the function raises.
     """
     if _apart:
         return function(*arguments)
-    worker, taken_s = _taken(), 0.0
+    worker, begun_s, is_free = _taken(), time.monotonic(), False
     try:
         with suppress(ConnectionError):  # it has died; ``receive`` reports how
             worker.connection.send((tuple(packages), function, arguments))
-        while (tell is not None or limit_s < inf) and not worker.connection.poll(LOOK_S):
-            taken_s += LOOK_S
+        while limit_s < inf and not worker.connection.poll(LOOK_S):
+            taken_s = time.monotonic() - begun_s
             if taken_s > limit_s:
                 raise DeadlineError(f"no answer came within {limit_s:.0f} s {doing}")
-            if tell is not None:
-                tell(taken_s / limit_s)
+            tell(taken_s / limit_s)
         failure, result = receive(worker, inf, doing)
+        is_free = True
     except WorkerError:
-        raise BackendError(f"the process {worker.fate()} {doing}") from None
-    else:
-        with _lock:
-            _idle.append(worker)
-            worker = None  # type: ignore[assignment]
+        raise WorkerError(f"the process {worker.fate()} {doing}") from None
     finally:
-        if worker is not None:
+        if is_free:
+            with _lock:
+                _idle.append(worker)
+        else:
             _end(worker)
     if failure is not None:
         raise failure
@@ -104,7 +112,8 @@ def _end(worker: WorkerProcess) -> None:
 
 def serve(connection: Connection) -> None:
     """The whole life of the other process."""
-    stay()
+    global _apart
+    _apart = True
     while connection.poll(IDLE_S):
         try:
             packages, function, arguments = connection.recv()
@@ -117,12 +126,6 @@ def serve(connection: Connection) -> None:
         except Exception as failure:
             answer = _picklable(failure), None
         connection.send(answer)
-
-
-def stay() -> None:
-    """Run everything in this process from now on: it is apart from the user's already."""
-    global _apart
-    _apart = True
 
 
 def _picklable(failure: Exception) -> Exception:

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import math
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
@@ -21,6 +22,7 @@ from autosplit.devices.discovering import PACKAGES, version_of
 from autosplit.errors import AutosplitError, BackendError, MissingExtraError, UsageError
 from autosplit.tracing.differing import NumericalError, compare
 from autosplit.tracing.splitting import StageProgram, is_saved, load_stage, save_stage
+from autosplit.tracing.valueranges import Assumed
 from autosplit.values.samples import BACKENDS as BACKENDS
 from autosplit.values.samples import Precision as Precision
 from autosplit.values.samples import backend_fault
@@ -53,6 +55,10 @@ class Backend(Protocol):
     @property
     def lacks(self) -> Mapping[Precision, str]:
         """Each precision that it cannot compute in, with the reason."""
+
+    @property
+    def assumed(self) -> Assumed:
+        """What requests must hold for it to compute as torch does."""
 
     @property
     def native(self) -> bool:
@@ -97,10 +103,12 @@ class Backend(Protocol):
         """
 
 
-class FileBackend:
+class FileBackend(ABC):
     """The part that backends share whose ``load`` needs files, which an exporter or a compiler writes in a process apart."""
 
     name: str
+    assumed: Assumed = "ids"
+    """The assumption on requests with which it computes as torch does, and which ``load`` checks."""
 
     def refuses(self, program: StageProgram) -> dict[str, str]:
         """Op name to the reason for each op that the exporter or the runtime refuses, by trials in a process apart."""
@@ -112,6 +120,8 @@ class FileBackend:
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
         """Write the files of a stage in a process apart. A stage that is not saved in the folder is saved elsewhere for that."""
         require_precision(cast(Backend, self), precision)
+        if self.is_prepared(folder, precision):
+            return
         doing = f"while {self.name} prepared stage '{program.name}'"
         with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
             source = folder if is_saved(folder) else Path(name) / "stage"
@@ -127,23 +137,25 @@ class FileBackend:
             self.prepare(program, Path(name) / "stage", precision)
             return cast(Backend, self).load(Path(name) / "stage", threads, precision)
 
+    @abstractmethod
+    def is_prepared(self, folder: Path, precision: Precision) -> bool:
+        """Whether the files that ``load`` needs are in the folder."""
 
-class Compiler(Protocol):
-    """The part of a ``FileBackend`` that runs in the process apart."""
-
+    @abstractmethod
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
-        """Write the files that ``load`` needs, unless they are there. Raises: BackendError: the stage is refused."""
+        """Write these files, in the process apart. Raises: BackendError: the stage is refused."""
 
+    @abstractmethod
     def list_refused(self, program: StageProgram) -> dict[str, str]:
-        """Op name to the reason for each op that is refused."""
+        """Op name to the reason for each op that is refused, in the process apart."""
 
 
 def _write(name: str, source: Path, folder: Path, precision: Precision) -> None:
-    cast(Compiler, named_backend(name)).write(load_stage(source, trust=True), folder, precision)
+    cast(FileBackend, named_backend(name)).write(load_stage(source, trust=True), folder, precision)
 
 
 def _list_refused(name: str, source: Path) -> dict[str, str]:
-    return cast(Compiler, named_backend(name)).list_refused(load_stage(source, trust=True))
+    return cast(FileBackend, named_backend(name)).list_refused(load_stage(source, trust=True))
 
 
 class Begun(Protocol):

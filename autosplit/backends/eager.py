@@ -8,6 +8,7 @@ from autosplit.backends.lowering import in_precision, lower_to_bf16
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram, load_stage, place_stage, save_stage
+from autosplit.tracing.valueranges import Assumed
 
 LOWERED = "bf16"
 """Folder of the stage in bf16, inside the stage's folder."""
@@ -19,6 +20,7 @@ class EagerBackend:
     name = "eager"
     exact = True
     native = False
+    assumed: Assumed = "any"
     lacks: Mapping[Precision, str] = {}
 
     def missing(self) -> str | None:

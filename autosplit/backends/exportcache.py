@@ -14,7 +14,7 @@ from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 
-from autosplit.files import content_hash, file_hash, hidden_beside, write_atomic
+from autosplit.files import cache_folder, content_hash, file_hash, hidden_beside, write_atomic
 from autosplit.opening import open_file
 
 MOST_BYTES = 256 << 20
@@ -36,8 +36,7 @@ def place(weights: Path) -> Path | None:
         weights: the stage's file of weights, which names the stage too.
     """
     with contextlib.suppress(OSError, RuntimeError):  # no stage is saved there, or the user has no home
-        base = os.environ.get("AUTOSPLIT_CACHE") or Path.home() / ".cache" / "autosplit"
-        return Path(base) / "onnx" / f"{content_hash([file_hash(weights), _makers()])}{SUFFIX}"
+        return cache_folder() / "onnx" / f"{content_hash([file_hash(weights), _makers()])}{SUFFIX}"
     return None
 
 

@@ -15,7 +15,7 @@ import torch
 
 from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, on_threads, require_precision
 from autosplit.backends.eager import placed_module
-from autosplit.backends.limiting import check_of, checked
+from autosplit.backends.limiting import check_of, with_check
 from autosplit.backends.lowering import in_precision
 from autosplit.backends.quiet import quiet
 from autosplit.devices.accelerators import Accelerator, Queue
@@ -63,14 +63,17 @@ class InductorBackend(FileBackend):
         """Refuse nothing: an op that inductor cannot generate runs on its eager kernel."""
         return {}
 
+    def is_prepared(self, folder: Path, precision: Precision) -> bool:
+        """Whether the library is there."""
+        return (folder / LIBRARIES[precision]).exists()
+
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
-        """Compile the stage to ``inductor.so`` (or ``inductor-bf16.so``) in its folder."""
-        target = folder / LIBRARIES[precision]
-        if target.exists():
+        """Compile the stage to ``inductor.so`` (or ``inductor-bf16.so``) in its folder, unless it is there."""
+        if self.is_prepared(folder, precision):
             return
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".inductor-") as building:
-            compile_library(in_precision(program, precision), Path(building)).replace(target)
+            compile_library(in_precision(program, precision), Path(building)).replace(folder / LIBRARIES[precision])
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
@@ -78,9 +81,9 @@ class InductorBackend(FileBackend):
         """Load the compiled library."""
         require_precision(self, precision)
         library = folder / LIBRARIES[precision]
-        if not library.exists():
+        if not self.is_prepared(folder, precision):
             raise BackendError(f"stage folder '{folder}' is not prepared for inductor in {precision}: prepare the stage")
-        return checked(library_runnable(library, threads), check_of(folder, "ids"))
+        return with_check(library_runnable(library, threads), check_of(folder, self.assumed))
 
     def refuses_kind(self, kind: str) -> str | None:
         """Name Triton if it is not installed."""

@@ -32,7 +32,7 @@ def check_of(folder: Path, assumed: Assumed) -> Check | None:
     return check
 
 
-def checked(run: Run, check: Check | None) -> Run:
+def with_check(run: Run, check: Check | None) -> Run:
     """The function with a check of its inputs before it."""
     if check is None:
         return run

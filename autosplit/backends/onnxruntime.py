@@ -26,7 +26,7 @@ import torch
 
 from autosplit.backends.aligning import align
 from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, require_precision
-from autosplit.backends.limiting import check_of, checked
+from autosplit.backends.limiting import check_of, with_check
 from autosplit.backends.onnxfile import (
     ELEMENT_TYPES,
     ONNX,
@@ -66,15 +66,18 @@ class OnnxRuntimeBackend(FileBackend):
         """List the ops that the ONNX exporter or ONNX Runtime refuses, by a trial export."""
         return refused_by_onnx(program, lambda path: _open_session(path, session_options(1)))
 
+    def is_prepared(self, folder: Path, precision: Precision) -> bool:
+        """Whether the optimised file is there."""
+        return (folder / OPTIMISED).is_dir()
+
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
         """Write the ONNX file and the optimised one into the stage's folder."""
         stage = prepare_onnx(program, folder)
-        if not (folder / OPTIMISED).is_dir():
-            try:
-                with whole_folder(folder / OPTIMISED) as building:
-                    optimise(stage.path, building / MODEL)
-            except BackendError as failure:
-                raise BackendError(str(failure), self.list_refused(program)) from failure
+        try:
+            with whole_folder(folder / OPTIMISED) as building:
+                optimise(stage.path, building / MODEL)
+        except BackendError as failure:
+            raise BackendError(str(failure), self.list_refused(program)) from failure
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
@@ -82,7 +85,7 @@ class OnnxRuntimeBackend(FileBackend):
         """Open a session on the optimised file."""
         require_precision(self, precision)
         stage = open_optimised(folder)
-        return checked(session_runnable(stage, threads, shared), check_of(folder, "ids"))
+        return with_check(session_runnable(stage, threads, shared), check_of(folder, self.assumed))
 
     def refuses_kind(self, kind: str) -> str | None:
         """Name the provider that this build of ONNX Runtime lacks."""

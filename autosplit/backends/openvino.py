@@ -25,6 +25,10 @@ from autosplit.backends.quiet import quiet
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.valueranges import Assumed
+
+TRIED = "openvino-{}.tried"
+"""The mark of a stage that the compiler took once, by precision."""
 
 WEIGHTLESS: Mapping[str, Any] = {"CACHE_MODE": "OPTIMIZE_SIZE"}
 """Settings of a compiled blob without weights."""
@@ -36,6 +40,7 @@ class OpenVinoBackend(FileBackend):
     name = "openvino"
     exact = False
     native = False
+    assumed: Assumed = "narrow"
     lacks: Mapping[Precision, str] = {}
 
     def missing(self) -> str | None:
@@ -46,26 +51,27 @@ class OpenVinoBackend(FileBackend):
         """List the ops that the ONNX exporter or OpenVINO refuses, by a trial export."""
         return refused_by_onnx(program, lambda path: _compile(path, settings(1, "f32")))
 
+    def is_prepared(self, folder: Path, precision: Precision) -> bool:
+        """Whether the ONNX file is there and was compiled once."""
+        return (folder / TRIED.format(precision)).exists()
+
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
         """Write the ONNX file to the stage's folder, and compile it once: a crash of the compiler must not be a worker's."""
-        tried = folder / f"openvino-{precision}.tried"
-        stage = prepare_onnx(program, folder)
-        if not tried.exists():
-            compiled_model(stage, settings(1, precision))
-            tried.touch()
+        compiled_model(prepare_onnx(program, folder), settings(1, precision))
+        (folder / TRIED.format(precision)).touch()
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
     ) -> Runnable:
         """Compile the ONNX file."""
         require_precision(self, precision)
-        stage = replace(open_onnx(folder), check=check_of(folder, "narrow"))
+        stage = replace(open_onnx(folder), check=check_of(folder, self.assumed))
         return compiled_runnable(stage, compiled_model(stage, settings(threads, precision)))
 
     def load_streams(self, folder: Path, threads: int, streams: int, precision: Precision = "f32") -> Streams:
         """Compile the ONNX file for ``streams`` requests at once."""
         require_precision(self, precision)
-        stage = replace(open_onnx(folder), check=check_of(folder, "narrow"))
+        stage = replace(open_onnx(folder), check=check_of(folder, self.assumed))
         return OpenVinoStreams(stage, compiled_model(stage, settings(threads, precision, streams)), streams)
 
     def refuses_kind(self, kind: str) -> str | None:
@@ -217,14 +223,11 @@ def core() -> Any:
 
     OpenVINO reports its first import over the network, from a thread that stays. Without that package it does not.
     """
-    telemetry = sys.modules.get("openvino_telemetry")
-    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
-    try:
-        import openvino
-    finally:
-        sys.modules.pop("openvino_telemetry")
-        if telemetry is not None:
-            sys.modules["openvino_telemetry"] = telemetry
+    held = sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    if held is None:
+        del sys.modules["openvino_telemetry"]
     return openvino.Core()
 
 

@@ -52,12 +52,12 @@ def devices(given: showoptions.Shown) -> None:
 
 def _conformance(given: showoptions.Shown) -> None:
     """The operators that were tried for the installed versions, and what backends compute otherwise than eager."""
-    from autosplit.backends import conformance
+    from autosplit.backends import faultstore
     from autosplit.backends.base import installed
     from autosplit.commands.report import table
 
-    tables = {backend: conformance.table(backend) for backend in conformance.TRIED if backend in installed()}
-    rows = conformance.rows(tables)
+    tables = {backend: faultstore.table(backend) for backend in faultstore.TRIED if backend in installed()}
+    rows = faultstore.rows(tables)
     tried = [
         {"backend": backend, "cases": len(cases), "with faults": sum(map(bool, cases.values()))}
         for backend, cases in tables.items()

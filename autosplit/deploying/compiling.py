@@ -1,20 +1,14 @@
-"""Compile a model for a backend that takes long, in a process of its own, so that a time limit and Ctrl-C end it."""
+"""Compile a model for a backend that takes long, in a process apart, so that a time limit and Ctrl-C end it."""
 
-import contextlib
-import os
-import signal
-import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from pathlib import Path
 
-from autosplit.backends.apart import stay
+from autosplit.backends.apart import ask, end_idle
 from autosplit.backends.base import get_backend
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.accelerators import is_accelerator
-from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
-from autosplit.errors import AutosplitError, BackendError, UsageError
+from autosplit.errors import AutosplitError, BackendError, DeadlineError, UsageError
 from autosplit.progress import Progress, between, quiet
-from autosplit.running.modules import StageFolder
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import load_stage, unsplit
 from autosplit.values.machine import Machine
@@ -33,9 +27,6 @@ MOST_TIMES_EAGER = 2.5
 """TorchInductor calls eager's kernels for matrix products and convolutions. With a process a core, where another backend was
 further ahead of eager, it stayed 10 to 66 % behind that one (MobileNetV2, ResNet-50, GPT-2), on BERT 5 %; where it was 2.1 to
 2.4 times as fast, inductor was ahead of it on ConvNeXt and level on T5 (``benchmarks/models.json``)."""
-
-LOOK_S = 0.25
-"""Seconds between two checks of the process that compiles."""
 
 
 def compile_baselines(
@@ -116,41 +107,19 @@ def compile_whole(
     Raises: BackendError: the backend refuses the model, or takes longer. WorkerError: the process died.
     """
     program = unsplit(traced)
-    folder = workspace.save(program)
-    worker = spawn_worker("autosplit.deploying.compiling:serve", name=f"compiling for {backend}")
-    begun_s = time.monotonic()
+    folder, doing = workspace.save(program), f"during compiling for {backend}"
     try:
-        with contextlib.suppress(ConnectionError):  # the worker has died; ``receive`` reports how
-            worker.connection.send(StageFolder(folder, backend, precision, program.packages, trust=True))
-        while not worker.connection.poll(LOOK_S):
-            taken_s = time.monotonic() - begun_s
-            if taken_s > limit_s:
-                raise BackendError(f"{backend} had not compiled the model after {limit_s:.0f} s; allow more with a larger budget")
-            tell(taken_s / limit_s)
-        fault = receive(worker, LOOK_S, f"compiling for {backend}")
-    finally:
-        _end(worker)
-    if fault:
-        raise BackendError(fault)
-
-
-def serve(connection: Connection) -> None:
-    """The whole life of the process that compiles: it takes one stage, and answers with the fault, or ''."""
-    stage: StageFolder = connection.recv()
-    stay()
-    try:
-        stage.import_packages()
-        get_backend(stage.backend).prepare(load_stage(stage.folder, trust=stage.trust), stage.folder, stage.precision)
-    except AutosplitError as failure:
-        connection.send(str(failure))
+        ask(_prepare, backend, folder, precision, doing=doing, packages=program.packages, limit_s=limit_s, tell=tell)
+    except DeadlineError:
+        late = f"{backend} had not compiled the model after {limit_s:.0f} s; allow more with a larger budget"
+        raise BackendError(late) from None
+    except AutosplitError:
+        raise
     except Exception as failure:
-        connection.send(f"{stage.backend} could not compile the model: {type(failure).__name__}: {failure}")
-    else:
-        connection.send("")
+        raise BackendError(f"{backend} could not compile the model: {type(failure).__name__}: {failure}") from None
+    finally:
+        end_idle()
 
 
-def _end(worker: WorkerProcess) -> None:
-    """End the process and the compilers that it called, which are in its process group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(worker.pid, signal.SIGKILL)
-    worker.close()
+def _prepare(backend: str, folder: Path, precision: Precision) -> None:
+    get_backend(backend).prepare(load_stage(folder, trust=True), folder, precision)

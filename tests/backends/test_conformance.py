@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import autosplit
-from autosplit.backends import conformance
+from autosplit.backends import conformance, faultstore
 from autosplit.backends.apart import apart
 from autosplit.backends.base import get_backend
 from autosplit.backends.eager import program_runnable
@@ -124,7 +124,7 @@ def test_reasons_name_the_values_and_both_results(reports: Traced) -> None:
 
 def test_outcomes_are_kept_and_shown(reports: Traced) -> None:
     conformance.refused(reports, "openvino")
-    shown = [row for row in conformance.rows(["openvino"]) if row["case"].startswith("aten.floor_divide.default(float32")]
+    shown = [row for row in faultstore.rows(["openvino"]) if row["case"].startswith("aten.floor_divide.default(float32")]
     assert shown and shown[0]["values"] == "finite" and shown[0]["backend"] == "openvino"
 
 

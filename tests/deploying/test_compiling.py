@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import autosplit
+from autosplit.backends import apart
 from autosplit.backends.base import installed
 from autosplit.deploying import compiling
 from autosplit.deploying.compiling import LEAST_COMPILE_S, compile_baselines
@@ -49,14 +50,15 @@ def planned(traced: Traced, eager_s: float, other_s: float) -> tuple[Plan, Profi
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
-    """The processes that compile."""
+    """The processes that compile; those of other tests are not asked."""
+    apart.end_idle()
     found: list[WorkerProcess] = []
 
     def spawn(target: str, **settings: str) -> WorkerProcess:
         found.append(spawn_worker(target, **settings))  # type: ignore[arg-type]
         return found[-1]
 
-    monkeypatch.setattr(compiling, "spawn_worker", spawn)
+    monkeypatch.setattr(apart, "spawn_worker", spawn)
     return found
 
 
@@ -104,7 +106,7 @@ def test_a_killed_compiler_is_a_reason_and_not_the_end(
     mlp: Traced, workspace: Workspace, started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, profile = planned(mlp, 1.0, 1.0)
-    monkeypatch.setattr(compiling, "LOOK_S", 0.05)
+    monkeypatch.setattr(apart, "LOOK_S", 0.05)
     ready, reasons = compile_baselines(
         ["inductor"], (mlp, profile), plan, ONE, workspace, 60, lambda *now: started and started[0].kill()
     )
@@ -114,14 +116,14 @@ def test_a_killed_compiler_is_a_reason_and_not_the_end(
 def test_a_compiler_that_died_before_it_was_asked_is_a_worker_that_died(
     mlp: Traced, workspace: Workspace, started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spawn = compiling.spawn_worker
+    spawn = apart.spawn_worker
 
     def spawn_and_kill(target: str, **settings: str) -> WorkerProcess:
         worker = spawn(target, **settings)  # type: ignore[arg-type]
         worker.kill()
         return worker
 
-    monkeypatch.setattr(compiling, "spawn_worker", spawn_and_kill)
+    monkeypatch.setattr(apart, "spawn_worker", spawn_and_kill)
     with pytest.raises(WorkerError, match="was killed by SIGKILL during compiling for eager"):
         compiling.compile_whole(mlp, "eager", "f32", workspace, 60, lambda share: None)
 
