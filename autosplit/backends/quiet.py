@@ -1,14 +1,11 @@
-"""Keep exporters and compilers from printing while a stage is converted, and their processes out of the current folder."""
+"""Keep exporters and compilers from printing while a stage is converted."""
 
 import contextlib
 import io
 import logging
-import os
 import threading
 import warnings
 from collections.abc import Iterator
-
-from autosplit.children import variables_for_torch
 
 LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch._inductor")
 
@@ -21,8 +18,6 @@ _restoring = contextlib.ExitStack()
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Hold back warnings, prints and log lines below ERROR, of all threads; exceptions pass.
-
-    Python processes that start meanwhile import no modules of the current folder.
 
     Stages are converted side by side. The first block that opens redirects, and the last one that closes restores: if each
     restored what it found, the program's stdout could stay the buffer of another thread.
@@ -46,14 +41,10 @@ def _held_back() -> Iterator[None]:
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
-    added = {name: value for name, value in variables_for_torch().items() if name not in os.environ}
-    os.environ |= added
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)

@@ -18,7 +18,7 @@ from concurrent.futures import Future, wait
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from autosplit.children import python_running, variables_for_torch
+from autosplit.children import python_running
 from autosplit.devices.forking import Fork, Reap, send_descriptors
 from autosplit.devices.limits import refusal, refusals_named
 from autosplit.errors import RefusedError, WorkerError
@@ -72,7 +72,7 @@ class ForkServer:
             tunables = ":".join(filter(None, (NO_THREAD_CACHE, os.environ.get("GLIBC_TUNABLES"))))
             self._process = subprocess.Popen(
                 python_running(code, str(theirs.fileno()), str(os.getpid()), *PRELOADED),
-                env={**variables_for_torch(), **os.environ, "GLIBC_TUNABLES": tunables, **one},
+                env={**os.environ, "GLIBC_TUNABLES": tunables, **one},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from autosplit.children import variables_for_torch
 from autosplit.devices import forkserver
 from autosplit.devices.forking import Fork
 from autosplit.devices.limits import affinity
@@ -222,7 +223,7 @@ def spawn_worker(
                 (theirs.fileno(), *filter(_is_open, (1, 2)), *fds),
                 tuple(cores),
                 num_threads,
-                {**os.environ, "OMP_NUM_THREADS": size, "MKL_NUM_THREADS": size},
+                {**variables_for_torch(), **os.environ, "OMP_NUM_THREADS": size, "MKL_NUM_THREADS": size},
                 tuple(entry or folder for entry in sys.path),
                 folder,
             )
