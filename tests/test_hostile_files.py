@@ -47,7 +47,8 @@ from autosplit.planning.givensplits import read_given
 from autosplit.reports.accuracy import Run, StageRun
 from autosplit.scratch import private_folder, sweep
 from autosplit.searching.candidates import Job
-from autosplit.searching.tuning import open_study, space
+from autosplit.searching.journal import open_study
+from autosplit.searching.tuning import space
 from autosplit.serving.pipelineconfig import PipelineConfig
 from autosplit.serving.pipelinefile import FILE, load_config, save_config
 from autosplit.tracing.capturing import trace
@@ -143,7 +144,7 @@ def mutate_bytes(data: bytes, chance: random.Random) -> bytes:
     if way == 2:
         return data[:second] + data[first:second] * 2 + data[second:]
     changed = bytearray(data)
-    for _ in range(chance.choice([1, 1, 4, 64])):
+    for _ in range(chance.choice([1, 1, 4, 64]) if data else 0):
         changed[chance.randrange(min(len(data), chance.choice([64, len(data)])))] = chance.choice([0, 1, 127, 128, 255, 91, 34])
     return bytes(changed)
 

@@ -38,7 +38,7 @@ LAYERS = """
     deploying/    checking workspace footprints setup calling service compiling microbatching sidebyside screening halving
     deploying/    comparing
     measuring
-    searching/    correcting candidates tuning loop
+    searching/    correcting candidates tuning journal loop
     clusters/     sockets handshake listener frames hostlinks segments runningsegment agent localnodes raynodes fleet
     clusters/     hostsfeed replanning remote relaycost devicelinks hostprofile cluster
     bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping partchain
@@ -73,7 +73,7 @@ ORDER = {name: rank for rank, name in enumerate([*ABOVE, *BELOW])}
 
 ALLOWED = {
     "ortools": {"memory.packing", "planners.bounds", "planners.cpsat", "planners.latency", "planners.noncontiguous"},
-    "optuna": {"searching.tuning"},
+    "optuna": {"searching.tuning", "searching.journal"},
     "pandas": {"tables", "figures"},
     "matplotlib": {"figures"},
     "plotly": {"pages.charts", "pages.document"},
@@ -82,7 +82,6 @@ ALLOWED = {
         "devices.forkserver",
         "devices.processes",
         "backends",
-        "deploying.compiling",
         "measuring",
         "running",
     },

@@ -22,7 +22,8 @@ from autosplit.progress import Progress, quiet
 from autosplit.reports.outcomes import PLAN
 from autosplit.searching.candidates import EXPLAIN_S, Job, Subject, Trial
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
-from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, open_study, space
+from autosplit.searching.journal import open_study
+from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, space
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -92,8 +93,7 @@ def search(
         job: the machine and the demands.
         subject: the model, traced for whole requests, and its profile.
         budget_s: seconds for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
-            own limit. 0 returns the planner's answer from the profile alone, and so does a small budget (``SMALL_S``) where the
-            stages of that answer ran in an earlier search, which the store remembers.
+            own limit. 0 returns the planner's answer from the profile alone. So does ``SMALL_S`` where its stages ran before.
         journal: a file of Optuna's trials, so that a search that was stopped continues. Another question begins anew in it.
         workspace, hosts: as for ``SideBySide``.
         progress: called with the share of the budget that is spent, for the step ``search``.

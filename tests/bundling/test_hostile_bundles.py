@@ -31,7 +31,7 @@ from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import split
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
-from tests.test_hostile_files import MOST_MESSAGE, NUM_CASES, mutated
+from tests.test_hostile_files import MOST_MESSAGE, NUM_CASES, mutate_bytes, mutated
 
 Change = Callable[[random.Random], None]
 RUNTIMES = ["onnxruntime", "openvino"]
@@ -114,22 +114,6 @@ def test_the_driver_runs_another_manifest_or_raises_value_error(network, folder,
     tried(attempt, ValueError)
 
 
-def damage(data: bytes, chance: random.Random) -> bytes:
-    """Bytes replaced, cut out, doubled or cut off."""
-    first, second = sorted(chance.choices(range(len(data) + 1), k=2))
-    way = chance.randrange(4)
-    if way == 0:
-        return data[:first]
-    if way == 1:
-        return data[:first] + data[first : min(second, first + 100)] * 2 + data[first:]
-    if way == 2:
-        return data[:first] + data[min(second, first + 100) :]
-    out = bytearray(data)
-    for _ in range(chance.choice([1, 4, 30]) if out else 0):
-        out[chance.randrange(len(out))] = chance.randrange(256)
-    return bytes(out)
-
-
 ENTRY, END = b"PK\1\2", b"PK\5\6"
 FIELDS = {4: "H", 6: "H", 8: "H", 10: "H", 16: "I", 20: "I", 24: "I", 28: "H", 30: "H", 32: "H", 34: "H", 38: "I", 42: "I"}
 """Place and format of the numbers in an entry of the table of a ZIP archive."""
@@ -154,7 +138,7 @@ def lie(data: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("change", [damage, lie])
+@pytest.mark.parametrize("change", [mutate_bytes, lie])
 def test_a_changed_archive_is_the_same_bundle_or_refused(change, folder, tmp_path) -> None:
     path = tmp_path / "app.zip"
     pack(folder, path)
@@ -204,7 +188,7 @@ def change_initializer(tensor: onnx.TensorProto, chance: random.Random) -> None:
         del tensor.dims[:]
         tensor.dims.extend(chance.choice([[], [0], [-1], [2**62, 4], [2**40], [8, 8, 8], [64], [8, 8]]))
     elif way == 3:
-        tensor.raw_data = damage(tensor.raw_data, chance)
+        tensor.raw_data = mutate_bytes(tensor.raw_data, chance)
     elif way == 4:
         tensor.ClearField("raw_data")
         getattr(tensor, chance.choice(["float_data", "int32_data", "int64_data"])).extend([1] * chance.choice([0, 1, 64]))
@@ -234,7 +218,7 @@ def test_a_stage_with_other_initializers_is_a_split_or_refused(traced, tmp_path)
                 for _ in range(chance.choice([0, 0, 1, 2, 3])):
                     change_initializer(tensor, chance)
             out = model.SerializeToString()
-            path.write_bytes(damage(out, chance) if chance.random() < 0.2 else out)
+            path.write_bytes(mutate_bytes(out, chance) if chance.random() < 0.2 else out)
         found = from_onnx_stages(files, traced, machine)
         assert [op for stage in found.stages for op in stage] == ops
 

@@ -21,8 +21,9 @@ from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.searching import loop
 from autosplit.searching.candidates import Job, Trial
+from autosplit.searching.journal import open_study
 from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, SearchResult, _Hunt, search
-from autosplit.searching.tuning import Study, first_trials, open_study, space
+from autosplit.searching.tuning import Study, first_trials, space
 from autosplit.tracing.differing import NumericalError
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value
