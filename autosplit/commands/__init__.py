@@ -2,7 +2,7 @@
 
 ::
 
-    options, (exchange, bundle, show)options  the options of each command: flags, keys of an options file, and help
+    options and modules named so  the options of each command: flags, keys of an options file, and help
     flags, flagfaults, configfile             flags become options; faults are found before any work is done
     machines, console, report, reasons        the machine that a command is given; how results and failures are shown
     measuring     devices, profile            searching      search

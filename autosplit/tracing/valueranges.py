@@ -31,27 +31,10 @@ HUGE = 1e30
 MOST_CONSTANTS = 1 << 20
 """Largest number of elements of a constant that is computed."""
 
-MOVING = frozenset(
-    (
-        *(
-            "view",
-            "reshape",
-            "_unsafe_view",
-            "expand",
-            "permute",
-            "transpose",
-            "t",
-            "slice",
-            "select",
-            "unsqueeze",
-            "squeeze",
-            "clone",
-            "contiguous",
-            "alias",
-            "detach",
-        ),
-        *("flip", "roll", "split", "split_with_sizes", "chunk", "unbind", "repeat", "unfold", "diagonal", "narrow"),
-    )
+MOVING = (
+    {"view", "reshape", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze"}
+    | {"slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "unfold", "diagonal"}
+    | {"clone", "contiguous", "alias", "detach", "flip", "roll", "repeat"}
 )
 """Operators that only move values, through which a limit of an index holds for the value that it was made of."""
 
