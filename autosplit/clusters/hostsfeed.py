@@ -2,7 +2,7 @@
 
 ::
 
-    enter -> AdmissionQueue -> first host ... last host -> inbox -> the thread: order, deliver, feed waiting requests
+    enter -> AdmissionQueue -> first host ... last host -> inbox -> the thread: deliver, feed waiting requests
 
 Requests keep their inputs until they are answered, so they can run again on other hosts once a host is lost.
 """
@@ -74,7 +74,6 @@ class HostsFeed(Answering):
         inbox: what comes back from the hosts of the route, and of each later one.
         outputs: names of the outputs, in the order of answers.
         room: requests that may wait while the window is full.
-        in_order: whether answers come in the order of admission.
         replace: called with a lost host; returns the route with which the requests go on. Raises: AutosplitError: there is none.
     """
 
@@ -85,16 +84,13 @@ class HostsFeed(Answering):
         outputs: Sequence[str],
         *,
         room: int,
-        in_order: bool,
         replace: Callable[[Lost, Route], Route],
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="autosplit-hosts", daemon=True)
         self._changed = SafeCondition()
-        self._route, self._inbox, self._replace, self._room, self._in_order = route, inbox, replace, room, in_order
+        self._route, self._inbox, self._replace, self._room = route, inbox, replace, room
         self._queue, self._answers = AdmissionQueue(), Answers(outputs, [self._thread])
         self._running: dict[int, tuple[Request, int]] = {}
-        self._done: set[int] = set()
-        """Numbers of running requests whose result is here and which wait for earlier ones."""
         self._num_fed = self._num_answered = 0
         self._is_open = self._is_feeding = True
         self.failure: AutosplitError | None = None
@@ -204,22 +200,16 @@ class HostsFeed(Answering):
     def _settle(self, answered: Answered) -> list[Request]:
         """Note a result, feed waiting requests, and return the requests to be answered now."""
         with self._changed:
+            ready = []
             if answered.number in self._running:
-                request, _ = self._running[answered.number]
+                request, _ = self._running.pop(answered.number)
                 request.made_ns = time.monotonic_ns()
                 if answered.values is None:
                     request.error = error_of(answered.error)
                 else:
                     request.values = answered.values
-                self._done.add(answered.number)
-            ready = []
-            for number in list(self._running):
-                if number in self._done:
-                    ready.append(self._running.pop(number)[0])
-                    self._done.discard(number)
-                elif self._in_order:
-                    break
-            self._num_answered += len(ready)
+                ready.append(request)
+                self._num_answered += 1
             ready += self._feed_waiting()
             self._entrance.call_at_half(self._queue.num_waiting, self._room)
             self._changed.notify_all()
@@ -235,8 +225,7 @@ class HostsFeed(Answering):
             self.pace.size = route.window
             self.restarts += 1
             for number, (request, priority) in self._running.items():
-                if number not in self._done:
-                    route.send(number, request.inputs, priority, request.deadline_ns)
+                route.send(number, request.inputs, priority, request.deadline_ns)
             late = self._feed_waiting()
             self._call()
         self._answers.deliver(late)

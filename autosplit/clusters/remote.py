@@ -48,7 +48,7 @@ class HostsPipeline(Pipeline):
         cluster: the hosts.
         stages, inputs, outputs: as for Pipeline; each device is on a host.
         replan: finds stages for the hosts that are left; None gives up with the first host.
-        settings: ``room`` and ``in_order``, as for Pipeline.
+        room: as for Pipeline.
     """
 
     def __init__(
@@ -60,12 +60,11 @@ class HostsPipeline(Pipeline):
         *,
         replan: Replanner | None = None,
         room: int | None = None,
-        in_order: bool = True,
     ) -> None:
         self._cluster, self._replan = cluster, replan
         self.replanned: list[str] = []
         """A sentence for each host that was lost and replaced."""
-        super().__init__(stages, inputs, outputs, room=room, in_order=in_order)
+        super().__init__(stages, inputs, outputs, room=room)
 
     def close(self, *, drain: bool = True) -> None:
         """End as ``Pipeline.close``, on all hosts."""
@@ -91,7 +90,7 @@ class HostsPipeline(Pipeline):
     def _open(self, wiring: Wiring) -> None:
         inbox: Inbox = Inbox()
         deployment = HostsDeployment(self._cluster, wiring, inbox)
-        feed = HostsFeed(deployment, inbox, wiring.outputs, room=self._room, in_order=wiring.in_order, replace=self._without)
+        feed = HostsFeed(deployment, inbox, wiring.outputs, room=self._room, replace=self._without)
         self._inbox = inbox
         self._deployment = self._monitor = deployment  # type: ignore[assignment]
         self._executor = deployment.feed = feed  # type: ignore[assignment]
@@ -105,7 +104,7 @@ class HostsPipeline(Pipeline):
             raise WorkerError(f"{what}. Its stages have no other host; open the pipeline again without it.")
         try:
             stages = self._replan(self._cluster.machine)
-            wiring = wire(stages, self.wiring.inputs, self.wiring.outputs, None, self.wiring.in_order)
+            wiring = wire(stages, self.wiring.inputs, self.wiring.outputs)
             deployment = HostsDeployment(self._cluster, wiring, self._inbox)
         except AutosplitError as failure:
             raise WorkerError(f"{what}, and the hosts that are left cannot take its stages: {failure}") from None
@@ -310,7 +309,6 @@ class HostsDeployment:
                 outputs=segment.outputs,
                 num_slots=self._slots[number],
                 route=() if is_last else segments[number + 1].hosts,
-                in_order=self._wiring.in_order,
                 sources=segments[number - 1].hosts if number else (DRIVER,),
             )
             own = {names[folder]: files[names[folder]] for folder in map(_folder, segment.stages)}

@@ -43,7 +43,6 @@ class SegmentOrder:
         inputs, outputs: the values that come in and go on.
         num_slots: most requests in the segment.
         route: the hosts of the next segment; request ``k`` goes to ``route[k % len(route)]``. Empty for the driver.
-        in_order: whether answers come in the order of admission; if not, urgent requests overtake others at every stage.
         sources: the hosts that send requests, each over one connection.
     """
 
@@ -54,7 +53,6 @@ class SegmentOrder:
     outputs: tuple[TensorSpec, ...]
     num_slots: int
     route: tuple[str, ...]
-    in_order: bool = True
     sources: tuple[str, ...] = (DRIVER,)
 
 
@@ -66,7 +64,7 @@ class RunningSegment(Receiver):
         self._route = order.route or ("",)
         self._host = host
         names = [[spec.name for spec in specs] for specs in (order.inputs, order.outputs)]
-        self.pipeline = Pipeline(order.stages, names[0], names[1], in_order=order.in_order)
+        self.pipeline = Pipeline(order.stages, names[0], names[1])
         self._sources: dict[str, Connection] = {}
         self._targets: dict[str, Connection] = {}
         self._running: dict[int, Future[Tensors] | None] = {}

@@ -7,7 +7,6 @@ The modules, in the order of their use::
     ring            shared memory: tensors, from one sender to one receiver; copying: into and out of it
     statusblock     shared memory: deadlines and priorities of requests, and the state of each worker
     messages        what the host and a worker say to each other
-    inbox           the requests that lie ready for a worker, where they may overtake each other
     stageworker     the loop of one stage replica: messages, requests; nullworker: the same loop in a thread
     stagerings      a worker's ends of its rings; lookahead: requests begun early; versions: a stage's weights
     provisioner     puts the stages on their devices, all or none
@@ -35,7 +34,7 @@ In code::
         ...
     ]
     with Pipeline(stages, inputs=graph.inputs, outputs=graph.outputs) as pipeline:
-        answers = pipeline.run_many(requests)        # a request is a sequence of tensors; answers in order
+        answers = pipeline.run_many(requests)        # a request is a sequence of tensors; answers in their order
         for answer in pipeline.stream(requests):     # for any number of requests: few are in memory at a time
             ...
         future = pipeline.submit(request, priority=0, deadline_s=None, timeout_s=None)

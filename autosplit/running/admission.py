@@ -150,8 +150,6 @@ class Admission:
         self._is_feeding = True
         self._filling: Request | None = None
         """The request whose caller fills its slots now; none is fed until it is done."""
-        self._last_awaited = -1
-        """Number of the last request in flight that a caller may wait for alone."""
         self._idle = False
         """Whether the executor's thread waits for more than the next result."""
 
@@ -170,7 +168,7 @@ class Admission:
                     raise self._no_room()
                 self._check_open()
                 if self._may_feed():  # then the queue is empty
-                    return self._feed(request, priority)
+                    return self._feed(request)
                 self.queue.push(request, priority)
             finally:  # a request that is late, for example, will not end and call the next caller
                 if not (self.queue or self._in_flight):
@@ -197,7 +195,7 @@ class Admission:
                 raise self._no_room()
         return not request.answered
 
-    def fill(self, request: Request, priority: int) -> list[Request]:
+    def fill(self, request: Request) -> list[Request]:
         """Feed a request whose inputs lie in its slots, and then waiting ones; return those to be answered now.
 
         Raises: RefusedError, WorkerError: the pipeline was closed or has given up meanwhile. UsageError: it was given up. Then
@@ -209,7 +207,7 @@ class Admission:
             if request is not self._filling:  # another thread gave it up, and its slots are those of another request
                 raise spent()
             self._filling = None
-            late = [request] if self._feed(request, priority) else []
+            late = [request] if self._feed(request) else []
             late += self._feed_waiting()
             self._call()
         return late
@@ -294,8 +292,8 @@ class Admission:
         From here to ``awake``, a request that a caller waits for alone wakes the thread.
         """
         in_flight = self._in_flight
-        alone = self._last_awaited >= in_flight.num_answered or self.queue.num_waiting > 0
-        self._idle = in_flight.in_order and in_flight.pace.num_soon > 1 and in_flight.num_running > 0 and not alone
+        alone = in_flight.num_awaited > 0 or self.queue.num_waiting > 0
+        self._idle = in_flight.pace.num_soon > 1 and in_flight.num_running > 0 and not alone
         return in_flight.pace.num_soon if self._idle else 1
 
     def awake(self) -> None:
@@ -341,12 +339,12 @@ class Admission:
         """Feed waiting requests while the window has room (the lock is held); return those to be answered with their error."""
         late = []
         while self.queue and self._may_feed():
-            request, priority = self.queue.pop()
-            if self._feed(request, priority):
+            request, _ = self.queue.pop()
+            if self._feed(request):
                 late.append(request)
         return late
 
-    def _feed(self, request: Request, priority: int) -> bool:
+    def _feed(self, request: Request) -> bool:
         """Feed a request, unless it was cancelled; True if it is to be answered with its error (the lock is held)."""
         if request.deadline_ns and request.expired():
             return True
@@ -360,10 +358,8 @@ class Admission:
             self._filling, request.sequence = request, self._in_flight.lanes.peek()
             request.wake()
             return False
-        self._in_flight.add(request, priority)
-        if request.awaited:
-            self._last_awaited = request.number
-            if self._idle:
-                self._wake()
+        self._in_flight.add(request)
+        if request.awaited and self._idle:
+            self._wake()
         self._inputs.write(request)
         return False

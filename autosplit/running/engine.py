@@ -65,12 +65,12 @@ class Engine(ABC):
 
         Args:
             inputs: one tensor for each input, with the shapes and dtypes that the pipeline was built for.
-            priority: lower is sooner, then arrival counts: in the admission queue, and at every stage if not ``in_order``.
+            priority: lower leaves the admission queue sooner; then arrival counts.
             deadline_s: seconds from now after which no stage begins the request; a request in its last stage is answered.
             timeout_s: seconds to wait for room in the admission queue; None waits without limit, 0 refuses at once.
             returns: makes the future's result of the outputs; by default they are the result.
-            in_place: leave the outputs in the ring, where that is possible (one stage brings all of them, and answers keep
-                their order), until ``release`` of the future or the end of the pipeline. A stage waits for a free slot while
+            in_place: leave the outputs in the ring, where that is possible (one stage brings all of them), until ``release`` of
+                the future or the end of the pipeline. A stage waits for a free slot while
                 all of them are lent.
         Raises:
             UsageError: the inputs do not fit, or a setting is not understood.
@@ -175,7 +175,7 @@ class Engine(ABC):
 
     @property
     def num_answered(self) -> int:
-        """Requests that have their answer, as all requests before them."""
+        """Requests that have their answer."""
         return self._executor.occupancy().num_answered
 
     @property
@@ -211,7 +211,7 @@ class Engine(ABC):
     def made_ns(self, count: int) -> list[list[int]]:
         """Times at which the last stage computed the last ``count`` requests (at most 16,384), ascending, for each lane.
 
-        Monotonic nanoseconds. The host may take an answer later: together with others, or after those of earlier requests.
+        Monotonic nanoseconds. The host may take an answer later, together with others.
         """
         lanes: dict[int, list[int]] = {}
         for one in self._executor.last_times()[-count:]:

@@ -3,7 +3,7 @@
 ::
 
     submit -> Admission -> InputRings -> stages -> ResultRings -> InFlight -> Answers
-              (queue)                                             (order)
+              (queue)
 
 The caller feeds its request if the window has room; otherwise the thread feeds it once another request ends. The thread
 waits for results, the death of a worker, a deadline in the queue, and the end.
@@ -110,7 +110,7 @@ class Executor(Answering):
     def fill(self, request: Request, priority: int) -> AnswerFuture:
         """Feed a request whose slots were filled: see ``Feed.fill``."""
         future = self._future(request)
-        self._answers.deliver(self._admission.fill(request, priority))
+        self._answers.deliver(self._admission.fill(request))
         return future
 
     def leave(self, request: Request) -> None:

@@ -18,7 +18,6 @@ import torch
 from autosplit.errors import AutosplitError, DeadlineError, StageError
 from autosplit.memory.slots import HOST
 from autosplit.running.copying import CopyPool
-from autosplit.running.inbox import Inbox
 from autosplit.running.lanes import Lanes
 from autosplit.running.provisioner import Deployment
 from autosplit.running.request import Request, Tensors
@@ -100,8 +99,6 @@ class ResultRing:
     first: int
     every: int
     next: int
-    inbox: Inbox | None
-    """Takes results in the order in which they come, where requests may overtake each other."""
     lends: bool
     """Whether answers may be read in its slots: they keep their order, and no other ring brings a part of them."""
 
@@ -109,32 +106,25 @@ class ResultRing:
         """Expect the oldest unfinished request of this ring next."""
         base = lanes.base(self.first)
         self.next = base + (self.first - base) % self.every
-        if self.inbox is not None:
-            self.inbox.restart()
 
     def last_of(self, num_results: int, lanes: Lanes) -> int:
         """The request to wait for if ``num_results`` of those that were fed are to be taken together."""
         ahead = min(num_results, lanes.next(self.first) - self.next) - 1
         return self.next + max(0, ahead) // self.every * self.every
 
-    def ready(self, until: int) -> bool:
-        """Whether a result is here; in order: that of request ``until``."""
-        return self.end.ready(until) if self.inbox is None else self.inbox.waits()
-
     def take(self) -> Iterator[tuple[int, Slot]]:
         """The requests whose results are here, with their slots."""
-        if self.inbox is not None:
-            while (found := self.inbox.pick()) is not None:
-                yield found[0], found[1][0]
-            return
         while self.end.ready(sequence := self.next):
             self.next += self.every
             yield sequence, self.end.acquire(sequence)
 
     def read(self, slot: Slot, request: Request) -> None:
         """Copy a result, or its error, into the request, and free the slot; or lend the slot to the caller."""
-        request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
         request.tokens -= 1
+        if request.answered:  # it ran again beside an older request
+            self.end.release(request.sequence)
+            return
+        request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
         if slot.header[FLAG] == DATA and request.in_place and self.lends:
             request.values |= zip(self.copies, slot.tensors, strict=True)
             self.end.lend(request.sequence)
@@ -162,13 +152,12 @@ class ResultRings:
         wiring = deployment.wiring
         self._deployment = deployment
         self._rings: list[ResultRing] = []
-        lends = wiring.in_order and sum(channel.target == HOST for channel in wiring.channels) == 1
+        lends = sum(channel.target == HOST for channel in wiring.channels) == 1
         for channel, rings in zip(wiring.channels, deployment.rings, strict=True):
             for first, ring in enumerate(rings if channel.target == HOST else ()):
                 end = RingEnd(ring, sends=False)
                 copies = {spec.name: CopyPool(spec, 4 * wiring.most_in_flight) for spec in channel.specs}
-                inbox = None if wiring.in_order else Inbox([[end]], deployment.status_block)
-                self._rings.append(ResultRing(end, copies, first, channel.every, first, inbox, lends))
+                self._rings.append(ResultRing(end, copies, first, channel.every, first, lends))
         self._ring_fds = {ring.end.fd for ring in self._rings}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.RLock()
@@ -213,9 +202,9 @@ class ResultRings:
         """
         here = False
         for ring in self._rings:
-            until = ring.last_of(num_results, lanes) if ring.inbox is None else 0
+            until = ring.last_of(num_results, lanes)
             ring.end.fall_asleep(until)
-            here = ring.ready(until) or here
+            here = ring.end.ready(until) or here
         found = {fd for fd, _ in self._poll.poll(0 if here else patience_ms)}
         for ring in self._rings:
             ring.end.wake_up(called=ring.end.fd in found)

@@ -7,7 +7,6 @@ requests keep the stages busy::
     in flight  0 1 2 3 4 5 6 7      the host wakes when 3 is done, takes 0 1 2 3, feeds 8 9 10 11
 """
 
-from collections import deque
 from collections.abc import Sequence
 
 from autosplit.errors import WorkerError
@@ -52,14 +51,15 @@ class Pace:
 class InFlight:
     """The requests in flight; the executor holds its lock around each call that changes them.
 
-    Order: a request is answered when it is the first one of those without an answer, and only the executor's thread answers
-    requests that were fed. A restart takes away results and never places, so that dying workers cannot change the order.
+    A request is answered when its own results have arrived, also before older ones. Its place is free once it is the oldest of
+    its lane. A restart takes away results and never places, and requests that have an answer are skipped when they run again.
 
     Attributes:
-        lanes: which numbers requests get.
-        pace: how many requests there may be.
+        lanes: the numbers of requests.
+        pace: the most requests in flight, for now.
         num_fed: requests that were fed so far.
-        in_order: whether answers keep the order of admission.
+        num_running: requests that were fed and have no answer.
+        num_awaited: requests in flight for whose answer alone a caller may wait.
     """
 
     def __init__(self, wiring: Wiring, status_block: StatusBlock) -> None:
@@ -67,12 +67,10 @@ class InFlight:
         self.pace = Pace(wiring.window, wiring.most_in_flight)
         self.num_fed = 0
         self._status_block = status_block
-        self.in_order = wiring.in_order
+        self.num_running = self.num_awaited = 0
         self._num_tokens = sum(channel.target == HOST for channel in wiring.channels)
         self._requests: dict[int, Request] = {}
         """By number: the requests that are not done, or that come after such a request in their lane."""
-        self._unanswered: deque[Request] = deque()
-        """In the order of admission, where answers keep it."""
 
     def __bool__(self) -> bool:
         return bool(self._requests)
@@ -81,63 +79,62 @@ class InFlight:
         return self._requests[sequence]
 
     @property
-    def num_running(self) -> int:
-        """Requests between the first stage and their answer."""
-        return len(self._unanswered) if self.in_order else self.num_fed - self.lanes.bases[0]
-
-    @property
     def num_answered(self) -> int:
-        """Requests that were fed and have their answer, and so have all before them."""
+        """Requests that were fed and have their answer."""
         return self.num_fed - self.num_running
 
     def has_room(self) -> bool:
-        """Whether one more request may be fed."""
-        return self.num_running < self.pace.size
+        """Whether one more request may be fed: there is a place, and so a slot in every ring from the host."""
+        return self.lanes.num_places < self.pace.size
 
-    def add(self, request: Request, priority: int) -> None:
-        """Number a request that is fed now, and tell the stages its deadline and priority."""
+    def add(self, request: Request) -> None:
+        """Number a request that is fed now, and write its deadline for the stages."""
         sequence = request.sequence if request.unfilled else self.lanes.peek()
         self.lanes.take(sequence)
         request.feed(sequence, self.num_fed)
         request.unfilled, request.tokens = False, self._num_tokens
-        self._status_block.describe(sequence, request.deadline_ns, priority, request.number)
+        self._status_block.describe(sequence, request.deadline_ns, request.number)
         self._requests[sequence] = request
-        if self.in_order:
-            self._unanswered.append(request)
         self.num_fed += 1
+        self.num_running += 1
+        self.num_awaited += request.awaited
 
     def settle(self, done: list[Request], times: Sequence[RequestTimes]) -> list[Request]:
-        """Let go of finished requests; return those whose answers are due now.
+        """Let go of finished requests; return those without an answer yet.
 
         Args:
             done: requests whose results are all here.
             times: the times of the last answers, for the pace.
         """
         self.lanes.settle(self._requests)
-        due = [] if self.in_order else done
-        while self._unanswered and self._unanswered[0].tokens == 0:
-            due.append(self._unanswered.popleft())
+        due = [request for request in done if not request.answered]
+        self.num_running -= len(due)
+        self.num_awaited -= sum(request.awaited for request in due)
         self.pace.look(times)
         return due
 
     def skip(self, sequence: int, error: WorkerError | None = None) -> bool:
         """Let the stages skip a request, which fails with ``error`` if there is one; False if it is not in flight."""
         request = self._requests.get(sequence)
-        if request is not None:
-            request.error = error or request.error
-            self._status_block.skip(sequence)
-        return request is not None
+        if request is None or request.answered:
+            return False
+        request.error = error or request.error
+        self._status_block.skip(sequence)
+        return True
 
     def restart(self) -> None:
-        """All requests in flight run again, so all their results are missing again."""
-        for request in self._requests.values():
+        """All requests in flight run again, so all their results are missing again; those with an answer are skipped."""
+        for sequence, request in self._requests.items():
             request.tokens = self._num_tokens
+            if request.answered:
+                self._status_block.skip(sequence)
+                continue
             if request.lent is not None:  # no caller has this answer yet, and it comes again in the same slot
                 request.lent()
 
     def clear(self) -> list[Request]:
-        """Forget all requests; return them."""
-        found = list(dict.fromkeys([*self._unanswered, *self._requests.values()]))
-        self._unanswered.clear()
+        """Forget all requests; return those without an answer."""
+        found = [request for request in self._requests.values() if not request.answered]
         self._requests.clear()
+        self.num_running = self.num_awaited = 0
         return found

@@ -28,6 +28,11 @@ class Lanes:
         self.nexts = list(range(self.num))
         self._last = -1
 
+    @property
+    def num_places(self) -> int:
+        """Requests from the oldest unfinished one of each lane to its newest."""
+        return (sum(self.nexts) - sum(self.bases)) // self.num
+
     def base(self, number: int) -> int:
         """The oldest unfinished request in the lane of a request or replica."""
         return self.bases[number % self.num]

@@ -6,14 +6,13 @@ goes on with what waits, the most urgent first, and then passes its turn on. So 
 With several copies, each has a thread on the cores of its device, and the threads take requests from one queue::
 
     one copy:        enter -> queue -> the thread of a caller, whose turn it is -> answer
-    several copies:  enter -> queue -> a thread of each copy -> answer, in the order in which requests left the queue
+    several copies:  enter -> queue -> a thread of each copy -> answer
 """
 
 import functools
 import logging
 import os
 import threading
-from collections import deque
 
 from autosplit.devices.limits import refusals_named
 from autosplit.errors import AutosplitError, PlanError, RefusedError
@@ -59,12 +58,6 @@ class LocalExecutor(Answering):
         self._pools = [CopyPool(specs[name], room + 1) if name in specs else None for name in wiring.inputs]
         count = len(wiring.stages[0].devices)
         self.pace = FixedPace(count)
-        self._begun: deque[Request] = deque()
-        """With several copies: requests that left the queue and have no answer, in the order of their answers."""
-        self._most_begun = 2 * count
-        """A copy that is this far ahead of a slower one waits for it, so that few answers are kept back."""
-        self._delivering = False
-        """With several copies: whether a thread gives answers; those of other copies are left to it."""
         self.copies: list[StageCopy] = [StageCopy(wiring, 0)] if count == 1 else []
         numbers = range(count if count > 1 else 0)
         self._threads = [threading.Thread(target=self._serve_copy, args=(number,), daemon=True) for number in numbers]
@@ -128,7 +121,7 @@ class LocalExecutor(Answering):
             num_held=self._queue.num_borrowed,
             num_running=self._num_fed - self._num_done,
             window=self.pace.size,
-            num_answered=min(self._num_done, self._num_fed - len(self._begun)),
+            num_answered=self._num_done,
         )
 
     def take_times(self, *, clear: bool) -> list[RequestTimes]:
@@ -259,13 +252,11 @@ class LocalExecutor(Answering):
             self._changed.notify_all()
         while True:
             with self.lock:
-                while not (self._queue and len(self._begun) < self._most_begun):
-                    if not (self._queue or self._is_open):
+                while not self._queue:
+                    if not self._is_open:
                         return
                     self._work.wait()
                 taken = self._take()
-                taken.tokens = 1
-                self._begun.append(taken)
             self._serve(copy, taken)
 
     def _take(self) -> Request:
@@ -280,33 +271,17 @@ class LocalExecutor(Answering):
         self._num_fed += 1
 
     def _serve(self, copy: StageCopy, request: Request) -> None:
-        """Compute a request in the thread of its copy, and give the answers that are due."""
+        """Compute and answer a request in the thread of its copy."""
         try:
             self._compute(copy, request)
         except BaseException:  # SystemExit in the stage, for example
             log.exception("request %d ended the thread of its copy, which goes on with others", request.number)
         with self.lock:
-            request.tokens = 0
             self._num_done += 1
             self._entrance.call_at_half(self._queue.num_waiting, self._room)
             if not self._is_open:
                 self._changed.notify_all()
-            if self._delivering:
-                return
-            self._delivering = True
-        while due := self._take_due():
-            self._answers.deliver(due)
-
-    def _take_due(self) -> list[Request]:
-        """The requests to be answered now; if there are none, the thread has ceased to give answers."""
-        due = []
-        with self.lock:
-            if len(self._begun) == self._most_begun:
-                self._work.notify_all()  # copies that were too far ahead go on
-            while self._begun and self._begun[0].tokens == 0:
-                due.append(self._begun.popleft())
-            self._delivering = bool(due)
-        return due
+        self._answers.deliver((request,))
 
     def _compute(self, copy: StageCopy, request: Request) -> None:
         """Compute a request, unless it was cancelled. Raises: what ended the stage; the request has an error then."""

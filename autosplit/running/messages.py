@@ -48,8 +48,6 @@ class WorkerConfig:
     status_block: StatusBlockHandle
     number: int
     spin_s: float
-    in_order: bool = True
-    """False lets the worker take the most urgent of the requests that are ready."""
     providers: Mapping[str, str] = field(default_factory=dict)
     """Import path of the provider of each kind of accelerator (``accelerators.PROVIDERS`` of the host)."""
 

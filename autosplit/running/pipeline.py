@@ -29,8 +29,6 @@ class Pipeline(Engine):
             and up to 16 small ones while answers come fast.
         room: requests that may wait in the admission queue before ``submit`` blocks or refuses; by default the number of
             requests in flight.
-        in_order: answer in the order of admission; False answers each request as soon as it is done, and lets more urgent
-            ones overtake it at every stage.
         max_restarts: restarts of one worker without progress before the pipeline gives up. Deaths that a request is to blame for
             do not count.
         groups: names of parameter groups, each with the names of its stages, for ``swap``.
@@ -49,13 +47,12 @@ class Pipeline(Engine):
         *,
         max_in_flight: int | None = None,
         room: int | None = None,
-        in_order: bool = True,
         max_restarts: int = 5,
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         if max_restarts < 0:
             raise UsageError(f"max_restarts must be at least 0, but is {max_restarts}")
-        super().__init__(wire(stages, inputs, outputs, max_in_flight, in_order), room)
+        super().__init__(wire(stages, inputs, outputs, max_in_flight), room)
         self.groups = {name: listed(f"group '{name}'", members, str) for name, members in (groups or {}).items()}
         known = [stage.name for stage in stages]
         strange = [(group, stage) for group, members in self.groups.items() for stage in members if stage not in known]

@@ -21,7 +21,7 @@ from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, Version
 from autosplit.running.modules import StageFolder, refuse_isolated
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
-from autosplit.running.statusblock import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
+from autosplit.running.statusblock import SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
 from autosplit.running.wiring import StagePlacement, Wiring
 from autosplit.values.machine import Device
 
@@ -162,7 +162,7 @@ class Deployment:
         config, device = self.worker_configs[number], self.device(number)
         status = self.status_block.status(number)
         # The words of its predecessor do not hold for this worker.
-        status[STATE], status[SEQUENCE], status[FLOOR], status[SINCE_NS] = STARTING, 0, 0, time.monotonic_ns()
+        status[STATE], status[SEQUENCE], status[SINCE_NS] = STARTING, 0, time.monotonic_ns()
         name = f"{config.stage}/{config.replica} on {device.name}"
         if device.kind == "null":
             for version in config.versions:
@@ -270,6 +270,5 @@ def _config_of(
         status_block=status_block.handle,
         number=number,
         spin_s=SPIN_S if owns else 0.0,
-        in_order=wiring.in_order,
         providers=dict(PROVIDERS),
     )

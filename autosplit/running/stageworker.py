@@ -94,7 +94,7 @@ class StageWorker:
         self._status_block = StatusBlock(config.status_block)
         self.status = WorkerStatus(self._status_block.status(config.number))
         self._versions = Versions(config)
-        self._rings = StageRings(config, self._status_block, control.fileno(), self._handle_interrupt)
+        self._rings = StageRings(config, control.fileno(), self._handle_interrupt)
         self._lookahead = Lookahead(self._rings, self._versions, self._status_block)
         self._events: deque[tuple[int, ...]] = deque(maxlen=KEPT_EVENTS)
         self._announced = [(position, view.shape, view.dtype) for position, view in self._rings.output_slots()]
@@ -129,10 +129,8 @@ class StageWorker:
                     self._lookahead.alone_until = alone_until
                     replica, count = self._config.replica, self._config.num_replicas
                     sequence = first + (replica - first) % count
-                    self._rings.restart()
                 case Pause():
                     self.status.enter(statusblock.PAUSED, 0)
-                    self.status[statusblock.FLOOR] = 0
                     self._lookahead.clear()
                     self._control.send(Paused())
                     sequence = None
@@ -160,18 +158,17 @@ class StageWorker:
             raise _Restarted(first) from None
         self.status[statusblock.STATE] = state
 
-    def _serve_one(self, first: int) -> int:
-        """Serve one request: wait for its inputs, run, write its outputs, free its inputs, hand over the last output.
+    def _serve_one(self, sequence: int) -> int:
+        """Wait for the inputs of a request, run it, write its outputs, free its inputs, hand over the last output.
 
         Args:
-            first: the oldest request that was not handed over yet.
-        Returns: the oldest one for the next call.
+            sequence: the oldest request that was not handed over yet.
+        Returns: the next request.
         """
         status = self.status
-        if not self._rings.in_order:
-            status[statusblock.FLOOR] = first
-        asked = status.enter(statusblock.WAITING, first)
-        sequence, slots, begun = self._lookahead.pop() or (*self._rings.take(first), None)
+        asked = status.enter(statusblock.WAITING, sequence)
+        ahead = self._lookahead.pop()
+        slots, begun = (ahead.slots, ahead.begun) if ahead else (self._rings.take(sequence), None)
         got = status.enter(statusblock.RUNNING, sequence)
         flag, result = self._compute(sequence, slots, begun)
         ran = status.enter(statusblock.SENDING, sequence)
@@ -182,7 +179,7 @@ class StageWorker:
         sent = time.monotonic_ns()
         self._events.append((sequence, flag, asked, posted, got, ran, sent, blocked))
         status.count(flag, ran - got, got - asked + blocked, sent - ran - blocked, max(0, got - posted))
-        return self._rings.oldest_after(sequence, first)
+        return sequence + self._config.num_replicas
 
     def _compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | None") -> tuple[int, Any]:
         """The flag of the request from here on, and its outputs or the text of the error.

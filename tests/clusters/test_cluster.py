@@ -28,10 +28,9 @@ from autosplit import scratch
 from autosplit.clusters import frames, hostprofile
 from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.handshake import dial
-from autosplit.clusters.remote import HostsPipeline
 from autosplit.costs.wires import Wires
 from autosplit.deploying.service import open_pipeline
-from autosplit.deploying.workspace import Workspace, deploy, place
+from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.measuring.store import Store
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
@@ -280,26 +279,6 @@ def test_a_stopped_host_holds_callers_up_and_urgent_requests_overtake(
                 future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
         assert all(torch.equal(future.result(300), traced.run(x)) for future in futures)
         assert order == ["urgent", "plain"]
-
-
-def test_urgent_requests_overtake_on_hosts_where_answers_come_as_ready(
-    traced: autosplit.Traced, cluster: autosplit.Cluster
-) -> None:
-    """Agents opened their segments in order, so an urgent request waited on each host for all that had come before."""
-    [x] = traced.example_inputs
-    order: list[str] = []
-    with Workspace() as workspace:
-        stages = place(traced, halves(traced, cluster), cluster.machine, workspace)
-        with HostsPipeline(cluster, stages, traced.graph.inputs, traced.graph.outputs, in_order=False) as pipeline:
-            pipeline.run([x])
-            with stopped(pipeline.pids[1]):
-                futures = [pipeline.submit([x], priority=priority) for priority in (0, 0, -1)]
-                for name, future in zip(("first", "second", "urgent"), futures, strict=True):
-                    future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
-                while pipeline.health()[1].num_queued < 3:
-                    time.sleep(0.01)
-            assert all(torch.equal(future.result(300)[0], traced.run(x)) for future in futures)
-    assert order.index("urgent") < order.index("second")
 
 
 def test_the_trace_has_a_process_for_each_host_on_one_clock(

@@ -79,11 +79,10 @@ def test_a_buffer_has_its_turn_in_the_queue_and_may_come_too_late() -> None:
     assert gate.seen == [0, 7, 1]
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-def test_a_worker_may_die_while_a_buffer_is_filled(in_order: bool) -> None:
+def test_a_worker_may_die_while_a_buffer_is_filled() -> None:
     gate, dies = Gate(), Once(3, 1)
     stages = [local("a", lambda x: dies(gate(x)), "x", "y")]
-    with Pipeline(stages, ["x"], ["y"], in_order=in_order, max_restarts=3) as pipeline:
+    with Pipeline(stages, ["x"], ["y"], max_restarts=3) as pipeline:
         first = pipeline.submit(request(2))
         assert gate.entered.acquire(timeout=10)
         with pipeline.buffer() as buffer:

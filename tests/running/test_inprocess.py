@@ -100,27 +100,6 @@ def test_a_request_that_fails_or_is_late_hurts_nobody_else() -> None:
             engine.submit([torch.zeros(3)])
 
 
-def test_answers_keep_the_order_of_requests_also_after_one_that_fails() -> None:
-    """Each copy of a stage answered as it ended, so that of 1,000 answers 89 came before those of earlier requests."""
-    gate, answered = Gate(), []
-
-    def compute(x: torch.Tensor) -> torch.Tensor:
-        if x[0] == 0:
-            return gate(x)
-        if x[0] == 3:
-            gate.opened.set()
-        return fail_on_7(x)
-
-    with InProcess([local("a", compute, "x", "y", replicas=2)], ["x"], ["y"], room=20) as engine:
-        futures = [engine.submit(request(number)) for number in (0, 7, 2, 3, *range(4, 20))]
-        for number, future in enumerate(futures):
-            future.add_done_callback(lambda _, number=number: answered.append(number))
-        assert wait(futures, 20).not_done == set()
-        assert [number for number, future in enumerate(futures) if future.exception() is not None] == [1, 7]
-        assert engine.num_answered == 20 and engine.num_running == 0
-    assert answered == list(range(20))
-
-
 def test_a_stage_that_exits_ends_neither_its_thread_nor_other_requests(caplog: pytest.LogCaptureFixture) -> None:
     with InProcess([local("a", lambda x: exec("raise SystemExit") if x[0] < 2 else x, "x", "y", 2)], ["x"], ["y"]) as engine:
         futures = [engine.submit(request(number)) for number in range(4)]

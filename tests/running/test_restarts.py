@@ -127,11 +127,10 @@ def test_a_worker_that_dies_while_it_loads_is_tried_again() -> None:
         assert pipeline.restarts == 4
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-def test_a_stage_that_cannot_be_loaded_ends_the_pipeline_in_order_and_it_can_be_opened_again(in_order: bool) -> None:
+def test_a_stage_that_cannot_be_loaded_ends_the_pipeline_and_it_can_be_opened_again() -> None:
     gate, deadly = Gate(), Once(0, 9)
     module = Loading(lambda x: deadly(gate(x) - 1), on_load=dies_while_it_loads(*range(1, 5)))
-    with Pipeline([stage(module)], ["x"], ["y"], max_restarts=2, max_in_flight=2, room=40, in_order=in_order) as pipeline:
+    with Pipeline([stage(module)], ["x"], ["y"], max_restarts=2, max_in_flight=2, room=40) as pipeline:
         with pytest.raises(UsageError, match="the pipeline runs and need not be opened again"):
             pipeline.reopen()
         failed: list[int] = []

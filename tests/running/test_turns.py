@@ -191,7 +191,7 @@ TOO_LATE = [Interleaving.open_buffer, Interleaving.wait_for_buffer, Interleaving
 @settings(max_examples=40)
 @given(
     steps=st.lists(st.sampled_from(STEPS), max_size=12),
-    options=st.sampled_from([{}, {"in_order": False}, {"max_in_flight": 1}]),
+    options=st.sampled_from([{}, {"max_in_flight": 1}]),
 )
 @example(REFUSED, {})
 @example(FORGOTTEN, {})
