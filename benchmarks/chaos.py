@@ -2,7 +2,7 @@
 
 Each scenario streams requests through real worker processes, or through threads of this process, while faults strike at random
 times. Afterwards the pipeline is closed, and every request must have its right answer, or an error that it has earned. In a
-storm of callers, networks are closed again and again under threads that submit, fill buffers and cancel. The exit code is 1 if
+storm of callers, networks are closed again and again under threads that submit and cancel. The exit code is 1 if
 a count is not 0.
 """
 

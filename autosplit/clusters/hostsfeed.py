@@ -127,16 +127,6 @@ class HostsFeed(Answering):
                 self._inbox.put(Look())  # the thread may wait for something later
         self._answers.deliver(late)
 
-    def reserve(self, request: Request, priority: int, timeout_s: float | None) -> None:
-        """None: requests are sent from any memory, which the caller leaves as it is."""
-
-    def fill(self, request: Request, priority: int) -> AnswerFuture:
-        """Send a request whose inputs were filled."""
-        return self.submit(request, priority, None)
-
-    def leave(self, request: Request) -> None:
-        """Give up a request whose inputs were to be filled."""
-
     def prompt(self) -> bool:
         """Whether there is room for a request."""
         return self._entrance.is_free()

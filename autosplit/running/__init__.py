@@ -8,7 +8,7 @@ The modules, in the order of their use::
     statusblock     shared memory: deadlines and priorities of requests, and the state of each worker
     messages        what the host and a worker say to each other
     stageworker     the loop of one stage replica: messages, requests; nullworker: the same loop in a thread
-    stagerings      a worker's ends of its rings; lookahead: requests begun early; versions: a stage's weights
+    stagerings      a worker's ends of its rings; lookahead: requests begun early
     provisioner     puts the stages on their devices, all or none
     executor        one thread that takes results and sees to workers; it owns what follows
     admission       which requests are fed, wait in the queue or are refused
@@ -16,8 +16,7 @@ The modules, in the order of their use::
     hostrings       the host's ends of the rings: InputRings, ResultRings
     answers         gives answers to callers; request: one request; flow: where requests are; interrupts: safe from Ctrl-C
     recovery        kills hanging workers, replaces dead ones and replays; restarts: when; keptfiles: the files they need
-    pipeline        Pipeline: all of it for one network; swapping: its weights while it runs
-    buffer          Buffer: the inputs of a request, filled in the ring
+    pipeline        Pipeline: all of it for one network; swapping: its stages with other weights
     engine          Engine: what a Pipeline and an InProcess share; intake: tensors become a request; feed: what runs it
     inprocess       InProcess: one stage in the caller's process, without rings
     awaiting        awaits requests in event loops
@@ -38,8 +37,6 @@ In code::
         for answer in pipeline.stream(requests):     # for any number of requests: few are in memory at a time
             ...
         future = pipeline.submit(request, priority=0, deadline_s=None, timeout_s=None)
-        with pipeline.buffer() as buffer:            # inputs to fill in place: in the ring, without a copy
-            future = buffer.submit()
         stats = pipeline.stats(clear=True)           # results.RunStats: latency, busy / wait / transfer of each worker
         live = pipeline.health()                     # state and sums of each worker, read without asking it
         trace = chrome_trace(predicted, record(pipeline))

@@ -13,10 +13,7 @@ from autosplit.running.hostrings import InputRings
 from autosplit.running.inflight import InFlight
 from autosplit.running.interrupts import SafeCondition
 from autosplit.running.lanes import Lanes
-from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors, spent
-
-FILL_S = 10.0
-"""Seconds for which ``close`` waits for a caller that fills a buffer while other requests wait behind it."""
+from autosplit.running.request import AnswerFuture, Request, RequestTimes
 
 
 class AdmissionQueue:
@@ -148,8 +145,6 @@ class Admission:
         self._check_thread = check_thread
         self._is_open = True
         self._is_feeding = True
-        self._filling: Request | None = None
-        """The request whose caller fills its slots now; none is fed until it is done."""
         self._idle = False
         """Whether the executor's thread waits for more than the next result."""
 
@@ -181,49 +176,6 @@ class Admission:
             elif request.awaited and self._idle:
                 self._wake()
         return False
-
-    def await_turn(self, request: Request, timeout_s: float | None) -> bool:
-        """Wait until it is the turn of an unfilled request that has entered. In any case ``fill`` or ``leave`` must follow.
-
-        Returns: whether its inputs may be filled; otherwise it was answered with an error. Raises: RefusedError: not in time.
-        """
-        if request is not self._filling and not request.answered:
-            self._check_thread()
-        in_time = request.wait(timeout_s)
-        with self.changed:
-            if not in_time and self.queue.remove([request]):
-                raise self._no_room()
-        return not request.answered
-
-    def fill(self, request: Request) -> list[Request]:
-        """Feed a request whose inputs lie in its slots, and then waiting ones; return those to be answered now.
-
-        Raises: RefusedError, WorkerError: the pipeline was closed or has given up meanwhile. UsageError: it was given up. Then
-            ``leave`` must follow.
-        """
-        with self.changed:
-            wait_until(lambda: self._is_feeding or self.failure is not None, self.changed, None, self._check_thread)
-            self._check_open()
-            if request is not self._filling:  # another thread gave it up, and its slots are those of another request
-                raise spent()
-            self._filling = None
-            late = [request] if self._feed(request) else []
-            late += self._feed_waiting()
-            self._call()
-        return late
-
-    def leave(self, request: Request) -> list[Request]:
-        """Give up an unfilled request, and feed waiting ones; return those to be answered now."""
-        with self.changed:
-            self.queue.remove([request])
-            self._filling = None if request is self._filling else self._filling
-            late = self._feed_waiting()
-            self._call()
-        return late
-
-    def slots_of(self, request: Request) -> Tensors:
-        """The tensors that are the inputs of a request whose turn it is."""
-        return self._inputs.slots_of(request.sequence)
 
     def settle(self, done: list[Request], times: Sequence[RequestTimes]) -> list[Request]:
         """Let go of finished requests and feed waiting ones; return those to be answered now, also the late ones."""
@@ -274,17 +226,12 @@ class Admission:
         return requests
 
     def close(self, *, drain: bool) -> None:
-        """Refuse new requests and buffers that are not submitted; wait for the end of requests taken in if ``drain``.
-
-        Requests behind a buffer that is neither submitted nor given up within ``FILL_S`` are not waited for.
-        """
+        """Refuse new requests; wait for the end of requests taken in if ``drain``."""
         with self.changed:
             self._is_open = False
             self._end()
             if drain:
-                check = self._check_thread
-                wait_until(lambda: self._filling is None or self._is_done(), self.changed, FILL_S, check)
-                wait_until(lambda: self._is_done() or self._is_stuck(), self.changed, None, check)
+                wait_until(self._is_done, self.changed, None, self._check_thread)
 
     def num_to_await(self) -> int:
         """Results that the executor's thread waits for now: several if no caller waits for one of them alone.
@@ -302,9 +249,6 @@ class Admission:
 
     def _is_done(self) -> bool:
         return self.failure is not None or not (self.queue or self._in_flight)
-
-    def _is_stuck(self) -> bool:
-        return self._filling is not None and not self._in_flight
 
     def is_free(self) -> bool:
         """Whether a request need not wait to be taken in, or is refused in any case."""
@@ -324,7 +268,7 @@ class Admission:
         return self.queue.num_waiting < self.room or self._may_feed()
 
     def _may_feed(self) -> bool:
-        return self._is_feeding and self._filling is None and self._in_flight.has_room()
+        return self._is_feeding and self._in_flight.has_room()
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -350,13 +294,6 @@ class Admission:
             return True
         if request.future is not None and request.future.cancelled():
             request.future.set_running_or_notify_cancel()
-            return False
-        if request.unfilled and request.sequence < 0:
-            if not self._is_open:  # its inputs would be filled in vain
-                request.error = closed()
-                return True
-            self._filling, request.sequence = request, self._in_flight.lanes.peek()
-            request.wake()
             return False
         self._in_flight.add(request)
         if request.awaited and self._idle:

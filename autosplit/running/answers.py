@@ -48,8 +48,6 @@ class Answers:
                 request.wake()
             future, request.future = request.future, None  # without a reference cycle the answer's memory is free at once
             if future is None or not future.set_running_or_notify_cancel():
-                if request.lent is not None:
-                    request.lent()  # nobody reads the answer
                 continue
             try:
                 try:

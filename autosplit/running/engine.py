@@ -3,7 +3,6 @@
 import atexit
 import os
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,16 +11,14 @@ from typing import Any, Self
 
 import torch
 
-from autosplit.errors import AutosplitError, UsageError
+from autosplit.errors import AutosplitError, RefusedError, UsageError
 from autosplit.reports.results import LatencyStats, RunStats
-from autosplit.running.buffer import Buffer
 from autosplit.running.feed import Feed
 from autosplit.running.intake import Intake
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import BatchCounts, WorkerHealth, latency_of
 from autosplit.running.request import AnswerFuture, Request, Tensors, monotonic_deadline
 from autosplit.running.wiring import Wiring
-from autosplit.tracing.tensorspec import empty_like_spec
 
 
 class Engine(ABC):
@@ -57,7 +54,6 @@ class Engine(ABC):
         deadline_s: float | None = None,
         timeout_s: float | None = None,
         returns: Callable[[Tensors], Any] | None = None,
-        in_place: bool = False,
     ) -> AnswerFuture:
         """Take in one request and return its future; the caller may write to the inputs once this returns.
 
@@ -69,9 +65,6 @@ class Engine(ABC):
             deadline_s: seconds from now after which no stage begins the request; a request in its last stage is answered.
             timeout_s: seconds to wait for room in the admission queue; None waits without limit, 0 refuses at once.
             returns: makes the future's result of the outputs; by default they are the result.
-            in_place: leave the outputs in the ring, where that is possible (one stage brings all of them), until ``release`` of
-                the future or the end of the pipeline. A stage waits for a free slot while
-                all of them are lent.
         Raises:
             UsageError: the inputs do not fit, or a setting is not understood.
             RefusedError: no room within ``timeout_s`` (the message has the numbers), or the pipeline is closed.
@@ -80,39 +73,20 @@ class Engine(ABC):
         if not isinstance(priority, int):
             raise UsageError(f"priority must be a whole number, lower is sooner, but is {priority!r}")
         request = self._intake(inputs, monotonic_deadline(deadline_s))
-        request.returns, request.in_place = returns, in_place
-        return self._executor.submit(request, priority, timeout_s)
-
-    def buffer(self, *, priority: int = 0, deadline_s: float | None = None, timeout_s: float | None = None) -> Buffer:
-        """The inputs of one request as tensors to fill in place, once it is the turn of the request; arguments as for ``submit``.
-
-        Raises: RefusedError: not in time, or closed. WorkerError: the pipeline has given up. DeadlineError: the deadline passed.
-            UsageError: no stage reads some input, so its layout is not known.
-        """
-        specs = self.wiring.input_specs
-        if unread := [name for name in self.wiring.inputs if name not in specs]:
-            raise UsageError(f"no stage reads {', '.join(map(repr, unread))}, so a buffer cannot be made; use submit")
-        request = Request((), monotonic_deadline(deadline_s), time.monotonic_ns(), borrowed=True, unfilled=True)
-        buffer = Buffer(self._executor, request, priority)
-        try:
-            tensors = self._executor.reserve(request, priority, timeout_s)
-        except BaseException:  # Ctrl-C, for example
-            buffer.close()
-            raise
-        buffer.tensors = tuple(empty_like_spec(specs[name]) for name in self.wiring.inputs) if tensors is None else tensors
-        return buffer
+        request.returns = returns
+        return self._submit(request, priority, timeout_s)
 
     def forward(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> AnswerFuture:
         """Take in tensors that will not change any more, whether there is room or not: the caller bounds their number.
 
         Raises: UsageError: the inputs do not fit. RefusedError: the pipeline is closed. WorkerError: it has given up.
         """
-        return self._executor.submit(self._intake(inputs, deadline_ns, borrowed=True), priority, None)
+        return self._submit(self._intake(inputs, deadline_ns, borrowed=True), priority, None)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """Submit one request and wait for its answer."""
         request = self._intake(inputs)
-        self._executor.enter(request)
+        self._enter(request)
         return self._executor.result(request)
 
     def run_many(self, requests: Sequence[Sequence[torch.Tensor]]) -> list[Tensors]:
@@ -122,7 +96,7 @@ class Engine(ABC):
         """
         taken = [self._intake(inputs, borrowed=True) for inputs in requests]
         for request in taken:
-            self._executor.enter(request)
+            self._enter(request)
         self.check_thread()
         for request in reversed(taken):  # most of the others are done when the last one is
             request.wait()
@@ -138,7 +112,7 @@ class Engine(ABC):
         under_way: deque[Request] = deque()
         for inputs in requests:
             request = self._intake(inputs, borrowed=True)
-            self._executor.enter(request)
+            self._enter(request)
             under_way.append(request)
             while len(under_way) >= 2 * self._executor.pace.size:
                 if not under_way[0].answered:
@@ -247,6 +221,26 @@ class Engine(ABC):
             self._closed = True
             atexit.unregister(self.close)
             self._end(drain=drain)
+
+    def _submit(self, request: Request, priority: int, timeout_s: float | None) -> AnswerFuture:
+        """``_enter``, and the future of the answer."""
+        while True:
+            executor = self._executor
+            try:
+                return executor.submit(request, priority, timeout_s)
+            except RefusedError:
+                if executor is self._executor:
+                    raise  # otherwise weights were swapped meanwhile, and the request goes to the new stages
+
+    def _enter(self, request: Request) -> None:
+        """Take a request in. Raises: RefusedError: closed."""
+        while True:
+            executor = self._executor
+            try:
+                return executor.enter(request)
+            except RefusedError:
+                if executor is self._executor:
+                    raise
 
     @abstractmethod
     def _end(self, *, drain: bool) -> None:

@@ -11,10 +11,8 @@ waits for results, the death of a worker, a deadline in the queue, and the end.
 
 import functools
 import math
-import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from autosplit.devices.processes import MOST_WAIT_S
@@ -22,13 +20,12 @@ from autosplit.errors import AutosplitError, RefusedError, WorkerError
 from autosplit.running.admission import Admission
 from autosplit.running.answers import Answering, Answers
 from autosplit.running.feed import Occupancy
-from autosplit.running.hostrings import InputRings, ResultRing, ResultRings
+from autosplit.running.hostrings import InputRings, ResultRings
 from autosplit.running.inflight import SOON_NS, InFlight
 from autosplit.running.lanes import Lanes
 from autosplit.running.provisioner import Deployment
 from autosplit.running.recovery import Recovery
-from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors
-from autosplit.running.ring import Slot
+from autosplit.running.request import AnswerFuture, Request, RequestTimes
 
 LOOK_NS = 1_000_000
 """How long results may keep the thread from looking at workers, deadlines and the end."""
@@ -58,10 +55,6 @@ class Executor(Answering):
         self._recovery = Recovery(deployment, max_restarts)
         self._control_lock = deployment.control_lock
         self._stopping = deployment.stopping
-        self._lent: dict[Request, Callable[[], None]] = {}
-        """The requests whose answers lie in slots that are lent, with what frees the slot."""
-        self._left: deque[Request] = deque()
-        """Unfilled requests that their callers have given up."""
         deployment.run(self.lanes)
         self._thread.start()
 
@@ -89,7 +82,7 @@ class Executor(Answering):
 
     def submit(self, request: Request, priority: int, timeout_s: float | None) -> AnswerFuture:
         """``enter``, and the future of the answer."""
-        future = self._future(request)
+        future = request.future = AnswerFuture(functools.partial(self._admission.cancel, request))
         self.enter(request, priority, timeout_s)
         return future
 
@@ -99,34 +92,19 @@ class Executor(Answering):
         if self._admission.enter(request, priority, timeout_s):
             self._answers.deliver([request])
 
-    def reserve(self, request: Request, priority: int, timeout_s: float | None) -> Tensors:
-        """Wait until the inputs of an unfilled request may be filled, and return its slots: see ``Feed.reserve``."""
-        request.will_wait()
-        self.enter(request, priority)
-        if not self._admission.await_turn(request, timeout_s):
-            self._answers.result(request)
-        return self._admission.slots_of(request)
-
-    def fill(self, request: Request, priority: int) -> AnswerFuture:
-        """Feed a request whose slots were filled: see ``Feed.fill``."""
-        future = self._future(request)
-        self._answers.deliver(self._admission.fill(request))
-        return future
-
-    def leave(self, request: Request) -> None:
-        """Give up a request whose slots were to be filled: the thread does it, so this takes no lock and waits for nothing."""
-        if os.getpid() == self._answers.owner:
-            self._left.append(request)
-            self._results.wake()
-
     def prompt(self) -> bool:
         """Whether there is room for a request."""
         return self._admission.is_free()
 
-    def at_next_request(self, action: Callable[[Lanes, int], None]) -> None:
-        """Call ``action`` with the lanes and the number of requests that were fed; none is fed meanwhile."""
+    def hand_over(self, switch: Callable[[int], None]) -> None:
+        """Refuse new requests from now on, and call ``switch`` with the number of requests that were taken in until now."""
         with self._admission.changed:
-            action(self.lanes, self._in_flight.num_fed)
+            self._admission.close(drain=False)
+            switch(self._in_flight.num_fed + self._admission.queue.num_all)
+
+    def count_from(self, number: int) -> None:
+        """Number the requests from ``number`` on; none was taken in yet."""
+        self._in_flight.num_fed = number
 
     def take_times(self, *, clear: bool) -> list[RequestTimes]:
         """The times of the last requests; with ``clear``, each comes once."""
@@ -140,7 +118,6 @@ class Executor(Answering):
     def close(self, *, drain: bool) -> None:
         """Refuse new requests; wait for those taken in if ``drain``, else fail them; end the thread."""
         try:
-            self._lend_no_more()
             self._admission.close(drain=drain)
         finally:  # also after an interrupt: the caller takes the workers and the rings away next
             self._stopping.set()
@@ -148,36 +125,6 @@ class Executor(Answering):
             self._thread.join()
             self._fail(RefusedError("the pipeline was closed before the request was done"))
             self._results.close()
-
-    def _future(self, request: Request) -> AnswerFuture:
-        future = request.future = AnswerFuture(functools.partial(self._admission.cancel, request))
-        if request.in_place:
-            future.lent_by = request
-        return future
-
-    def _read(self, ring: ResultRing, slot: Slot, request: Request) -> None:
-        """Take a result out of a ring."""
-        if not request.in_place:
-            ring.read(slot, request)
-            return
-        with self._admission.changed:  # so that ``close`` finds every slot that is lent
-            ring.read(slot, request)
-            if request.lent is not None:
-                self._lent[request], request.lent = request.lent, functools.partial(self._give_back, request)
-
-    def _give_back(self, request: Request) -> None:
-        """Free the slot in which the answer of a request lies."""
-        with self._admission.changed:
-            if (free := self._lent.pop(request, None)) is not None:
-                free()
-
-    def _lend_no_more(self) -> None:
-        """Take every lent slot back, as the stages may need it for requests that are still to be answered."""
-        with self._admission.changed:
-            for ring in self._results:
-                ring.lends = False
-            for request in list(self._lent):
-                self._give_back(request)
 
     def _run(self) -> None:
         """The thread: take results, wait while there are none, expire late requests, replace dead workers."""
@@ -190,8 +137,6 @@ class Executor(Answering):
                 look_ns = time.monotonic_ns() + LOOK_NS
                 if self._stopping.is_set():
                     return
-                while self._left:
-                    self._answers.deliver(self._admission.leave(self._left.popleft()))
                 if self._admission.alarm_ns <= time.monotonic_ns():
                     self._answers.deliver(self._admission.pop_expired())
                 self._recovery.kill_hanging(self.lanes.nexts)
@@ -227,7 +172,7 @@ class Executor(Answering):
             for sequence, slot in ring.take():
                 found = True
                 request = self._in_flight[sequence]
-                self._read(ring, slot, request)
+                ring.read(slot, request)
                 if request.tokens == 0:
                     done.append(request)
         return found, self._admission.settle(done, self._answers.times) if done else []

@@ -54,22 +54,6 @@ class Feed(Protocol):
     def enter(self, request: Request, priority: int = 0, timeout_s: float | None = None) -> None:
         """Take a request in, which waits for room for at most ``timeout_s``. Raises: RefusedError: no room in time, or closed."""
 
-    def reserve(self, request: Request, priority: int, timeout_s: float | None) -> Tensors | None:
-        """Wait until the inputs of an unfilled request may be filled, and return them, or None for any tensors.
-
-        ``fill`` or ``leave`` must follow. Raises: as ``enter``; the error of a request whose deadline passes; then ``leave`` must
-        follow.
-        """
-
-    def fill(self, request: Request, priority: int) -> AnswerFuture:
-        """Run a request whose inputs were filled.
-
-        Raises: RefusedError, WorkerError: closed, or given up meanwhile; then ``leave`` must follow.
-        """
-
-    def leave(self, request: Request) -> None:
-        """Give up a request whose inputs were to be filled; nothing happens to one that was fed. A finalizer may call this."""
-
     def result(self, request: Request) -> Tensors:
         """The outputs of a request, once it is answered. Raises: the error with which it failed."""
 

@@ -11,18 +11,14 @@ import select
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-
-import torch
 
 from autosplit.errors import AutosplitError, DeadlineError, StageError
 from autosplit.memory.slots import HOST
 from autosplit.running.copying import CopyPool
 from autosplit.running.lanes import Lanes
 from autosplit.running.provisioner import Deployment
-from autosplit.running.request import Request, Tensors
+from autosplit.running.request import Request
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, RingEnd, Slot
-from autosplit.tracing.tensorspec import empty_like_spec
 
 
 class InputRings:
@@ -40,7 +36,6 @@ class InputRings:
             for channel, rings in zip(wiring.channels, deployment.rings, strict=True)
             if channel.source == HOST
         ]
-        self._names, self._specs = wiring.inputs, wiring.input_specs
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
         self._copies = [
             CopyPool(wiring.input_specs[name], room) if name in wiring.input_specs and name not in wiring.outputs else None
@@ -53,15 +48,6 @@ class InputRings:
             copies.copy(value) if copies is not None else value.clone()
             for copies, value in zip(self._copies, request.inputs, strict=True)
         )
-
-    def slots_of(self, sequence: int) -> Tensors:
-        """A tensor for each input, in the slot of request ``sequence`` if a stage reads the input from there."""
-        found: list[torch.Tensor | None] = [None] * len(self._names)
-        for ends, index in self._ends:
-            slot = ends[sequence % len(ends)].acquire(sequence, timeout_s=0.0)
-            for position, tensor in zip(index, slot.tensors, strict=True):
-                found[position] = tensor if found[position] is None else found[position]
-        return tuple(empty_like_spec(self._specs[self._names[at]]) if one is None else one for at, one in enumerate(found))
 
     def write(self, request: Request) -> None:
         """Hand the inputs of a request to the first stages; inputs that are outputs too go into its values.
@@ -99,8 +85,6 @@ class ResultRing:
     first: int
     every: int
     next: int
-    lends: bool
-    """Whether answers may be read in its slots: they keep their order, and no other ring brings a part of them."""
 
     def rewind(self, lanes: Lanes) -> None:
         """Expect the oldest unfinished request of this ring next."""
@@ -119,17 +103,12 @@ class ResultRing:
             yield sequence, self.end.acquire(sequence)
 
     def read(self, slot: Slot, request: Request) -> None:
-        """Copy a result, or its error, into the request, and free the slot; or lend the slot to the caller."""
+        """Copy a result, or its error, into the request, and free the slot."""
         request.tokens -= 1
         if request.answered:  # it ran again beside an older request
             self.end.release(request.sequence)
             return
         request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
-        if slot.header[FLAG] == DATA and request.in_place and self.lends:
-            request.values |= zip(self.copies, slot.tensors, strict=True)
-            self.end.lend(request.sequence)
-            request.lent = partial(self.end.release, request.sequence)
-            return
         if slot.header[FLAG] == DATA:
             for (name, copies), value in zip(self.copies.items(), slot.tensors, strict=True):
                 request.values[name] = copies.copy(value)
@@ -152,12 +131,11 @@ class ResultRings:
         wiring = deployment.wiring
         self._deployment = deployment
         self._rings: list[ResultRing] = []
-        lends = sum(channel.target == HOST for channel in wiring.channels) == 1
         for channel, rings in zip(wiring.channels, deployment.rings, strict=True):
             for first, ring in enumerate(rings if channel.target == HOST else ()):
                 end = RingEnd(ring, sends=False)
                 copies = {spec.name: CopyPool(spec, 4 * wiring.most_in_flight) for spec in channel.specs}
-                self._rings.append(ResultRing(end, copies, first, channel.every, first, lends))
+                self._rings.append(ResultRing(end, copies, first, channel.every, first))
         self._ring_fds = {ring.end.fd for ring in self._rings}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.RLock()

@@ -89,10 +89,9 @@ class InFlight:
 
     def add(self, request: Request) -> None:
         """Number a request that is fed now, and write its deadline for the stages."""
-        sequence = request.sequence if request.unfilled else self.lanes.peek()
-        self.lanes.take(sequence)
+        sequence = self.lanes.take()
         request.feed(sequence, self.num_fed)
-        request.unfilled, request.tokens = False, self._num_tokens
+        request.tokens = self._num_tokens
         self._status_block.describe(sequence, request.deadline_ns, request.number)
         self._requests[sequence] = request
         self.num_fed += 1
@@ -128,9 +127,6 @@ class InFlight:
             request.tokens = self._num_tokens
             if request.answered:
                 self._status_block.skip(sequence)
-                continue
-            if request.lent is not None:  # no caller has this answer yet, and it comes again in the same slot
-                request.lent()
 
     def clear(self) -> list[Request]:
         """Forget all requests; return those without an answer."""

@@ -41,15 +41,12 @@ class Lanes:
         """The request to be fed next in the lane of a request or replica."""
         return self.nexts[number % self.num]
 
-    def peek(self) -> int:
-        """The number that a request would get that is fed now."""
+    def take(self) -> int:
+        """Number a request that is fed now, in the lane with the fewest requests under way."""
         turns = [(self._last + turn) % self.num for turn in range(1, self.num + 1)]
-        return self.nexts[min(turns, key=lambda one: self.nexts[one] - self.bases[one])]
-
-    def take(self, number: int) -> None:
-        """Count a request that is fed with a number from ``peek``."""
-        self._last = number % self.num
+        self._last = min(turns, key=lambda one: self.nexts[one] - self.bases[one])
         self.nexts[self._last] += self.num
+        return self.nexts[self._last] - self.num
 
     def settle(self, window: dict[int, Request]) -> None:
         """Take the oldest requests of each lane, as far as they are done, out of the window."""

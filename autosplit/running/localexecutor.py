@@ -21,7 +21,7 @@ from autosplit.running.answers import Answering, Answers
 from autosplit.running.copying import CopyPool
 from autosplit.running.entrance import Entrance
 from autosplit.running.feed import FixedPace, Occupancy
-from autosplit.running.request import AnswerFuture, Checked, Finished, Request, RequestTimes, Tensors
+from autosplit.running.request import AnswerFuture, Finished, Request, RequestTimes
 from autosplit.running.stagecopy import StageCopy
 from autosplit.running.wiring import Wiring
 
@@ -96,18 +96,6 @@ class LocalExecutor(Answering):
             self._await_turn(request, timeout_s)
         else:
             self._take_turn(first, request)
-
-    def reserve(self, request: Request, priority: int, timeout_s: float | None) -> Tensors | None:
-        """Tensors that the stage reads in place: see ``Feed.reserve``."""
-        with self.lock:
-            return Checked([pool.empty() for pool in self._pools if pool is not None])
-
-    def fill(self, request: Request, priority: int) -> AnswerFuture:
-        """Run a request whose inputs were filled."""
-        return self.submit(request, priority, None)
-
-    def leave(self, request: Request) -> None:
-        """Give up a request whose inputs were to be filled."""
 
     def prompt(self) -> bool:
         """Whether ``submit`` would return soon: there is room, or the copy is idle and usually takes less than ``PROMPT_NS``."""

@@ -21,23 +21,12 @@ class RingPort:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """A module, and the first request that runs on it."""
-
-    first: int
-    module: Module
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The first message to a worker: its stage, its requests and its rings.
-
-    There are several ``versions`` while requests from before a swap of weights may have to be replayed.
-    """
+    """The first message to a worker: its stage, its requests and its rings."""
 
     stage: str
     device: str
-    versions: tuple[Version, ...]
+    module: Module
     num_inputs: int
     num_outputs: int
     threads: int
@@ -50,11 +39,6 @@ class WorkerConfig:
     spin_s: float
     providers: Mapping[str, str] = field(default_factory=dict)
     """Import path of the provider of each kind of accelerator (``accelerators.PROVIDERS`` of the host)."""
-
-    @property
-    def module(self) -> Module:
-        """The version for new requests."""
-        return self.versions[-1].module
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +77,6 @@ class Pause:
 @dataclass(frozen=True, slots=True)
 class Paused:
     """The worker touches no ring now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Load a module beside the present one; answered with Loaded or Failed."""
-
-    module: Module
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The module of the last Load is ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """Use the module that was loaded last, from request ``first`` on; answered with Using."""
-
-    first: int
-
-
-@dataclass(frozen=True, slots=True)
-class Using:
-    """The worker will use the new module."""
 
 
 @dataclass(frozen=True, slots=True)

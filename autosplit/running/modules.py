@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 COMPILED = ("onnxruntime", "openvino", "inductor")
 """Kinds of modules that run no Python of the model."""
 
+_WARM_UP_PASSES = 2
+"""Their number depends on no clock: the blocks that passes leave in the heap are those of equal stages, busy machine or not."""
+
 
 class Module(Protocol):
     """A source from which a worker loads a function of tensors."""
@@ -59,6 +62,16 @@ def refuse_isolated(name: str, module: Module) -> None:
             f"stage '{name}' comes from a file and runs in torch: without trust in the maker of the file it runs in a worker "
             "process, not in the caller's; place it on CPU cores or an accelerator, or give trust=True"
         )
+
+
+def warm_up(run: "Runnable", inputs: Sequence[torch.Tensor]) -> None:
+    """Run a few passes; if one raises, the first request will show it."""
+    for _ in range(_WARM_UP_PASSES):
+        try:
+            with torch.inference_mode():
+                run(inputs)
+        except Exception:
+            return
 
 
 def failure_text(place: str, number: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> str:

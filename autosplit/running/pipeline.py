@@ -1,5 +1,7 @@
 """Pipeline: one network in worker processes, from placements to answers."""
 
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,15 +9,19 @@ from pathlib import Path
 import torch
 
 from autosplit.devices.limits import refusals_named
-from autosplit.errors import PlanError, RefusedError, UsageError, listed, raise_faults
+from autosplit.errors import BackendError, PlanError, RefusedError, UsageError, listed, raise_faults
 from autosplit.reports.results import RunStats
+from autosplit.running.admission import closed
 from autosplit.running.engine import Engine
 from autosplit.running.executor import Executor
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import Monitor, WorkerHealth
-from autosplit.running.provisioner import provision
-from autosplit.running.swapping import swap_weights
+from autosplit.running.provisioner import Deployment, provision
+from autosplit.running.swapping import stages_with_weights
 from autosplit.running.wiring import StagePlacement, Wiring, require_here, wire
+from autosplit.tables import bytes_text
+
+log = logging.getLogger(__name__)
 
 
 class Pipeline(Engine):
@@ -60,20 +66,24 @@ class Pipeline(Engine):
         raise_faults(PlanError, "the parameter groups do not fit the pipeline", faults)
         self._max_restarts = max_restarts
         self._past_restarts = 0
-        self._open(self.wiring)
+        self._use(self.wiring, *self._provide(self.wiring))
         self._end_at_exit()
 
     @refusals_named()
-    def _open(self, wiring: Wiring) -> None:
+    def _provide(self, wiring: Wiring) -> tuple[Deployment, Executor]:
+        """Load the stages, and an executor that takes requests for them."""
         require_here(wiring)
         deployment = provision(wiring)
         try:
-            executor = Executor(deployment, room=self._room, max_restarts=self._max_restarts)
+            return deployment, Executor(deployment, room=self._room, max_restarts=self._max_restarts)
         except BaseException:
             deployment.close(timeout_s=0.5)
             raise
+
+    def _use(self, wiring: Wiring, deployment: Deployment, executor: Executor) -> None:
+        """Send requests to these stages from now on."""
+        self.wiring, self._num_lanes = wiring, wiring.num_lanes
         self._deployment, self._executor, self._monitor = deployment, executor, Monitor(deployment, executor)
-        self._num_lanes = wiring.num_lanes
 
     def reopen(self) -> None:
         """Start all workers anew after the pipeline has given up; it takes requests again, on the weights that it had.
@@ -90,9 +100,7 @@ class Pipeline(Engine):
             old = self._executor
             old.finish()  # else a request of the new one may be answered before those that failed with the old one
             self._deployment.close(timeout_s=0.5)
-            modules = {config.stage: config.module for config in self._deployment.worker_configs}
-            stages = tuple(replace(stage, module=modules[stage.name]) for stage in self.wiring.stages)
-            self._open(replace(self.wiring, stages=stages))
+            self._use(self.wiring, *self._provide(self.wiring))
             self._past_restarts += old.restarts
             old.close(drain=False)
 
@@ -121,18 +129,58 @@ class Pipeline(Engine):
     def swap(self, group: str, weights: Mapping[str, torch.Tensor], folder: Path) -> int:
         """Give the stages of a parameter group other weights while requests run; no request sees both old and new ones.
 
+        All stages are loaded a second time, beside those in use: until the last request on the old weights is answered, the
+        pipeline takes up to twice its memory (see ``swap_bytes``).
+
         Args:
             group: a parameter group.
             weights: new tensors by weight name, as in the stages' programs; other weights stay.
             folder: an empty folder for the stages with their new weights.
         Returns: the number of the first request that runs on the new weights.
         Raises: UsageError: no such group or weight, or a tensor that does not fit. BackendError, WorkerError: a worker could
-            not load them; the old weights stay in use.
+            not load them; the old weights stay in use. RefusedError: the pipeline is closed.
         """
-        return swap_weights(self._deployment, self._executor, self.groups, group, weights, folder)
+        if group not in self.groups:
+            raise UsageError(f"there is no parameter group '{group}'; the groups are: {', '.join(self.groups) or 'none'}")
+        self.check_thread()
+        with self._lifecycle:
+            if self._closed:
+                raise closed()
+            stages = stages_with_weights(self.wiring.stages, self.groups[group], group, weights, folder)
+            wiring = replace(self.wiring, stages=stages)
+            more = ", ".join(f"{bytes_text(num_bytes)} on {device}" for device, num_bytes in self.swap_bytes.items())
+            log.info("stages are loaded beside those in use, which takes %s more until the old ones are closed", more)
+            try:
+                deployment, executor = self._provide(wiring)
+            except BackendError as failure:
+                raise BackendError(f"the new weights could not be loaded, and the old ones stay in use: {failure}") from None
+            old, old_deployment, first = self._executor, self._deployment, 0
+
+            def switch(num_taken_in: int) -> None:
+                nonlocal first
+                first = num_taken_in
+                executor.count_from(first)
+                self._use(wiring, deployment, executor)
+
+            old.hand_over(switch)
+            try:
+                old.close(drain=True)
+            finally:
+                old_deployment.close()
+            self._past_restarts += old.restarts
+        return first
+
+    @property
+    def swap_bytes(self) -> dict[str, int]:
+        """Device name to the bytes that ``swap`` takes there beside those in use; a stage of unknown size counts as 0."""
+        found: Counter[str] = Counter()
+        for stage in self.wiring.stages:
+            for device in stage.devices:
+                found[device.name] += stage.needs_bytes(device.name) or 0
+        return dict(found)
 
     def _end(self, *, drain: bool) -> None:
-        """Wait for answers if ``drain``, at most ``FILL_S`` for a buffer that others wait for; then end every worker.
+        """Wait for answers if ``drain``, then end every worker.
 
         Workers have 5 s to end, or 0.5 s without ``drain`` or after Ctrl-C; then they are killed.
         """

@@ -17,7 +17,7 @@ from autosplit.errors import BackendError, WorkerError
 from autosplit.memory.slots import HOST
 from autosplit.running.keptfiles import KeptFiles
 from autosplit.running.lanes import Lanes
-from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, Version, WorkerConfig
+from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, WorkerConfig
 from autosplit.running.modules import StageFolder, refuse_isolated
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
@@ -62,21 +62,12 @@ class Deployment:
             deadline = time.monotonic() + timeout_s
             for number in range(len(self.worker_configs)):
                 self.ready.append(self._await(number, max(0.0, deadline - time.monotonic())))
-            self.keep_files()
+            for module in (config.module for config in self.worker_configs):
+                if isinstance(module, StageFolder) and module.folder not in self.kept:
+                    self.kept[module.folder] = KeptFiles(module.folder)
         except BaseException:
             self.close(timeout_s=0.5)
             raise
-
-    def keep_files(self) -> None:
-        """Keep the files of all stages open that a restart would load, and no others."""
-        for folder in self.kept.keys() - self._folders():
-            self.kept.pop(folder).close()
-        for folder in self._folders() - self.kept.keys():
-            self.kept[folder] = KeptFiles(folder)
-
-    def _folders(self) -> set[Path]:
-        modules = [version.module for config in self.worker_configs for version in config.versions]
-        return {module.folder for module in modules if isinstance(module, StageFolder)}
 
     def replace(self, numbers: Sequence[int]) -> dict[int, str]:
         """Start new workers in place of dead ones, all at once; return those that failed before they had loaded, with the reason.
@@ -165,8 +156,7 @@ class Deployment:
         status[STATE], status[SEQUENCE], status[SINCE_NS] = STARTING, 0, time.monotonic_ns()
         name = f"{config.stage}/{config.replica} on {device.name}"
         if device.kind == "null":
-            for version in config.versions:
-                refuse_isolated(config.stage, version.module)
+            refuse_isolated(config.stage, config.module)
             return start_thread(name, config)
         handles = [handle for port in (*config.sources, *config.sinks) for handle in port.rings if handle is not None]
         fds = [config.status_block.fd, *(fd for handle in handles for fd in handle.fds)]
@@ -259,7 +249,7 @@ def _config_of(
     return WorkerConfig(
         stage=stage.name,
         device=device.name,
-        versions=(Version(0, stage.module),),
+        module=stage.module,
         num_inputs=len(stage.inputs),
         num_outputs=len(stage.outputs),
         threads=stage.threads or usable_threads(device.cores),

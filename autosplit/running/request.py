@@ -46,7 +46,6 @@ class AnswerFuture(SafeFuture[Any]):
     Attributes:
         number: the number by which messages and logs name the request; None while it waits in the queue.
         sequence: the number in its lane (see ``lanes``), by which workers know the request; None while it waits in the queue.
-        lent_by: the request, if its answer may lie in the ring.
     """
 
     def __init__(self, stop: "Callable[[AnswerFuture], None]") -> None:
@@ -54,15 +53,6 @@ class AnswerFuture(SafeFuture[Any]):
         self.number: int | None = None
         self.sequence: int | None = None
         self._stop = stop
-        self.lent_by: Request | None = None
-
-    def release(self) -> None:
-        """Give back the memory of an answer that was asked for ``in_place``: its tensors must not be read any more.
-
-        Nothing happens to another answer, nor a second time.
-        """
-        if self.lent_by is not None and self.lent_by.lent is not None:
-            self.lent_by.lent()
 
     def cancel(self) -> bool:
         """Cancel the request; if it runs, it ends at the next stage border."""
@@ -81,7 +71,7 @@ class Finished(AnswerFuture):
     _done_callbacks: list[Any] = []  # noqa: RUF012
 
     def __init__(self, number: int, result: Any, error: Exception | None) -> None:
-        self.number, self.sequence, self.lent_by = number, number, None
+        self.number, self.sequence = number, number
         self._result, self._exception = result, error
 
     def result(self, timeout: float | None = None) -> Any:
@@ -114,11 +104,6 @@ class Request:
     """Makes the result of the future; None for the tensors themselves."""
     borrowed: bool = False
     """The inputs stay in memory of the caller, which does not change them until the answer; they take no room in the queue."""
-    in_place: bool = False
-    """The answer may lie in the ring until the caller releases it; ``lent`` gives the slot back."""
-    lent: Callable[[], None] | None = None
-    unfilled: bool = False
-    """The caller will write the inputs into the slots of the request, once it is its turn to be fed."""
     sequence: int = -1
     """The number in its lane (see ``lanes``) once it was fed; ``number``: the number of requests that were fed before it."""
     number: int = -1
@@ -174,11 +159,6 @@ class Request:
             return False
         self.error = DeadlineError("the request's deadline passed while it waited in the admission queue")
         return True
-
-
-def spent() -> UsageError:
-    """The refusal of a buffer that has lost its turn."""
-    return UsageError("the buffer was submitted or given up already; ask for another one")
 
 
 def monotonic_deadline(deadline_s: float | None) -> int:

@@ -18,12 +18,11 @@ from autosplit.running import statusblock
 from autosplit.running.answers import NUM_TIMES
 from autosplit.running.copying import CopyPool
 from autosplit.running.messages import Ready, WorkerEvent
-from autosplit.running.modules import failure_text
+from autosplit.running.modules import failure_text, warm_up
 from autosplit.running.monitor import WorkerHealth, stage_stats, worker_health
 from autosplit.running.request import Checked, Request
 from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.statusblock import STATUS_WORDS
-from autosplit.running.versions import warm_up
 from autosplit.running.wiring import Wiring
 from autosplit.tracing.tensorspec import TensorSpec, announced, check_outputs, laid_out, zeros
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipelines import Gate, Once, increment, local, request, spawned
 
 from autosplit.errors import AutosplitError, PlanError, UsageError
-from autosplit.running import admission, hostrings
+from autosplit.running import hostrings
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
@@ -115,15 +115,6 @@ def test_an_interrupt_while_inputs_are_written_holds_up_no_other_request(monkeyp
             with pytest.raises(KeyboardInterrupt):
                 pipeline.submit(request(1))
         assert pipeline.submit(request(2)).result(10)[0][0] == 3
-
-
-def test_an_interrupt_while_a_buffer_is_submitted_lets_the_next_request_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Pipeline([local("a", increment, "x", "y")], ["x"], ["y"]) as pipeline, pipeline.buffer() as buffer:
-        waiting = pipeline.submit(request(2))
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(admission, "wait_until", lambda *_: exec("raise KeyboardInterrupt"))
-            buffer.submit()
-        assert waiting.result(10)[0][0] == 3
 
 
 def test_a_callback_that_exits_in_a_callers_thread_keeps_no_answer_from_others() -> None:

@@ -48,7 +48,7 @@ def test_numbers_are_those_of_the_lane_and_go_to_the_one_with_the_fewest(replica
     for step in steps:
         before = [sum(number % replicas == lane for number in window) for lane in range(replicas)]
         if step == 0:
-            lanes.take(number := lanes.peek())
+            number = lanes.take()
             assert number not in window and before[number % replicas] == min(before)
             assert number == lanes.next(number) - replicas
             window[number] = Request((), 0, 0)

@@ -1,4 +1,4 @@
-"""The modules that a worker has loaded."""
+"""The passes of a stage before its first request."""
 
 import itertools
 import time
@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from autosplit.running.versions import warm_up
+from autosplit.running.modules import warm_up
 
 
 def test_a_stage_has_equally_many_passes_before_its_first_request_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
