@@ -40,7 +40,7 @@ LAYERS = """
     measuring
     searching/    correcting candidates tuning journal loop
     clusters/     sockets handshake listener frames hostlinks segments runningsegment agent localnodes raynodes fleet
-    clusters/     hostsfeed replanning remote relaycost devicelinks hostprofile cluster
+    clusters/     hoststransport replanning remote relaycost devicelinks hostprofile cluster
     bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping partchain
     bundling/     openbundle dumps crosscheck showing
     exporting

@@ -120,7 +120,7 @@ class RunningSegment(Receiver):
             self._running[frame.number] = None
         deadline_ns = left_ns(frame.left_s)
         try:
-            future = self.pipeline.forward(slot.tensors, priority=frame.priority, deadline_ns=deadline_ns)
+            future = self.pipeline.submit_unbounded(slot.tensors, priority=frame.priority, deadline_ns=deadline_ns)
         except AutosplitError as failure:
             with self._lock:
                 del self._running[frame.number]

@@ -11,11 +11,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autosplit.memory.lives import ALIGNMENT
-from autosplit.running.request import Checked
+from autosplit.running.request import MatchingTensors
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.tensorspec import is_dense
 
-PlainCall = Callable[[Sequence[Any], Mapping[str, Any]], Checked | None]
+PlainCall = Callable[[Sequence[Any], Mapping[str, Any]], MatchingTensors | None]
 
 
 def plain_call(traced: Traced) -> PlainCall:
@@ -32,7 +32,7 @@ def plain_call(traced: Traced) -> PlainCall:
     specs = [traced.specs[name] for name in traced.graph.inputs]
     layouts = [(spec.shape, spec.stride, spec.torch_dtype, spec.offset_bytes) for spec in specs]
 
-    def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Checked | None:
+    def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> MatchingTensors | None:
         if len(args) != count or len(kwargs) != len(names):
             return None
         values = (*args, *[kwargs.get(name) for name in names]) if names else tuple(args)
@@ -49,7 +49,7 @@ def plain_call(traced: Traced) -> PlainCall:
                 or value.data_ptr() % ALIGNMENT != offset_bytes
             ):
                 return None
-        return Checked(values)
+        return MatchingTensors(values)
 
     return tensors
 

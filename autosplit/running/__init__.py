@@ -5,23 +5,26 @@ The modules, in the order of their use::
     modules         what a worker can run: StageFolder, PythonFunction, LocalFunction
     wiring          StagePlacement; wire(): placements to channels
     ring            shared memory: tensors, from one sender to one receiver; copying: into and out of it
-    statusblock     shared memory: deadlines and priorities of requests, and the state of each worker
+    statusblock     shared memory: deadlines and numbers of requests, and the state of each worker
     messages        what the host and a worker say to each other
     stageworker     the loop of one stage replica: messages, requests; nullworker: the same loop in a thread
     stagerings      a worker's ends of its rings; lookahead: requests begun early
     provisioner     puts the stages on their devices, all or none
-    executor        one thread that takes results and sees to workers; it owns what follows
-    admission       which requests are fed, wait in the queue or are refused
-    inflight        the requests between the first stage and their answer; lanes: their numbers
-    hostrings       the host's ends of the rings: InputRings, ResultRings
-    answers         gives answers to callers; request: one request; flow: where requests are; interrupts: safe from Ctrl-C
+    request         one request, made of tensors that fit; answers: gives answers to callers; interrupts: safe from Ctrl-C
+    transport       the protocol of what carries requests to stages and results back
+    waitingroom     callers that wait for a place in the queue
+    admission       which requests are sent, wait in the queue or are refused
+    inflight        the requests between the first stage and their answer, and their numbers; flow: where requests are
+    hostrings       the host's ends of the rings: InputRings, ResultRings; inputcopies: the inputs of waiting requests
     recovery        kills hanging workers, replaces dead ones and replays; restarts: when; keptfiles: the files they need
-    pipeline        Pipeline: all of it for one network; swapping: its stages with other weights
-    engine          Engine: what a Pipeline and an InProcess share; intake: tensors become a request; feed: what runs it
-    inprocess       InProcess: one stage in the caller's process, without rings
+    monitor         latency, times and health of workers
+    ringtransport   workers and rings, with one thread that takes results and sees to workers
+    localstage      a stage that is loaded in the caller's process; turns: callers compute their requests themselves
+    callertransport copies of one stage in the caller's process
+    swapping        stages with other weights
+    engine          Engine: a network that takes requests, over any transport
+    pipeline        Pipeline: an engine over workers; inprocess: InProcess: an engine over the caller's process
     awaiting        awaits requests in event loops
-    localexecutor   runs the requests of an InProcess; stagecopy: the stage, loaded there
-    monitor         latency, times and health of a running pipeline
     recording       record(): what a pipeline did, as a timeline
 
 Several networks, batches, chains and configs of pipelines are in ``serving``, which imports this package.

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from autosplit.errors import AutosplitError, DeadlineError, StageError
 from autosplit.memory.slots import HOST
 from autosplit.running.copying import CopyPool
-from autosplit.running.lanes import Lanes
+from autosplit.running.inflight import Lanes
+from autosplit.running.inputcopies import InputCopies
 from autosplit.running.provisioner import Deployment
 from autosplit.running.request import Request
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, RingEnd, Slot
@@ -26,10 +27,10 @@ class InputRings:
 
     Args:
         deployment: the rings.
-        room: requests that may wait in the admission queue, whose inputs are copied.
+        queue_capacity: requests that may wait in the admission queue, whose inputs are copied.
     """
 
-    def __init__(self, deployment: Deployment, room: int) -> None:
+    def __init__(self, deployment: Deployment, queue_capacity: int) -> None:
         wiring = deployment.wiring
         self._ends = [
             ([RingEnd(ring, sends=True) for ring in rings], channel.source_index)
@@ -37,17 +38,11 @@ class InputRings:
             if channel.source == HOST
         ]
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
-        self._copies = [
-            CopyPool(wiring.input_specs[name], room) if name in wiring.input_specs and name not in wiring.outputs else None
-            for name in wiring.inputs
-        ]
+        self._copies = InputCopies(wiring, queue_capacity)
 
-    def copy_inputs(self, request: Request) -> None:
+    def hold(self, request: Request) -> None:
         """Copy the inputs of a request that has to wait: its caller may write into its tensors once submit returns."""
-        request.inputs = tuple(
-            copies.copy(value) if copies is not None else value.clone()
-            for copies, value in zip(self._copies, request.inputs, strict=True)
-        )
+        self._copies.hold(request)
 
     def write(self, request: Request) -> None:
         """Hand the inputs of a request to the first stages; inputs that are outputs too go into its values.

@@ -15,8 +15,8 @@ from autosplit.devices.limits import affinity, usable_threads
 from autosplit.devices.processes import Worker, hang_up, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
 from autosplit.memory.slots import HOST
+from autosplit.running.inflight import Lanes
 from autosplit.running.keptfiles import KeptFiles
-from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, WorkerConfig
 from autosplit.running.modules import StageFolder, refuse_isolated
 from autosplit.running.nullworker import start_thread

@@ -10,18 +10,18 @@ from torch import fx
 from autosplit.backends.base import get_backend
 from autosplit.errors import UsageError, raise_faults
 from autosplit.running.modules import StageFolder
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.wiring import Wiring
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage
 from autosplit.tracing.tensorspec import differences, laid_out, spec_of
 
 
-def stages_with_weights(
-    stages: Sequence[StagePlacement], names: Sequence[str], group: str, weights: Mapping[str, torch.Tensor], folder: Path
-) -> tuple[StagePlacement, ...]:
-    """Save the stages of a group with their new weights, and return all stages.
+def with_swapped_weights(
+    wiring: Wiring, names: Sequence[str], group: str, weights: Mapping[str, torch.Tensor], folder: Path
+) -> Wiring:
+    """Save the stages of a group with their new weights, and return the wiring with them.
 
     Args:
-        stages: the stages of the pipeline.
+        wiring: the stages of the pipeline.
         names: the stages of the group.
         group: the name of the group.
         weights: new tensors by weight name; other weights stay.
@@ -32,7 +32,9 @@ def stages_with_weights(
         raise UsageError(f"weights must be a mapping of names to tensors, but are {type(weights).__name__}")
     if not isinstance(folder, Path):
         raise UsageError(f"folder must be the path of an empty folder, but is {folder!r}")
-    modules = {stage.name: stage.module for stage in stages if stage.name in names and isinstance(stage.module, StageFolder)}
+    modules = {
+        stage.name: stage.module for stage in wiring.stages if stage.name in names and isinstance(stage.module, StageFolder)
+    }
     programs = {name: load_stage(module.folder, trust=module.trust) for name, module in modules.items()}
     raise_faults(UsageError, f"the weights do not fit group '{group}'", _faults(programs, weights))
     for name, program in programs.items():
@@ -41,7 +43,8 @@ def stages_with_weights(
             save_stage(changed, folder / name)
             get_backend(module.backend).prepare(changed, folder / name, module.precision)
             modules[name] = replace(module, folder=folder / name)
-    return tuple(replace(stage, module=modules.get(stage.name, stage.module)) for stage in stages)
+    stages = tuple(replace(stage, module=modules.get(stage.name, stage.module)) for stage in wiring.stages)
+    return replace(wiring, stages=stages)
 
 
 def with_weights(program: StageProgram, weights: Mapping[str, torch.Tensor]) -> StageProgram:

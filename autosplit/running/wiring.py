@@ -1,6 +1,6 @@
 """Connect stages: placements become channels between stages, and each channel has rings between their replicas.
 
-Requests have numbers (see ``lanes``), and replica ``i`` of a stage with ``r`` replicas takes those with ``number % r == i``. So
+Requests have numbers (see ``inflight``), and replica ``i`` of a stage with ``r`` replicas takes those with ``number % r == i``. So
 the ring of a request between two stages follows from its number, and every worker takes its requests in order. Every
 request puts exactly one token on one ring of each channel, even if it fails. With bounded rings that is a deterministic
 process network (Kahn 1974), in which the oldest request can always advance.
@@ -96,7 +96,7 @@ class Wiring:
 
     @property
     def num_lanes(self) -> int:
-        """The number of replicas, if all stages have the same number; else 1 (see ``lanes``)."""
+        """The number of replicas, if all stages have the same number; else 1 (see ``inflight``)."""
         counts = {len(stage.devices) for stage in self.stages}
         return counts.pop() if len(counts) == 1 else 1
 

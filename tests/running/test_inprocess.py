@@ -11,7 +11,7 @@ import torch
 from pipelines import Gate, double, fail_on_7, local, request
 
 from autosplit.errors import DeadlineError, PlanError, RefusedError, StageError, UsageError
-from autosplit.running import localexecutor
+from autosplit.running import turns
 from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.pipeline import Pipeline
@@ -59,12 +59,12 @@ def test_one_slow_request_does_not_make_a_quick_stage_slow_for_event_loops(monke
         time.sleep(float(x[0]))
         return x + 1
 
-    monkeypatch.setattr(localexecutor, "PROMPT_NS", 20_000_000)
+    monkeypatch.setattr(turns, "SHORT_NS", 20_000_000)
     with InProcess([local("a", sleep, "x", "y")], ["x"], ["y"]) as engine:
         seen = []
         for seconds in (0, 0, 0.03, 0, 0.03, 0.03, 0.03, 0):
             engine.run([torch.full((4,), float(seconds))])
-            seen.append(engine.prompt)
+            seen.append(engine.returns_immediately)
     assert seen == [True, True, True, True, True, True, False, True]
 
 
@@ -158,22 +158,6 @@ def test_one_thread_computes_what_others_bring_and_a_thread_that_is_interrupted_
         assert sorted(answers) == [2, 4] and gate.seen == [0, 1, 3, 2], "the first thread was interrupted in the third request"
         assert sorted(failures) == ["", "the thread that computed the request was interrupted; submit it again"]
         assert engine.submit(request(5)).result()[0][0] == 10
-
-
-def test_threads_wait_for_room_and_give_up_what_was_cancelled() -> None:
-    gate = Gate()
-    with InProcess([local("a", gate, "x", "y", replicas=2)], ["x"], ["y"], room=1) as engine:
-        futures = [engine.submit(request(number)) for number in range(2)]
-        assert gate.entered.acquire(timeout=10) and gate.entered.acquire(timeout=10)
-        futures.append(engine.submit(request(2)))
-        with pytest.raises(RefusedError, match=r"2 requests are running \(limit 2\) and 1 are waiting \(limit 1\)"):
-            engine.submit(request(3), timeout_s=0)
-        assert futures[2].cancel() and engine.num_waiting == 0
-        gate.opened.set()
-        assert [float(future.result(10)[0][0]) for future in futures[:2]] == [1, 2]
-    assert sorted(gate.seen) == [0, 1]
-    with pytest.raises(RefusedError, match="the pipeline is closed"):
-        engine.submit(request(0))
 
 
 def test_it_tells_what_workers_tell(engine: Engine) -> None:

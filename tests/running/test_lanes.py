@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipelines import Once, double, fail_on_7, local, request
 
 from autosplit.errors import StageError
-from autosplit.running.lanes import Lanes
+from autosplit.running.inflight import Lanes
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Request
 from autosplit.running.wiring import wire

@@ -94,7 +94,7 @@ def test_a_result_that_was_handed_over_during_a_recovery_is_not_computed_again()
         futures = [pipeline.submit(request(k)) for k in range(3)]
         assert slow.entered.acquire(timeout=20)
         busy.set()
-        while pipeline._deployment.workers[0].alive():
+        while pipeline._transport.deployment.workers[0].alive():
             time.sleep(0.001)
         slow.opened.set()
         assert [float(future.result(20)[0][0]) for future in futures] == [2, 3, 4]

@@ -88,7 +88,7 @@ def test_the_files_of_old_weights_are_not_kept(pipeline: Pipeline, traced: Trace
     for number in range(4):
         pipeline.swap("all", doubled(traced), tmp_path / str(number))
         pipeline.run(traced.example_inputs)
-        kept = {folder.parent.name for folder in pipeline._deployment.kept}
+        kept = {folder.parent.name for folder in pipeline._transport.deployment.kept}
         assert kept == {str(number)}
 
 

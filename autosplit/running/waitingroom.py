@@ -1,7 +1,7 @@
-"""Entrance: callers wait for room in the admission queue in the order in which they came.
+"""WaitingRoom: callers wait for a place in the admission queue in the order in which they came.
 
-A caller that waits is called once the queue is half empty, because waking one for each free place costs a core. Meanwhile there
-is room, and a caller that came just then would take it. So it waits behind the others; else those might wait for ever.
+Callers are woken once the queue is half empty, because waking one for each free place costs a core. Meanwhile there are free
+places, and a newcomer would take one. So it waits behind the others, which might wait for ever otherwise.
 """
 
 import threading
@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 
-class Entrance:
-    """Where callers wait for room. The lock of its condition is held around every call.
+class WaitingRoom:
+    """Callers that wait for a place. The lock of the condition is held around every call.
 
     Args:
         condition: on the lock that guards the queue; nobody else waits on it.
@@ -22,15 +22,15 @@ class Entrance:
         self._condition = condition
         self._has_room = has_room
         self._check_thread = check_thread
-        self._num_outside = 0
+        self._num_here = 0
         self._is_over = False
 
     def is_free(self) -> bool:
         """Whether a caller would not wait."""
-        return self._is_over or (self._has_room() and not self._num_outside)
+        return self._is_over or (self._has_room() and not self._num_here)
 
     def enter(self, timeout_s: float | None) -> bool:
-        """Wait for room behind all who wait already; return whether the caller may go on.
+        """Wait for a place behind all other callers; return whether the caller may go on.
 
         Args:
             timeout_s: how long to wait; None waits without limit, and 0 returns at once.
@@ -42,28 +42,28 @@ class Entrance:
         self._check_thread()
         until_s = time.monotonic() + (threading.TIMEOUT_MAX if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
         enters = False
-        self._num_outside += 1
+        self._num_here += 1
         try:
             while self._condition.wait(max(0.0, until_s - time.monotonic())) and not (self._has_room() or self._is_over):
                 pass
             enters = self._has_room() or self._is_over
         finally:
-            self._num_outside -= 1
-            if not enters:  # a timeout or Ctrl-C: the call may have come at that moment, and another one waits for it
-                self.call(1)
+            self._num_here -= 1
+            if not enters:  # a timeout or Ctrl-C: the wake-up may have come at that moment, and another caller waits for it
+                self.wake(1)
         return enters
 
-    def call_at_half(self, num_waiting: int, room: int) -> None:
-        """Call callers once at most half of the ``room`` places of the queue are taken."""
-        if num_waiting <= room // 2:
-            self.call(room - num_waiting)
+    def wake_when_half_empty(self, num_waiting: int, queue_capacity: int) -> None:
+        """Wake callers once at most half of the places of the queue are taken."""
+        if num_waiting <= queue_capacity // 2:
+            self.wake(queue_capacity - num_waiting)
 
-    def call(self, num_places: int) -> None:
-        """Call those who have waited longest, one for each free place, if there is room."""
+    def wake(self, num_places: int) -> None:
+        """Wake the callers that have waited longest, one for each free place, if there is room."""
         if self._has_room():
             self._condition.notify(max(1, num_places))
 
     def end(self) -> None:
-        """Let everybody pass from now on: the owner refuses them with the reason."""
+        """Wake all callers and let everybody pass from now on: the owner refuses them with the reason."""
         self._is_over = True
         self._condition.notify_all()
