@@ -24,7 +24,8 @@ from autosplit.errors import BundleError, MissingExtraError, UsageError
 from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement, wire
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import wire
 from autosplit.values.machine import Device, Machine, parse_device
 
 Policy = Literal["serial", "threads", "processes"]

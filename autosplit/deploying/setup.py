@@ -14,7 +14,7 @@ from autosplit.progress import Progress
 from autosplit.running.pipeline import Pipeline
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
-from autosplit.values.plan import MAX_QUEUE_DEPTH, Plan
+from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH, Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
@@ -82,7 +82,7 @@ class Setup:
     store: str | Path | None = None
     remeasure: bool = False
     isolate: bool = False
-    queue_depth: int = 4
+    queue_depth: int = QUEUE_DEPTH
     seed: int = 0
     progress: bool | Progress = True
     log: Callable[[str], None] | None = None
