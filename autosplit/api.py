@@ -336,9 +336,10 @@ def auto(
     Raises: the errors of the calls that it makes.
     """
     wanted, machine, budget = constraints or Constraints(), _machine(devices, setup), as_budget(budget)
+    wanted.require_consistent(machine)
     prepare_to_spawn()
-    announce(setup.progress, expectation(machine, setup, budget))
-    with shown(setup.progress) as progress, Workspace() as own:
+    told = setup.progress
+    with shown(told) as progress, Workspace() as own:
         workspace = setup.workspace or own
         setup = replace(setup, progress=progress, workspace=workspace)
         if isinstance(model, Traced):
@@ -347,6 +348,7 @@ def auto(
             progress("trace", 0.0, "loading the model and capturing its graph")
             traced = trace(model, inputs=inputs)
             progress("trace", 1.0, "done")
+        announce(told, expectation(machine, setup, budget))
         wanted = wanted.verify(traced.graph, machine)
         profile = measure(traced, machine, setup=setup)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)

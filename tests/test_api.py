@@ -238,6 +238,14 @@ def test_a_plan_whose_function_is_named_by_its_file_is_run_as_the_user_names_it(
             autosplit.load("plan.yaml", given)
 
 
+def test_demands_that_contradict_each_other_are_refused_before_a_trace() -> None:
+    module = torch.nn.Linear(2, 2)  # in training mode, which a trace refuses
+    with pytest.raises(UsageError, match="num_stages 3 is above max_stages 2"):
+        autosplit.auto(module, TWO, Constraints(num_stages=3, max_stages=2), inputs=torch.ones(1, 2))
+    with pytest.raises(UsageError, match="names device 'cpu:77', which is not one of"):
+        autosplit.auto(module, TWO, Constraints(pins={"x": "cpu:77"}), inputs=torch.ones(1, 2))
+
+
 def test_a_plan_of_unknown_code_is_not_run(tmp_path: Path) -> None:
     traced = autosplit.trace(TIED)
     profile = autosplit.Profile.given(traced.graph, {(op.name, "cpu:0"): 1.0 for op in traced.graph.ops})
