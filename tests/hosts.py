@@ -11,7 +11,7 @@ from autosplit.backends.base import Runnable
 from autosplit.clusters.agent import Agent
 from autosplit.clusters.listener import Listener
 from autosplit.running.modules import StageFolder, positional
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.values.machine import parse_device
 
 SECRET = b"secret of the run"
@@ -28,7 +28,7 @@ class Functional(StageFolder):
         """None."""
         return 0
 
-    def load(self, threads: int, device: str, shared: bool) -> Runnable:
+    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> Runnable:
         """The function."""
         return positional(self.function)
 

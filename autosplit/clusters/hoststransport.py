@@ -19,11 +19,10 @@ import torch
 from autosplit import errors
 from autosplit.errors import AutosplitError, RefusedError, StageError, WorkerError
 from autosplit.reports.results import StageStats
-from autosplit.running.admission import Admission
+from autosplit.running.admission import Admission, FixedPace
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
 from autosplit.running.request import Request
-from autosplit.running.transport import FixedPace
 from autosplit.running.wiring import Wiring
 
 

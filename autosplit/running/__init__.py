@@ -3,7 +3,8 @@
 The modules, in the order of their use::
 
     modules         what a worker can run: StageFolder, PythonFunction, LocalFunction
-    wiring          StagePlacement; wire(): placements to channels
+    stage           StagePlacement: a stage, the same value from the plan to the worker
+    wiring          wire(): stages to channels
     ring            shared memory: tensors, from one sender to one receiver; copying: into and out of it
     statusblock     shared memory: deadlines and numbers of requests, and the state of each worker
     messages        what the host and a worker say to each other
@@ -11,9 +12,8 @@ The modules, in the order of their use::
     stagerings      a worker's ends of its rings; lookahead: requests begun early
     provisioner     puts the stages on their devices, all or none
     request         one request, made of tensors that fit; answers: gives answers to callers; interrupts: safe from Ctrl-C
-    transport       the protocol of what carries requests to stages and results back
-    waitingroom     callers that wait for a place in the queue
-    admission       which requests are sent, wait in the queue or are refused
+    waitingroom     the queue of requests, and callers that wait for a place there
+    admission       which requests are sent, wait in the queue or are refused; Transport: what carries them
     inflight        the requests between the first stage and their answer, and their numbers; flow: where requests are
     hostrings       the host's ends of the rings: InputRings, ResultRings; inputcopies: the inputs of waiting requests
     recovery        kills hanging workers, replaces dead ones and replays; restarts: when; keptfiles: the files they need

@@ -1,81 +1,24 @@
-"""Admission control: a request is sent at once if the transport has room, waits in the admission queue, or is refused."""
+"""Admission control: a request is sent at once if the transport has room, waits in the admission queue, or is refused.
 
-import heapq
-import itertools
+``Transport`` is the protocol of what carries requests to the stages and their results back, below one ``Admission``.
+"""
+
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from operator import itemgetter
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from autosplit.errors import AutosplitError, RefusedError
+from autosplit.reports.results import StageStats
 from autosplit.running.answers import Answers
 from autosplit.running.interrupts import SafeCondition
+from autosplit.running.messages import WorkerEvent
+from autosplit.running.monitor import WorkerHealth
 from autosplit.running.request import AnswerFuture, Request
-from autosplit.running.transport import Transport
-from autosplit.running.waitingroom import WaitingRoom
-
-
-class AdmissionQueue:
-    """Requests that wait, the most urgent first, then in order of arrival. Not for several threads at once."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[int, int, Request]] = []
-        self._arrivals = itertools.count()
-        self.num_held = 0
-        """Requests that take no place, as their callers keep the inputs for them."""
-
-    @property
-    def num_all(self) -> int:
-        """Requests that wait."""
-        return len(self._waiting)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that take a place."""
-        return len(self._waiting) - self.num_held
-
-    @property
-    def first(self) -> Request:
-        """The next request, which stays."""
-        return self._waiting[0][2]
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def push(self, request: Request) -> None:
-        """Let a request wait."""
-        heapq.heappush(self._waiting, (request.priority, next(self._arrivals), request))
-        self.num_held += request.caller_keeps_inputs
-
-    def pop(self) -> Request:
-        """Take the next request away."""
-        _, _, request = heapq.heappop(self._waiting)
-        self.num_held -= request.caller_keeps_inputs
-        return request
-
-    def pop_expired(self) -> list[Request]:
-        """Take away the requests whose deadline has passed."""
-        return self.remove([request for _, _, request in self._waiting if request.expired()])
-
-    def next_deadline_ns(self) -> float:
-        """Earliest deadline among waiting requests; infinity without one."""
-        return min((request.deadline_ns for _, _, request in self._waiting if request.deadline_ns), default=math.inf)
-
-    def remove(self, leaving: Collection[Request]) -> list[Request]:
-        """Take these requests away; return those that were here, in the order in which they would have been fed."""
-        leaving = set(leaving)
-        found = [request for _, _, request in sorted(self._waiting, key=itemgetter(0, 1)) if request in leaving]
-        if found:
-            self._waiting = [entry for entry in self._waiting if entry[2] not in leaving]
-            heapq.heapify(self._waiting)
-            self.num_held -= sum(request.caller_keeps_inputs for request in found)
-        return found
-
-    def clear(self) -> list[Request]:
-        """Take all requests away, and return them."""
-        return self.remove([request for _, _, request in self._waiting])
+from autosplit.running.waitingroom import AdmissionQueue, WaitingRoom
+from autosplit.running.wiring import Wiring
 
 
 def wait_until(
@@ -100,6 +43,90 @@ def wait_until(
 def closed() -> RefusedError:
     """The refusal of a request that came too late."""
     return RefusedError("the request was refused: the pipeline is closed")
+
+
+class Paced(Protocol):
+    """The most requests in flight, and the number of answers to collect at once, for now."""
+
+    size: int
+    batch_to_collect: int
+
+
+@dataclass(slots=True)
+class FixedPace:
+    """A pace that does not change with the load; answers are collected one by one."""
+
+    size: int
+    batch_to_collect: int = 1
+
+
+class CallersTurns(Protocol):
+    """Computes requests in the threads of their callers, one at a time (see ``turns``)."""
+
+    @property
+    def returns_immediately(self) -> bool:
+        """Whether ``submit`` would return soon."""
+
+    def submit(self, request: Request, timeout_s: float | None) -> AnswerFuture:
+        """Compute a request; the future has its answer."""
+
+    def enter(self, request: Request, timeout_s: float | None = None) -> None:
+        """Compute a request in this thread, or wait until another thread has."""
+
+
+class Transport(Protocol):
+    """Rings between workers (``RingTransport``), the caller's process (``CallerTransport``) or hosts (``HostsTransport``).
+
+    The admission calls ``has_room``, ``hold``, ``send`` and ``cancel`` with its lock held, so they never wait.
+
+    """
+
+    @property
+    def turns(self) -> "CallersTurns | None":
+        """Computes requests in the threads of their callers, if the transport has no thread of its own."""
+
+    @property
+    def wiring(self) -> Wiring:
+        """The stages."""
+
+    @property
+    def pace(self) -> Paced:
+        """The most requests in flight."""
+
+    @property
+    def restarts(self) -> int:
+        """Workers that were started anew so far."""
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each copy of each stage."""
+
+    def start(self, admission: "Admission") -> None:
+        """Take requests, and settle them with this admission. Raises: BackendError: a stage could not be loaded."""
+
+    def has_room(self) -> bool:
+        """Whether one more request may be sent now."""
+
+    def hold(self, request: Request, *, is_soonest: bool) -> None:
+        """Copy the inputs of a request that waits, unless its caller keeps them. ``is_soonest``: no deadline comes earlier."""
+
+    def send(self, request: Request) -> None:
+        """Hand a numbered request to the first stages."""
+
+    def cancel(self, request: Request) -> None:
+        """Let the stages skip a request, if they have it."""
+
+    def health(self, network: str) -> list[WorkerHealth]:
+        """The state and the sums of each copy of each stage."""
+
+    def stats(self, *, clear: bool) -> tuple[Sequence[StageStats], int]:
+        """The work of each copy of each stage, and how many workers were started anew."""
+
+    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
+        """The times of the last requests of each copy."""
+
+    def close(self, *, patiently: bool) -> None:
+        """Fail requests without an answer, and end the stages; a second call does nothing. ``patiently``: in good order."""
 
 
 class Occupancy(NamedTuple):

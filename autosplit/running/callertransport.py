@@ -11,14 +11,12 @@ from collections import deque
 
 from autosplit.errors import AutosplitError, PlanError, RefusedError
 from autosplit.reports.results import StageStats
-from autosplit.running.admission import Admission, wait_until
+from autosplit.running.admission import Admission, FixedPace, wait_until
 from autosplit.running.inputcopies import InputCopies
 from autosplit.running.localstage import LocalStage
 from autosplit.running.messages import WorkerEvent
-from autosplit.running.modules import refuse_isolated
 from autosplit.running.monitor import WorkerHealth
 from autosplit.running.request import Request
-from autosplit.running.transport import FixedPace
 from autosplit.running.turns import Turns
 from autosplit.running.wiring import Wiring, require_here
 
@@ -42,7 +40,7 @@ class CallerTransport:
         if len(wiring.stages) != 1:
             raise PlanError(f"the caller's process can hold one stage, and there are {len(wiring.stages)}; run them in workers")
         [stage] = wiring.stages
-        refuse_isolated(stage.name, stage.module)
+        stage.refuse_isolated()
         for device in stage.devices:
             if device.kind not in ("cpu", "null"):
                 raise PlanError(f"the caller's process computes on cores, and '{device.name}' is an accelerator; use workers")

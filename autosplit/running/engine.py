@@ -17,13 +17,12 @@ import torch
 from autosplit.devices.limits import refusals_named
 from autosplit.errors import AutosplitError, BackendError, PlanError, RefusedError, UsageError, listed, raise_faults
 from autosplit.reports.results import LatencyStats, RunStats
-from autosplit.running.admission import Admission, Occupancy, closed
+from autosplit.running.admission import Admission, Occupancy, Transport, closed
 from autosplit.running.answers import Answers
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import BatchCounts, WorkerHealth, latency_of, run_stats
 from autosplit.running.request import AnswerFuture, Intake, Request, Tensors, monotonic_deadline
 from autosplit.running.swapping import with_swapped_weights
-from autosplit.running.transport import Transport
 from autosplit.running.wiring import Wiring
 from autosplit.tables import bytes_text
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from autosplit.running.callertransport import CallerTransport
 from autosplit.running.engine import Engine
-from autosplit.running.wiring import StagePlacement, wire
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import wire
 
 
 class InProcess(Engine):

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autosplit.running.modules import Module
 from autosplit.running.ring import RingHandle
+from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import StatusBlockHandle
+from autosplit.values.machine import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +23,10 @@ class RingPort:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The first message to a worker: its stage, its requests and its rings."""
+    """The first message to a worker: its stage, which replica of it, and its rings."""
 
-    stage: str
-    device: str
-    module: Module
-    num_inputs: int
-    num_outputs: int
-    threads: int
+    stage: StagePlacement
     replica: int
-    num_replicas: int
     sources: tuple[RingPort, ...]
     sinks: tuple[RingPort, ...]
     status_block: StatusBlockHandle
@@ -39,6 +34,11 @@ class WorkerConfig:
     spin_s: float
     providers: Mapping[str, str] = field(default_factory=dict)
     """Import path of the provider of each kind of accelerator (``accelerators.PROVIDERS`` of the host)."""
+
+    @property
+    def device(self) -> Device:
+        """The device of the replica."""
+        return self.stage.devices[self.replica]
 
 
 @dataclass(frozen=True, slots=True)

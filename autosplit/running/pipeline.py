@@ -6,7 +6,8 @@ from functools import partial
 from autosplit.errors import UsageError
 from autosplit.running.engine import Engine
 from autosplit.running.ringtransport import RingTransport
-from autosplit.running.wiring import StagePlacement, wire
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import wire
 
 
 class Pipeline(Engine):

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from autosplit.devices.accelerators import PROVIDERS
-from autosplit.devices.limits import affinity, usable_threads
+from autosplit.devices.limits import affinity
 from autosplit.devices.processes import Worker, hang_up, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
 from autosplit.memory.slots import HOST
 from autosplit.running.inflight import Lanes
 from autosplit.running.keptfiles import KeptFiles
 from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, WorkerConfig
-from autosplit.running.modules import StageFolder, refuse_isolated
+from autosplit.running.modules import StageFolder
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
 from autosplit.running.statusblock import SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
-from autosplit.running.wiring import StagePlacement, Wiring
-from autosplit.values.machine import Device
+from autosplit.running.wiring import Wiring
 
 Reply = TypeVar("Reply")
 
@@ -62,7 +61,7 @@ class Deployment:
             deadline = time.monotonic() + timeout_s
             for number in range(len(self.worker_configs)):
                 self.ready.append(self._await(number, max(0.0, deadline - time.monotonic())))
-            for module in (config.module for config in self.worker_configs):
+            for module in (config.stage.module for config in self.worker_configs):
                 if isinstance(module, StageFolder) and module.folder not in self.kept:
                     self.kept[module.folder] = KeptFiles(module.folder)
         except BaseException:
@@ -105,12 +104,6 @@ class Deployment:
             with contextlib.suppress(OSError):  # the death of a worker is found by its descriptor
                 worker.connection.send(RunFrom(lanes.base(config.replica), lanes.next(config.replica) if alone else 0))
 
-    def device(self, number: int) -> Device:
-        """The device of a worker."""
-        config = self.worker_configs[number]
-        stage = next(stage for stage in self.wiring.stages if stage.name == config.stage)
-        return stage.devices[config.replica]
-
     def ask(self, number: int, question: object, what: str) -> None:
         """Drop late answers to earlier questions and send a message. Raises: WorkerError: the worker has died."""
         worker = self.workers[number]
@@ -150,13 +143,14 @@ class Deployment:
                 ends.callback(_end, worker, until)
 
     def _launch(self, number: int) -> Worker:
-        config, device = self.worker_configs[number], self.device(number)
+        config = self.worker_configs[number]
+        device = config.device
         status = self.status_block.status(number)
         # The words of its predecessor do not hold for this worker.
         status[STATE], status[SEQUENCE], status[SINCE_NS] = STARTING, 0, time.monotonic_ns()
-        name = f"{config.stage}/{config.replica} on {device.name}"
+        name = f"{config.stage.name}/{config.replica} on {device.name}"
         if device.kind == "null":
-            refuse_isolated(config.stage, config.module)
+            config.stage.refuse_isolated()
             return start_thread(name, config)
         handles = [handle for port in (*config.sources, *config.sinks) for handle in port.rings if handle is not None]
         fds = [config.status_block.fd, *(fd for handle in handles for fd in handle.fds)]
@@ -165,7 +159,7 @@ class Deployment:
             name=name,
             cores=device.cores,
             fds=fds,
-            threads=config.threads,
+            threads=config.stage.num_threads(config.replica),
             stop=self.stopping,
         )
         with contextlib.suppress(ConnectionError):
@@ -176,7 +170,7 @@ class Deployment:
         worker, config = self.workers[number], self.worker_configs[number]
         answer = receive(worker, timeout_s, "loading its stage", self.stopping)
         if isinstance(answer, Failed):
-            raise BackendError(f"stage '{config.stage}' could not be loaded on device '{config.device}': {answer.text}")
+            raise BackendError(f"stage '{config.stage.name}' could not be loaded on device '{config.device.name}': {answer.text}")
         assert isinstance(answer, Ready)
         return answer
 
@@ -224,7 +218,7 @@ def _config_of(
     replica: int,
     shared: Counter[int],
 ) -> WorkerConfig:
-    stage: StagePlacement = wiring.stages[position]
+    stage = wiring.stages[position]
     device = stage.devices[replica]
     owns = bool(device.cores) and len(affinity()) > 1 and all(shared[core] == 1 for core in device.cores)
 
@@ -247,14 +241,8 @@ def _config_of(
         return tuple(port for _, port in sorted(found, key=itemgetter(0)))
 
     return WorkerConfig(
-        stage=stage.name,
-        device=device.name,
-        module=stage.module,
-        num_inputs=len(stage.inputs),
-        num_outputs=len(stage.outputs),
-        threads=stage.threads or usable_threads(device.cores),
+        stage=stage,
         replica=replica,
-        num_replicas=len(stage.devices),
         sources=ports(1),
         sinks=ports(0),
         status_block=status_block.handle,

@@ -28,7 +28,6 @@ from autosplit.running.messages import (
     SendEvents,
     WorkerConfig,
 )
-from autosplit.running.modules import failure_text, warm_up
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Slot
 from autosplit.running.stagerings import StageRings
 from autosplit.running.statusblock import StatusBlock, WorkerStatus
@@ -63,7 +62,7 @@ def serve_stage(control: Connection, config: WorkerConfig) -> None:
     start = time.perf_counter()
     try:
         PROVIDERS.update(config.providers)
-        config.module.import_packages()
+        config.stage.module.import_packages()
         before_bytes = anonymous_bytes(os.getpid())
         worker = StageWorker(config, control)
         note = worker.load()
@@ -90,11 +89,9 @@ class StageWorker:
 
     def load(self) -> str:
         """Load the stage; return its note about itself, or ''."""
-        config = self._config
-        with freed_memory_returned(), torch.inference_mode(False):
-            self._run = config.module.load(config.threads, config.device, shared=config.spin_s == 0)
-        if config.module.warms_up:
-            warm_up(self._run, self._rings.zeros())
+        with freed_memory_returned():
+            self._run = self._config.stage.load(self._config.replica, shared=self._config.spin_s == 0)
+        self._config.stage.warm_up(self._run)
         self._num_contexts: int = getattr(self._run, "num_contexts", 1)
         self._lookahead = Lookahead(self._rings, self._run, self._num_contexts, self._status_block)
         return str(getattr(self._run, "note", ""))
@@ -120,7 +117,7 @@ class StageWorker:
             match self._control.recv():
                 case RunFrom(first, alone_until):
                     self._lookahead.alone_until = alone_until
-                    replica, count = self._config.replica, self._config.num_replicas
+                    replica, count = self._config.replica, len(self._config.stage.devices)
                     sequence = first + (replica - first) % count
                 case Pause():
                     self.status.enter(statusblock.PAUSED, 0)
@@ -162,7 +159,7 @@ class StageWorker:
         sent = time.monotonic_ns()
         self._events.append((sequence, flag, asked, posted, got, ran, sent, blocked))
         status.count(flag, ran - got, got - asked + blocked, sent - ran - blocked, max(0, got - posted))
-        return sequence + self._config.num_replicas
+        return sequence + len(self._config.stage.devices)
 
     def _compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | None") -> tuple[int, Any]:
         """The flag of the request from here on, and its outputs or the text of the error.
@@ -187,12 +184,11 @@ class StageWorker:
         """Make the outputs of a request, which fit their slots, or the text of the error."""
         try:
             outputs = make()
-            check_outputs(outputs, self._config.num_outputs, self._announced)
+            check_outputs(outputs, len(self._config.stage.outputs), self._announced)
             return DATA, outputs
         except Exception:
             return ERROR, self._explain(sequence, self._rings.inputs(slots), traceback.format_exc())
 
     def _explain(self, sequence: int, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
-        config = self._config
-        place = f"stage '{config.stage}' (replica {config.replica} of {config.num_replicas}, device '{config.device}')"
-        return failure_text(place, self._status_block.number(sequence), config.module, inputs, trace).encode()
+        config, number = self._config, self._status_block.number(sequence)
+        return config.stage.failure_text(config.replica, number, inputs, trace).encode()

@@ -32,9 +32,8 @@ def with_swapped_weights(
         raise UsageError(f"weights must be a mapping of names to tensors, but are {type(weights).__name__}")
     if not isinstance(folder, Path):
         raise UsageError(f"folder must be the path of an empty folder, but is {folder!r}")
-    modules = {
-        stage.name: stage.module for stage in wiring.stages if stage.name in names and isinstance(stage.module, StageFolder)
-    }
+    members = [stage for stage in wiring.stages if stage.name in names]
+    modules = {stage.name: stage.module for stage in members if isinstance(stage.module, StageFolder)}
     programs = {name: load_stage(module.folder, trust=module.trust) for name, module in modules.items()}
     raise_faults(UsageError, f"the weights do not fit group '{group}'", _faults(programs, weights))
     for name, program in programs.items():

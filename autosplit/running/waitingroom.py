@@ -1,12 +1,79 @@
-"""WaitingRoom: callers wait for a place in the admission queue in the order in which they came.
+"""AdmissionQueue: requests that wait. WaitingRoom: callers wait for a place there in the order in which they came.
 
 Callers are woken once the queue is half empty, because waking one for each free place costs a core. Meanwhile there are free
 places, and a newcomer would take one. So it waits behind the others, which might wait for ever otherwise.
 """
 
+import heapq
+import itertools
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from operator import itemgetter
+
+from autosplit.running.request import Request
+
+
+class AdmissionQueue:
+    """Requests that wait, the most urgent first, then in order of arrival. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int, Request]] = []
+        self._arrivals = itertools.count()
+        self.num_held = 0
+        """Requests that take no place, as their callers keep the inputs for them."""
+
+    @property
+    def num_all(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that take a place."""
+        return len(self._waiting) - self.num_held
+
+    @property
+    def first(self) -> Request:
+        """The next request, which stays."""
+        return self._waiting[0][2]
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def push(self, request: Request) -> None:
+        """Let a request wait."""
+        heapq.heappush(self._waiting, (request.priority, next(self._arrivals), request))
+        self.num_held += request.caller_keeps_inputs
+
+    def pop(self) -> Request:
+        """Take the next request away."""
+        _, _, request = heapq.heappop(self._waiting)
+        self.num_held -= request.caller_keeps_inputs
+        return request
+
+    def pop_expired(self) -> list[Request]:
+        """Take away the requests whose deadline has passed."""
+        return self.remove([request for _, _, request in self._waiting if request.expired()])
+
+    def next_deadline_ns(self) -> float:
+        """Earliest deadline among waiting requests; infinity without one."""
+        return min((request.deadline_ns for _, _, request in self._waiting if request.deadline_ns), default=math.inf)
+
+    def remove(self, leaving: Collection[Request]) -> list[Request]:
+        """Take these requests away; return those that were here, in the order in which they would have been fed."""
+        leaving = set(leaving)
+        found = [request for _, _, request in sorted(self._waiting, key=itemgetter(0, 1)) if request in leaving]
+        if found:
+            self._waiting = [entry for entry in self._waiting if entry[2] not in leaving]
+            heapq.heapify(self._waiting)
+            self.num_held -= sum(request.caller_keeps_inputs for request in found)
+        return found
+
+    def clear(self) -> list[Request]:
+        """Take all requests away, and return them."""
+        return self.remove([request for _, _, request in self._waiting])
 
 
 class WaitingRoom:

@@ -16,7 +16,8 @@ from autosplit.clusters import frames, handshake, hostlinks, runningsegment
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, CREDIT, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
 from autosplit.clusters.handshake import LET_IN, dial, welcome
-from autosplit.clusters.runningsegment import RunningSegment, SegmentOrder
+from autosplit.clusters.runningsegment import RunningSegment
+from autosplit.clusters.segments import Segment
 from autosplit.errors import WorkerError
 from autosplit.tracing.tensorspec import spec_of
 from autosplit.values.links import Link, Wire
@@ -358,7 +359,7 @@ def test_the_drivers_card_carries_what_it_sends_to_all_hosts_at_once(monkeypatch
 def test_an_answer_waits_for_the_connection_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first request may be quicker than the thread that lets the connection in. Its answer was lost, and its caller hung."""
     monkeypatch.setattr(runningsegment, "Pipeline", lambda *given, **settings: None)
-    segment = RunningSegment("b", SegmentOrder("one", "", (), (), (), 1, ()))
+    segment = RunningSegment("b", Segment("one", (), ("b",), (), (), 1))
     one, two = _tcp_pair()
     log = Log()
     driver = Connection(two, "b", log, num_slots=1)

@@ -15,7 +15,7 @@ from pipelines import request as vector
 from autosplit.errors import BackendError, RefusedError, UsageError
 from autosplit.running.modules import LocalFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import save_stage, split
@@ -115,7 +115,7 @@ class Loads(LocalFunction):
 
     left = 1
 
-    def load(self, threads, device, shared):
+    def load(self, threads, device, shared, streams=1):
         type(self).left -= 1
         if type(self).left < 0:
             raise RuntimeError("broken weights")
