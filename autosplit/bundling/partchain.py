@@ -110,19 +110,9 @@ class Step:
         """Run the part on the values of a request, and change these."""
         made = self.run(self.inputs(values))
         check_outputs(made, len(self.announced), self.announced)
-        values.update((spec.name, _as_announced(value, spec)) for spec, value in zip(self.part.outputs, made, strict=True))
+        values.update((spec.name, laid_out(value, spec)) for spec, value in zip(self.part.outputs, made, strict=True))
         for name in self.dropped:
             values.pop(name, None)
-
-
-def _as_announced(value: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The value, copied if its strides differ from the announced ones; a dimension of size 1 may have any stride."""
-    strides = value.stride()
-    if strides == spec.stride or all(
-        size == 1 or found == wanted for size, found, wanted in zip(spec.shape, strides, spec.stride, strict=True)
-    ):
-        return value
-    return laid_out(value, spec)
 
 
 def as_one_stage(
