@@ -36,8 +36,8 @@ BACKEND_HELP = (
 )
 
 MODEL_HELP = (
-    "transformers:ClassName?field=value&..., package.module:function returning (module, inputs), or a .pt2 file. "
-    "A named function is imported and called."
+    "transformers:ClassName?field=value&..., file.py:function or package.module:function, which returns (module, inputs), "
+    "or a .pt2 file. A named function is imported and called."
 )
 
 

@@ -12,7 +12,7 @@ from autosplit.backends.base import Precision, get_backend, require_device, requ
 from autosplit.backends.conformance import require_right
 from autosplit.deploying.checking import Reference
 from autosplit.devices.accelerators import is_accelerator
-from autosplit.devices.discovering import as_machine, check_here
+from autosplit.devices.discovering import Devices, as_machine, check_here
 from autosplit.errors import BackendError
 from autosplit.files import content_hash
 from autosplit.memory.stages import count
@@ -148,6 +148,6 @@ def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Ma
     return host.add_network(name, stages, traced.graph.inputs, traced.graph.outputs, process=plan.process)
 
 
-def machine_of_plan(plan: Plan, devices: Machine | str | None = None) -> Machine:
+def machine_of_plan(plan: Plan, devices: Devices | None = None) -> Machine:
     """The devices that are named, or else those of the plan. Raises: DeviceError, UsageError: as ``machine_for``."""
     return as_machine(devices or ",".join(dict.fromkeys(name for stage in plan.stages for name in stage.devices)))
