@@ -12,7 +12,7 @@ from functools import wraps
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar
 
-from autosplit.errors import UsageError, raise_faults
+from autosplit.errors import BRIEF, UsageError, raise_faults
 
 T = TypeVar("T")
 
@@ -25,8 +25,6 @@ MADE_BY = {
     "AutoResult": "autosplit.auto makes one",
 }
 """Type name to the call that makes such a value."""
-
-NAMES = "names of devices are one string, as in 'cpu:0,cpu:1'"
 
 MAX_SHOWN = 60
 WIDER: Mapping[type, type] = {int: Integral, float: Real, tuple: Sequence, list: Sequence}
@@ -96,11 +94,8 @@ def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
 
 def _fault(name: str, value: Any, kinds: tuple[type, ...]) -> str:
     names = ["None" if kind is type(None) else kind.__name__ for kind in kinds]
-    ways = [MADE_BY[kind] for kind in names if kind in MADE_BY] + ([NAMES] if name == "devices" and str in kinds else [])
-    try:
-        text = repr(value)
-    except Exception:
-        text = "a value"
+    ways = [MADE_BY[kind] for kind in names if kind in MADE_BY]
+    text = BRIEF.repr(value)
     shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
     kind = "" if value is None else f" ({type(value).__name__})"
     return f"{name} must be {' or '.join(names)}, but is {shown}{kind}{'; ' * bool(ways)}{', '.join(ways)}"

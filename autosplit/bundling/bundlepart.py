@@ -66,7 +66,7 @@ class BundlePart:
         for package in self.packages:
             importlib.import_module(package)
 
-    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
+    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """Load the part. Raises: BackendError: its runtime refuses it, or it has no form for this device."""
         from autosplit.backends import inductor
         from autosplit.backends.eager import program_runnable
@@ -78,9 +78,9 @@ class BundlePart:
             return program_runnable(self.program(), threads)
         if part.backend == "inductor":
             return inductor.library_runnable(self.folder / part.files[LIBRARY], threads, self._weights())
-        return self._session(threads, shared)
+        return self._session(threads, shared, streams)
 
-    def _session(self, threads: int, shared: bool) -> "Runnable":
+    def _session(self, threads: int, shared: bool, streams: int) -> "Runnable":
         """The part on ONNX Runtime or OpenVINO."""
         from autosplit.backends import onnxruntime, openvino
         from autosplit.backends.onnxfile import OnnxStage
@@ -94,10 +94,10 @@ class BundlePart:
         stage = OnnxStage(self.folder / part.files[IR], inputs, outputs)
         turned = [k for k, (one, order) in enumerate(zip(outputs, part.output_orders, strict=True)) if tuple(order) != one.order]
         blob = self.folder / part.files[BLOB] if self.same_machine and BLOB in part.files else None
-        chosen = openvino.settings(threads, self.precision, part.streams)
+        chosen = openvino.settings(threads, self.precision, streams)
         compiled = openvino.open_ir(stage, self.folder / WEIGHTS, chosen, blob)._replace(turned=turned)
-        if part.streams > 1:
-            return openvino.OpenVinoStreams(stage, compiled, part.streams)
+        if streams > 1:
+            return openvino.OpenVinoStreams(stage, compiled, streams)
         return openvino.compiled_runnable(stage, compiled)
 
     def _place(self, accelerator: Any, device: str) -> "Runnable":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.tracing.tensorspec import Announced, TensorSpec, announced, check_outputs, laid_out
 from autosplit.values.machine import Device
 
@@ -49,7 +49,7 @@ class PartChain:
         for part in self.parts:
             part.module.import_packages()
 
-    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
+    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """Load every part, each for its own number of threads. Raises: BackendError: a runtime refuses one."""
         steps = self._steps(threads, device, shared)
 
@@ -85,7 +85,7 @@ class PartChain:
         return [
             Step(
                 part,
-                part.module.load(part.threads or threads, device, shared),
+                part.module.load(part.threads or threads, device, shared, part.streams),
                 announced(part.outputs),
                 tuple(spec.name for spec in part.inputs if last[spec.name] == number and spec.name not in kept),
             )

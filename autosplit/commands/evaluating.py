@@ -58,6 +58,8 @@ def _evaluate_split(given: Evaluate) -> None:
     given.require_default((*FOR_WORKLOADS, "model", "cluster"), "a model is measured on the devices of this machine")
     if given.split is None:
         raise UsageError("name the split: --split 16,32, device_map.json, split_spec.yaml, stages.txt or a folder of ONNX files")
+    if Path(given.split).suffix and not Path(given.split).exists():
+        raise UsageError(f"split file '{given.split}' does not exist")
     get_backend(given.backend)
     machine = machine_for(given.devices, given.machine, given.memory)
     with bars(err) as progress:

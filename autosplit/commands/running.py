@@ -78,8 +78,10 @@ def auto(given: options.Auto) -> None:
     with opened_machine(given) as (machine, hosts), bars(err) as drawn:
         progress = StepTimes(drawn, start_s)
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
+        wanted.require_consistent(machine)
+        traced = trace(given, progress, given.model)
         say(expectation(machine, setup, budget))
-        result = api.auto(trace(given, progress, given.model), machine, wanted, setup=setup, budget=budget)
+        result = api.auto(traced, machine, wanted, setup=setup, budget=budget)
     report = result.report
     say(seconds_text(progress.seconds if given.verbose else progress.steps_s))
     say_reused(result.profile, given.profiles, started)

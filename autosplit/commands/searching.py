@@ -41,6 +41,7 @@ def search(given: options.Plans) -> None:
     started, budget = keeping.now(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
+        wanted.require_consistent(machine)
         traced = trace(given, progress, given.model)
         wanted.verify(traced.graph, machine)
         measured = api.measure(traced, machine, setup=setup)

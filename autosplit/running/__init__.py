@@ -3,7 +3,8 @@
 The modules, in the order of their use::
 
     modules         what a worker can run: StageFolder, PythonFunction, LocalFunction
-    wiring          StagePlacement; wire(): placements to channels
+    stage           StagePlacement: a stage, the same value from the plan to the worker
+    wiring          wire(): stages to channels
     ring            shared memory: tensors, from one sender to one receiver; copying: into and out of it
     statusblock     shared memory: deadlines and priorities of requests, and the state of each worker
     messages        what the host and a worker say to each other

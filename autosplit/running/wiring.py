@@ -7,49 +7,14 @@ process network (Kahn 1974), in which the oldest request can always advance.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autosplit.errors import DeviceError, PlanError, listed, raise_faults
 from autosplit.memory.slots import HOST, Workers, in_flight, num_slots
-from autosplit.running.modules import Module
+from autosplit.running.stage import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
-from autosplit.values.machine import Device
 from autosplit.values.plan import MAX_QUEUE_DEPTH
-
-
-@dataclass(frozen=True, slots=True)
-class StagePlacement:
-    """A stage with its devices.
-
-    Attributes:
-        name: for messages and reports.
-        module: loaded by each worker.
-        inputs: the values it reads, in the module's order; names are those of graph inputs or of other stages' outputs.
-        outputs: the values it makes, in the module's order.
-        devices: one for each replica; a device may occur twice, and may hold other stages.
-        threads: threads of each replica; the number of the device's cores by default.
-        queue_depth: slots of each ring that leads to this stage.
-        hang_s: seconds after which a request has hung, so that its worker is killed and replaced; None for no limit.
-        streams: requests that each replica works on at once.
-        memory_bytes: device name to the bytes that the stage takes there, as its plan counts them; on other devices it takes the
-            most of these, and without them its weights.
-    """
-
-    name: str
-    module: Module
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    devices: tuple[Device, ...]
-    threads: int | None = None
-    queue_depth: int = 4
-    hang_s: float | None = 300.0
-    streams: int = 1
-    memory_bytes: Mapping[str, int] = field(default_factory=dict)
-
-    def needs_bytes(self, device: str) -> int | None:
-        """The bytes that the stage takes on a device; None if they are not known."""
-        return self.memory_bytes.get(device, max(self.memory_bytes.values(), default=self.module.num_bytes))
 
 
 @dataclass(frozen=True, slots=True)

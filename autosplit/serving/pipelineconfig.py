@@ -24,7 +24,7 @@ from autosplit.backends.base import get_backend
 from autosplit.errors import PlanError, UsageError, close_names, listed, raise_faults
 from autosplit.running.modules import Module, PythonFunction, StageFolder, check_allowed
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.serving.connections import Connections, ModuleEntry, Port
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import Inputs, Model, load_model

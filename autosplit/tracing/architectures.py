@@ -38,7 +38,7 @@ LOCAL_ATTENTION = ("", "eager", "sdpa", "flex_attention")
 HUB_OPTIONS = ("trust_remote_code", "auto_map", "use_kernels", "kernel_config")
 """Options that make transformers load code which is not installed."""
 
-WAY_OUT = "Write a function that returns (module, inputs) and give it as 'package.module:function'."
+WAY_OUT = "Write a function that returns (module, inputs) and give it as 'file.py:function'."
 
 
 def build(

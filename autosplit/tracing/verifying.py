@@ -18,7 +18,7 @@ from torch import nn
 
 from autosplit.compat.models import attention_of
 from autosplit.compat.torchparts import pytree, stores_of
-from autosplit.errors import TraceError
+from autosplit.errors import BRIEF, TraceError
 from autosplit.tracing.differing import NumericalError, difference, larger
 from autosplit.tracing.tensorspec import copy_into, differences, empty_like_spec, laid_out, spec_of
 
@@ -190,7 +190,9 @@ def _leaf_fault(position: int, ours: Any, own: Any, tolerance: float) -> str:
     name = f"output {position}"
     if not isinstance(own, torch.Tensor):
         with suppress(Exception):  # equality of Python values may not be defined
-            return "" if ours is own or bool(ours == own) else f"{name} is {ours!r:.40} in place of {own!r:.40}"
+            return (
+                "" if ours is own or bool(ours == own) else f"{name} is {BRIEF.repr(ours):.40} in place of {BRIEF.repr(own):.40}"
+            )
         return ""
     if unlike := differences([spec_of(name, own)], [ours]):
         return unlike[0]
