@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autosplit.compat.torchparts import OpOverload
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.tensorspec import zeros
 
@@ -68,7 +69,7 @@ class _Recorder(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node, and keep its call if it is an op."""
-        if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
+        if n.op == "call_function" and isinstance(n.target, OpOverload):
             arguments = tuple((source, self.env[source]) for source in n.all_input_nodes)
             kind = f"{n.target} {[str(value.dtype) for _, value in arguments]}"
             self.kinds[n.name] = kind
