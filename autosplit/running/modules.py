@@ -49,7 +49,7 @@ class Module(Protocol):
         """The function of tensors in host memory; called in the worker. ``shared``: others compute on the worker's cores."""
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
-        """The name of the op that raises on these inputs, or None if it is not known."""
+        """The op that raises on these inputs, with its line of code if that is known; None if the op is not known."""
 
 
 def refuse_isolated(name: str, module: Module) -> None:
@@ -70,7 +70,7 @@ def failure_text(place: str, number: int, module: Module, inputs: Sequence[torch
         op = module.failing_op(inputs)
     except Exception:
         op = None
-    where = f" while executing '{op}'" if op else ""
+    where = f" while executing {op}" if op else ""
     cause = trace.strip().splitlines()[-1]
     told = f"{place} failed on request {number}{where}: {cause}"
     return told if module.kind in COMPILED else f"{told}\nThe traceback follows.\n{trace}"
@@ -262,21 +262,24 @@ def check_allowed(path: str, allowed: Sequence[str]) -> tuple[str, str]:
 
 
 def failing_node(module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str | None:
-    """Run a graph op by op up to the one that raises, and return its name."""
+    """Run a graph op by op up to the one that raises, and return its name and the line of the model's code."""
+    from autosplit.tracing.programs import user_line
+
     walk = _Walk(module)
     try:
         walk.run(*inputs)
     except Exception:
-        return walk.op
+        line = user_line(walk.op)
+        return f"'{walk.op.name}' ({line})" if line else f"'{walk.op.name}'"
     return None
 
 
 class _Walk(torch.fx.Interpreter):
     """An interpreter that remembers the present op."""
 
-    op = ""
+    op: torch.fx.Node
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Note the name of a node, then run it."""
-        self.op = n.name
+        """Note a node, then run it."""
+        self.op = n
         return super().run_node(n)
