@@ -11,7 +11,7 @@ The modules, in the order of their use::
     stageworker     the loop of one stage replica: messages, requests; nullworker: the same loop in a thread
     stagerings      a worker's ends of its rings; lookahead: requests begun early
     provisioner     puts the stages on their devices, all or none
-    request         one request, made of tensors that fit; answers: gives answers to callers; interrupts: safe from Ctrl-C
+    request         one request, made of tensors that fit; answers: gives answers to callers
     waitingroom     the queue of requests, and callers that wait for a place there
     admission       which requests are sent, wait in the queue or are refused; Transport: what carries them
     inflight        the requests between the first stage and their answer, and their numbers; flow: where requests are

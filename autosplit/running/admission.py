@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from autosplit.compat.futures import SafeCondition
 from autosplit.errors import AutosplitError, RefusedError
 from autosplit.reports.results import StageStats
 from autosplit.running.answers import Answers
-from autosplit.running.interrupts import SafeCondition
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
 from autosplit.running.request import AnswerFuture, Request

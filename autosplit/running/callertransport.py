@@ -57,7 +57,7 @@ class CallerTransport:
     def start(self, admission: Admission) -> None:
         """Load the copies. Raises: BackendError: a stage could not be loaded. PlanError: the cores of a device are not here."""
         self._admission = admission
-        self._work = threading.Condition(admission.changed.lock)
+        self._work = admission.changed.beside()
         self._copies = InputCopies(self.wiring, admission.queue_capacity + self.pace.size)
         if self.pace.size == 1:
             self._stages.append(LocalStage(self.wiring, 0))
