@@ -63,7 +63,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class RunFrom:
-    """Take requests, from number ``first`` on; those before ``alone_until`` one at a time, so that a crash tells its request."""
+    """Take requests, from number ``first`` on; those before ``alone_until`` one at a time, so that a crash shows its request."""
 
     first: int
     alone_until: int = 0

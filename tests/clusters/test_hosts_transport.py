@@ -31,4 +31,4 @@ class TestHosts(TransportContract):
         """A replica on each host."""
         devices = [f"{name}/null:0" for name in list(self.agents)[:replicas]]
         stage = on_hosts(function, *devices, queue_depth=1)
-        return HostsPipeline(Hosts(**self.agents), [stage], ["x"], ["y"], room=ROOM)  # type: ignore[arg-type]
+        return HostsPipeline(Hosts(**self.agents), [stage], ["x"], ["y"], queue_capacity=ROOM)  # type: ignore[arg-type]
