@@ -20,6 +20,7 @@ from autosplit.backends.onnxruntime import fuse
 from autosplit.backends.ports import port
 from autosplit.bundling.manifest import BLOB, IR, LIBRARY, ONNX, PROGRAM, WEIGHTS, Part, StoredWeight
 from autosplit.bundling.weightpool import WeightPool
+from autosplit.compat.runtimes import open_library
 from autosplit.errors import BackendError
 from autosplit.tracing import programs
 from autosplit.tracing.operators import WRITING, allowed_graph
@@ -155,7 +156,7 @@ def _inductor(program: StageProgram, stage: Stage, precision: Precision, pool: W
     lowered = in_precision(program, precision)
     save_stage(lowered, scratch / "stage")
     library = apart(_compile_library, scratch, doing=_doing(program, stage), packages=program.packages)
-    read = inductor.open_library(library).get_constant_names_to_original_fqns().values()
+    read = open_library(library).get_constant_names_to_original_fqns().values()
     if strange := sorted(set(read) - set(lowered.weights)):
         raise BackendError(
             f"inductor made constants of stage '{program.name}' that are not its weights: {', '.join(strange[:5])}"

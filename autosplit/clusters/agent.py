@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autosplit.backends.base import installed
 from autosplit.children import extend_path
@@ -21,6 +20,7 @@ from autosplit.clusters.handshake import dial
 from autosplit.clusters.listener import Listener
 from autosplit.clusters.runningsegment import RunningSegment
 from autosplit.clusters.segments import Segment
+from autosplit.compat.torchparts import pytree
 from autosplit.devices.discovering import discover
 from autosplit.devices.limits import affinity, boot_id, memory_limit_bytes
 from autosplit.devices.processes import prepare_to_spawn
@@ -208,10 +208,6 @@ class Agent:
     def clock_ns(self) -> int:
         """This host's monotonic clock."""
         return time.monotonic_ns()
-
-    def process_time_s(self) -> float:
-        """Processor seconds that this process has used, without its workers."""
-        return time.process_time()
 
     def stats(self, segment: str, clear: bool) -> RunStats:
         """What the segment's pipeline measured."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 
 from autosplit.clusters.sockets import MAX_TEXT_BYTES, reason_of, receive_into, receive_text
-from autosplit.running.interrupts import SafeCondition
+from autosplit.compat.futures import SafeCondition
 from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, extent_bytes, laid_out
 
 REQUEST, ERROR, CANCEL, BROKEN, CREDIT, BEAT = range(6)

@@ -8,8 +8,8 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from autosplit.compat.torchparts import pytree
 from autosplit.running.request import Checked
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.tensorspec import is_dense, is_laid_out

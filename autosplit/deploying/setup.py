@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, get_args, runtime_checkable
 
 from autosplit.arguments import checked
 from autosplit.backends.base import get_backend, usual
@@ -35,6 +35,7 @@ COMPILE_BUDGETS = 2.0
 """Compiling a baseline may take this many times the seconds of the search, unless its own limit is given."""
 
 
+@runtime_checkable
 class Hosts(Protocol):
     """Hosts that are one machine together."""
 

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from autosplit.backends.apart import end_idle
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
 from autosplit.backends.conformance import require_right
+from autosplit.compat.torchparts import num_writes
 from autosplit.deploying.checking import Reference
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import Devices, as_machine, check_here
@@ -98,7 +99,7 @@ class Workspace:
 def _state(program: GraphModule) -> list[tuple[int, int]]:
     """The address of each weight, and how often it was changed in place; two models of one shape differ in nothing else."""
     weights = [weight(program, name) for name in weight_names(program.graph)]
-    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in weights]
+    return [(tensor.data_ptr(), num_writes(tensor)) for tensor in weights]
 
 
 def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *, capped: bool = False) -> list[StagePlacement]:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from autosplit.backends.onnxfile import ONNX, missing_packages, write_onnx
+from autosplit.backends.onnxfile import ONNX, missing_packages
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target, write_json
+from autosplit.exporting.base import Job, Target, write_json, write_onnx_apart
 from autosplit.values.machine import parse_device
 
 FILE = "pipeline_config.json"
@@ -18,7 +18,7 @@ def write(job: Job, folder: Path) -> list[str]:
     """Write the connections and the stages. Raises: PlanError: two stages read an input, or an output is not made."""
     write_json(folder / FILE, connections(job))
     for number, program in enumerate(job.programs):
-        write_onnx(program, folder / f"stage{number}.onnx", dense=False)
+        write_onnx_apart(program, folder / f"stage{number}.onnx")
     return []
 
 

@@ -6,7 +6,7 @@ first write to 600 KB of new memory takes ten times as long as copying 600 KB.
 """
 
 import ctypes
-import sys
+import weakref
 from collections import deque
 from typing import Any
 
@@ -19,9 +19,6 @@ KEPT_BYTES = 64 << 20
 
 _TRIES = 2
 """Kept arrays to try before new memory is allocated: a caller may still hold some of them."""
-
-_FREE_REFERENCES = 3
-"""References to a kept array that no caller holds: in the deque, in a variable, and as the argument of getrefcount."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -58,7 +55,7 @@ class CopyPool:
         self._copier = Copier(spec)
         num_bytes = extent_bytes(spec)
         self._max_kept = min(max_kept, KEPT_BYTES // num_bytes) if num_bytes else 0
-        self._kept: deque[Any] = deque()
+        self._kept: deque[tuple[Any, weakref.ref[Any]]] = deque()
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         """A copy of ``source``, which has the spec's shape and dtype. Not for several threads at once."""
@@ -69,19 +66,21 @@ class CopyPool:
     def empty(self) -> torch.Tensor:
         """Memory for one tensor, with any contents. Not for several threads at once."""
         for _ in range(min(_TRIES, len(self._kept))):
-            array = self._kept[0]
+            array, lent = self._kept[0]
             self._kept.rotate(-1)
-            if sys.getrefcount(array) == _FREE_REFERENCES:
+            if lent() is None:
+                self._kept.pop()
                 return self._lend(array)
         tensor = empty_like_spec(self._spec)
         if len(self._kept) >= self._max_kept:
             return tensor
-        self._kept.append(_array(tensor))
-        return self._lend(self._kept[-1])
+        return self._lend(_array(tensor))
 
     def _lend(self, array: Any) -> torch.Tensor:
-        """A tensor on the memory of the array; the tensor and its views hold a reference to the array."""
-        tensor = torch.from_numpy(array)
+        """Keep the array, and lend its memory as a tensor. The tensor and its views hold a NumPy view, which ends with them."""
+        view = array.view()
+        self._kept.append((array, weakref.ref(view)))
+        tensor = torch.from_numpy(view)
         return tensor if tensor.dtype == self._dtype else tensor.view(self._dtype)
 
 

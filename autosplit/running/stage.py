@@ -126,6 +126,6 @@ class StagePlacement:
         except Exception:
             op = None
         place = f"replica {replica} of {len(self.devices)}, device '{self.devices[replica].name}'"
-        where = f" while executing '{op}'" if op else ""
+        where = f" while executing {op}" if op else ""
         text = f"stage '{self.name}' ({place}) failed on request {number}{where}: {trace.strip().splitlines()[-1]}"
         return text if is_compiled(self.module.kind) else f"{text}\nThe traceback follows.\n{trace}"

@@ -15,8 +15,8 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
+from autosplit.compat.torchparts import pytree
 from autosplit.errors import BRIEF, ModelError, raise_faults
 from autosplit.tracing import architectures
 from autosplit.tracing.importing import import_function
@@ -285,4 +285,4 @@ def _require_eval(name: str, module: nn.Module | ExportedProgram) -> None:
 
 
 def _class_name(source: nn.Module | ExportedProgram) -> str:
-    return source.graph_module._get_name() if isinstance(source, ExportedProgram) else type(source).__name__
+    return type(source.graph_module if isinstance(source, ExportedProgram) else source).__name__

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 import torch
 
+from autosplit.compat.torchparts import is_functorch_wrapped_tensor
 from autosplit.memory.lives import ALIGNMENT
 from autosplit.parsing import shown
 
@@ -214,7 +215,7 @@ def is_dense(value: object) -> TypeGuard[torch.Tensor]:
     if value.__class__ is not torch.Tensor:
         return kind_of(value) == ""
     strided = value.layout is torch.strided and not (value.is_meta or value.is_nested)
-    return strided and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return strided and not is_functorch_wrapped_tensor(value)
 
 
 def kind_of(value: object) -> str:
@@ -223,7 +224,7 @@ def kind_of(value: object) -> str:
         return type(value).__name__
     if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return type(value).__name__
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if is_functorch_wrapped_tensor(value):
         return "a tensor inside torch.func (vmap, grad or functionalize)"
     if value.layout is not torch.strided or value.is_meta or value.is_nested:
         return f"{'nested' if value.is_nested else value.layout} on {value.device}"
