@@ -73,8 +73,6 @@ class StageFolder:
     packages: tuple[str, ...] = ()
     """Modules that define custom operators of the stage (``StageProgram.packages``)."""
     warms_up: bool = True
-    records: bool = True
-    """Whether an accelerator may record the stage as one graph (a CUDA graph)."""
     trust: bool = False
     """Whether the user trusts the maker of the folder. If not, native code in it is refused, and so are operators that are not
     known to be safe."""
@@ -144,7 +142,7 @@ class StageFolder:
         def place(device: Accelerator, queue: Queue) -> "tuple[Runnable, bool]":
             return backend.place(self.folder, device, queue, self.precision, self.trust)
 
-        return place_runnable(accelerator, place, program.inputs, program.outputs, record=self.records)
+        return place_runnable(accelerator, place, program.inputs, program.outputs)
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Run the stage op by op, in eager, up to the one that raises."""
