@@ -244,7 +244,7 @@ class SideBySide:
         worst, limit = worst_error(plan, reference, answers)
         fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
         service = Service(traced, pipeline)
-        calls = [service.calling(inputs) for inputs in work]
+        calls = [service.bind_call(inputs) for inputs in work]
         entry = Contender(plan, pipeline, calls, worst, fault, _alone_s(plan, calls, self._first_s, least=3))
         pipeline.stats(clear=True)
         return entry
