@@ -40,7 +40,7 @@ LAYERS = """
     measuring
     searching/    correcting candidates tuning journal loop
     clusters/     sockets handshake listener frames hostlinks segments runningsegment agent localnodes raynodes fleet
-    clusters/     hostsfeed replanning remote relaycost devicelinks hostprofile cluster
+    clusters/     hostsfeed replanning remote devicelinks hostprofile cluster
     bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping partchain
     bundling/     openbundle dumps crosscheck showing
     exporting
@@ -49,7 +49,7 @@ LAYERS = """
     annotation
     loadedplan
     splitjudge
-    pages/        contents charts document writing
+    pages/        contents graphdrawing document writing
     commands
     cli
     __main__
@@ -76,7 +76,6 @@ ALLOWED = {
     "optuna": {"searching.tuning", "searching.journal"},
     "pandas": {"tables", "figures"},
     "matplotlib": {"figures"},
-    "plotly": {"pages.charts", "pages.document"},
     "multiprocessing": {
         "devices.forking",
         "devices.forkserver",
@@ -224,7 +223,7 @@ def test_measuring_and_running_load_no_solver() -> None:
         waiting = {one.target for one in at_start if one.module in waiting}.union(folders) - loaded
     assert "autosplit.deploying.comparing" in loaded
     packages = {target.partition(".")[0] for target in loaded}
-    assert packages & {"ortools", "numba", "optuna", "pandas", "matplotlib", "plotly"} == set()
+    assert packages & {"ortools", "numba", "optuna", "pandas", "matplotlib"} == set()
 
 
 @pytest.mark.timeout(100)
