@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from autosplit.children import python_running
+from autosplit.compat.raysettings import reread_settings
 from autosplit.devices.limits import affinity
 from autosplit.errors import DeviceError
 from autosplit.scratch import scratch_folder
@@ -87,8 +88,6 @@ def own_token() -> Iterator[None]:
 
     Without it, every user of this machine could run code as this one, through the ports of the nodes.
     """
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-
     before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
 
     def set_to(values: Mapping[str, str | None]) -> None:
@@ -96,8 +95,7 @@ def own_token() -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        AuthenticationTokenLoader.instance().reset_cache()  # Ray reads the environment once, unless it is told to
-        Config.initialize("")
+        reread_settings()
 
     set_to({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     try:
