@@ -93,12 +93,15 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
     """
     from autosplit.measuring.profiler import measure as measure_ops
+    from autosplit.measuring.store import open_store
 
-    machine, store = _machine(devices, setup), None if setup.store is None else Path(setup.store)
+    machine, store = _machine(devices, setup), None if setup.store is None else open_store(setup.store)
     if setup.hosts is not None:
         with shown(setup.progress) as progress:
             progress("profile", 0.0, "measuring on the hosts")
-            profile = setup.hosts.measure(traced, setup.considered, setup.precision, store, setup.remeasure)
+            profile = setup.hosts.measure(
+                traced, setup.considered, setup.precision, None if store is None else store.root, setup.remeasure
+            )
             progress("profile", 1.0, "done")
         return profile
     threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}

@@ -29,6 +29,7 @@ from autosplit.commands.options import Output
 from autosplit.deploying.footprints import Footprints
 from autosplit.devices.limits import affinity
 from autosplit.errors import TraceError, UsageError
+from autosplit.measuring import store
 from autosplit.progress import stopped
 from autosplit.terminal import Terminal
 from autosplit.tracing import capturing
@@ -48,6 +49,7 @@ def inside(*words: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     """The command in this process: a new one takes seconds to load torch."""
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(console, "err", Terminal(stderr=True, width=200))
+    monkeypatch.setattr(store, "user_root", lambda: Path("profiles"))
     return CliRunner().invoke(cli.app, list(words))
 
 

@@ -60,10 +60,6 @@ class InductorBackend(FileBackend):
             return None
         return f"backend 'inductor' needs a C++ compiler, and '{compiler}' is not found: install g++, or set CXX"
 
-    def list_refused(self, program: StageProgram) -> dict[str, str]:
-        """Refuse nothing: an op that inductor cannot generate runs on its eager kernel."""
-        return {}
-
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
         """Whether the library is there."""
         return (folder / LIBRARIES[precision]).exists()

@@ -34,7 +34,6 @@ from autosplit.backends.onnxfile import (
     missing_packages,
     open_onnx,
     prepare_onnx,
-    refused_by_onnx,
     whole_folder,
 )
 from autosplit.backends.ports import Port
@@ -63,10 +62,6 @@ class OnnxRuntimeBackend(FileBackend):
         """Name the packages that are not installed."""
         return missing_packages(f"backend '{self.name}'", (*ONNX, "onnxruntime"), "autosplit[onnx]")
 
-    def list_refused(self, program: StageProgram) -> dict[str, str]:
-        """List the ops that the ONNX exporter or ONNX Runtime refuses, by a trial export."""
-        return refused_by_onnx(program, lambda path: _open_session(path, session_options(1)))
-
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
         """Whether the optimised file is there."""
         return (folder / OPTIMISED).is_dir()
@@ -74,11 +69,8 @@ class OnnxRuntimeBackend(FileBackend):
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
         """Write the ONNX file and the optimised one into the stage's folder."""
         stage = prepare_onnx(program, folder)
-        try:
-            with whole_folder(folder / OPTIMISED) as building:
-                optimise(stage.path, building / MODEL)
-        except BackendError as failure:
-            raise BackendError(str(failure), self.list_refused(program)) from failure
+        with whole_folder(folder / OPTIMISED) as building:
+            optimise(stage.path, building / MODEL)
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False

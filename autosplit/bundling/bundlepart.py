@@ -29,7 +29,6 @@ class BundlePart:
         part: the row of the table.
         precision: of the network.
         same_machine: whether the processor and the versions are those of the machine that made the bundle.
-        packages: modules that register the custom operators of the part.
         trust: whether the user trusts the maker of the bundle, so that the part may call every operator.
     """
 
@@ -39,7 +38,6 @@ class BundlePart:
     part: Part
     precision: Precision
     same_machine: bool
-    packages: tuple[str, ...] = ()
     trust: bool = False
     warms_up: bool = True
 
@@ -63,7 +61,7 @@ class BundlePart:
         from autosplit.backends.base import named_backend
 
         named_backend(self.part.backend)
-        for package in self.packages:
+        for package in self.part.operators:
             importlib.import_module(package)
 
     def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":

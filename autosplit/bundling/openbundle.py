@@ -175,7 +175,6 @@ def place_parts(folder: Path, manifest: Manifest, name: str, devices: Devices | 
                 part=part,
                 precision=network.precision,
                 same_machine=same,
-                packages=part.operators,
                 trust=trust,
             ),
             inputs=part.inputs,

@@ -47,7 +47,7 @@ def search(given: options.Plans) -> None:
         measured = api.measure(traced, machine, setup=setup)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
     notes = [*traced.notes, *wanted.notes(traced.graph), *measured.notes, *keeping.keep_search(found, setup)]
-    say_reused(measured, given.profiles, started)
+    say_reused(measured, given.store, started)
     for note in notes:
         say(f"note: {note}")
     data = {"plan": str(given.output), "summary": found.plan.summary(), **asdict(found.plan.prediction)}

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, extent_bytes
+from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, extent_bytes, is_laid_out
 
 KEPT_BYTES = 64 << 20
 """The most memory that is kept for the answers of one value; larger answers get new memory each time."""
@@ -26,23 +26,15 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Copier:
     """Copies values into tensors of one spec."""
 
-    __slots__ = ("_num_bytes", "_stride")
+    __slots__ = ("_num_bytes", "_spec")
 
     def __init__(self, spec: TensorSpec) -> None:
-        self._stride = spec.stride
-        # Gaps may belong to other tensors, and the memory of a lazily conjugated tensor differs from its values.
-        moves = extent_bytes(spec) == spec.num_bytes and not spec.torch_dtype.is_complex
-        self._num_bytes = spec.num_bytes if moves else -1
+        self._spec = spec
+        self._num_bytes = spec.num_bytes if extent_bytes(spec) == spec.num_bytes else 0  # gaps may belong to other tensors
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy ``source``, which has the spec's shape and dtype, into ``target``, which has its strides too."""
-        if (
-            source.nbytes == self._num_bytes
-            and source.stride() == self._stride
-            and source.__class__ is torch.Tensor
-            and source.is_cpu
-            and not source.is_neg()
-        ):
+        if self._num_bytes and is_laid_out(source, self._spec, anywhere=True):
             ctypes.memmove(target.data_ptr(), source.data_ptr(), self._num_bytes)
         else:
             with torch.no_grad():

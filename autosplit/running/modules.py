@@ -53,7 +53,7 @@ class Module(Protocol):
         """
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
-        """The name of the op that raises on these inputs, or None if it is not known."""
+        """The op that raises on these inputs, with its line of code if that is known; None if the op is not known."""
 
 
 def is_compiled(kind: str) -> bool:
@@ -247,21 +247,24 @@ def check_allowed(path: str, allowed: Sequence[str]) -> tuple[str, str]:
 
 
 def failing_node(module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str | None:
-    """Run a graph op by op up to the one that raises, and return its name."""
+    """Run a graph op by op up to the one that raises, and return its name and the line of the model's code."""
+    from autosplit.tracing.programs import user_line
+
     walk = _Walk(module)
     try:
         walk.run(*inputs)
     except Exception:
-        return walk.op
+        line = user_line(walk.op)
+        return f"'{walk.op.name}' ({line})" if line else f"'{walk.op.name}'"
     return None
 
 
 class _Walk(torch.fx.Interpreter):
     """An interpreter that remembers the present op."""
 
-    op = ""
+    op: torch.fx.Node
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Note the name of a node, then run it."""
-        self.op = n.name
+        """Note a node, then run it."""
+        self.op = n
         return super().run_node(n)

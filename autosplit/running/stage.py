@@ -8,8 +8,10 @@ Each border adds to it, and copies none of its fields::
     host         clusters.segments.Segment: consecutive stages, and where their answers go
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,9 +19,9 @@ import torch
 from autosplit.devices.limits import usable_threads
 from autosplit.errors import PlanError
 from autosplit.running.modules import Module, is_compiled
-from autosplit.tracing.tensorspec import TensorSpec, zeros
-from autosplit.values.machine import Device
-from autosplit.values.plan import QUEUE_DEPTH
+from autosplit.tracing.tensorspec import TensorSpec, spec_fault, zeros
+from autosplit.values.machine import MAX_ON_CORE, Device
+from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Runnable
@@ -59,6 +61,28 @@ class StagePlacement:
     hang_s: float | None = HANG_S
     streams: int = 1
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def faults(self) -> Iterator[str]:
+        """A sentence for each setting that no stage can have."""
+        if not self.devices:
+            yield f"stage '{self.name}' is on no device"
+        for device, count in Counter(self.devices).items():
+            if count > MAX_ON_CORE:
+                limits = f"and at most {MAX_ON_CORE} are allowed; name more devices"
+                yield f"stage '{self.name}' has {count} replicas on '{device.name}', {limits}"
+            if isinstance(self.threads, int) and 0 < len(device.cores) < self.threads:
+                cores = f"{len(device.cores)} core{'s' * (len(device.cores) != 1)}"
+                yield f"stage '{self.name}' has threads={self.threads}, and '{device.name}' has {cores}"
+        if not 1 <= self.queue_depth <= MAX_QUEUE_DEPTH:
+            limits = f"it must be at least 1 and at most {MAX_QUEUE_DEPTH}"
+            yield f"stage '{self.name}' has a queue depth of {self.queue_depth}; {limits}"
+        for what, value, kind in (("threads", self.threads, int), ("streams", self.streams, int), ("hang_s", self.hang_s, Real)):
+            if value is not None and not (isinstance(value, kind) and value > 0):
+                yield f"stage '{self.name}' has {what}={value!r}; it must be more than 0"
+        if callable(self.module):
+            way_out = "give a StageFolder, a PythonFunction, or on null devices a LocalFunction"
+            yield f"stage '{self.name}' has a {type(self.module).__name__} as its module; {way_out}"
+        yield from filter(None, map(spec_fault, (*self.inputs, *self.outputs)))
 
     def needs_bytes(self, device: str) -> int | None:
         """The bytes that the stage takes on a device; None if they are not known."""
@@ -102,6 +126,6 @@ class StagePlacement:
         except Exception:
             op = None
         place = f"replica {replica} of {len(self.devices)}, device '{self.devices[replica].name}'"
-        where = f" while executing '{op}'" if op else ""
+        where = f" while executing {op}" if op else ""
         text = f"stage '{self.name}' ({place}) failed on request {number}{where}: {trace.strip().splitlines()[-1]}"
         return text if is_compiled(self.module.kind) else f"{text}\nThe traceback follows.\n{trace}"

@@ -11,7 +11,6 @@ import torch
 
 from autosplit.devices.processes import anonymous_bytes
 from autosplit.errors import AutosplitError, BackendError, DeadlineError, StageError
-from autosplit.memory.lives import ALIGNMENT
 from autosplit.planning.baselines import OWN_THREADS
 from autosplit.reports.results import StageStats
 from autosplit.running import statusblock
@@ -24,7 +23,7 @@ from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import STATUS_WORDS
 from autosplit.running.wiring import Wiring
-from autosplit.tracing.tensorspec import TensorSpec, announced, check_outputs, laid_out, zeros
+from autosplit.tracing.tensorspec import announced, check_outputs, laid_out, zeros
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Runnable
@@ -50,7 +49,7 @@ class StageCopy:
         self._words = [0] * STATUS_WORDS
         """As in the status block of a pipeline."""
         self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
-        self._sources = [(wiring.inputs.index(spec.name), spec, spec.stride) for spec in stage.inputs]
+        self._sources = [(wiring.inputs.index(spec.name), spec) for spec in stage.inputs]
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
         before_bytes, begun_s = anonymous_bytes(os.getpid()), time.perf_counter()
         try:
@@ -84,9 +83,9 @@ class StageCopy:
             try:
                 given = request.inputs
                 if given.__class__ is Checked:
-                    inputs = [given[at] for at, _, _ in self._sources]
+                    inputs = [given[at] for at, _ in self._sources]
                 else:
-                    inputs = [_as_traced(given[at], spec, stride) for at, spec, stride in self._sources]
+                    inputs = [laid_out(given[at], spec) for at, spec in self._sources]
                 outputs = self._run(inputs)
                 ran = time.monotonic_ns()
                 check_outputs(outputs, len(self._announced), self._announced)
@@ -134,7 +133,7 @@ class StageCopy:
         del self._run
 
     def _explain(self, request: Request, trace: str) -> str:
-        stage, inputs = self._stage, [request.inputs[at] for at, _, _ in self._sources]
+        stage, inputs = self._stage, [request.inputs[at] for at, _ in self._sources]
         return stage.failure_text(self.replica, request.number, inputs, trace)
 
 
@@ -150,19 +149,6 @@ def _with_threads_kept(run: "Runnable") -> "Runnable":
                 torch.set_num_threads(before)
 
     return kept
-
-
-def _as_traced(value: torch.Tensor, spec: TensorSpec, stride: tuple[int, ...]) -> torch.Tensor:
-    """The tensor if a backend may read it in place, else a copy as in the trace."""
-    if (
-        value.stride() == stride
-        and value.__class__ is torch.Tensor
-        and value.is_cpu
-        and not (value.requires_grad or value.is_neg() or value.is_conj())
-        and value.data_ptr() % ALIGNMENT == spec.offset_bytes
-    ):
-        return value
-    return laid_out(value.detach().resolve_conj().resolve_neg(), spec)
 
 
 def _shared_outputs(run: "Runnable", stage: StagePlacement) -> list[bool]:

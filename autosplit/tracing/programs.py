@@ -22,7 +22,18 @@ from autosplit.tracing.operators import allowed_graph, defined_in
 KINDS: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 PICK = "getitem"
+LINE = "line"
+"""The key under which a node of a saved stage holds its ``user_line`` in ``meta``."""
+
+FRAME = re.compile(r'File "(?P<file>[^"<]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
 WEIGHT_NAME = re.compile(r"[\w.\-]+")
+
+
+def user_line(node: fx.Node) -> str:
+    """The line of the model's code that made an op, as 'file:line: code', or ''."""
+    frames = [frame for frame in FRAME.finditer(node.meta.get("stack_trace") or "") if "/torch/" not in frame["file"]]
+    own = f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
+    return str(node.meta.get(LINE, own))
 
 
 class Observer(fx.Interpreter):

@@ -35,7 +35,10 @@ from autosplit.tracing.valueranges import Assumed, assumed_limits
 from autosplit.tracing.weightsfile import map_weights, write_weights
 from autosplit.values.placement import placement_faults
 
-SCHEMA = 4
+SCHEMA = 5
+MOST_LINE = 300
+"""Most characters of the line of code of an op."""
+
 WEIGHTS = "weights.safetensors"
 DESCRIBED = ("name", "ops", "inputs", "outputs", "limits", "weights", "requires_grad", "nodes")
 
@@ -169,7 +172,8 @@ def save_stage(program: StageProgram, folder: Path) -> None:
     draft.mkdir()
     try:
         size = write_weights(draft / WEIGHTS, key, program.weights, specs)
-        text = json.dumps({"schema": SCHEMA, "key": key, "weights_file_bytes": size, **description}, indent=1)
+        lines = {node.name: programs.user_line(node) for node in program.module.graph.nodes if is_op(node)}
+        text = json.dumps({"schema": SCHEMA, "key": key, "weights_file_bytes": size, **description, "lines": lines}, indent=1)
         (draft / "stage.json").write_text(text, encoding="utf-8")
         _replace(folder, draft)
     finally:
@@ -217,6 +221,8 @@ def load_stage(folder: Path, *, trust: bool = False) -> StageProgram:
         faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
         raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
         found = assemble(str(data["name"]), graph, weights, data["requires_grad"], specs["inputs"], specs["outputs"])
+        for node in filter(is_op, found.module.graph.nodes):
+            node.meta[programs.LINE] = f"{data['lines'][node.name]:.{MOST_LINE}}"
         return replace(found, limits=_limits(data))
     except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
         raise _incomplete(folder, failure) from None

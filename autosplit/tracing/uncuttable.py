@@ -5,7 +5,6 @@ its place, control flow, and tensors that are not dense.
 """
 
 import operator
-import re
 from collections.abc import Container
 from typing import Any
 
@@ -15,9 +14,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from autosplit.compat.torchparts import OpOverload, pytree, schema_of
+from autosplit.tracing.programs import user_line
 from autosplit.tracing.tensorspec import is_dense, kind_of
 
-FRAME = re.compile(r'File "(?P<file>[^"<]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
 MASKED = {torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default}
 """Ops whose second argument alone determines the size of their result."""
 
@@ -38,17 +37,11 @@ def reasons_not_to_cut(exported: ExportedProgram, live: Container[fx.Node]) -> l
     """
     varying = _of_varying_size(exported)
     faults = _changed_state(exported) + [
-        f"{reason} ({line})" if (line := _user_line(node)) else reason
+        f"{reason} ({line})" if (line := user_line(node)) else reason
         for node in exported.graph.nodes
         if node.op == "call_function" and (reason := _refusal(node, node in live, node in varying))
     ]
     return list(dict.fromkeys(faults))
-
-
-def _user_line(node: fx.Node) -> str:
-    """The line of the user's code that made this op, as 'file:line: code', or ''."""
-    frames = [frame for frame in FRAME.finditer(node.meta.get("stack_trace") or "") if "/torch/" not in frame["file"]]
-    return f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
 
 
 def _of_varying_size(exported: ExportedProgram) -> set[fx.Node]:
@@ -80,7 +73,7 @@ def _changed_state(exported: ExportedProgram) -> list[str]:
         if spec.kind is OutputKind.BUFFER_MUTATION and buffers.get(spec.arg.name) == spec.target:
             continue  # assigned to itself, as by ``self.table = self.table.to(x.device)``
         if spec.kind in MUTATIONS:
-            line = _user_line(makers[spec.arg.name]) if spec.arg.name in makers else ""
+            line = user_line(makers[spec.arg.name]) if spec.arg.name in makers else ""
             place = f" ({line})" if line else ""
             kept = spec.kind is not OutputKind.USER_INPUT_MUTATION
             way_out = (
