@@ -209,10 +209,6 @@ class Agent:
         """This host's monotonic clock."""
         return time.monotonic_ns()
 
-    def process_time_s(self) -> float:
-        """Processor seconds that this process has used, without its workers."""
-        return time.process_time()
-
     def stats(self, segment: str, clear: bool) -> RunStats:
         """What the segment's pipeline measured."""
         return self._segment(segment).pipeline.stats(clear=clear)
