@@ -1,9 +1,9 @@
 """Connect stages: placements become channels between stages, and each channel has rings between their replicas.
 
-Requests have numbers (see ``inflight``). Replica ``i`` of a stage with ``r`` replicas takes the requests with ``number % r == i``.
-So the ring of a request between two stages follows from its number, and every worker takes its requests in order. Every
-request puts exactly one token on one ring of each channel, even if it fails. With bounded rings that is a deterministic
-process network (Kahn 1974), in which the oldest request can always advance.
+Requests have numbers (see ``inflight``). Replica ``i`` of a stage with ``r`` replicas takes the requests with
+``number % r == i``. So the ring of a request between two stages follows from its number, and every worker takes its requests in
+order. Every request puts exactly one token on one ring of each channel, even if it fails. With bounded rings that is a
+deterministic process network (Kahn 1974), in which the oldest request can always advance.
 """
 
 import math
