@@ -23,7 +23,8 @@ from autosplit.backends.limiting import Check
 from autosplit.backends.ports import DenseStage, LogicalStage, Port, port
 from autosplit.backends.probing import one_line, raise_shortage, refused_ops
 from autosplit.backends.quiet import quiet
-from autosplit.backends.translating import kept_translations, translations
+from autosplit.backends.translating import translations
+from autosplit.compat.runtimes import kept_translations
 from autosplit.errors import BackendError
 from autosplit.files import hidden_beside
 from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json, read_text

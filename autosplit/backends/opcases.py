@@ -1,8 +1,8 @@
 """One op of a model alone: on small tensors of its ranks, dtypes and layouts, with its own attributes, so that it can be tried.
 
 Sizes are renamed in the order of their appearance, so that the same operator of two models is one case; sizes 0 and 1 stay. Ops
-that only move values keep the sizes of the model, on which their attributes depend, and count as one case for all sizes. Other
-packages' operators keep them too.
+that only move values keep the sizes of the model, which their attributes depend on, but count as one case for all sizes. Ops of
+other packages keep them too.
 """
 
 import contextlib

@@ -22,6 +22,7 @@ from autosplit.backends.channels import first, last, slowly_turned, transposed, 
 from autosplit.backends.limiting import check_of
 from autosplit.backends.onnxfile import ELEMENT_TYPES, ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx
 from autosplit.backends.quiet import quiet
+from autosplit.compat.runtimes import fold_constants
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram
@@ -195,9 +196,8 @@ def write_ir(stage: OnnxStage, chosen: Mapping[str, Any], path: Path) -> Collect
     turned = compiled_model(stage, chosen).turned
     model = with_channels_last(core().read_model(stage.path), turned)
     import openvino
-    from openvino._offline_transformations import apply_moc_transformations
 
-    apply_moc_transformations(model, False)  # else the compiler folds batch norms, and its blob holds a second copy of weights
+    fold_constants(model)  # else the compiler folds batch norms, and its blob holds a second copy of weights
     openvino.save_model(model, path, compress_to_fp16=False)
     return turned
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from autosplit.backends.opcases import Case, case_of, probe_program
+from autosplit.compat.torchparts import pytree
 from autosplit.tracing.flattening import is_op
 from autosplit.tracing.programs import Observer
 from autosplit.tracing.splitting import StageProgram

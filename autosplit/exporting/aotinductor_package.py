@@ -2,10 +2,10 @@
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from autosplit.backends.base import convert
 from autosplit.backends.inductor import BACKEND, OPTIONS, compiled
+from autosplit.compat.runtimes import write_package
 from autosplit.exporting.base import Job, Target, port_names, write_json
 from autosplit.tracing.splitting import StageProgram
 
@@ -14,11 +14,10 @@ PACKAGE, TABLE = "model.pt2", "stages.json"
 
 def write(job: Job, folder: Path) -> list[str]:
     """Compile each stage, for 10 s and more. Raises: BackendError: the compiler failed."""
-    from torch.export.pt2_archive._package import package_pt2
-
     with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-        files: dict[str, Any] = {program.name: compiled_files(program, Path(name) / program.name) for program in job.programs}
-        package_pt2(str(folder / PACKAGE), aoti_files=files)
+        write_package(
+            folder / PACKAGE, {program.name: compiled_files(program, Path(name) / program.name) for program in job.programs}
+        )
     rows = [{"model": program.name, **port_names(program)} for program in job.programs]
     graph = job.traced.graph
     write_json(folder / TABLE, {"inputs": list(graph.inputs), "outputs": list(graph.outputs), "stages": rows})

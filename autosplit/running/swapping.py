@@ -35,7 +35,7 @@ def swap_weights(
     if group not in groups:
         raise UsageError(f"there is no parameter group '{group}'; the groups are: {', '.join(groups) or 'none'}")
     stages = {stage.name: stage for stage in deployment.wiring.stages if stage.name in groups[group]}
-    present = {config.stage: config.module for config in deployment.worker_configs if config.stage in stages}
+    present = {config.stage.name: config.module for config in deployment.worker_configs if config.stage.name in stages}
     programs = {
         name: load_stage(module.folder, trust=module.trust) for name, module in present.items() if isinstance(module, StageFolder)
     }
@@ -63,7 +63,7 @@ def with_weights(program: StageProgram, weights: Mapping[str, torch.Tensor]) -> 
 
 def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[str, Module]) -> int:
     """Let stages run other modules from the next request on; return its number. Raises: BackendError, WorkerError."""
-    numbers = [number for number, config in enumerate(deployment.worker_configs) if config.stage in modules]
+    numbers = [number for number, config in enumerate(deployment.worker_configs) if config.stage.name in modules]
     switched = []
 
     def switch(lanes: Lanes, fed: int) -> None:
@@ -71,7 +71,7 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
         for number in numbers:
             config = deployment.worker_configs[number]
             base, first = lanes.base(config.replica), lanes.next(config.replica)
-            versions = (*config.versions, Version(first, modules[config.stage]))
+            versions = (*config.versions, Version(first, modules[config.stage.name]))
             kept = [
                 one for one, after in zip(versions, (*versions[1:], None), strict=True) if after is None or after.first > base
             ]
@@ -83,7 +83,7 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
 
     with deployment.control_lock:
         for number in numbers:
-            deployment.ask(number, Load(modules[deployment.worker_configs[number].stage]), "the swap")
+            deployment.ask(number, Load(modules[deployment.worker_configs[number].stage.name]), "the swap")
         answers = [deployment.hear(number, LOAD_TIMEOUT_S, "loading new weights", Loaded, Failed) for number in numbers]
         for answer in answers:
             if isinstance(answer, Failed):

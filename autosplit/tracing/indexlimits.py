@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autosplit.compat.torchparts import OpOverload, schema_of
+
 Limits = tuple[int, int]
 """The least and the largest value."""
 
@@ -21,7 +23,7 @@ def base_name(node: fx.Node) -> str:
     >>> base_name(graph.call_function(torch.ops.aten.add.Tensor, (1, 2)))
     'add'
     """
-    return node.target._schema.name.rpartition("::")[2] if isinstance(node.target, torch._ops.OpOverload) else ""
+    return schema_of(node.target).name.rpartition("::")[2] if isinstance(node.target, OpOverload) else ""
 
 
 def index_limits(node: fx.Node, shape: Shape) -> dict[fx.Node, Limits]:

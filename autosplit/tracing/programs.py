@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autosplit.compat.torchparts import OpOverload
 from autosplit.errors import PlanError
 from autosplit.tracing.operators import allowed_graph, defined_in
 
@@ -69,7 +70,7 @@ def packages(graph: fx.Graph) -> tuple[str, ...]:
     Raises: PlanError: the file cannot be imported as a module, because it is the main program or a notebook.
     """
     found: dict[str, None] = {}
-    for operator_ in dict.fromkeys(node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)):
+    for operator_ in dict.fromkeys(node.target for node in graph.nodes if isinstance(node.target, OpOverload)):
         file = defined_in(operator_)
         if file:
             homes = [module for module in [*sys.modules.values()] if getattr(module, "__file__", None) == file]
@@ -183,7 +184,7 @@ def _decode_target(kind: str, target: str) -> Any:
     found: Any = torch.ops
     for part in parts:
         found = getattr(found, part, None)
-    if len(parts) != 3 or not isinstance(found, torch._ops.OpOverload):
+    if len(parts) != 3 or not isinstance(found, OpOverload):
         raise PlanError(f"operator '{target:.200}' is not registered in this process; import the module that defines it first")
     return found
 

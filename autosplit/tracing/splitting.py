@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.errors import PlanError, raise_faults
 from autosplit.files import content_hash, hidden_beside, read_mapping
 from autosplit.parsing import MALFORMED
@@ -302,6 +303,6 @@ def place_stage(program: StageProgram, device: torch.device | str) -> StageProgr
 
 def _creates(node: fx.Node) -> bool:
     """Whether an op creates a tensor without inputs; without a device argument it is in host memory."""
-    if node.all_input_nodes or not isinstance(node.target, torch._ops.OpOverload):
+    if node.all_input_nodes or not isinstance(node.target, OpOverload):
         return False
-    return any(argument.name == "device" for argument in node.target._schema.arguments)
+    return any(argument.name == "device" for argument in schema_of(node.target).arguments)
