@@ -99,7 +99,9 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
     if setup.hosts is not None:
         with shown(setup.progress) as progress:
             progress("profile", 0.0, "measuring on the hosts")
-            profile = setup.hosts.measure(traced, setup.considered, setup.precision, store and store.root, setup.remeasure)
+            profile = setup.hosts.measure(
+                traced, setup.considered, setup.precision, store.root if store else None, setup.remeasure
+            )
             progress("profile", 1.0, "done")
         return profile
     threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}

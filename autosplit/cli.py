@@ -36,12 +36,12 @@ MOST_FILES = 1 << 16
 class _Commands(TyperGroup):
     """The commands; a flag that cannot be parsed is JSON too with ``--json``."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep whether the result is asked for as JSON: a command line with a fault has no options value."""
         ctx.obj = "--json" in args
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         """Run the command; click shows a wrong command line on stderr."""
         try:
             return super().invoke(ctx)

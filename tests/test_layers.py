@@ -26,8 +26,8 @@ LAYERS = """
     -- torch --
     figures
     examples
-    tracing/      modelspec tensorspec differing operators programs architectures importing loading devicecopies uncuttable
-    tracing/      flattening verifying callbinding capturing aliasing weightsfile indexlimits valueranges
+    tracing/      modelspec tensorspec differing operators programs architectures checkpoints importing loading devicecopies
+    tracing/      uncuttable flattening verifying callbinding capturing aliasing weightsfile indexlimits valueranges
     tracing/      splitting
     devices/      limits accelerators cuda forking forkserver processes discovering
     backends
