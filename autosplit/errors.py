@@ -88,7 +88,11 @@ class StageError(AutosplitError):
 
 
 class WorkerError(AutosplitError):
-    """A worker process died or stopped answering."""
+    """A worker process died, failed or stopped answering."""
+
+
+class HungError(WorkerError):
+    """A worker process did not answer within its time limit."""
 
 
 class RefusedError(AutosplitError):

@@ -27,17 +27,16 @@ LAYERS = """
     figures
     examples
     tracing/      modelspec tensorspec differing operators programs architectures loading devicecopies uncuttable flattening
-    tracing/      verifying callbinding capturing aliasing weightsfile indexlimits valueranges
+    tracing/      verifying callbinding capturing reference aliasing weightsfile indexlimits valueranges
     tracing/      splitting
-    devices/      limits accelerators cuda forking forkserver processes discovering
+    devices/      limits forking forkserver processes calls accelerators cuda discovering
     backends
     placing/      sites patterns moves parts costs storages drawing interpreting placed
     placing/      precisions refusals rules annotating
     running
-    serving
-    deploying/    checking workspace footprints setup calling service compiling microbatching sidebyside screening halving
-    deploying/    comparing
     measuring
+    serving
+    deploying/    checking networks footprints setup calling service compiling microbatching bench contest comparing
     searching/    correcting candidates tuning journal loop
     clusters/     sockets handshake listener frames hostlinks segments runningsegment agent localnodes raynodes fleet
     clusters/     hostsfeed replanning remote relaycost devicelinks hostprofile cluster
@@ -81,6 +80,7 @@ ALLOWED = {
         "devices.forking",
         "devices.forkserver",
         "devices.processes",
+        "devices.calls",
         "backends",
         "measuring",
         "running",

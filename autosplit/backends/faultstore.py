@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from autosplit.backends.apart import apart
+from autosplit.backends.apart import call_apart, limited
 from autosplit.backends.base import Runnable, get_backend
 from autosplit.backends.hardvalues import VALUES
 from autosplit.backends.opcases import Case, probe_program
 from autosplit.backends.probing import one_line
 from autosplit.backends.trying import faults
 from autosplit.devices.discovering import versions
-from autosplit.errors import AutosplitError, BackendError, DeadlineError
+from autosplit.errors import AutosplitError, BackendError, HungError
 from autosplit.files import cache_folder, content_hash, locked, write_atomic
 from autosplit.opening import open_file
 from autosplit.parsing import MALFORMED, parse_json
@@ -67,9 +67,10 @@ def _tried(backend: str, cases: Sequence[Case]) -> dict[str, Faults]:
         save_stage(probe_program(cases), folder / "probe")
         doing = f"while {backend} was tried on {cases[0].key if len(cases) == 1 else f'{len(cases)} ops'}"
         try:
-            by_case = apart(try_all, folder / "probe", backend, doing=doing, limit_s=MOST_S)
+            with limited(MOST_S):
+                by_case = call_apart(try_all, folder / "probe", backend, doing=doing)
             return {case.key: by_case[f"case{number}"] for number, case in enumerate(cases)}
-        except DeadlineError:  # the machine is busy: they stay unknown
+        except HungError:  # the machine is busy: they stay unknown
             return {}
         except AutosplitError as failure:
             if "SIGKILL" in str(failure):  # memory ran out, or a person ended it

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from autosplit.backends.workspace import Workspace
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.remote import HostsPipeline
-from autosplit.deploying.workspace import Workspace, place
+from autosplit.deploying.networks import place
 from autosplit.tracing import capturing, loading
 from autosplit.values.links import Link
 from autosplit.values.machine import HOST

@@ -12,9 +12,10 @@ from autosplit.backends.base import get_backend
 from autosplit.errors import BackendError, UsageError, WorkerError, raise_faults
 from autosplit.running.executor import Executor
 from autosplit.running.lanes import Lanes
-from autosplit.running.messages import Failed, Load, Loaded, Use, Using, Version
+from autosplit.running.messages import Version
 from autosplit.running.modules import Module, StageFolder
 from autosplit.running.provisioner import LOAD_TIMEOUT_S, Deployment
+from autosplit.running.stageworker import StageWorker
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage
 from autosplit.tracing.tensorspec import differences, laid_out, spec_of
 
@@ -77,17 +78,21 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
             ]
             deployment.worker_configs[number] = replace(config, versions=tuple(kept))
             with contextlib.suppress(WorkerError):  # if the worker died, its successor loads both versions
-                deployment.ask(number, Use(first), "the swap")
-                deployment.hear(number, LOAD_TIMEOUT_S, "a swap", Using)
+                call = deployment.call(number, "during a swap", StageWorker.use, first)
+                call.result(LOAD_TIMEOUT_S, stop=deployment.stopping)
         switched.append(fed)
 
+    doing = "while it loaded new weights"
     with deployment.control_lock:
-        for number in numbers:
-            deployment.ask(number, Load(modules[deployment.worker_configs[number].stage]), "the swap")
-        answers = [deployment.hear(number, LOAD_TIMEOUT_S, "loading new weights", Loaded, Failed) for number in numbers]
-        for answer in answers:
-            if isinstance(answer, Failed):
-                raise BackendError(f"the new weights could not be loaded, and the old ones stay in use: {answer.text}")
+        calls = [
+            deployment.call(number, doing, StageWorker.load, modules[deployment.worker_configs[number].stage])
+            for number in numbers
+        ]
+        for call in calls:
+            try:
+                call.result(LOAD_TIMEOUT_S, stop=deployment.stopping)
+            except BackendError as failure:
+                raise BackendError(f"the new weights could not be loaded, and the old ones stay in use: {failure}") from None
         executor.at_next_request(switch)
         deployment.keep_files()
     return switched[0]

@@ -15,8 +15,9 @@ from autosplit.backends import conformance, faultstore
 from autosplit.backends.apart import apart
 from autosplit.backends.base import get_backend
 from autosplit.backends.eager import program_runnable
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.networks import place
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.deploying.workspace import Workspace, place
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
 from autosplit.errors import BackendError

@@ -10,11 +10,11 @@ import pytest
 import autosplit
 from autosplit.backends import apart
 from autosplit.backends.base import installed
+from autosplit.backends.workspace import Workspace
 from autosplit.deploying import compiling
+from autosplit.deploying.bench import Bench
 from autosplit.deploying.compiling import LEAST_COMPILE_S, compile_baselines
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.deploying.sidebyside import SideBySide
-from autosplit.deploying.workspace import Workspace
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import WorkerProcess, spawn_worker
 from autosplit.errors import BackendError, UsageError, WorkerError
@@ -88,7 +88,7 @@ def test_a_compiled_way_runs_and_agrees_with_the_model_and_nothing_else_is_left(
     left = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
     assert 0 < sum(left) < 2_000_000  # what torch found of the compiler
     way = replace(plan, stages=tuple(replace(stage, backend="inductor") for stage in plan.stages))
-    with SideBySide(ONE, workspace) as bench:
+    with Bench(ONE, workspace) as bench:
         entry = bench.load("inductor", way, mlp)
         assert entry.fault == "" and 0 <= entry.error.relative < 1e-5
     assert len(started) == 1

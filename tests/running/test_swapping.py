@@ -12,9 +12,9 @@ from pipelines import CORES, Gate, increment, local
 from pipelines import request as vector
 
 from autosplit.errors import BackendError, UsageError
-from autosplit.running.messages import SendEvents
 from autosplit.running.modules import LocalFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.stageworker import StageWorker
 from autosplit.running.swapping import swap_modules
 from autosplit.running.wiring import StagePlacement
 from autosplit.tracing.capturing import Traced, trace
@@ -123,7 +123,7 @@ def test_a_report_that_is_still_to_come_is_not_taken_for_the_new_weights() -> No
     with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"]) as pipeline:
         future = pipeline.submit(vector(1))
         gate.entered.acquire()
-        pipeline._deployment.workers[0].connection.send(SendEvents())  # and whoever asked did not wait for the answer
+        pipeline._deployment.call(0, "during a report", StageWorker.events, False)  # and nobody waits for the reply
         threading.Timer(0.1, gate.opened.set).start()
         with pytest.raises(BackendError, match=r"(?s)the old ones stay in use.*broken weights"):
             swap_modules(pipeline._deployment, pipeline._executor, {"a": Unloadable(increment)})

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pipelines import Once, fail_on_7, increment, local, request
 
-from autosplit.deploying.sidebyside import Contender, SideBySide
+from autosplit.deploying.bench import Bench, Contender
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, UsageError, WorkerError
 from autosplit.planning.predicting import predict
 from autosplit.progress import quiet
@@ -302,9 +302,9 @@ def test_a_microbatch_without_a_trace_or_a_profile_is_dropped_and_not_tried_agai
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SideBySide]:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """A side-by-side benchmark that runs functions on null devices: for each plan that it loads the next of its ``functions``."""
-    with SideBySide(TWO) as made:
+    with Bench(TWO) as made:
         functions = [increment]
 
         def load(name: str, plan: Plan, traced: Any) -> Contender:
