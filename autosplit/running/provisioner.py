@@ -176,7 +176,7 @@ class Deployment:
     def _await(self, number: int, timeout_s: float) -> Ready:
         config = self.worker_configs[number]
         try:
-            loading: Call[Ready] = Call(self.workers[number], "while it loaded its stage")
+            loading: Call[Ready] = Call(self.workers[number], "during loading its stage")
             return loading.result(timeout_s, stop=self.stopping)
         except (WorkerError, RefusedError):
             raise

@@ -82,7 +82,7 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
                 call.result(LOAD_TIMEOUT_S, stop=deployment.stopping)
         switched.append(fed)
 
-    doing = "while it loaded new weights"
+    doing = "during loading new weights"
     with deployment.control_lock:
         calls = [
             deployment.call(number, doing, StageWorker.load, modules[deployment.worker_configs[number].stage])

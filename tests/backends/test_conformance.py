@@ -205,7 +205,7 @@ def test_a_search_goes_on_without_a_backend_whose_compiler_crashes() -> None:
     profile = replace(eager, measured={**eager.measured, **other.measured})
     found = autosplit.search(traced, profile, device, setup=Setup(progress=False), budget=Budget(search_s=0.5))
     assert {stage.backend for stage in found.plan.stages} == {"eager"}
-    assert any("openvino is left out: the process was killed by SIGSEGV" in note for note in found.profile.notes)
+    assert any("openvino is left out: worker 'compiling' was killed by SIGSEGV" in note for note in found.profile.notes)
 
 
 def _end() -> None:
@@ -213,7 +213,7 @@ def _end() -> None:
 
 
 def test_a_process_apart_that_died_is_replaced() -> None:
-    with pytest.raises(BackendError, match="the process was killed by SIGKILL while nothing was done"):
+    with pytest.raises(BackendError, match="worker 'compiling' was killed by SIGKILL while nothing was done"):
         apart(_end, doing="while nothing was done")
     assert apart(math.sqrt, 16.0, doing="while a root was taken") == 4.0
 
