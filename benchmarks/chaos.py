@@ -36,7 +36,7 @@ from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.modules import PythonFunction
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device

@@ -14,7 +14,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from autosplit.bundling.openbundle import load_bundle, place_parts
 from autosplit.commands.configfile import read_config
 from autosplit.costs.workloads import read_split, read_workload
 from autosplit.errors import AutosplitError, PlanError, ProfileError, UsageError
-from autosplit.exporting.tvm_json import read_connections
 from autosplit.files import content_hash, read_data, read_mapping
 from autosplit.measuring.store import RUNS, Store, machine_hash
 from autosplit.pages.contents import SCHEMA as RUN_SCHEMA
@@ -53,7 +52,7 @@ from autosplit.serving.pipelineconfig import PipelineConfig
 from autosplit.serving.pipelinefile import FILE, load_config, save_config
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
-from autosplit.tracing.splitting import DESCRIBED, load_stage, unsplit
+from autosplit.tracing.splitting import DESCRIBED, load_stage
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value, Weight
@@ -228,14 +227,6 @@ PIPEDREAM = "".join(NODE.format(i) for i in range(4)) + "".join(f"\tnode{i} -- n
 DEVICE_MAP = json.dumps({"b0": 0, "b1": "cpu"})
 SPLIT_SPEC = "b1: beginning\n"
 TVM_SPLIT = json.dumps([{"op_name": "aten.linear", "op_index": 2}])
-TVM_PIPELINE = json.dumps(
-    {
-        "module_connection": [
-            {"mod_idx": 0, "cpu_affinity": "0", "output": [{"output_idx": 0, "dependencies": [{"global_output_index": 0}]}]}
-        ],
-        "input_connection": [{"global_interface_name": "x", "mod_idx": 0, "module_interface_name": "input_1"}],
-    }
-)
 STATUS = json.dumps(
     {
         "pid": 1,
@@ -259,7 +250,6 @@ PROFILE = json.dumps(
 RUN = Run("run", "m", "plan", "p", "f32", 2.0, 1.5, 0.1, (StageRun("s0", "cpu:0", "eager", 1, 3, 0.5, 0.4),), "2026-01-01")
 JOB = Job(HERE, Source("m", 4), Constraints(), ("eager", "onnxruntime"))
 PROVENANCE = Provenance("a processor", 2)
-PROGRAM = replace(unsplit(trace(load_model("autosplit.examples.mlp:mlp?depth=1&width=8"))), name="net")
 MARKER = json.dumps({"made_by": "autosplit", "version": "0", "uid": os.getuid(), "pid": 1})
 REPORT = Contents(
     model="m",
@@ -322,7 +312,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.add_model("net", load_model("autosplit.examples.mlp:mlp?depth=2&width=8"), null)
     wide = TensorSpec("v", (4,), (1,), "float32")
     config.add_function("f", "pipelines:increment", ["pipelines"], [wide], [wide], null)
-    config.input("x").connect(config["net"].input(config["net"].inputs[0].name))
+    config.input("x").connect(config["net"].input(config["net"].stage.inputs[0].name))
     config.input("v").connect(config["f"].input("v"))
     config["net"].output(0).connect(config.output("y"))
     config["f"].output(0).connect(config.output("w"))
@@ -480,7 +470,6 @@ KINDS: dict[str, tuple[str, str | None, Callable[[Path], Any]]] = {
     "split spec": ("split_spec.yaml", SPLIT_SPEC, read_given_split),
     "TVM split": ("tvm.json", TVM_SPLIT, read_given_split),
     "last ops": ("stages.txt", "a2\na5\n", read_given_split),
-    "TVM pipeline": ("tvm_pipeline.json", TVM_PIPELINE, lambda path: read_connections(path, [PROGRAM])),
     "report": (
         "run.json",
         json.dumps({"schema": RUN_SCHEMA, **REPORT.model_dump()}),

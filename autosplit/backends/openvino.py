@@ -20,8 +20,9 @@ import torch
 from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, Streams, require_precision
 from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
 from autosplit.backends.limiting import check_of
-from autosplit.backends.onnxfile import ELEMENT_TYPES, ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx, refused_by_onnx
+from autosplit.backends.onnxfile import ELEMENT_TYPES, ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx
 from autosplit.backends.quiet import quiet
+from autosplit.compat.runtimes import fold_constants
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram
@@ -46,10 +47,6 @@ class OpenVinoBackend(FileBackend):
     def missing(self) -> str | None:
         """Name the packages that are not installed; those of ONNX are needed too, because the stage is an ONNX file."""
         return missing_packages(f"backend '{self.name}'", ("openvino", *ONNX), "autosplit[openvino]")
-
-    def list_refused(self, program: StageProgram) -> dict[str, str]:
-        """List the ops that the ONNX exporter or OpenVINO refuses, by a trial export."""
-        return refused_by_onnx(program, lambda path: _compile(path, settings(1, "f32")))
 
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
         """Whether the ONNX file is there and was compiled once."""
@@ -177,9 +174,8 @@ def write_ir(stage: OnnxStage, chosen: Mapping[str, Any], path: Path) -> Collect
     turned = compiled_model(stage, chosen).turned
     model = with_channels_last(core().read_model(stage.path), turned)
     import openvino
-    from openvino._offline_transformations import apply_moc_transformations
 
-    apply_moc_transformations(model, False)  # else the compiler folds batch norms, and its blob holds a second copy of weights
+    fold_constants(model)  # else the compiler folds batch norms, and its blob holds a second copy of weights
     openvino.save_model(model, path, compress_to_fp16=False)
     return turned
 

@@ -1,23 +1,64 @@
 """A workspace: stages saved once and prepared for their backends, and the outputs of the unsplit model."""
 
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from torch.fx import GraphModule
+import torch
+from torch import fx
 
 from autosplit.backends.apart import end_idle
 from autosplit.backends.base import Precision, get_backend, require_device
+from autosplit.compat.torchparts import num_writes
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.errors import BackendError
 from autosplit.files import content_hash
 from autosplit.scratch import scratch_folder
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.programs import weight, weight_names
-from autosplit.tracing.reference import Reference
 from autosplit.tracing.splitting import StageProgram, save_stage
+from autosplit.tracing.verifying import distinct_inputs
 from autosplit.values.machine import Device
+
+NUM_DISTINCT = 4
+"""Different inputs that are sent in turn, so that answers in a wrong order are noticed; a slow model gets two."""
+
+SLOW_S = 0.1
+"""A model whose pass takes longer than these seconds is slow, and gets as few requests as possible."""
+
+Microbatch = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Microbatches and the model's outputs in f32 eager. Each op runs with its stage's threads, whose number can change bits."""
+
+    traced: Traced
+    threads: Mapping[str, int]
+    work: Sequence[Microbatch]
+    expected: Sequence[Microbatch]
+
+    @staticmethod
+    def of(traced: Traced, threads: Mapping[str, int]) -> "Reference":
+        """Run the unsplit model; ops that ``threads`` does not name run with torch's number of threads."""
+        eager = _Threaded(traced, threads)
+        first, *others = distinct_inputs(traced.example_inputs, NUM_DISTINCT)
+        work, expected = [first], list[Microbatch]()
+        before = torch.get_num_threads()
+        start = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                expected.append(tuple(eager.run(*first)))
+                for inputs in others[:1] if time.perf_counter() - start > SLOW_S else others:
+                    with suppress(Exception):  # it may take integers in one order only, such as offsets
+                        expected.append(tuple(eager.run(*inputs)))
+                        work.append(inputs)
+        finally:
+            torch.set_num_threads(before)
+        return Reference(traced, threads, work, expected)
 
 
 class Workspace:
@@ -81,7 +122,21 @@ class Workspace:
         self.close()
 
 
-def _state(program: GraphModule) -> list[tuple[int, int]]:
+def _state(program: fx.GraphModule) -> list[tuple[int, int]]:
     """The address of each weight, and how often it was changed in place; two models of one shape differ in nothing else."""
     weights = [weight(program, name) for name in weight_names(program.graph)]
-    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in weights]
+    return [(tensor.data_ptr(), num_writes(tensor)) for tensor in weights]
+
+
+class _Threaded(fx.Interpreter):
+    """Runs the unsplit program op by op, with a number of threads for each."""
+
+    def __init__(self, traced: Traced, threads: Mapping[str, int]) -> None:
+        super().__init__(traced.program)
+        self._threads = threads
+
+    def run_node(self, n: fx.Node) -> object:
+        wanted = self._threads.get(n.name)
+        if wanted is not None and wanted != torch.get_num_threads():
+            torch.set_num_threads(wanted)
+        return super().run_node(n)

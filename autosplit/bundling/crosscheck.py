@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from autosplit.backends.workspace import Reference
 from autosplit.bundling.openbundle import load_bundle
 from autosplit.deploying.checking import threads_of, worst_error
 from autosplit.errors import BundleError
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import NumericalError
-from autosplit.tracing.reference import Reference
 from autosplit.values.plan import Plan
 
 

@@ -29,8 +29,8 @@ MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 NEEDED = {"eager": "program", "onnxruntime": "onnx", "openvino": "ir", "inductor": "library"}
 """Backend to the role of the file that a part of it must have."""
-MAX_JSON_BYTES, MAX_BRACKETS, MAX_DEPTH, MAX_COUNT = 100_000_000, 2_000_000, 50, 1 << 40
-"""Limits of a manifest: its bytes, its lists and objects, the containers of an answer inside each other, and its integers."""
+MAX_JSON_BYTES, MAX_BRACKETS, MAX_DEPTH, MAX_COUNT, MAX_QUEUE_DEPTH = 100_000_000, 2_000_000, 50, 1 << 40, 1024
+"""Limits of a manifest: its bytes, lists and objects, the containers of an answer inside each other, its integers and slots."""
 
 _TENSOR = {"name": str, "shape": [int], "stride": [int], "dtype": str, "offset_bytes": int}
 _PART = {
@@ -328,6 +328,8 @@ def _network_faults(network: Mapping[str, Any], files: Mapping[str, Any]) -> Ite
     made: dict[str, Any] = dict.fromkeys(network["inputs"])
     if not network["parts"] or not network["outputs"] or len(made) < len(network["inputs"]):
         yield "has no parts, no outputs, or an input twice"
+    if not 1 <= network["queue_depth"] <= MAX_QUEUE_DEPTH or network["microbatch"] < 1:
+        yield f"has queue_depth {network['queue_depth']} and microbatch {network['microbatch']}"
     for part in network["parts"]:
         yield from (f"has part '{part['name']:.60}', which {fault}" for fault in _part_faults(part, files, made))
     yield from (f"has output '{name:.60}', which nothing makes" for name in network["outputs"] if name not in made)
@@ -339,8 +341,8 @@ def _network_faults(network: Mapping[str, Any], files: Mapping[str, Any]) -> Ite
 
 def _part_faults(part: Mapping[str, Any], files: Mapping[str, Any], made: dict[str, Any]) -> Iterator[str]:
     """A sentence for each fault of a part. ``made``: shape and dtype of the values before it, None for inputs; its own join."""
-    if NEEDED.get(part["backend"], "") not in ("", *part["files"]):
-        yield f"has no file for {part['backend']}"
+    if NEEDED.get(part["backend"]) not in part["files"]:
+        yield f"has no file for backend '{part['backend']:.60}', or that does not exist"
     yield from (f"names file '{name:.60}', which is not in the bundle" for name in part["files"].values() if name not in files)
     if not part["devices"] or part["threads"] < 1 or part["streams"] < 1:
         yield f"has {len(part['devices'])} devices, {part['threads']} threads and {part['streams']} streams; each is at least 1"

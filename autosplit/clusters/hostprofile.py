@@ -1,7 +1,5 @@
 """Profile a model on all hosts of a cluster side by side, and join the profiles to one.
 
-The time of the processes that relay requests is measured too, and becomes part of the links between hosts.
-
 Hosts with equal processors, cores, caches and versions share the measurement of one of them, unless the calibration kernel
 runs at another speed there. Hosts on different cores of one machine are measured side by side instead.
 """
@@ -11,9 +9,8 @@ from dataclasses import replace
 
 from autosplit.backends.workspace import Workspace
 from autosplit.clusters.agent import HostFacts, Subject
-from autosplit.clusters.devicelinks import FrameSizes, Payers, links_of
+from autosplit.clusters.devicelinks import links_of
 from autosplit.clusters.fleet import Fleet
-from autosplit.clusters.relaycost import measure_relay, relay_after
 from autosplit.measuring.calibration import DRIFT_LIMIT, drift
 from autosplit.measuring.store import Store
 from autosplit.tracing.capturing import Traced
@@ -51,7 +48,7 @@ def measure(
     ]
     missing = [tuple(b for b in backends if not _has(one, group[0], b)) for group, one in zip(groups, known, strict=True)]
     found = _measured(traced, cluster, [(group[0], names) for group, names in zip(groups, missing, strict=True)], precision)
-    profile, within, relays, notes = Profile.empty(traced.graph, precision), list[Link](), dict[str, Link](), list[str]()
+    profile, rings, notes = Profile.empty(traced.graph, precision), list[Link](), list[str]()
     for group, old, new in zip(groups, known, found, strict=True):
         joined = old
         if new is not None:
@@ -61,18 +58,14 @@ def measure(
                 with store.noted(notes):
                     store.save(traced.graph, joined, new.measured)
                     store.save_links(group[0].provenance, new.links)
-        model_s = min(sum(joined.table(traced.graph, setting).values()) for setting in joined.measured)
-        relay = relay_after(_relay(cluster, group[0], store, remeasure, notes), model_s / len(cluster.machine.devices))
         for facts in group:
             own = _renamed(joined, _names(group[0], facts))
             profile = replace(profile, measured={**profile.measured, **own.measured}, stages=(*profile.stages, *own.stages))
-            within += own.links
-            relays[facts.name] = relay
+            rings += own.links
         if len(group) > 1:
             others = ", ".join(f"'{facts.name}'" for facts in group[1:])
             notes.append(f"host '{group[0].name}' was measured for the equal host{'s' * (len(group) > 2)} {others} too")
-    links = links_of(cluster.machine, within, relays, Payers.of(hosts), FrameSizes.of(traced.graph))
-    return replace(profile, notes=tuple(notes), wires=cluster.machine.wires).with_links(links)
+    return replace(profile, notes=tuple(notes), wires=cluster.machine.wires).with_links(links_of(cluster.machine, rings))
 
 
 def stored(traced: Traced, facts: HostFacts, precision: Precision, store: Store | None) -> Profile:
@@ -86,18 +79,6 @@ def stored(traced: Traced, facts: HostFacts, precision: Precision, store: Store 
     ]
     kept = {setting: one for setting, one in found.measured.items() if setting.device in names}
     return replace(found, measured=kept, stages=tuple(s for s in found.stages if s.setting in kept), links=tuple(links), notes=())
-
-
-def _relay(cluster: Fleet, facts: HostFacts, store: Store | None, remeasure: bool, notes: list[str]) -> Link:
-    """What relaying requests to a host costs, from the store or measured now."""
-    known = () if store is None or remeasure else store.links(facts.provenance)
-    found = next((link for link in known if (link.source, link.target) == (HOST, facts.name)), None)
-    if found is None:
-        found = measure_relay(cluster, facts.name)
-        if store is not None:
-            with store.noted(notes):
-                store.save_links(facts.provenance, [found])
-    return found
 
 
 def _has(known: Profile, facts: HostFacts, backend: str) -> bool:

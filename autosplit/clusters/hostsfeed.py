@@ -18,12 +18,12 @@ from typing import NamedTuple, Protocol
 import torch
 
 from autosplit import errors
+from autosplit.compat.futures import SafeCondition
 from autosplit.errors import AutosplitError, RefusedError, StageError, WorkerError
 from autosplit.running.admission import AdmissionQueue, no_room
 from autosplit.running.answers import Answering, Answers
 from autosplit.running.entrance import Entrance
 from autosplit.running.feed import FixedPace, Occupancy
-from autosplit.running.interrupts import SafeCondition
 from autosplit.running.request import AnswerFuture, Request, RequestTimes
 
 

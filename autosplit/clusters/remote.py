@@ -17,20 +17,16 @@ from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoi
 from autosplit.clusters.handshake import dial
 from autosplit.clusters.hostsfeed import Answered, HostsFeed, Inbox, Lost, Route
 from autosplit.clusters.replanning import Replanner
-from autosplit.clusters.runningsegment import DRIVER, SegmentOrder
-from autosplit.clusters.segments import Segment, segments_of
-from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError
+from autosplit.clusters.segments import DRIVER, segments_of
+from autosplit.errors import AutosplitError, UsageError, WorkerError
 from autosplit.parsing import shown
 from autosplit.reports.results import RunStats, StageStats
 from autosplit.running.messages import WorkerEvent
-from autosplit.running.modules import StageFolder
 from autosplit.running.monitor import WorkerHealth, run_stats
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement, Wiring, wire
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import Wiring, wire
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
-
-IN_TRANSIT = 2
-"""Slots of a segment beside those of its pipeline, for requests that come and answers that go."""
 
 ENDING_S, REPORT_S = 5.0, 10.0
 """Seconds for ending a segment, and for an agent's report."""
@@ -193,10 +189,7 @@ class HostsDeployment:
 
     def __init__(self, cluster: Fleet, wiring: Wiring, inbox: Inbox) -> None:
         self._cluster, self._wiring = cluster, wiring
-        self._segments = segments_of(wiring.stages, wiring.inputs, wiring.outputs)
-        deployment = next(_numbers)
-        self._names = [f"deployment-{deployment}.{number}" for number in range(len(self._segments))]
-        self._slots = [_num_slots(segment) for segment in self._segments]
+        self._segments = segments_of(wiring.stages, wiring.inputs, wiring.outputs, f"deployment-{next(_numbers)}")
         self._places = [(number, host) for number, segment in enumerate(self._segments) for host in dict.fromkeys(segment.hosts)]
         """Each segment on each of its hosts."""
         self._positions = [wiring.inputs.index(spec.name) for spec in self._segments[0].inputs]
@@ -205,7 +198,7 @@ class HostsDeployment:
         self._requests: dict[str, Connection] = {}
         self._returns = _Returns(inbox, self._segments[-1].outputs, frozenset(host for _, host in self._places))
         self._started = time.monotonic()
-        self.window = sum(self._slots[number] for number, _ in self._places)
+        self.window = sum(self._segments[number].num_slots for number, _ in self._places)
         try:
             self._load()
             self._connect()
@@ -232,7 +225,7 @@ class HostsDeployment:
         for number, host in self._places:
             if host not in self._cluster.lost:
                 with contextlib.suppress(AutosplitError):
-                    self._cluster.ask([(host, "close_segment", self._names[number])], timeout_s=timeout_s)
+                    self._cluster.ask([(host, "close_segment", self._segments[number].name)], timeout_s=timeout_s)
 
     def health(self, network: str = "") -> list[WorkerHealth]:
         """The state of each worker, in the order of stages and replicas."""
@@ -283,7 +276,7 @@ class HostsDeployment:
             answers.append(None)
             if host not in self._cluster.lost:
                 with contextlib.suppress(AutosplitError):
-                    [answers[-1]] = self._cluster.ask([(host, method, self._names[number], *given)], timeout_s=REPORT_S)
+                    [answers[-1]] = self._cluster.ask([(host, method, self._segments[number].name, *given)], timeout_s=REPORT_S)
         return answers
 
     def _first(self, number: int) -> Connection:
@@ -293,65 +286,37 @@ class HostsDeployment:
     def _load(self) -> None:
         """Bring the stage files to the hosts, and start the workers of all segments side by side."""
         segments = self._segments
-        folders = {host: {_folder(stage) for s in segments if host in s.hosts for stage in s.stages} for _, host in self._places}
+        folders = {host: {folder for s in segments if host in s.hosts for folder in s.folders} for _, host in self._places}
         names, files = self._cluster.ship(folders)
         orders = []
         for number, host in self._places:
-            segment, is_last = segments[number], number == len(segments) - 1
-            stages = tuple(
-                replace(stage, module=replace(stage.module, folder=Path(names[_folder(stage)])))  # type: ignore[type-var]
-                for stage in segment.on(host)
-            )
-            order = SegmentOrder(
-                name=self._names[number],
-                next_name="" if is_last else self._names[number + 1],
-                stages=stages,
-                inputs=segment.inputs,
-                outputs=segment.outputs,
-                num_slots=self._slots[number],
-                route=() if is_last else segments[number + 1].hosts,
-                in_order=self._wiring.in_order,
-                sources=segments[number - 1].hosts if number else (DRIVER,),
-            )
-            own = {names[folder]: files[names[folder]] for folder in map(_folder, segment.stages)}
-            orders.append((host, "open_segment", order, own))
+            own = {names[folder]: files[names[folder]] for folder in segments[number].folders}
+            segment = replace(segments[number].on(host), in_order=self._wiring.in_order)
+            orders.append((host, "open_segment", segment.moved(lambda folder: Path(names[folder])), own))
         self._cluster.ask(orders)
 
     def _connect(self) -> None:
         """Connect the hosts: this machine to all, each segment to the next, and this machine to the first and the last ones."""
-        cluster, last = self._cluster, len(self._segments) - 1
+        cluster, first, last = self._cluster, self._segments[0], self._segments[-1]
         for number, host in self._places:
-            self._control.append(Connection(self._dial(number, host, CONTROL), host, self._returns))
+            self._control.append(Connection(self._dial(self._segments[number].name, host, CONTROL), host, self._returns))
         calls = []
         for number, host in self._places:
-            if number < last:
-                targets = {one: (cluster.address(one), self._slots[number + 1]) for one in self._segments[number + 1].hosts}
-                calls.append((host, "connect", self._names[number], targets))
+            if self._segments[number] is not last:
+                following = self._segments[number + 1]
+                targets = {one: (cluster.address(one), following.num_slots) for one in following.hosts}
+                calls.append((host, "connect", self._segments[number].name, targets))
         cluster.ask(calls)
-        for host in dict.fromkeys(self._segments[last].hosts):
-            sock = self._dial(last, host, ANSWERS, **{NUM_SLOTS: self.window})
-            self._answers.append(Connection(sock, host, self._returns, self._segments[last].outputs, num_slots=self.window))
-        for host in dict.fromkeys(self._segments[0].hosts):
-            sock = self._dial(0, host, REQUESTS)
-            self._requests[host] = Connection(sock, host, self._returns, self._segments[0].inputs, num_credits=self._slots[0])
+        for host in dict.fromkeys(last.hosts):
+            sock = self._dial(last.name, host, ANSWERS, **{NUM_SLOTS: self.window})
+            self._answers.append(Connection(sock, host, self._returns, last.outputs, num_slots=self.window))
+        for host in dict.fromkeys(first.hosts):
+            sock = self._dial(first.name, host, REQUESTS)
+            self._requests[host] = Connection(sock, host, self._returns, first.inputs, num_credits=first.num_slots)
 
-    def _dial(self, number: int, host: str, purpose: str, **more: int) -> socket.socket:
-        hello = {PURPOSE: purpose, SEGMENT: self._names[number], SENDER: DRIVER, **more}
+    def _dial(self, segment: str, host: str, purpose: str, **more: int) -> socket.socket:
+        hello = {PURPOSE: purpose, SEGMENT: segment, SENDER: DRIVER, **more}
         return dial(self._cluster.address(host), self._cluster.secret, hello)
-
-
-def _folder(stage: StagePlacement) -> Path:
-    """The folder of a stage. Raises: PlanError: its module is none, and cannot run on another host."""
-    if not isinstance(stage.module, StageFolder):
-        raise PlanError(f"stage '{stage.name}' is {type(stage.module).__name__}, and only stage folders run on other hosts")
-    return stage.module.folder
-
-
-def _num_slots(segment: Segment) -> int:
-    """Requests that one host may have of a segment: enough to keep its workers at work, and some on their way."""
-    num_hosts = len(set(segment.hosts))
-    at_work = sum(len(stage.devices) * (stage.streams + max(1, stage.queue_depth // 2)) for stage in segment.stages)
-    return -(-at_work // num_hosts) + IN_TRANSIT
 
 
 def _shifted(event: WorkerEvent, ahead_ns: int) -> WorkerEvent:

@@ -62,16 +62,20 @@ def annotate(given: Annotate) -> None:
     from autosplit.commands.report import table
     from autosplit.files import write_atomic
     from autosplit.placing.precisions import errors_of
+    from autosplit.placing.sites import AUTO, parse_site
     from autosplit.values.planfile import write_plan
 
     places = given.places()
+    others = given.site(given.default, "--default"), given.site(given.fallback, "--fallback")
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
+        for site in (*places.values(), *others):
+            if site not in (None, AUTO):
+                parse_site(site, machine)
         traced = trace(given, progress, given.model)
         placed = annotation.annotate(
             traced,
             places,
-            given.site(given.default, "--default"),
-            given.site(given.fallback, "--fallback"),
+            *others,
             machine,
             priority=given.priority or (),
             setup=given.setup(progress, log(given), hosts),

@@ -41,12 +41,13 @@ def search(given: options.Plans) -> None:
     started, budget = keeping.now(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
+        wanted.require_consistent(machine)
         traced = trace(given, progress, given.model)
         wanted.verify(traced.graph, machine)
         measured = api.measure(traced, machine, setup=setup)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
     notes = [*traced.notes, *wanted.notes(traced.graph), *measured.notes, *keeping.keep_search(found, setup)]
-    say_reused(measured, given.profiles, started)
+    say_reused(measured, given.store, started)
     for note in notes:
         say(f"note: {note}")
     data = {"plan": str(given.output), "summary": found.plan.summary(), **asdict(found.plan.prediction)}

@@ -10,7 +10,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-from autosplit.backends.workspace import Workspace
+from autosplit.backends.workspace import NUM_DISTINCT, SLOW_S, Workspace
 from autosplit.deploying.checking import blame, threads_of, worst_error
 from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import Call, Service
@@ -23,7 +23,6 @@ from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import NumericalError
-from autosplit.tracing.reference import NUM_DISTINCT, SLOW_S
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 

@@ -6,10 +6,10 @@ import torch
 
 from autosplit.backends.base import check, exact_on, get_backend, tolerance
 from autosplit.backends.lowering import lower_to_bf16
+from autosplit.backends.workspace import Microbatch, Reference
 from autosplit.errors import BackendError
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import NumericalError, compare
-from autosplit.tracing.reference import Microbatch, Reference
 from autosplit.tracing.splitting import split, unsplit
 from autosplit.values.plan import Plan
 

@@ -10,10 +10,10 @@ import torch
 from torch.func import functional_call
 
 from autosplit.backends.base import tolerance
+from autosplit.backends.workspace import Microbatch
 from autosplit.errors import ModelError
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import compare
-from autosplit.tracing.reference import Microbatch
 from autosplit.tracing.tensorspec import laid_out
 from autosplit.tracing.verifying import distinct_inputs
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from autosplit.backends.base import get_backend, require_streams
 from autosplit.backends.conformance import require_right
 from autosplit.backends.workspace import Workspace
-from autosplit.devices.discovering import as_machine, check_here
+from autosplit.devices.discovering import Devices, as_machine, check_here
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import machine_of
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
@@ -65,7 +65,7 @@ def _module(
     if stage.streams > 1:
         require_streams(get_backend(stage.backend))
     folder = workspace.add(program, stage.backend, precision, devices)
-    return StageFolder(folder, stage.backend, precision, program.packages, trust=True, streams=stage.streams)
+    return StageFolder(folder, stage.backend, precision, program.packages, trust=True)
 
 
 def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> Engine:
@@ -77,6 +77,6 @@ def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Ma
     return host.add_network(name, stages, traced.graph.inputs, traced.graph.outputs, process=plan.process)
 
 
-def machine_of_plan(plan: Plan, devices: Machine | str | None = None) -> Machine:
+def machine_of_plan(plan: Plan, devices: Devices | None = None) -> Machine:
     """The devices that are named, or else those of the plan. Raises: DeviceError, UsageError: as ``machine_for``."""
     return as_machine(devices or ",".join(dict.fromkeys(name for stage in plan.stages for name in stage.devices)))

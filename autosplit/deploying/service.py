@@ -16,13 +16,13 @@ from autosplit.backends.workspace import Workspace
 from autosplit.deploying.calling import as_call, plain_answer, plain_call
 from autosplit.deploying.networks import deploy, machine_of_plan
 from autosplit.deploying.setup import Hosts
+from autosplit.devices.discovering import Devices
 from autosplit.reports.results import RunStats
 from autosplit.running.awaiting import Awaiting
 from autosplit.running.engine import Engine
 from autosplit.running.pipeline import Pipeline
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
-from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
@@ -130,7 +130,7 @@ class Service:
 def open_pipeline(
     traced: Traced,
     plan: Plan,
-    devices: Machine | str | None = None,
+    devices: Devices | None = None,
     *,
     hosts: Hosts | None = None,
     profile: Profile | None = None,
@@ -140,7 +140,7 @@ def open_pipeline(
     Args:
         traced: the model, traced for the plan's microbatch.
         plan: the plan.
-        devices: the devices, or their names with commas between; by default those that the plan names.
+        devices: the devices, or their names, as a list or with commas between; by default those that the plan names.
         hosts: the hosts of the plan, if it is on a ``Cluster``.
         profile: lets a plan on a cluster go on after a host was lost: it is planned anew for the others.
     Raises: PlanError, BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.

@@ -5,10 +5,9 @@ the queue. A provider is a class, one for each kind of device, named by its impo
 devices: an open device takes memory. Every worker learns the providers from its first message.
 """
 
-import contextlib
 import importlib
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -118,18 +117,6 @@ class Accelerator(Protocol):
 
     def onnx_options(self, queue: Queue) -> Mapping[str, str]:
         """Options that make ONNX Runtime's execution provider work in this queue."""
-
-
-@contextlib.contextmanager
-def substituted(**providers: str) -> Iterator[None]:
-    """Serve these kinds of devices by other providers, here and in workers that start during the block."""
-    before = dict(PROVIDERS)
-    PROVIDERS.update(providers)
-    try:
-        yield
-    finally:
-        PROVIDERS.clear()
-        PROVIDERS.update(before)
 
 
 def provider(kind: str) -> type[Accelerator]:

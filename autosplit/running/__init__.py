@@ -3,7 +3,8 @@
 The modules, in the order of their use::
 
     modules         what a worker can run: StageFolder, PythonFunction, LocalFunction
-    wiring          StagePlacement; wire(): placements to channels
+    stage           StagePlacement: a stage, the same value from the plan to the worker
+    wiring          wire(): stages to channels
     ring            shared memory: tensors, from one sender to one receiver; copying: into and out of it
     statusblock     shared memory: deadlines and priorities of requests, and the state of each worker
     messages        what the host and a worker say to each other
@@ -15,7 +16,7 @@ The modules, in the order of their use::
     admission       which requests are fed, wait in the queue or are refused
     inflight        the requests between the first stage and their answer; lanes: their numbers
     hostrings       the host's ends of the rings: InputRings, ResultRings
-    answers         gives answers to callers; request: one request; flow: where requests are; interrupts: safe from Ctrl-C
+    answers         gives answers to callers; request: one request; flow: where requests are
     recovery        kills hanging workers, replaces dead ones and replays; restarts: when; keptfiles: the files they need
     pipeline        Pipeline: all of it for one network; swapping: its weights while it runs
     buffer          Buffer: the inputs of a request, filled in the ring

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 
+from autosplit.compat.futures import SafeCondition
 from autosplit.errors import AutosplitError, RefusedError
 from autosplit.running.entrance import Entrance
 from autosplit.running.hostrings import InputRings
 from autosplit.running.inflight import InFlight
-from autosplit.running.interrupts import SafeCondition
 from autosplit.running.lanes import Lanes
 from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors, spent
 

@@ -12,9 +12,9 @@ from autosplit.reports.results import RunStats
 from autosplit.running.engine import Engine
 from autosplit.running.localexecutor import LocalExecutor
 from autosplit.running.messages import WorkerEvent
-from autosplit.running.modules import refuse_isolated
 from autosplit.running.monitor import WorkerHealth, run_stats
-from autosplit.running.wiring import StagePlacement, require_here, wire
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import require_here, wire
 
 
 class InProcess(Engine):
@@ -35,7 +35,7 @@ class InProcess(Engine):
         require_here(self.wiring)
         if len(stages) != 1:
             raise PlanError(f"the caller's process can hold one stage, and there are {len(stages)}; run them in workers")
-        refuse_isolated(stages[0].name, stages[0].module)
+        stages[0].refuse_isolated()
         for device in stages[0].devices:
             if device.kind not in ("cpu", "null"):
                 raise PlanError(f"the caller's process computes on cores, and '{device.name}' is an accelerator; use workers")

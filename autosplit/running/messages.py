@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from autosplit.running.modules import Module
 from autosplit.running.ring import RingHandle
+from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import StatusBlockHandle
+from autosplit.values.machine import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +32,14 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The first message to a worker: its stage, its requests and its rings.
+    """The first message to a worker: its stage, which replica of it, and its rings.
 
     There are several ``versions`` while requests from before a swap of weights may have to be replayed.
     """
 
-    stage: str
-    device: str
-    versions: tuple[Version, ...]
-    num_inputs: int
-    num_outputs: int
-    threads: int
+    stage: StagePlacement
     replica: int
-    num_replicas: int
+    versions: tuple[Version, ...]
     sources: tuple[RingPort, ...]
     sinks: tuple[RingPort, ...]
     status_block: StatusBlockHandle
@@ -52,6 +49,11 @@ class WorkerConfig:
     """False lets the worker take the most urgent of the requests that are ready."""
     providers: Mapping[str, str] = field(default_factory=dict)
     """Import path of the provider of each kind of accelerator (``accelerators.PROVIDERS`` of the host)."""
+
+    @property
+    def device(self) -> Device:
+        """The device of the replica."""
+        return self.stage.devices[self.replica]
 
     @property
     def module(self) -> Module:

@@ -124,7 +124,7 @@ class Monitor:
         for number, (config, worker) in enumerate(zip(self._deployment.worker_configs, self._deployment.workers, strict=True)):
             status = self._deployment.status_block.status(number)
             num_queued = self._flow.num_queued(number, places, self._executor.lanes.nexts)
-            place = config.stage, config.replica, config.device
+            place = config.stage.name, config.replica, config.device.name
             found.append(worker_health(network, *place, worker.pid, worker.alive(), status, num_queued))
         return found
 
@@ -152,7 +152,8 @@ class Monitor:
     def _stage_stats(self, number: int, events: Sequence[WorkerEvent]) -> StageStats:
         config, ready = self._deployment.worker_configs[number], self._deployment.ready[number]
         status, pid = self._deployment.status_block.status(number), self._deployment.workers[number].pid
-        place = config.stage, config.device, config.replica, config.module.kind, config.threads
+        stage, replica = config.stage, config.replica
+        place = stage.name, config.device.name, replica, config.module.kind, stage.num_threads(replica)
         return stage_stats(place, status, events, ready, pid)
 
 

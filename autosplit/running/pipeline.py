@@ -14,8 +14,9 @@ from autosplit.running.executor import Executor
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import Monitor, WorkerHealth
 from autosplit.running.provisioner import provision
+from autosplit.running.stage import StagePlacement
 from autosplit.running.swapping import swap_weights
-from autosplit.running.wiring import StagePlacement, Wiring, require_here, wire
+from autosplit.running.wiring import Wiring, require_here, wire
 
 
 class Pipeline(Engine):
@@ -93,7 +94,7 @@ class Pipeline(Engine):
             old = self._executor
             old.finish()  # else a request of the new one may be answered before those that failed with the old one
             self._deployment.close(timeout_s=0.5)
-            modules = {config.stage: config.module for config in self._deployment.worker_configs}
+            modules = {config.stage.name: config.module for config in self._deployment.worker_configs}
             stages = tuple(replace(stage, module=modules[stage.name]) for stage in self.wiring.stages)
             self._open(replace(self.wiring, stages=stages))
             self._past_restarts += old.restarts

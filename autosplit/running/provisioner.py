@@ -12,20 +12,19 @@ from typing import Concatenate
 
 from autosplit.devices.accelerators import PROVIDERS
 from autosplit.devices.calls import Arguments, Call, Result, begin
-from autosplit.devices.limits import affinity, usable_threads
+from autosplit.devices.limits import affinity
 from autosplit.devices.processes import Worker, hang_up, spawn_worker
 from autosplit.errors import AutosplitError, BackendError, RefusedError, WorkerError
 from autosplit.memory.slots import HOST
 from autosplit.running.keptfiles import KeptFiles
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Ready, RingPort, Version, WorkerConfig
-from autosplit.running.modules import StageFolder, refuse_isolated
+from autosplit.running.modules import StageFolder
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
 from autosplit.running.stageworker import StageWorker
 from autosplit.running.statusblock import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
-from autosplit.running.wiring import StagePlacement, Wiring
-from autosplit.values.machine import Device
+from autosplit.running.wiring import Wiring
 
 LOAD_TIMEOUT_S = 300.0
 RELOAD_LEAST_S = 30.0
@@ -114,12 +113,6 @@ class Deployment:
             alone_until = lanes.next(config.replica) if alone else 0
             self.call(number, "when it should run", StageWorker.run_from, lanes.base(config.replica), alone_until)
 
-    def device(self, number: int) -> Device:
-        """The device of a worker."""
-        config = self.worker_configs[number]
-        stage = next(stage for stage in self.wiring.stages if stage.name == config.stage)
-        return stage.devices[config.replica]
-
     def call(
         self,
         number: int,
@@ -150,14 +143,14 @@ class Deployment:
                 ends.callback(_end, worker, until)
 
     def _launch(self, number: int) -> Worker:
-        config, device = self.worker_configs[number], self.device(number)
+        config = self.worker_configs[number]
+        device = config.device
         status = self.status_block.status(number)
         # The words of its predecessor do not hold for this worker.
         status[STATE], status[SEQUENCE], status[FLOOR], status[SINCE_NS] = STARTING, 0, 0, time.monotonic_ns()
-        name = f"{config.stage}/{config.replica} on {device.name}"
+        name = f"{config.stage.name}/{config.replica} on {device.name}"
         if device.kind == "null":
-            for version in config.versions:
-                refuse_isolated(config.stage, version.module)
+            config.stage.refuse_isolated()
             return start_thread(name, config)
         handles = [handle for port in (*config.sources, *config.sinks) for handle in port.rings if handle is not None]
         fds = [config.status_block.fd, *(fd for handle in handles for fd in handle.fds)]
@@ -166,7 +159,7 @@ class Deployment:
             name=name,
             cores=device.cores,
             fds=fds,
-            threads=config.threads,
+            threads=config.stage.num_threads(config.replica),
             stop=self.stopping,
         )
         with contextlib.suppress(ConnectionError):
@@ -181,7 +174,7 @@ class Deployment:
         except (WorkerError, RefusedError):
             raise
         except AutosplitError as failure:
-            text = f"stage '{config.stage}' could not be loaded on device '{config.device}': {failure}"
+            text = f"stage '{config.stage.name}' could not be loaded on device '{config.device.name}': {failure}"
             raise BackendError(text, backend=config.module.kind) from None
 
 
@@ -228,7 +221,7 @@ def _config_of(
     replica: int,
     shared: Counter[int],
 ) -> WorkerConfig:
-    stage: StagePlacement = wiring.stages[position]
+    stage = wiring.stages[position]
     device = stage.devices[replica]
     owns = bool(device.cores) and len(affinity()) > 1 and all(shared[core] == 1 for core in device.cores)
 
@@ -251,14 +244,9 @@ def _config_of(
         return tuple(port for _, port in sorted(found, key=itemgetter(0)))
 
     return WorkerConfig(
-        stage=stage.name,
-        device=device.name,
-        versions=(Version(0, stage.module),),
-        num_inputs=len(stage.inputs),
-        num_outputs=len(stage.outputs),
-        threads=stage.threads or usable_threads(device.cores),
+        stage=stage,
         replica=replica,
-        num_replicas=len(stage.devices),
+        versions=(Version(0, stage.module),),
         sources=ports(1),
         sinks=ports(0),
         status_block=status_block.handle,

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autosplit.compat.futures import DoneFuture, SafeFuture
 from autosplit.errors import AutosplitError, DeadlineError, UsageError
-from autosplit.running.interrupts import SafeCondition, SafeFuture
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -72,31 +71,12 @@ class AnswerFuture(SafeFuture[Any]):
         return True
 
 
-class Finished(AnswerFuture):
-    """A future that is done from the start. Nobody waits for it, so all of them share what a future needs to be waited for."""
-
-    _condition = SafeCondition()
-    _state = "FINISHED"
-    _waiters: list[Any] = []  # noqa: RUF012
-    _done_callbacks: list[Any] = []  # noqa: RUF012
+class Finished(DoneFuture[Any], AnswerFuture):
+    """The future of a request that was answered at once."""
 
     def __init__(self, number: int, result: Any, error: Exception | None) -> None:
+        DoneFuture.__init__(self, result, error)
         self.number, self.sequence, self.lent_by = number, number, None
-        self._result, self._exception = result, error
-
-    def result(self, timeout: float | None = None) -> Any:
-        """The result. Raises: the error."""
-        if self._exception is not None:
-            raise self._exception
-        return self._result
-
-
-def _renew() -> None:
-    """In a forked process: nobody holds the lock of finished futures."""
-    Finished._condition = SafeCondition()
-
-
-os.register_at_fork(after_in_child=_renew)
 
 
 @dataclass(eq=False, slots=True)

@@ -28,8 +28,8 @@ class StageRings:
     def __init__(
         self, config: WorkerConfig, status_block: StatusBlock, control_fd: int, handle_interrupt: Callable[[int], None]
     ) -> None:
-        self._step = config.num_replicas
-        self._num_inputs = config.num_inputs
+        self._step = len(config.stage.devices)
+        self._num_inputs = len(config.stage.inputs)
         self._handle_interrupt = handle_interrupt
         self._sources = [(_open(port, control_fd, config.spin_s, sends=False), port.index) for port in config.sources]
         self._sinks = [(_open(port, control_fd, 0.0, sends=True), port.index) for port in config.sinks]
@@ -63,11 +63,6 @@ class StageRings:
             for position, view in zip(index, slot.tensors, strict=True):
                 inputs[position] = view
         return inputs
-
-    def zeros(self) -> list[torch.Tensor]:
-        """Inputs of zeros, as requests will bring them."""
-        slots = [_any_ring(ends).slots[0] for ends, _ in self._sources]
-        return [torch.zeros_like(view) for view in self.inputs(slots)]
 
     def take(self, first: int) -> Taken:
         """Wait for the request to run now: the oldest one, ``first``, or the most urgent one where they may overtake."""

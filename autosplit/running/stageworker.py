@@ -7,6 +7,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from autosplit.errors import AutosplitError, BackendError
 from autosplit.running import statusblock
 from autosplit.running.lookahead import Lookahead
 from autosplit.running.messages import Ready, WorkerConfig
-from autosplit.running.modules import Module, failure_text
+from autosplit.running.modules import Module
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Slot
 from autosplit.running.stagerings import StageRings
 from autosplit.running.statusblock import StatusBlock, WorkerStatus
@@ -99,7 +100,7 @@ class StageWorker:
     def load_versions(self) -> str:
         """Load every version of the stage; return the note of the newest one."""
         for version in self._config.versions:
-            self._versions.load(version.module, self._rings.zeros)
+            self._versions.load(version.module)
             self._versions.use(version.first)
         return self._versions.note
 
@@ -128,7 +129,7 @@ class StageWorker:
     def run_from(self, first: int, alone_until: int) -> None:
         """Call of the host: take requests from ``first`` on; before ``alone_until`` one at a time, which shows who crashes."""
         self._lookahead.alone_until = alone_until
-        replica, count = self._config.replica, self._config.num_replicas
+        replica, count = self._config.replica, len(self._config.stage.devices)
         self._sequence = first + (replica - first) % count
         self._rings.restart()
 
@@ -143,7 +144,7 @@ class StageWorker:
         """Call of the host: load a module beside the present one."""
         self.status[statusblock.STATE] = statusblock.STARTING  # loading is not hanging
         with _refusing():
-            self._versions.load(module, self._rings.zeros)
+            self._versions.load(module)
 
     def use(self, first: int) -> None:
         """Call of the host: use the module that was loaded last, from request ``first`` on."""
@@ -212,13 +213,12 @@ class StageWorker:
         """Make the outputs of a request, which fit their slots, or the text of the error."""
         try:
             outputs = make()
-            check_outputs(outputs, self._config.num_outputs, self._announced)
+            check_outputs(outputs, len(self._config.stage.outputs), self._announced)
             return DATA, outputs
         except Exception:
             module, inputs = self._versions.of(sequence)[0].module, self._rings.inputs(slots)
             return ERROR, self._explain(sequence, module, inputs, traceback.format_exc())
 
     def _explain(self, sequence: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
-        config = self._config
-        place = f"stage '{config.stage}' (replica {config.replica} of {config.num_replicas}, device '{config.device}')"
-        return failure_text(place, self._status_block.number(sequence), module, inputs, trace).encode()
+        stage, number = replace(self._config.stage, module=module), self._status_block.number(sequence)
+        return stage.failure_text(self._config.replica, number, inputs, trace).encode()

@@ -36,7 +36,7 @@ def swap_weights(
     if group not in groups:
         raise UsageError(f"there is no parameter group '{group}'; the groups are: {', '.join(groups) or 'none'}")
     stages = {stage.name: stage for stage in deployment.wiring.stages if stage.name in groups[group]}
-    present = {config.stage: config.module for config in deployment.worker_configs if config.stage in stages}
+    present = {config.stage.name: config.module for config in deployment.worker_configs if config.stage.name in stages}
     programs = {
         name: load_stage(module.folder, trust=module.trust) for name, module in present.items() if isinstance(module, StageFolder)
     }
@@ -64,7 +64,7 @@ def with_weights(program: StageProgram, weights: Mapping[str, torch.Tensor]) -> 
 
 def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[str, Module]) -> int:
     """Let stages run other modules from the next request on; return its number. Raises: BackendError, WorkerError."""
-    numbers = [number for number, config in enumerate(deployment.worker_configs) if config.stage in modules]
+    numbers = [number for number, config in enumerate(deployment.worker_configs) if config.stage.name in modules]
     switched = []
 
     def switch(lanes: Lanes, fed: int) -> None:
@@ -72,7 +72,7 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
         for number in numbers:
             config = deployment.worker_configs[number]
             base, first = lanes.base(config.replica), lanes.next(config.replica)
-            versions = (*config.versions, Version(first, modules[config.stage]))
+            versions = (*config.versions, Version(first, modules[config.stage.name]))
             kept = [
                 one for one, after in zip(versions, (*versions[1:], None), strict=True) if after is None or after.first > base
             ]
@@ -85,7 +85,7 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
     doing = "during loading new weights"
     with deployment.control_lock:
         calls = [
-            deployment.call(number, doing, StageWorker.load, modules[deployment.worker_configs[number].stage])
+            deployment.call(number, doing, StageWorker.load, modules[deployment.worker_configs[number].stage.name])
             for number in numbers
         ]
         for call in calls:

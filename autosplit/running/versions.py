@@ -1,9 +1,7 @@
 """The modules that a worker has loaded for its stage: after a swap of weights, requests choose theirs by number."""
 
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import torch
 
 from autosplit.devices.forking import freed_memory_returned
 from autosplit.running.messages import Version, WorkerConfig
@@ -11,9 +9,6 @@ from autosplit.running.modules import Module
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Runnable
-
-_WARM_UP_PASSES = 2
-"""Their number depends on no clock: the blocks that passes leave in the heap are those of equal stages, busy machine or not."""
 
 
 class Versions:
@@ -33,13 +28,13 @@ class Versions:
         """The remark of the newest module about itself, or ''."""
         return str(getattr(self._used[-1][1], "note", ""))
 
-    def load(self, module: Module, zeros: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """Load a module beside those in use, and warm it up on the inputs that ``zeros`` makes."""
-        with freed_memory_returned(), torch.inference_mode(False):
-            run = module.load(self._config.threads, self._config.device, shared=self._config.spin_s == 0)
+    def load(self, module: Module) -> None:
+        """Load a module beside those in use, and warm it up."""
+        stage = replace(self._config.stage, module=module)
+        with freed_memory_returned():
+            run = stage.load(self._config.replica, shared=self._config.spin_s == 0)
         self._loaded = module, run
-        if module.warms_up:
-            warm_up(run, zeros())
+        stage.warm_up(run)
 
     def use(self, first: int) -> None:
         """From request ``first`` on use the module that was loaded last."""
@@ -55,13 +50,3 @@ class Versions:
         if len(used) == 1:
             return used[0]
         return next(one for one in reversed(used) if one[0].first <= sequence)
-
-
-def warm_up(run: "Runnable", inputs: Sequence[torch.Tensor]) -> None:
-    """Run a few passes; if one raises, the first request will show it."""
-    for _ in range(_WARM_UP_PASSES):
-        try:
-            with torch.inference_mode():
-                run(inputs)
-        except Exception:
-            return

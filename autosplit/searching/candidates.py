@@ -14,7 +14,7 @@ from autosplit.reports.outcomes import Outcome
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
-from autosplit.values.plan import Plan, Source
+from autosplit.values.plan import QUEUE_DEPTH, Plan, Source
 from autosplit.values.profile import Profile
 
 EXPLAIN_S = 1.0
@@ -41,7 +41,7 @@ class Job:
     source: Source
     constraints: Constraints
     backends: tuple[str, ...]
-    queue_depth: int = 4
+    queue_depth: int = QUEUE_DEPTH
     time_limit_s: float = 10.0
     seed: int = 0
     log: Log | None = None

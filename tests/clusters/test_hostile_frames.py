@@ -35,10 +35,10 @@ from autosplit.clusters.frames import BEAT, BROKEN, CANCEL, CREDIT, ERROR, REQUE
 from autosplit.clusters.handshake import dial
 from autosplit.clusters.listener import Listener
 from autosplit.clusters.remote import HostsPipeline
-from autosplit.clusters.runningsegment import DRIVER, SegmentOrder
+from autosplit.clusters.segments import DRIVER, Segment
 from autosplit.errors import AutosplitError, WorkerError
 from autosplit.running.modules import StageFolder, positional
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.values.machine import parse_device
 
 NUM_CASES = int(os.environ.get("AUTOSPLIT_FUZZ_CASES", "100"))
@@ -104,7 +104,7 @@ class Doubling(StageFolder):
         """None."""
         return 0
 
-    def load(self, threads: int, device: str, shared: bool) -> Runnable:
+    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> Runnable:
         """The function."""
         return positional(self.function)
 
@@ -206,9 +206,7 @@ def opened(
     agent: Agent, name: str, sources: tuple[str, ...] = ("evil",), function: Callable[..., Any] = double
 ) -> Iterator[None]:
     """A segment that runs on the agent for a block, with two slots for each source."""
-    agent.open_segment(
-        SegmentOrder(name, "", (stage("null:0", function),), (spec("x"),), (spec("y"),), 2, (), sources=sources), {}
-    )
+    agent.open_segment(Segment(name, (stage("null:0", function),), ("b",), (spec("x"),), (spec("y"),), 2, sources), {})
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ from autosplit.clusters.segments import segments_of
 from autosplit.errors import DeadlineError, DeviceError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.modules import LocalFunction
 from autosplit.running.request import AnswerFuture, Request, monotonic_deadline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Process, Stage
@@ -51,7 +51,7 @@ def test_segments_hand_on_what_later_ones_read() -> None:
         ("xybc", "xbd", ("b",)),
         ("xbd", "eb", ("b", "a")),
     ]
-    assert [[device.name for device in one.devices] for one in found[2].on("a")] == [["cpu:0"]]
+    assert [[device.name for device in one.devices] for one in found[2].on("a").stages] == [["cpu:0"]]
 
 
 def test_a_stage_on_this_machine_is_refused() -> None:

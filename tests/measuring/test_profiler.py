@@ -85,9 +85,8 @@ class FakeWorkers:
         """Device, method and arguments of each call but those of the calibration and of cuts."""
         self.without: set[str] = set()
         self.divided: dict[str, list[list[str]]] = {}
-        self.wrong: set[str] = set()
         self.faults: dict[tuple[str, str], str] = {}
-        """Backend and device to the fault there; a worker that is ``lost`` died."""
+        """Backend and device to the fault there."""
         self.uncut: set[str] = set()
         self.waited = 0.0
         self.slow: list[float] = []
@@ -115,13 +114,8 @@ class FakeWorkers:
 
     def results(self, calls: Sequence[tuple[str, str, Sequence[Any]]]) -> dict[str, Any]:
         self.num_busy = len(calls)
-        faults = {}
-        for device, name, given in calls:
-            if name == "prepare":
-                wrong = f"backend '{given[1]}' gives wrong numbers" if given[1] in self.wrong else ""
-                if fault := wrong or self.faults.get((given[1], device)):
-                    faults[device] = fault
-        if faults:
+        preparing = {device: given[1] for device, name, given in calls if name == "prepare"}
+        if faults := {device: self.faults[one, device] for device, one in preparing.items() if (one, device) in self.faults}:
             raise DeviceFaults(faults, lost="died" in str(faults))
         return {device: self.answer(device, name, *given) for device, name, given in calls}
 
@@ -350,7 +344,7 @@ def test_a_backend_that_refuses_some_ops_is_measured_on_the_rest(traced, machine
 
 
 def test_a_backend_with_wrong_numbers_is_left_out_by_name(traced, machine, pool) -> None:
-    pool.wrong = {"openvino"}
+    pool.faults = {("openvino", device.name): "backend 'openvino' gives wrong numbers" for device in machine.devices}
     profile = fake_measure(traced, machine, ("eager", "openvino"))
     assert {setting.backend for setting in profile.measured} == {"eager"}
     assert profile.notes == ("openvino is left out: backend 'openvino' gives wrong numbers",)

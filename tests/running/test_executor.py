@@ -27,8 +27,8 @@ from autosplit.running.messages import WorkerEvent
 from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recovery import Recovery
+from autosplit.running.stage import StagePlacement
 from autosplit.running.stageworker import StageWorker
-from autosplit.running.wiring import StagePlacement
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -137,7 +137,7 @@ def test_a_stage_that_cannot_be_loaded_leaves_nothing_running() -> None:
         return {thread for thread in threading.enumerate() if thread.name.startswith(("good", "bad"))}
 
     class Broken(LocalFunction):
-        def load(self, threads: int, device: str, shared: bool) -> Any:
+        def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> Any:
             raise BackendError("it is broken")
 
     bad = StagePlacement("bad", Broken(double), (), (), local("n", double, "x", "y").devices)

@@ -18,7 +18,7 @@ from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.restarts import LONGEST_PAUSE_S, WINDOW_S, Record
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.serving.hostmanager import HostManager
 
 pytestmark = pytest.mark.timeout(60)
@@ -51,7 +51,7 @@ class Loading(LocalFunction):
     on_load: Callable[[int], None] = field(default=lambda count: None, kw_only=True)
     loads: list[int] = field(default_factory=list, kw_only=True)
 
-    def load(self, threads: int, device: str, shared: bool) -> Any:
+    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> Any:
         self.loads.append(len(self.loads))
         self.on_load(self.loads[-1])
         return LocalFunction.load(self, threads, device, shared)

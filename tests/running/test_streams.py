@@ -13,7 +13,7 @@ from autosplit.errors import StageError
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.values.machine import parse_device
 
 NULL = parse_device("null:0")
@@ -55,7 +55,7 @@ class Pair:
 class Streaming(LocalFunction):
     """The streams themselves, in a thread."""
 
-    def load(self, threads, device, shared):
+    def load(self, threads, device, shared, streams=1):
         return self.function
 
 

@@ -14,9 +14,9 @@ from pipelines import request as vector
 from autosplit.errors import BackendError, UsageError
 from autosplit.running.modules import LocalFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.stage import StagePlacement
 from autosplit.running.stageworker import StageWorker
 from autosplit.running.swapping import swap_modules
-from autosplit.running.wiring import StagePlacement
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import save_stage, split
@@ -114,7 +114,7 @@ def test_weights_that_do_not_fit_change_nothing(pipeline: Pipeline, traced: Trac
 class Unloadable(LocalFunction):
     """A module that cannot be loaded."""
 
-    def load(self, threads, device, shared):
+    def load(self, threads, device, shared, streams=1):
         raise RuntimeError("broken weights")
 
 

@@ -9,7 +9,8 @@ from pipelines import double, local
 
 from autosplit.errors import PlanError
 from autosplit.memory.slots import HOST
-from autosplit.running.wiring import StagePlacement, wire
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import wire
 from autosplit.tracing.tensorspec import TensorSpec
 
 
