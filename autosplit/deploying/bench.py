@@ -45,7 +45,7 @@ class Contender:
 
     Attributes:
         calls: for each different input, ``submit`` of the service with it: the call that a report recommends.
-        fault: what is wrong with its numbers, and in which backend; empty where nothing is.
+        fault: the fault of its numbers, and the backend that makes it; empty if they are right.
         first_s: seconds of single requests just after loading.
         rounds_per_s: items per second of each full round.
         rounds_alone_s: seconds of each request in each round of single requests.

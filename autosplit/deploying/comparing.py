@@ -139,7 +139,7 @@ def compare(
     Args:
         subjects: microbatch to the model traced for it; the plan's own, and that of whole requests where baselines take them.
         plan: the plan; its objective decides between it and the baselines.
-        baselines: what runs beside it; the report names those that cannot be loaded or give wrong numbers, with the reason.
+        baselines: the plans beside it; the report has the reason where one cannot be loaded or gives wrong numbers.
         machine: the devices.
         constraints: demands that a baseline must meet to become the plan; None keeps the plan in any case.
         setup: ``backends`` that a baseline must run on to become the plan; ``workspace`` and ``observe``.
@@ -199,7 +199,7 @@ def _with_risks(verdict: Verdict, outcomes: Mapping[str, Outcome]) -> Verdict:
 
 
 def _distinct(plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], dict[str, str]]:
-    """The plans without those that are equal to an earlier one, and the names of these with the name of the earlier one."""
+    """The distinct plans, and for each duplicate its name and the name of the first one."""
     distinct, same_as = dict[str, Plan](), dict[str, str]()
     for name, candidate in plans.items():
         twin = next((other for other, known in distinct.items() if known.hash == candidate.hash), None)
@@ -211,7 +211,7 @@ def _distinct(plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], dict[str, str
 
 
 def _counted(plans: Mapping[str, Plan], subjects: Mapping[int, Subject], machine: Machine) -> dict[str, Plan]:
-    """The plans with their memory where devices have caps, so that those beyond a cap are left out."""
+    """The plans with their memory where devices have caps, so that a plan beyond a cap is left out."""
     found = dict(plans)
     if any(device.memory_bytes is not None for device in machine.devices):
         for name, plan in plans.items():

@@ -171,7 +171,10 @@ class Deployment:
         try:
             loading: Call[Ready] = Call(self.workers[number], "during loading its stage")
             return loading.result(timeout_s, stop=self.stopping)
-        except (WorkerError, RefusedError):
+        except RefusedError:
+            raise
+        except WorkerError as failure:
+            failure.backend = config.module.kind
             raise
         except AutosplitError as failure:
             text = f"stage '{config.stage.name}' could not be loaded on device '{config.device.name}': {failure}"

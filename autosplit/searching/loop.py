@@ -15,7 +15,7 @@ from autosplit import tables
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.bench import FIRST_S, Bench, Contender
 from autosplit.deploying.setup import SMALL_S, Hosts, round_s
-from autosplit.errors import AutosplitError, BackendError, InfeasibleError
+from autosplit.errors import AutosplitError, BackendError, InfeasibleError, WorkerError
 from autosplit.memory.stages import with_footprints
 from autosplit.planning.predicting import bounded, moved_s, predict
 from autosplit.progress import Progress, quiet
@@ -104,7 +104,7 @@ def search(
     while True:
         try:
             return _search(job, subject, budget_s, journal, workspace, hosts, progress, keep)
-        except BackendError as failure:
+        except (BackendError, WorkerError) as failure:
             others = tuple(name for name in job.backends if name != failure.backend)
             if not others or others == job.backends:
                 raise

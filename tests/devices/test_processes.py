@@ -143,22 +143,6 @@ def test_a_worker_that_does_not_listen_is_killed(targets: str) -> None:
     assert worker.fate() == "was killed by SIGKILL"
 
 
-def test_a_dead_worker_is_named_with_its_signal(targets: str) -> None:
-    worker = spawn_worker(f"{targets}:sleeper", name="stage0 on cpu:0")
-    receive(worker, 30, "during its start")
-    os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(WorkerError, match="worker 'stage0 on cpu:0' was killed by SIGKILL during a report"):
-        receive(worker, 10, "during a report")
-    worker.close()
-
-
-def test_a_silent_worker_is_an_error_in_time(targets: str) -> None:
-    worker = spawn_worker(f"{targets}:listener", name="quiet")
-    with pytest.raises(WorkerError, match=r"worker 'quiet' gave no answer within 0\.05 s during a report"):
-        receive(worker, 0.05, "during a report")
-    worker.close()
-
-
 def test_an_answer_may_be_waited_for_for_months(targets: str) -> None:
     worker = spawn_worker(f"{targets}:sleeper")
     assert receive(worker, 1e9, "during its start") == worker.pid

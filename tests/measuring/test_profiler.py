@@ -123,11 +123,9 @@ class FakeWorkers:
         return self.results(self.begin(function, arguments))
 
     def prepares(self) -> list[Sequence[Any]]:
-        """The arguments of each ``prepare``: folder, backend, threads, precision, eager, keep."""
         return [given for _, name, given in self.calls if name == "prepare"]
 
     def times(self) -> list[Sequence[Any]]:
-        """The arguments of each ``time``: budget, ops, wake."""
         return [(*given, False, False)[:3] for _, name, given in self.calls if name == "time"]
 
     def kinds(self) -> list[str]:
@@ -395,10 +393,13 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
     torch.save(list(traced.example_inputs), tmp_path / INPUTS)
     get_backend("eager").prepare(program, tmp_path, "bf16")
 
-    def prepared(precision="f32") -> Prepared:
+    def prepared(precision="f32") -> Prepared | str:
         worker = MeasuringWorker()
         worker.open("cpu:0", CORES[:1], {})
-        return worker.prepare(tmp_path, "eager", 1, precision)
+        try:
+            return worker.prepare(tmp_path, "eager", 1, precision)
+        except BackendError as failure:
+            return str(failure)
 
     with torch.inference_mode():
         assert prepared() == Prepared({}, 0.0)
@@ -406,18 +407,15 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
         monkeypatch.setattr(measuring_worker, "get_backend", lambda name: Zeros())
         monkeypatch.setattr(stage_timer, "get_backend", lambda name: Zeros())
         for precision in ("f32", "bf16"):
-            with pytest.raises(BackendError, match="backend 'zeros'"):
-                prepared(precision)
+            assert "backend 'zeros'" in prepared(precision)
 
         def broken(self, folder, threads, precision="f32", shared=True, trust=False):
             raise BackendError("the session does not take the file")
 
         monkeypatch.setattr(Zeros, "load", broken)
-        with pytest.raises(BackendError, match=r"^the session does not take the file$"):
-            prepared()
+        assert prepared() == "the session does not take the file"
         monkeypatch.setattr(Zeros, "load", lambda *_, **__: 1 / 0)
-        with pytest.raises(BackendError, match=r"^backend 'eager' failed: division by zero$"):
-            prepared()
+        assert prepared() == "backend 'eager' failed: division by zero"
 
 
 def test_disturbed_measurements_carry_a_note(traced, machine, pool) -> None:
