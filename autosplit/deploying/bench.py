@@ -45,7 +45,7 @@ class Contender:
 
     Attributes:
         calls: for each different input, ``submit`` of the service with it: the call that a report recommends.
-        fault: the fault of its numbers, and the backend that makes it; empty if they are right.
+        fault: the wrong numbers and their backend, as a sentence; empty for right numbers.
         first_s: seconds of single requests just after loading.
         rounds_per_s: items per second of each full round.
         rounds_alone_s: seconds of each request in each round of single requests.
@@ -168,7 +168,7 @@ class Bench:
 
     Args:
         machine: the devices.
-        workspace: where stages are saved and prepared, to be shared with others; by default one of its own.
+        workspace: where stages are saved and prepared, to be shared with others; by default a private one.
         hosts: the hosts of the devices, if they are not this machine's.
         first_s: seconds of single requests sent after loading: as many as fit, but at least three, or one if it alone takes
             longer.
@@ -223,7 +223,7 @@ class Bench:
             _settle(self.loaded[name].plan)
 
     def close(self) -> None:
-        """End all workers and remove all files of its own."""
+        """End all workers, and remove the files of a private workspace."""
         with ExitStack() as stack:
             if self._owns_workspace:
                 stack.callback(self._workspace.close)
@@ -245,7 +245,7 @@ class Bench:
         worst, limit = worst_error(plan, reference, answers)
         fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
         service = Service(traced, pipeline)
-        calls = [service.calling(inputs) for inputs in work]
+        calls = [service.bind_call(inputs) for inputs in work]
         entry = Contender(plan, pipeline, calls, worst, fault, _alone_s(plan, calls, self._first_s, least=3))
         pipeline.stats(clear=True)
         return entry

@@ -102,7 +102,7 @@ def _baselines(
     budget: Budget,
     progress: Progress,
 ) -> Baselines:
-    """The baselines of a plan, those of whole requests too where it cuts them, compiled where that takes long."""
+    """The baselines of a plan, compiled where that takes long. A plan that cuts requests gets baselines of whole requests too."""
     subject = traced, profile = subjects[plan.microbatch]
     others = _compiled_late(setup) if constraints is not None and not constraints.forced else []
     assert setup.workspace is not None
@@ -139,7 +139,7 @@ def compare(
     Args:
         subjects: microbatch to the model traced for it; the plan's own, and that of whole requests where baselines take them.
         plan: the plan; its objective decides between it and the baselines.
-        baselines: the plans beside it; the report has the reason where one cannot be loaded or gives wrong numbers.
+        baselines: run beside it; the report says why a baseline cannot be loaded, or that its numbers are wrong.
         machine: the devices.
         constraints: demands that a baseline must meet to become the plan; None keeps the plan in any case.
         setup: ``backends`` that a baseline must run on to become the plan; ``workspace`` and ``observe``.
@@ -199,7 +199,7 @@ def _with_risks(verdict: Verdict, outcomes: Mapping[str, Outcome]) -> Verdict:
 
 
 def _distinct(plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], dict[str, str]]:
-    """The distinct plans, and for each duplicate its name and the name of the first one."""
+    """Each plan once, under its first name; and every later name of an equal plan with that first name."""
     distinct, same_as = dict[str, Plan](), dict[str, str]()
     for name, candidate in plans.items():
         twin = next((other for other, known in distinct.items() if known.hash == candidate.hash), None)
