@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from autosplit.arguments import checked
+from autosplit.backends.workspace import Workspace
 from autosplit.deploying.calling import as_call, plain_answer, plain_call
+from autosplit.deploying.networks import deploy, machine_of_plan
 from autosplit.deploying.setup import Hosts
-from autosplit.deploying.workspace import Workspace, deploy, machine_of_plan
 from autosplit.devices.discovering import Devices
 from autosplit.reports.results import RunStats
 from autosplit.running.awaiting import Awaiting

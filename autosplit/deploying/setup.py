@@ -8,7 +8,7 @@ from typing import Any, Protocol, get_args, runtime_checkable
 
 from autosplit.arguments import checked
 from autosplit.backends.base import get_backend, usual
-from autosplit.deploying.workspace import Workspace
+from autosplit.backends.workspace import Workspace
 from autosplit.errors import UsageError, names, raise_faults
 from autosplit.progress import Progress
 from autosplit.running.engine import Engine

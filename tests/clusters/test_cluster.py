@@ -25,12 +25,13 @@ import torch
 
 import autosplit
 from autosplit import scratch
+from autosplit.backends.workspace import Workspace
 from autosplit.clusters import frames, hostprofile
 from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.handshake import dial
 from autosplit.costs.wires import Wires
+from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import open_pipeline
-from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.measuring.store import Store
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
