@@ -40,7 +40,6 @@ class Segment:
         sources: the hosts that send requests, each over one connection.
         next_name: name of the next segment; empty for the last one.
         route: the hosts of the next segment; request ``k`` goes to ``route[k % len(route)]``. Empty for the driver.
-        in_order: whether answers come in the order of admission; if not, urgent requests overtake others at every stage.
     """
 
     name: str
@@ -52,7 +51,6 @@ class Segment:
     sources: tuple[str, ...] = (DRIVER,)
     next_name: str = ""
     route: tuple[str, ...] = ()
-    in_order: bool = True
 
     def on(self, host: str) -> "Segment":
         """The segment with the replicas of one host, whose devices have the names that the host itself uses."""
