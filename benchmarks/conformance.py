@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autosplit.backends import conformance, faultstore
 from autosplit.backends.base import Runnable, get_backend
 from autosplit.backends.eager import program_runnable
 from autosplit.backends.hardvalues import NUM_DRAWS, draw
+from autosplit.compat.torchparts import pytree
 from autosplit.deploying.calling import as_call
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.differing import difference
@@ -140,11 +140,10 @@ def main() -> None:
     if rows:
         write_page(rows)
     if given.tables:
-        for name in given.models or known:
-            traced = trace(load_model(known[name]))
-            for backend in faultstore.TRIED:
-                conformance.refused(traced, backend)
+        models = [trace(load_model(known[name])) for name in given.models or known]
         for backend in faultstore.TRIED:
+            needed = [case for traced in models for _, case, _ in conformance.needed_cases(traced, backend)]
+            faultstore.known_faults(backend, {case.key: case for case in needed})
             text = faultstore.as_text(backend, faultstore.table(backend))
             (faultstore.SHIPPED / f"{backend}.json").write_text(text, encoding="utf-8")
 

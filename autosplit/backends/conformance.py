@@ -12,6 +12,7 @@ from autosplit.backends.hardvalues import SMALL, Values
 from autosplit.backends.onnxfile import ELEMENT_TYPES
 from autosplit.backends.opcases import Case, case_of
 from autosplit.backends.trying import attended
+from autosplit.compat.torchparts import OpOverload
 from autosplit.errors import BackendError, refusals
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op
@@ -44,7 +45,7 @@ def refused(traced: Traced, backend: str) -> dict[str, str]:
     found = _impassable(traced, backend)
     if named_backend(backend).missing():
         return found
-    needed = _needed(traced, backend)
+    needed = needed_cases(traced, backend)
     known = known_faults(backend, {case.key: case for _, case, _ in needed})
     for name, case, kinds in needed:
         told = known.get(case.key, {})
@@ -82,13 +83,13 @@ def _impassable(traced: Traced, backend: str) -> dict[str, str]:
     return {op: f"'{value}' is {strange[value]}, which it cannot pass" for op, value in touched.items() if value}
 
 
-def _needed(traced: Traced, backend: str) -> list[tuple[str, Case, list[Values]]]:
+def needed_cases(traced: Traced, backend: str) -> list[tuple[str, Case, list[Values]]]:
     """Each op that can be tried alone: its name, its case, and the kinds of values that it may get on a backend."""
     assumed: Assumed = "any" if traced.source.values == "any" else named_backend(backend).assumed
     known = values_of(traced.program, assumed)
     if traced.program not in _CASES:
         nodes = [node for node in known if is_op(node) and node.all_input_nodes]
-        cases = [(node, case_of(node)) for node in nodes if isinstance(node.target, torch._ops.OpOverload)]
+        cases = [(node, case_of(node)) for node in nodes if isinstance(node.target, OpOverload)]
         _CASES[traced.program] = [(node, case) for node, case in cases if case is not None]
     varying = [(node, case) for node, case in _CASES[traced.program] if not known[node].fixed]  # a run checks all others
     return [(node.name, case, _kinds(node, known)) for node, case in varying]
