@@ -18,7 +18,7 @@ LAYERS = """
     values/       plan planfile timeline dot
     memory/       lives arena packing offsets slots stages account
     costs/        wires problem graphproblem hostways cost pieces faults simulation schedule planschedule workloads
-    planners/     jit objective incumbent dominance items bounds clusters delays row_annealing
+    planners/     clock jit objective incumbent items bounds clusters delays row_annealing
     planners/     noncontiguous contiguous cpsat latency infeasible wired portfolio pareto warming
     planning/     moduleunits charging predicting baselines backends plans caps recutting explaining peers givensplits
     planning/     splitjudging

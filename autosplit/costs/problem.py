@@ -103,7 +103,6 @@ class Problem:
         groups: ops that stay in one block.
         send_once: a sender pays once for each value (the dearest of its destinations), not once for each destination.
         overlap: a device computes and transfers at the same time: its load is the larger of the two, not the sum.
-        sync_s_per_byte: seconds of a weight's byte that r training replicas hand on, 2 (r - 1) times in r samples; in loads only.
         processors: number of the processor of each device, counted from 0, if devices share its time and its memory, which has
             one cap. Only the evaluator knows processors; planners take problems without them.
         wires: network cards and uplinks between hosts; the name of a device says its host. ``planners.wired`` plans around them.
@@ -125,7 +124,6 @@ class Problem:
     groups: tuple[tuple[int, ...], ...] = ()
     send_once: bool = False
     overlap: bool = False
-    sync_s_per_byte: float = 0.0
     processors: tuple[int, ...] = ()
     wires: Wires = NO_WIRES
     reasons: Mapping[tuple[int, int], str] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from itertools import permutations
 from math import log
 
+import numpy as np
 import pytest
 
 from autosplit.clusters import devicelinks
@@ -110,8 +111,7 @@ def test_planner_evaluator_and_simulation_count_the_same(payers: Payers) -> None
         values={name: Value(name, (num_bytes,), "uint8", num_bytes) for name in "xyz"},
         weights={},
     )
-    names = [device.name for device in DEVICES]
-    problem = problem_from(graph, {(op, name): op_s for op in ("one", "two") for name in names}, machine(payers))
+    problem = problem_from(graph, machine(payers), np.full((2, len(DEVICES)), op_s))
     found = solve(problem, Demands(num_stages=2, max_replicas=1), time_limit_s=1.0)
     relayed_s = 2 * AGENT_S + DRIVER_S + num_bytes * (2 * AGENT_S_PER_BYTE + DRIVER_S_PER_BYTE) if payers is ALL else 0.0
     assert found.objective_s == pytest.approx(op_s + 2 * RING_S + relayed_s)

@@ -11,6 +11,7 @@ from ortools.sat.python import cp_model
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Net, Problem
+from autosplit.planners.clock import now
 from autosplit.planners.cpsat.solver import solve
 from autosplit.planners.delays import Delays
 
@@ -43,7 +44,7 @@ def shortest_schedule_s(
     if len(delays.edges) * problem.num_devices**2 > MAX_TERMS or time_limit_s <= 0 or limit_s <= 0:
         return bound_s
     model = _Model(problem, delays, limit_s, bound_s, busy)
-    solver, status = solve(model.model, time_limit_s, seed)
+    solver, status = solve(model.model, now() + time_limit_s, seed)
     return limit_s if status == cp_model.INFEASIBLE else max(bound_s, solver.BestObjectiveBound() / model.scale)
 
 
