@@ -6,14 +6,13 @@ from dataclasses import replace
 from autosplit import api
 from autosplit.arguments import checked
 from autosplit.deploying.footprints import Footprints
-from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
-from autosplit.devices.discovering import as_machine
+from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget
+from autosplit.devices.discovering import Devices, as_machine
 from autosplit.placing import annotating
 from autosplit.placing.placed import Placed
 from autosplit.placing.sites import AUTO, SiteText, backends_named
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Objective
-from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
@@ -24,13 +23,13 @@ def annotate(
     patterns: Mapping[str, SiteText] | Plan | None = None,
     default: SiteText | None = None,
     fallback: SiteText | None = None,
-    machine: Machine | str | None = None,
+    machine: Devices | None = None,
     *,
     priority: Sequence[str] = (),
     profile: Profile | None = None,
     objective: Objective = "throughput",
     setup: Setup = SETUP,
-    budget: Budget = BUDGET,
+    budget: Budget | float = BUDGET,
     max_error: float | None = None,
 ) -> Placed:
     """Give every op of a model one device and one backend, and put copies where values change devices.
@@ -47,7 +46,7 @@ def annotate(
         default: the place of ops that neither a pattern nor an explicit copy places; ``auto`` lets the planner choose. By
             default the first device.
         fallback: the place of ops that their own device cannot run.
-        machine: the devices, or their names with commas between; by default all of this machine.
+        machine: the devices, or their names, as a list or with commas between; by default all of this machine.
         priority: patterns that win if several match an op, the strongest first.
         profile: seconds of the ops for ``auto`` and for ``why``; ``auto`` measures them if they are not given.
         objective: what the planner minimizes.
@@ -60,6 +59,7 @@ def annotate(
         BackendError: a backend refuses its part, or the error is above ``max_error``.
         InfeasibleError: the planner finds no place for the ops that are left to it.
     """
+    budget = as_budget(budget)
     known = model.machine if isinstance(model, Placed) and machine is None else as_machine(machine)
     if default == AUTO and profile is None and not isinstance(model, Placed):
         named = backends_named(patterns) if isinstance(patterns, Mapping) else ()

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import nn
 from torch.export import ExportedProgram
 
@@ -16,11 +17,11 @@ from autosplit.deploying.comparing import Subject, expectation, run_beside
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.service import Service, open_pipeline
-from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup
+from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup, as_budget
 from autosplit.deploying.workspace import Workspace, machine_of_plan
-from autosplit.devices.discovering import as_machine
+from autosplit.devices.discovering import Devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
-from autosplit.errors import UsageError, listed
+from autosplit.errors import BRIEF, UsageError, names
 from autosplit.exporting import base as targets
 from autosplit.keeping import keep_runs, keep_search, stored_profile
 from autosplit.planning.predicting import measured_backends
@@ -47,7 +48,7 @@ Model = str | Path | nn.Module | ExportedProgram
 @checked
 def trace(
     model: Model,
-    args: Sequence[Any] | None = None,
+    args: Sequence[Any] | torch.Tensor | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
     inputs: Inputs | None = None,
@@ -55,7 +56,7 @@ def trace(
     seq_len: int | None = None,
     trust: bool = False,
     values: Literal["finite", "any"] = "finite",
-    trust_backends: Sequence[str] = (),
+    trust_backends: str | Sequence[str] = (),
 ) -> Traced:
     """Trace a model to one flat graph for one batch size.
 
@@ -71,8 +72,8 @@ def trace(
     Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured. UsageError: an unknown backend.
     """
     if values not in ("finite", "any"):
-        raise UsageError(f"values must be 'finite' or 'any', but is {values!r}")
-    trusted = listed("trust_backends", trust_backends, str)
+        raise UsageError(f"values must be 'finite' or 'any', but is {BRIEF.repr(values)}")
+    trusted = names("trust_backends", trust_backends)
     if trusted and (fault := backend_fault(*trusted)):
         raise UsageError(fault)
     traced = capturing.trace(loading.load_model(model, batch, seq_len, inputs=loading.call_of(args, kwargs, inputs), trust=trust))
@@ -80,24 +81,27 @@ def trace(
 
 
 @checked
-def measure(traced: Traced, devices: Machine | str | None = None, *, setup: Setup = SETUP) -> Profile:
+def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SETUP) -> Profile:
     """Seconds of every op on every device and backend; what did not change comes from the store.
 
     A backend that cannot compute in the setup's precision, refuses the model, or gives wrong numbers is left out, with a note.
 
     Args:
         traced: the model.
-        devices: the devices, or their names with commas between; by default all of this machine.
+        devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         setup: backends, precision, store, and the progress function.
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
     """
     from autosplit.measuring.profiler import measure as measure_ops
+    from autosplit.measuring.store import open_store
 
-    machine, store = _machine(devices, setup), None if setup.store is None else Path(setup.store)
+    machine, store = _machine(devices, setup), None if setup.store is None else open_store(setup.store)
     if setup.hosts is not None:
         with shown(setup.progress) as progress:
             progress("profile", 0.0, "measuring on the hosts")
-            profile = setup.hosts.measure(traced, setup.considered, setup.precision, store, setup.remeasure)
+            profile = setup.hosts.measure(
+                traced, setup.considered, setup.precision, None if store is None else store.root, setup.remeasure
+            )
             progress("profile", 1.0, "done")
         return profile
     threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
@@ -119,11 +123,11 @@ def measure(traced: Traced, devices: Machine | str | None = None, *, setup: Setu
 def search(
     traced: Traced,
     profile: Profile,
-    devices: Machine | str | None = None,
+    devices: Devices | None = None,
     constraints: Constraints | None = None,
     *,
     setup: Setup = SETUP,
-    budget: Budget = BUDGET,
+    budget: Budget | float = BUDGET,
 ) -> "SearchResult":
     """The plan that measures best within the budget.
 
@@ -132,15 +136,15 @@ def search(
     Args:
         traced: the model, traced for whole requests.
         profile: its measured ops; the plan computes in the precision of the profile.
-        devices: the devices, or their names with commas between; by default all of this machine.
+        devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         constraints: demands on the plan; none by default.
         setup: backends (by default all of the profile), queue depth, seed, journal.
-        budget: seconds for running candidates, for the planner, and for the explanation.
+        budget: seconds for running candidates, for the planner, and for the explanation; a number is those for candidates.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
     from autosplit.searching import candidates, loop
 
-    machine, wanted = _machine(devices, setup), constraints or Constraints()
+    machine, wanted, budget = _machine(devices, setup), constraints or Constraints(), as_budget(budget)
     measured = measured_backends(profile, machine)
     parts = _Microbatches(traced, machine, replace(setup, progress=False, remeasure=False))
     job = candidates.Job(
@@ -182,11 +186,11 @@ def _keep(found: "SearchResult", setup: Setup) -> None:
         setup.keep(found)
 
 
-def _machine(devices: Machine | str | None, setup: Setup) -> Machine:
+def _machine(devices: Devices | None, setup: Setup) -> Machine:
     """The devices that a call names, on this machine or on the hosts of the setup."""
     if setup.hosts is None or isinstance(devices, Machine):
         return as_machine(devices)
-    return setup.hosts.machine if devices is None else setup.hosts.machine.only(name.strip() for name in devices.split(","))
+    return setup.hosts.machine if devices is None else setup.hosts.machine.only(names("devices", devices))
 
 
 def _may_cut(traced: Traced, profile: Profile, budget: Budget) -> bool:
@@ -214,20 +218,20 @@ class _Microbatches:
 def run(
     traced: Traced,
     plan: Plan,
-    devices: Machine | str | None = None,
+    devices: Devices | None = None,
     constraints: Constraints | None = None,
     *,
     profile: Profile | None = None,
     baselines: bool = True,
     setup: Setup = SETUP,
-    budget: Budget = BUDGET,
+    budget: Budget | float = BUDGET,
 ) -> RunReport:
     """Run a plan, checked against the unsplit model, beside its baselines: the same model run as it usually is.
 
     Args:
         traced: the model, traced for the plan's microbatch.
         plan: the plan; one without a prediction gets it from the profile.
-        devices: the devices, or their names with commas between; by default those of the plan.
+        devices: the devices, or their names, as a list or with commas between; by default those of the plan.
         constraints: demands that a faster baseline must meet to become the plan; None keeps the plan in any case.
         profile: predicts the plan and its baselines; by default what the setup's store holds.
         baselines: whether the baselines run too.
@@ -238,7 +242,7 @@ def run(
     machine = machine_of_plan(plan, devices) if setup.hosts is None else _machine(devices, setup)
     known = profile or stored_profile(traced, plan, machine, setup)
     subjects = {plan.microbatch: (traced, known)}
-    return run_subjects(subjects, plan, machine, constraints, setup=setup, budget=budget, baselines=baselines)
+    return run_subjects(subjects, plan, machine, constraints, setup=setup, budget=as_budget(budget), baselines=baselines)
 
 
 def run_subjects(
@@ -258,14 +262,14 @@ def run_subjects(
 
 
 @checked
-def predict(plan: Plan, profile: Profile, graph: Graph | Traced | None = None, devices: Machine | str | None = None) -> Plan:
+def predict(plan: Plan, profile: Profile, graph: Graph | Traced | None = None, devices: Devices | None = None) -> Plan:
     """The plan with the loads, throughput and latency that a profile predicts.
 
     Args:
         plan: any plan, such as one that was edited.
         profile: the measured ops.
         graph: the model; by default the plan's own, traced again, which needs a model that a spec names.
-        devices: the devices, or their names with commas between; by default those of the plan.
+        devices: the devices, or their names, as a list or with commas between; by default those of the plan.
     Raises: PlanError: the plan does not fit the graph. ProfileError: the profile lacks a measurement that the plan needs.
     """
     if graph is None:
@@ -310,12 +314,12 @@ class AutoResult:
 @checked
 def auto(
     model: Model | Traced,
-    devices: Machine | str | None = None,
+    devices: Devices | None = None,
     constraints: Constraints | None = None,
     *,
     inputs: Inputs | None = None,
     setup: Setup = SETUP,
-    budget: Budget = BUDGET,
+    budget: Budget | float = BUDGET,
 ) -> AutoResult:
     """Trace, measure, search and run a model on devices, and say which plan to use.
 
@@ -327,17 +331,18 @@ def auto(
 
     Args:
         model: a spec, a module, an ``ExportedProgram``, or what ``trace`` made of one (for another batch size).
-        devices: the devices, or their names with commas between; by default all of this machine.
+        devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         constraints: demands on the plan; none by default.
         inputs: example inputs; a module needs them.
         setup: backends, precision, store, and the progress function.
-        budget: limits of time. The search takes ``search_s``; tracing, measuring and comparing come on top.
+        budget: limits of time, or seconds for the search alone; tracing, measuring and comparing come on top.
     Raises: the errors of the calls that it makes.
     """
-    wanted, machine = constraints or Constraints(), _machine(devices, setup)
+    wanted, machine, budget = constraints or Constraints(), _machine(devices, setup), as_budget(budget)
+    wanted.require_consistent(machine)
     prepare_to_spawn()
-    announce(setup.progress, expectation(machine, setup, budget))
-    with shown(setup.progress) as progress, Workspace() as own:
+    told = setup.progress
+    with shown(told) as progress, Workspace() as own:
         workspace = setup.workspace or own
         setup = replace(setup, progress=progress, workspace=workspace)
         if isinstance(model, Traced):
@@ -346,6 +351,7 @@ def auto(
             progress("trace", 0.0, "loading the model and capturing its graph")
             traced = trace(model, inputs=inputs)
             progress("trace", 1.0, "done")
+        announce(told, expectation(machine, setup, budget))
         wanted = wanted.verify(traced.graph, machine)
         profile = measure(traced, machine, setup=setup)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)

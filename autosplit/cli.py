@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import logging
 import resource
 import signal
@@ -13,6 +14,7 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from autosplit.commands import flagfaults, flags
 from autosplit.commands.bundles import bundle
@@ -30,7 +32,28 @@ from autosplit.progress import stopped
 MOST_FILES = 1 << 16
 """Descriptors that a command asks for. Each pair of workers that exchange tensors takes three, and shells often allow 1024."""
 
+
+class _Commands(TyperGroup):
+    """The commands; a flag that cannot be parsed is JSON too with ``--json``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep whether the result is asked for as JSON: a command line with a fault has no options value."""
+        ctx.obj = "--json" in args
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; click shows a wrong command line on stderr."""
+        try:
+            return super().invoke(ctx)
+        except Exception as failure:
+            message = getattr(failure, "format_message", None)
+            if ctx.obj and message is not None:
+                print(json.dumps({"error": "UsageError", "message": message()}, indent=1))
+            raise
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,

@@ -3,13 +3,36 @@
 Each exception carries a single string, so it survives pickling from a worker.
 """
 
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 SHOWN_FAULTS, MAX_FAULT = 20, 1000
+
+
+class _Brief(reprlib.Repr):
+    """``repr`` of a value for a message: few items of a list, and of a tensor or an array only its dtype and shape."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """A value of a type that has no rule of its own; numbers of a tensor may be private, and are many."""
+        if hasattr(x, "shape") and hasattr(x, "dtype"):
+            dtype = str(x.dtype).removeprefix("torch.")
+            return f"{type(x).__name__} {dtype}[{','.join(map(str, x.shape))}]"
+        try:
+            text = repr(x)
+        except Exception:
+            text = "tensor("
+        return f"<{type(x).__name__}>" if "tensor(" in text or "array(" in text else text
+
+    repr_array = repr_instance
+
+
+BRIEF = _Brief()
+"""``BRIEF.repr(value)`` is the text of a value in a message. It may be long: cut it."""
+BRIEF.maxlevel, BRIEF.maxlist, BRIEF.maxtuple, BRIEF.maxdict, BRIEF.maxstring, BRIEF.maxlong = 2, 4, 4, 4, 60, 60
 
 
 class AutosplitError(Exception):
@@ -141,8 +164,18 @@ def listed(what: str, values: Iterable[T], kind: type[T], way_out: str = "") -> 
     is_list = isinstance(values, Iterable) and not isinstance(values, str)
     found = tuple(values) if is_list else ()
     if not is_list or not all(isinstance(value, kind) for value in found):
-        raise UsageError(f"{what} must be a list of {kind.__name__}, in brackets, but is {values!r}{way_out}")
+        raise UsageError(f"{what} must be a list of {kind.__name__}, in brackets, but is {BRIEF.repr(values)}{way_out}")
     return found
+
+
+def names(what: str, values: str | Iterable[str]) -> tuple[str, ...]:
+    """Names that are given as a list, or as one text with commas between. Raises: UsageError: they are neither.
+
+    >>> names("backends", "eager, openvino"), names("devices", ["cpu:0", "cpu:1"])
+    (('eager', 'openvino'), ('cpu:0', 'cpu:1'))
+    """
+    texts = values.split(",") if isinstance(values, str) else listed(what, values, str)
+    return tuple(text.strip() for text in texts if text.strip())
 
 
 def each(subject: str, parse: Callable[[str], T], texts: Iterable[str]) -> list[T]:

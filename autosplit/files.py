@@ -114,8 +114,14 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None, root: Path | 
 
 
 def cache_folder() -> Path:
-    """The folder of files that save time only: ``$AUTOSPLIT_CACHE`` or ``~/.cache/autosplit``. Raises: RuntimeError: no home."""
-    return Path(os.environ.get("AUTOSPLIT_CACHE") or Path.home() / ".cache" / "autosplit")
+    """The folder of files that save time only: ``$AUTOSPLIT_CACHE``, or ``autosplit`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises: RuntimeError: the user has no home.
+    """
+    if own := os.environ.get("AUTOSPLIT_CACHE"):
+        return Path(own)
+    shared = Path(os.environ.get("XDG_CACHE_HOME") or "")  # XDG asks to ignore a path that is not absolute
+    return (shared if shared.is_absolute() else Path.home() / ".cache") / "autosplit"
 
 
 def content_hash(data: Any) -> str:

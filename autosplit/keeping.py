@@ -1,13 +1,12 @@
 """Keep the stages and runs that were measured in the store of profiles, and find the profile of a plan there."""
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autosplit.backends.base import installed
 from autosplit.deploying.setup import Setup
-from autosplit.measuring import Store
 from autosplit.measuring.settings import stamps_of
+from autosplit.measuring.store import open_store
 from autosplit.reports.accuracy import run_of, runs_of_report
 from autosplit.reports.outcomes import PLAN
 from autosplit.reports.runreport import RunReport
@@ -26,7 +25,7 @@ def stored_profile(traced: Traced, plan: Plan, machine: Machine, setup: Setup) -
     """The stored profile of a model for this machine, these versions and the plan's precision; None if there is none."""
     if setup.store is None or setup.hosts is not None:
         return None
-    store = Store(Path(setup.store))
+    store = open_store(setup.store)
     settings = [Setting(device.name, backend, 1) for device in machine.devices for backend in installed()]
     stamps = {setting.backend: stamp for setting, stamp in stamps_of(machine, settings, plan.precision).items()}
     profile = store.load(traced.graph, stamps, plan.precision)
@@ -38,7 +37,7 @@ def keep_runs(report: RunReport, setup: Setup) -> tuple[str, ...]:
     if setup.store is None:
         return ()
     notes: list[str] = []
-    with Store(Path(setup.store)).noted(notes) as store:
+    with open_store(setup.store).noted(notes) as store:
         store.add_runs(runs_of_report(report, now()))
     return tuple(notes)
 
@@ -50,7 +49,7 @@ def keep_search(found: "SearchResult", setup: Setup) -> tuple[str, ...]:
     notes: list[str] = []
     ran = [(trial.plan, trial.outcome) for trial in found.trials if trial.outcome is not None]
     runs = [run_of("searched", found.traced.graph.name, PLAN, plan, outcome, now()) for plan, outcome in ran]
-    with Store(Path(setup.store)).noted(notes) as store:
+    with open_store(setup.store).noted(notes) as store:
         store.save(found.traced.graph, found.profile, dict.fromkeys(stage.setting for stage in found.profile.stages))
         store.add_runs(run for run in runs if run is not None)
     return tuple(notes)

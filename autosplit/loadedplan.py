@@ -7,17 +7,18 @@ from autosplit.annotation import annotate
 from autosplit.api import Model, trace
 from autosplit.arguments import checked
 from autosplit.deploying.service import Service, open_pipeline
-from autosplit.devices.discovering import as_machine
+from autosplit.devices.discovering import Devices, as_machine
 from autosplit.errors import UsageError
 from autosplit.placing.placed import Placed
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.importing import same_function
 from autosplit.tracing.loading import Inputs
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.planfile import PlanFile, read_plan
 
 TRUSTED = ("transformers:", "autosplit.examples.")
-"""Beginnings of specs that a plan file may name. Reading a plan must not run other code unless the user names it too."""
+"""Beginnings of specs that a plan file may name: nothing is fetched and no other code runs unless the user names it too."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def load(
     model: Model | Traced | None = None,
     *,
     inputs: Inputs | None = None,
-    devices: Machine | str | None = None,
+    devices: Devices | None = None,
     trust: bool = False,
 ) -> LoadedPlan:
     """A plan file as an object that runs: ``autosplit.load("plan.yaml").open()``.
@@ -58,7 +59,7 @@ def load(
         path: the plan.yaml.
         model: the spec of the plan, if it names code of your own; or the module that the plan was made for.
         inputs: example inputs, for a module.
-        devices: the devices, or their names with commas between; by default those of the plan.
+        devices: the devices, or their names, as a list or with commas between; by default those of the plan.
         trust: as for ``trace``.
     Raises: PlanError: the file is not a plan, or was made for another model. UsageError: it names code, and the call does not.
     """
@@ -69,10 +70,9 @@ def load(
     elif model is not None and not isinstance(model, str | Path):
         traced = trace(model, inputs=inputs)
     else:
-        _require_named(path, file, model)
         source = file.model
         traced = trace(
-            source.spec,
+            _require_named(path, file, model),
             inputs=inputs,
             batch=file.microbatch,
             seq_len=source.seq_len,
@@ -86,13 +86,18 @@ def load(
     return LoadedPlan(plan, traced, machine)
 
 
-def _require_named(path: Path, file: PlanFile, model: str | Path | None) -> None:
-    """Raises: UsageError: the plan's model is a Python object, or not the model that was named, or code that was not named."""
+def _require_named(path: Path, file: PlanFile, model: str | Path | None) -> str:
+    """The spec to trace: the plan's, in the words of the caller if the call names it.
+
+    Raises: UsageError: the plan's model is a Python object, or not the model that was named, or code that was not named.
+    """
     spec = file.model.spec
     made_for = f"plan '{path}' is for {f'model {spec!r}' if spec else 'a Python object'}"
     if model is None and not spec:
         raise UsageError(f"{made_for}, which a file cannot hold; use autosplit.load(path, module, inputs=...)")
     if model is None and not spec.startswith(TRUSTED):
         raise UsageError(f"{made_for}, code that autosplit does not run unasked; pass --model '{spec}' if you trust it")
-    if model is not None and str(model) != spec:
-        raise UsageError(f"{made_for}, and not for '{model}'; name that one, or none")
+    if model is not None and not same_function(str(model), spec):
+        way_out = f"pass --model '{spec}'" if spec else "use autosplit.load(path, module, inputs=...)"
+        raise UsageError(f"{made_for}, and not for '{model}'; {way_out}{', or no --model' * spec.startswith(TRUSTED)}")
+    return str(model or spec)

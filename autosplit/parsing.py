@@ -7,7 +7,6 @@ file cannot grow in memory.
 import errno
 import json
 import re
-import reprlib
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 from yaml.composer import Composer
 
+from autosplit.errors import BRIEF
 from autosplit.opening import open_file
 
 MAX_YAML_BYTES = 20_000_000
@@ -34,8 +34,6 @@ MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError
 """Exceptions that code raises on data of another shape than it expects."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_REPR = reprlib.Repr()
-_REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxstring, _REPR.maxlong = 2, 4, 4, 60, 60
 
 _Base = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
@@ -78,7 +76,7 @@ def shown(value: Any) -> str:
     >>> shown("cpu:0"), shown([[0] * 1_000_000])
     ("'cpu:0'", '[[0, 0, 0, 0, ...]]')
     """
-    return _cut(_REPR.repr(value), MAX_SHOWN)
+    return _cut(BRIEF.repr(value), MAX_SHOWN)
 
 
 def _integer(digits: str) -> int:

@@ -8,7 +8,7 @@ from autosplit.arguments import checked
 from autosplit.deploying.comparing import compare
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import SETUP, Budget, Setup
-from autosplit.devices.discovering import as_machine
+from autosplit.devices.discovering import Devices, as_machine
 from autosplit.exporting.onnx_stages import from_onnx_stages, onnx_files
 from autosplit.planning.baselines import Baselines
 from autosplit.planning.givensplits import read_given
@@ -16,14 +16,13 @@ from autosplit.planning.splitjudging import GIVEN, Judgement, judge_split
 from autosplit.reports.outcomes import PLAN
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing.capturing import Traced
-from autosplit.values.machine import Machine
 
 
 @checked
 def judge(
     traced: Traced,
     split: str,
-    devices: Machine | str | None = None,
+    devices: Devices | None = None,
     *,
     backend: str = "eager",
     setup: Setup = SETUP,
@@ -35,7 +34,7 @@ def judge(
         traced: the model.
         split: numbers of layers such as ``16,32``; a file (``device_map.json``, ``split_spec.yaml``, ``stages.txt``, see
             ``autosplit.planning.givensplits``); a folder of ONNX files, or ONNX files with commas between.
-        devices: the devices, or their names with commas between; stages get them in order.
+        devices: the devices, or their names, as a list or with commas between; stages get them in order.
         backend: the backend that runs every stage.
         setup: precision and store of the measurements.
         time_limit_s: seconds for the planner.
@@ -51,7 +50,7 @@ def judge(
 
 
 def run_judged(
-    traced: Traced, judged: Judgement, devices: Machine | str | None = None, *, setup: Setup = SETUP, num_rounds: int = 3
+    traced: Traced, judged: Judgement, devices: Devices | None = None, *, setup: Setup = SETUP, num_rounds: int = 3
 ) -> RunReport:
     """Run a judged split and its rivals in interleaved rounds; the split is the report's ``plan``.
 

@@ -204,6 +204,48 @@ def test_devices_may_be_named_in_each_call(tmp_path: Path) -> None:
         autosplit.measure(traced, [name])  # type: ignore[arg-type]
 
 
+@pytest.mark.timeout(300)
+def test_what_people_write_first_is_understood() -> None:
+    """Devices as a list, a backend's name, one tensor as inputs, seconds as a budget."""
+    module, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval(), torch.randn(1, 8)
+    names = [device.name for device in TWO.devices]
+    found = autosplit.auto(module, names, inputs=x, setup=Setup(backends="eager", progress=False), budget=0)
+    assert found.machine == autosplit.machine_for(",".join(names)) and {key.backend for key in found.profile.measured} == {
+        "eager"
+    }
+    assert torch.allclose(autosplit.trace(module, x).run(x), module(x))
+    assert Setup(backends="eager, eager").considered == ("eager", "eager")
+    with pytest.raises(UsageError, match="search_s must be at least 0 seconds, but is -5"):
+        autosplit.run(found.traced, found.plan, names, budget=-5)
+
+
+def test_a_plan_whose_function_is_named_by_its_file_is_run_as_the_user_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal names what is accepted, whether the call named a model or not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "detectors.py").write_text(
+        "import torch\ndef net(): return torch.nn.Linear(3, 3).eval(), (torch.zeros(1, 3),)\ndef other(): return net()\n"
+    )
+    traced = autosplit.trace("detectors.py:net")
+    profile = autosplit.Profile.given(traced.graph, {(op.name, "cpu:0"): 1.0 for op in traced.graph.ops})
+    plan = autosplit.search(traced, profile, Machine.of([parse_device("cpu:0")]), budget=0).plan
+    autosplit.write_plan(plan, traced.graph, tmp_path / "plan.yaml")
+    for spec in ("detectors.py:net", "detectors:net", f"{tmp_path}/detectors.py:net"):
+        assert autosplit.load("plan.yaml", spec).plan.hash == plan.hash
+    for given in (None, "detectors.py:other"):
+        with pytest.raises(UsageError, match=r"pass --model 'detectors\.py:net'( if you trust it)?$"):
+            autosplit.load("plan.yaml", given)
+
+
+def test_demands_that_contradict_each_other_are_refused_before_a_trace() -> None:
+    module = torch.nn.Linear(2, 2)  # in training mode, which a trace refuses
+    with pytest.raises(UsageError, match="num_stages 3 is above max_stages 2"):
+        autosplit.auto(module, TWO, Constraints(num_stages=3, max_stages=2), inputs=torch.ones(1, 2))
+    with pytest.raises(UsageError, match="names device 'cpu:77', which is not one of"):
+        autosplit.auto(module, TWO, Constraints(pins={"x": "cpu:77"}), inputs=torch.ones(1, 2))
+
+
 def test_a_plan_of_unknown_code_is_not_run(tmp_path: Path) -> None:
     traced = autosplit.trace(TIED)
     profile = autosplit.Profile.given(traced.graph, {(op.name, "cpu:0"): 1.0 for op in traced.graph.ops})
@@ -226,6 +268,8 @@ def test_a_plan_is_not_run_as_that_of_another_model(tmp_path: Path) -> None:
         "stages: [{name: a, devices: [cpu:0], ops: [x]}]\n"
     )
     with pytest.raises(UsageError, match=r"is for model '.*mlp:mlp', and not for 'my.module:net'"):
+        autosplit.load(tmp_path / "plan.yaml", "my.module:net")
+    with pytest.raises(UsageError, match=r"pass --model '.*mlp:mlp', or no --model$"):
         autosplit.load(tmp_path / "plan.yaml", "my.module:net")
 
 

@@ -1,13 +1,16 @@
 """Every public call says in a sentence which argument is of the wrong type."""
 
 import inspect
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import autosplit
 from autosplit.arguments import checked
 from autosplit.errors import AutosplitError, UsageError
+from autosplit.tracing.loading import Call
 
 MADE = ("AutoResult", "LoadedPlan", "OpenBundle", "Placed", "Profile", "RunReport", "SearchResult", "Service", "Traced")
 """Classes of values that only calls make; whoever makes one by hand gets what he gave."""
@@ -44,16 +47,36 @@ def test_numbers_of_numpy_fit_and_the_message_says_what_makes_the_right_value() 
     assert str(failure.value).splitlines() == [
         "measure() cannot be called like this (2 faults):",
         "  * traced must be Traced, but is 'x' (str); autosplit.trace makes one",
-        "  * devices must be Machine or str or None, but is 3 (int); autosplit.machine_for makes one, "
-        "names of devices are one string, as in 'cpu:0,cpu:1'",
+        "  * devices must be Machine or str or Sequence or None, but is 3 (int); autosplit.machine_for makes one",
     ]
 
 
-def test_a_type_that_is_not_known_takes_anything() -> None:
+def test_an_annotation_that_is_a_text_takes_anything() -> None:
     @checked
-    def call(any_one: "Nowhere", *rest: int, more: "int | None" = None) -> object:  # noqa: F821
+    def call(any_one: "Nowhere", *rest: int, more: int | None = None) -> object:  # noqa: F821
         return any_one, rest, more
 
     assert call(3, "x") == (3, ("x",), None)
     with pytest.raises(UsageError, match="more must be int or None, but is 'x'"):
         call(3, more="x")
+
+
+PRIVATE = torch.full((3,), 7.125)
+SHOWN = ("7.125", "tensor(")
+
+
+@pytest.mark.parametrize("wrong", [PRIVATE, [PRIVATE], {"x": PRIVATE}, Call((PRIVATE,)), PRIVATE.numpy()], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_no_message_holds_the_numbers_of_a_tensor(name: str, wrong: object) -> None:
+    made = getattr(autosplit, name)
+    for parameter in inspect.signature(made).parameters:
+        try:
+            made(**{parameter: wrong}, **_others(made, parameter))
+        except AutosplitError as failure:
+            assert not any(text in str(failure) for text in SHOWN)
+
+
+def _others(made: Any, name: str) -> dict[str, object]:
+    """A wrong value for each argument that must be given, so that no call begins."""
+    needed = [one.name for one in inspect.signature(made).parameters.values() if one.default is one.empty]
+    return {other: object() for other in needed if other != name}

@@ -29,8 +29,10 @@ from autosplit.commands.options import Output
 from autosplit.deploying.footprints import Footprints
 from autosplit.devices.limits import affinity
 from autosplit.errors import TraceError, UsageError
+from autosplit.measuring import store
 from autosplit.progress import stopped
 from autosplit.terminal import Terminal
+from autosplit.tracing import capturing
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.machine import Machine, parse_device
@@ -47,6 +49,7 @@ def inside(*words: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     """The command in this process: a new one takes seconds to load torch."""
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(console, "err", Terminal(stderr=True, width=200))
+    monkeypatch.setattr(store, "user_root", lambda: Path("profiles"))
     return CliRunner().invoke(cli.app, list(words))
 
 
@@ -211,6 +214,29 @@ def test_bad_input_is_one_message_and_leaves_nothing(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        (["auto", MLP, "--stages", "3", "--max-stages", "2"], "--stages 3 is above --max-stages 2; leave one of them out"),
+        (["search", MLP, "--pin", "relu*=cpu:77"], "'relu*' names device 'cpu:77', which is not one of"),
+        (["auto", "nosuch.py:net"], "there is no file 'nosuch.py' here"),
+        (["auto", "nosuch:net"], "No module named 'nosuch'"),
+        (["auto", f"{MLP}&colour=3"], "it has no field 'colour'"),
+        (["auto", "nosuch.pt2", "--trust"], "'nosuch.pt2' does not exist"),
+        (["auto", "transformers:NoSuchModel"], "no model class 'NoSuchModel'"),
+        (["evaluate", MLP, "--split", "nosuch.json"], "split file 'nosuch.json' does not exist"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_traced_or_foretold(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capturing, "trace", None)
+    done = inside(*words, "--json", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.exit_code == 1 and message in json.loads(done.stdout)["message"]
+    assert done.stderr.count("autosplit: ") == 1 and message in done.stderr and "this takes about" not in done.stderr
+
+
+@pytest.mark.timeout(120)
 def test_demands_that_cannot_be_met_are_named(
     made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +335,10 @@ def test_a_failure_is_json_too_where_that_is_asked_for(tmp_path: Path, monkeypat
     done = inside("run", "absent.yaml", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
     assert json.loads(done.stdout) == {"error": "PlanError", "message": "plan file 'absent.yaml' does not exist"}
     assert done.exit_code == 1 and "autosplit: plan file 'absent.yaml' does not exist" in done.stderr
+    for words in (["auto", MLP, "--bugdet", "1s"], ["auto", MLP, "--stages", "two"], ["auto"], ["atuo", MLP]):
+        wrong = inside(*words, "--json", cwd=tmp_path, monkeypatch=monkeypatch)
+        assert wrong.exit_code == 2 and json.loads(wrong.stdout)["error"] == "UsageError"
+        assert wrong.stderr.count("Error") == 1 and not inside(*words, cwd=tmp_path, monkeypatch=monkeypatch).stdout
     limits = ["--format", "dnn-partitioning", "--max-latency", "1ms", "--json"]
     answered = inside("search", str(WORKLOAD), *limits, cwd=tmp_path, monkeypatch=monkeypatch)
     assert answered.exit_code == 1 and json.loads(answered.stdout)["status"] == "infeasible"

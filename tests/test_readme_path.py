@@ -2,11 +2,17 @@
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from autosplit import cli
+from autosplit.measuring import store as measuring_store
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,3 +66,33 @@ def test_the_readme_leads_from_a_module_to_a_running_pipeline(tmp_path: Path) ->
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == 0 and done.stdout.endswith("it runs\n"), done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_the_commands_of_the_readme_change_no_committed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a clone, ``git status`` is as before: what is measured goes to the user's store."""
+    tracked = subprocess.run(["git", "ls-files", "profiles", "*.md", ".gitignore"], cwd=ROOT, capture_output=True, text=True)
+    names = tracked.stdout.split()
+    if tracked.returncode or not names:
+        pytest.skip("needs a clone")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=a reader", "-c", "user.email=reader@localhost"]
+        return subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    git("add", "-A", "-f")
+    git("commit", "-qm", "clone")
+    committed = {path: path.read_bytes() for path in (ROOT / "profiles").rglob("*.json")}
+    lines = re.findall(r"<!-- run -->\n```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measuring_store, "COMMITTED", tmp_path / "profiles")
+    for line in "".join(lines).splitlines():
+        done = CliRunner().invoke(cli.app, shlex.split(line)[1:])
+        assert done.exit_code == 0, done.output
+    assert len(lines) == 2 and git("status", "--porcelain") == ""
+    assert {path: path.read_bytes() for path in (ROOT / "profiles").rglob("*.json")} == committed
+    assert measuring_store.user_root().is_relative_to(os.environ["AUTOSPLIT_CACHE"]) and measuring_store.user_root().is_dir()

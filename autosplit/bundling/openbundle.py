@@ -18,14 +18,15 @@ from autosplit.bundling.manifest import WEIGHTS, Manifest, Network, check_files
 from autosplit.bundling.mapping import mapped_devices
 from autosplit.bundling.packing import unpacked
 from autosplit.bundling.partchain import as_one_stage
-from autosplit.devices.discovering import PACKAGES, as_machine, cpu_name, discover, version_of
+from autosplit.devices.discovering import PACKAGES, Devices, as_machine, cpu_name, discover, version_of
 from autosplit.devices.limits import affinity
-from autosplit.errors import BundleError, MissingExtraError, UsageError
+from autosplit.errors import BundleError, MissingExtraError, PlanError, UsageError, raise_faults
 from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement, wire
-from autosplit.values.machine import Device, Machine, parse_device
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import faults_of
+from autosplit.values.machine import Device, parse_device
 
 Policy = Literal["serial", "threads", "processes"]
 
@@ -83,7 +84,7 @@ def load_bundle(
     *,
     network: str | None = None,
     policy: Policy = "serial",
-    devices: Machine | str | None = None,
+    devices: Devices | None = None,
     trust: bool = False,
     verify: bool = True,
     cuts: bool = False,
@@ -116,10 +117,10 @@ def load_bundle(
         placements = place_parts(folder, manifest, name, devices, trust)
         chosen = manifest.networks[name]
         outputs = [spec.name for part in chosen.parts for spec in part.outputs] if cuts else chosen.outputs
-        wire(placements, chosen.inputs, outputs)  # the table's own faults are named by its parts
         if policy == "processes":
             engine: Engine = stack.enter_context(Pipeline(placements, chosen.inputs, outputs))
         else:
+            raise_faults(PlanError, "the parts do not fit together", faults_of(placements, chosen.inputs, outputs))
             devices_there = tuple(dict.fromkeys(device for part in placements for device in part.devices))
             on = devices_there if policy == "threads" else devices_there[:1]
             stage = as_one_stage(name, placements, chosen.inputs, outputs, on)
@@ -159,7 +160,7 @@ def require_trust(network: Network, trust: bool) -> None:
         )
 
 
-def place_parts(folder: Path, manifest: Manifest, name: str, devices: Machine | str | None, trust: bool) -> list[StagePlacement]:
+def place_parts(folder: Path, manifest: Manifest, name: str, devices: Devices | None, trust: bool) -> list[StagePlacement]:
     """The parts of a network as the runtime takes them."""
     network = manifest.networks[name]
     there = _devices(network, devices)
@@ -174,7 +175,6 @@ def place_parts(folder: Path, manifest: Manifest, name: str, devices: Machine | 
                 part=part,
                 precision=network.precision,
                 same_machine=same,
-                packages=part.operators,
                 trust=trust,
             ),
             inputs=part.inputs,
@@ -188,7 +188,7 @@ def place_parts(folder: Path, manifest: Manifest, name: str, devices: Machine | 
     ]
 
 
-def _devices(network: Network, devices: Machine | str | None) -> tuple[Device, ...]:
+def _devices(network: Network, devices: Devices | None) -> tuple[Device, ...]:
     if devices is not None:
         return as_machine(devices).devices
     planned = [parse_device(name) for name in dict.fromkeys(name for part in network.parts for name in part.devices)]

@@ -49,6 +49,12 @@ def show(given: options.Output, data: Any, *views: Any) -> None:
         raise OSError(failure.errno, failure.strerror, "standard output") from failure
 
 
+def say_kept(given: options.Output) -> None:
+    """Say where measurements are kept, before the first one of this user, unless the command line names the place."""
+    if not given.is_given("profiles") and not given.store.exists():
+        say(f"measurements are kept in '{given.store}'; --profiles names another folder")
+
+
 def say_reused(profile: Any, store: Path, started: str) -> None:
     """Say how much of a profile was measured before ``started``, the date at which the command began."""
     dates = [measured.provenance.date for measured in profile.measured.values()]
@@ -67,6 +73,9 @@ def trace(given: options.Profile | Evaluate, progress: Progress, model: str) -> 
         {} if not isinstance(given, options.Profile) else {"values": given.values, "trust_backends": given.trusted}
     )
     traced = api.trace(model, batch=given.batch, seq_len=given.seq_len, trust=given.trust, **chosen)
+    for note in traced.notes:
+        say(f"note: {note}")
+    say_kept(given)
     progress("trace", 1.0, "done")
     return traced
 

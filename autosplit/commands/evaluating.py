@@ -39,9 +39,9 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
     given.require_default((*FOR_WORKLOADS, "split", *FOR_MODELS), "a plan names its own stages")
     with bars(err) as progress:
         loaded = load_plan(path, given.model, progress)
-    profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
+    profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.store))
     if profile is None:
-        raise UsageError(f"the store '{given.profiles}' holds no measurement of this model here: autosplit profile makes one")
+        raise UsageError(f"the store '{given.store}' holds no measurement of this model here: autosplit profile makes one")
     plan = api.predict(loaded.plan, profile, loaded.traced, loaded.machine)
     data = {"plan": str(path), **asdict(plan.prediction), "stages": plan.rows()}
     show(given, data, plan_table(plan, given.verbose))
@@ -58,15 +58,17 @@ def _evaluate_split(given: Evaluate) -> None:
     given.require_default((*FOR_WORKLOADS, "model", "cluster"), "a model is measured on the devices of this machine")
     if given.split is None:
         raise UsageError("name the split: --split 16,32, device_map.json, split_spec.yaml, stages.txt or a folder of ONNX files")
+    if Path(given.split).suffix and not Path(given.split).exists():
+        raise UsageError(f"split file '{given.split}' does not exist")
     get_backend(given.backend)
     machine = machine_for(given.devices, given.machine, given.memory)
     with bars(err) as progress:
-        setup = Setup(store=given.profiles, progress=progress)
+        setup = Setup(store=given.store, progress=progress)
         traced = trace(given, progress, given.subject)
         limit_s = seconds(given.time_limit)
         judged = judge(traced, given.split, machine, backend=given.backend, setup=setup, time_limit_s=limit_s)
         report = run_judged(traced, judged, machine, setup=setup, num_rounds=given.rounds) if given.run else None
-    for note in (*traced.notes, *judged.split.notes):
+    for note in judged.split.notes:
         say(f"note: {note}")
     data: dict[str, Any] = {"model": traced.graph.name, **judged.to_dict()}
     rows = judged.rows()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from autosplit.commands.options import PLANNER_TIME, Assumed, Devices, Output, PlansModel, Simulated
+from autosplit.commands.options import PLANNER_TIME, Assumed, Devices, Output, PlansModel, Profiles, Simulated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Evaluate(Simulated, Assumed, Devices):
     seq_len: Annotated[int | None, typer.Option(min=1, help="For a model: tokens in one item.")] = None
     trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2 file, which can run code of its maker.")] = False
     backend: Annotated[str, typer.Option(help="For a model: the backend that runs every stage.")] = "eager"
-    profiles: Annotated[Path, typer.Option(help="For a model or a plan: folder of the profile store.")] = Path("profiles")
+    profiles: Profiles = None
     time_limit: Annotated[str, typer.Option(help="For a model: most time for the planner.")] = PLANNER_TIME
     format: Annotated[str, typer.Option(help="dnn-partitioning or pipedream.")] = "dnn-partitioning"
     seed: Annotated[int, typer.Option(help="Seed of the arrivals.")] = 0
@@ -44,6 +44,4 @@ class Export(Output):
     folder: Annotated[Path | None, typer.Argument(help="The folder to make.")] = None
     to: Annotated[str, typer.Option(help="The runtime; 'list' names all, with what each writes and lacks.")] = "onnxruntime"
     model: PlansModel = None
-    profiles: Annotated[Path, typer.Option(help="Profile store, from which the cost of the runtime's rules is computed.")] = Path(
-        "profiles"
-    )
+    profiles: Profiles = None

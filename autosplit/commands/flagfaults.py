@@ -30,6 +30,9 @@ def verify(given: Output) -> None:
             faults.append(f"{flag_name(flag)} '{path}' is a {is_a}; name a {name_a}")
         elif path is not None and flag != "profiles" and (why := unwritable(path)):  # a store that keeps nothing is only noted
             faults.append(f"{flag_name(flag)} '{path}' cannot be written: {why}; name another place")
+    stages, most = getattr(given, "stages", None), getattr(given, "max_stages", None)
+    if stages and most and stages > most:
+        faults.append(f"--stages {stages} is above --max-stages {most}; leave one of them out")
     picture = getattr(given, "picture", None)
     if picture is not None and picture.suffix != ".svg":
         faults.append(f"--picture writes SVG, not '{picture}'; name a file such as plans.svg")

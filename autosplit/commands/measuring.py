@@ -112,10 +112,10 @@ def profile(given: options.Measure) -> None:
         setup = given.setup(timed, hosts=hosts)
         traced = trace(given, timed, given.model)
         measured = api.measure(traced, machine, setup=setup)
-    say_reused(measured, given.profiles, started)
+    say_reused(measured, given.store, started)
     say(f"seconds of each step: {', '.join(f'{text} {seconds:.1f}' for text, seconds in timed.seconds.items())}")
     notes = [*traced.notes, *measured.notes]
-    for note in notes:
+    for note in measured.notes:
         say(f"note: {note}")
     data = {"model": traced.graph.name, "graph": traced.graph.hash, "profile": measured.hash, "ops": len(traced.graph.ops)}
     rows = measured.summary()
@@ -128,11 +128,11 @@ def profile(given: options.Measure) -> None:
 def _accuracy(given: options.Measure) -> None:
     """All runs of the store, predicted against measured."""
     from autosplit.commands.report import table
-    from autosplit.measuring import Store
+    from autosplit.measuring.store import open_store
 
-    found = Store(given.profiles).accuracy()
+    found = open_store(given.store).accuracy()
     if not found.runs:
-        raise UsageError(f"the store '{given.profiles}' holds no run yet: autosplit auto, search or run adds some")
+        raise UsageError(f"the store '{given.store}' holds no run yet: autosplit auto, search or run adds some")
     runs = [{key: value for key, value in row.items() if key != "date"} for row in found.rows()[-SHOWN:]]
     title = f"the last {SHOWN} of {len(found.runs)} runs" if len(found.runs) > SHOWN else f"{len(found.runs)} runs"
     views = table(runs, title), table(found.summary(), "size of the error: predicted over measured, less one")

@@ -18,7 +18,7 @@ from autosplit.commands.configfile import read_config
 from autosplit.errors import UsageError
 from autosplit.progress import Progress
 from autosplit.values.constraints import ANY_NUMBER, Constraints
-from autosplit.values.plan import MAX_QUEUE_DEPTH
+from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH
 from autosplit.values.samples import BACKENDS, Precision, backend_fault
 
 if TYPE_CHECKING:
@@ -36,13 +36,17 @@ BACKEND_HELP = (
 )
 
 MODEL_HELP = (
-    "transformers:ClassName?field=value&..., package.module:function returning (module, inputs), or a .pt2 file. "
-    "A named function is imported and called."
+    "transformers:ClassName?field=value&..., file.py:function or package.module:function, which returns (module, inputs), "
+    "or a .pt2 file. A named function is imported and called."
 )
 
 
 PlansModel = Annotated[
     str | None, typer.Option(help="The plan's model, if it is code of your own: naming it says that you trust it.")
+]
+
+Profiles = Annotated[
+    Path | None, typer.Option(help="Folder of the profile store; default: autosplit/profiles in the user's cache folder.")
 ]
 
 Dot = Annotated[Path | None, typer.Option(help="Write the ops in their stages as a Graphviz file (.dot).")]
@@ -86,6 +90,13 @@ class Output:
         """Whether the user gave a flag, on the command line or in an options file, also with the text of its default."""
         return flag in self.given
 
+    @property
+    def store(self) -> Path:
+        """The folder where measurements are kept: ``--profiles``, or the user's own. Raises: UsageError: the user has no home."""
+        from autosplit.measuring.store import user_root
+
+        return getattr(self, "profiles", None) or user_root()
+
     def require_default(self, flags: Iterable[str], why: str) -> None:
         """Raises: UsageError: one of these flags is given."""
         given = [flag_name(flag) for flag in flags if self.is_given(flag)]
@@ -121,7 +132,7 @@ class Profile(Devices):
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens in one item; default: the model's example.")] = None
     trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2 file, which can run code of its maker.")] = False
     backend: Annotated[str, typer.Option(help=BACKEND_HELP)] = BACKENDS_DEFAULT
-    profiles: Annotated[Path, typer.Option(help="Folder of the profile store.")] = Path("profiles")
+    profiles: Profiles = None
     remeasure: Annotated[bool, typer.Option(help="Measure again what the store already has.")] = False
     precision: Annotated[
         Precision, typer.Option(help="bf16, or f32: the model's own dtypes. In bf16 the report says how far the outputs are off.")
@@ -157,7 +168,7 @@ class Profile(Devices):
         return Setup(
             backends=None if self.backend == BACKENDS_DEFAULT else self.backends,
             precision=self.precision,
-            store=self.profiles,
+            store=self.store,
             remeasure=self.remeasure,
             progress=progress,
             log=log,
@@ -194,7 +205,7 @@ class Search(Profile):
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most replicas of a stage; 1 forbids replication.")] = None
     max_latency: Annotated[str | None, typer.Option(help="Most that one request may take, such as 50ms.")] = None
     min_stage: Annotated[str | None, typer.Option(help="Shortest stage, such as 1ms.")] = None
-    queue_depth: Annotated[int, typer.Option(min=1, max=MAX_QUEUE_DEPTH, help="Slots of each ring.")] = 4
+    queue_depth: Annotated[int, typer.Option(min=1, max=MAX_QUEUE_DEPTH, help="Slots of each ring.")] = QUEUE_DEPTH
     budget: Annotated[
         str, typer.Option(help="Time for running candidate plans; 0s runs none. Measuring and comparing come on top.")
     ] = "30s"
@@ -353,9 +364,7 @@ class Run(Running, Devices):
     baselines: Annotated[bool, typer.Option(help="Run the baselines beside the plan.")] = True
     watch: Annotated[bool, typer.Option(help="Show on stderr what every stage does while it runs.")] = False
     precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: what the plan says.")] = None
-    profiles: Annotated[Path, typer.Option(help="Folder of the profile store, which keeps how well the run was predicted.")] = (
-        Path("profiles")
-    )
+    profiles: Profiles = None
 
 
 def pins_of(texts: list[str] | None, flag: str = "--pin") -> dict[str, str]:

@@ -10,6 +10,7 @@ from autosplit.commands.console import (
     log,
     require_equal,
     say,
+    say_kept,
     say_reused,
     show,
     trace,
@@ -44,8 +45,9 @@ def run(given: options.Run) -> None:
         plan, traced = loaded.plan, loaded.traced
         if given.precision not in (None, plan.precision):
             plan = replace(plan, precision=given.precision or "f32").unpredicted()
+        say_kept(given)
         with watched(err, given.watch) as (progress, observe):
-            setup = Setup(store=given.profiles, progress=progress, observe=observe, hosts=hosts)
+            setup = Setup(store=given.store, progress=progress, observe=observe, hosts=hosts)
             budget = Budget(num_rounds=given.rounds, num_requests=given.requests)
             report = api.run(traced, plan, machine, baselines=given.baselines, setup=setup, budget=budget)
     for note in (*traced.notes, *report.notes):
@@ -61,7 +63,7 @@ def run(given: options.Run) -> None:
         if given.report is not None:
             from autosplit.pages.writing import write_run
 
-            say(f"wrote {write_run(report, traced, machine, given.report, given.profiles)}")
+            say(f"wrote {write_run(report, traced, machine, given.report, given.store)}")
     require_equal(report.best.fault)
 
 
@@ -78,14 +80,17 @@ def auto(given: options.Auto) -> None:
     with opened_machine(given) as (machine, hosts), bars(err) as drawn:
         progress = StepTimes(drawn, start_s)
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
+        wanted.require_consistent(machine)
+        traced = trace(given, progress, given.model)
         say(expectation(machine, setup, budget))
-        result = api.auto(trace(given, progress, given.model), machine, wanted, setup=setup, budget=budget)
+        result = api.auto(traced, machine, wanted, setup=setup, budget=budget)
     report = result.report
     say(seconds_text(progress.seconds if given.verbose else progress.steps_s))
-    say_reused(result.profile, given.profiles, started)
+    say_reused(result.profile, given.store, started)
     notes = [*result.profile.notes, *report.notes]
     for note in notes:
-        say(f"note: {note}")
+        if note not in traced.notes:  # these were said when it was traced
+            say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.output), "notes": notes, "step_seconds": progress.steps_s}
     try:
         show(
@@ -105,7 +110,7 @@ def auto(given: options.Auto) -> None:
         if given.report is not None:
             from autosplit.pages.writing import write_report
 
-            say(f"wrote {write_report(result, given.report, constraints=wanted, store=given.profiles)}")
+            say(f"wrote {write_report(result, given.report, constraints=wanted, store=given.store)}")
     require_equal(report.best.fault)
 
 
@@ -136,7 +141,7 @@ def export(given: Export) -> None:
     with bars(err) as progress:
         loaded = load_plan(given.plan, given.model, progress)
         progress("export", 0.0, f"writing '{given.folder}' for {given.to}")
-        profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
+        profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.store))
         exported = api.export(loaded.traced, loaded.plan, given.folder, given.to, profile=profile)
     for note in exported.notes:
         say(f"note: {note}")

@@ -49,7 +49,9 @@ def problem_from(graph: Graph, machine: Machine, compute_s: Floats, placement: P
         weights=tuple(SharedWeight(graph.weights[w].num_bytes, tuple(r)) for w, r in users.items() if len(r) > 1),
         pools=_pools(machine),
         groups=tuple(tuple(sorted(graph.index[op] for op in group)) for group in placement.groups if len(group) > 1),
-        wires=Wires(machine.wires, {host: machine.links[host, host] for host in hosts if (host, host) in machine.links}),
+        wires=Wires(
+            machine.wires, {host: machine.links[host, host].latency_s for host in hosts if (host, host) in machine.links}
+        ),
         reasons=reasons,
     ).verify()
 

@@ -15,13 +15,13 @@ from autosplit.arguments import checked
 from autosplit.deploying.calling import as_call, plain_answer, plain_call
 from autosplit.deploying.setup import Hosts
 from autosplit.deploying.workspace import Workspace, deploy, machine_of_plan
+from autosplit.devices.discovering import Devices
 from autosplit.reports.results import RunStats
 from autosplit.running.awaiting import Awaiting
 from autosplit.running.engine import Engine
 from autosplit.running.pipeline import Pipeline
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
-from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
@@ -75,7 +75,7 @@ class Service:
             returns=self._answer,
         )
 
-    def calling(self, tensors: Sequence[torch.Tensor]) -> Call:
+    def bind_call(self, tensors: Sequence[torch.Tensor]) -> Call:
         """``submit`` of the request with these tensors for ``graph.inputs``, in the form of the trace's own call."""
         args, kwargs = as_call(self._traced, tensors)
         return functools.partial(self.submit, *args, **kwargs)
@@ -86,7 +86,9 @@ class Service:
         Waiting for room does not hold up the event loop, nor does a stage in this process that takes longer than 1 ms.
         """
         submit = functools.partial(self.submit, *args, **kwargs)
-        return await self._awaiting(submit, prompt=self.pipeline.prompt, timeout_s=timeout_s, deadline_s=deadline_s)
+        return await self._awaiting(
+            submit, returns_immediately=self.pipeline.returns_immediately, timeout_s=timeout_s, deadline_s=deadline_s
+        )
 
     def stream(self, requests: Iterable[Any]) -> Iterator[Any]:
         """The answers to any number of requests in the same order, with few of either in memory at a time.
@@ -129,7 +131,7 @@ class Service:
 def open_pipeline(
     traced: Traced,
     plan: Plan,
-    devices: Machine | str | None = None,
+    devices: Devices | None = None,
     *,
     hosts: Hosts | None = None,
     profile: Profile | None = None,
@@ -139,7 +141,7 @@ def open_pipeline(
     Args:
         traced: the model, traced for the plan's microbatch.
         plan: the plan.
-        devices: the devices, or their names with commas between; by default those that the plan names.
+        devices: the devices, or their names, as a list or with commas between; by default those that the plan names.
         hosts: the hosts of the plan, if it is on a ``Cluster``.
         profile: lets a plan on a cluster go on after a host was lost: it is planned anew for the others.
     Raises: PlanError, BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.

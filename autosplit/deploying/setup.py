@@ -4,17 +4,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, get_args, runtime_checkable
 
 from autosplit.arguments import checked
 from autosplit.backends.base import get_backend, usual
 from autosplit.deploying.workspace import Workspace
-from autosplit.errors import UsageError, listed, raise_faults
+from autosplit.errors import UsageError, names, raise_faults
 from autosplit.progress import Progress
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.engine import Engine
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
-from autosplit.values.plan import MAX_QUEUE_DEPTH, Plan
+from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH, Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
@@ -35,6 +35,7 @@ COMPILE_BUDGETS = 2.0
 """Compiling a baseline may take this many times the seconds of the search, unless its own limit is given."""
 
 
+@runtime_checkable
 class Hosts(Protocol):
     """Hosts that are one machine together."""
 
@@ -49,7 +50,7 @@ class Hosts(Protocol):
 
     def opener(
         self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None
-    ) -> Callable[..., Pipeline]:
+    ) -> Callable[..., Engine]:
         """A function that opens pipelines there. With model, plan and profile, these plan anew when a host is lost."""
 
 
@@ -59,7 +60,8 @@ class Setup:
     """How to measure and plan.
 
     Attributes:
-        backends: backends to consider; None for all that are installed, without those that compile for long.
+        backends: backends to consider, as a list or one text (``"eager,openvino"``); None for all that are installed, without
+            those that compile for long.
         precision: what every stage computes in: ``f32`` (the model's own dtypes) or ``bf16``.
         store: folder where measurements and runs are kept and found again; None keeps nothing.
         remeasure: measure again what the store holds.
@@ -77,12 +79,12 @@ class Setup:
     Raises: UsageError, MissingExtraError: with every fault, a value that cannot be used or a backend that is not installed.
     """
 
-    backends: Sequence[str] | None = None
+    backends: str | Sequence[str] | None = None
     precision: Precision = "f32"
     store: str | Path | None = None
     remeasure: bool = False
     isolate: bool = False
-    queue_depth: int = 4
+    queue_depth: int = QUEUE_DEPTH
     seed: int = 0
     progress: bool | Progress = True
     log: Callable[[str], None] | None = None
@@ -100,13 +102,14 @@ class Setup:
             faults.append(f"queue_depth must be at least 1 and at most {MAX_QUEUE_DEPTH}, but is {self.queue_depth}")
         raise_faults(UsageError, "this Setup cannot be used", faults)
         if self.backends is not None:
-            for backend in listed("backends", self.backends, str):
+            object.__setattr__(self, "backends", names("backends", self.backends))
+            for backend in self.backends:
                 get_backend(backend)
 
     @property
     def considered(self) -> tuple[str, ...]:
         """The backends that a search considers."""
-        return tuple(usual() if self.backends is None else self.backends)
+        return tuple(usual() if self.backends is None else names("backends", self.backends))
 
 
 @checked
@@ -164,6 +167,11 @@ class Budget:
     def compiling_s(self) -> float:
         """Seconds for compiling the model for one backend."""
         return COMPILE_BUDGETS * self.search_s if self.compile_s is None else self.compile_s
+
+
+def as_budget(budget: Budget | float) -> Budget:
+    """A budget given as a value, or as the seconds of its search."""
+    return budget if isinstance(budget, Budget) else Budget(search_s=budget)
 
 
 def round_s(search_s: float, most_s: float) -> float:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -11,16 +10,17 @@ from torch.fx import GraphModule
 from autosplit.backends.apart import end_idle
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
 from autosplit.backends.conformance import require_right
+from autosplit.compat.torchparts import num_writes
 from autosplit.deploying.checking import Reference
 from autosplit.devices.accelerators import is_accelerator
-from autosplit.devices.discovering import as_machine, check_here
+from autosplit.devices.discovering import Devices, as_machine, check_here
 from autosplit.errors import BackendError
 from autosplit.files import content_hash
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import machine_of
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.scratch import scratch_folder
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
@@ -55,11 +55,15 @@ class Workspace:
                 save_stage(program, self._saved[key][0])
         return self._saved[key][0]
 
-    def add(self, program: StageProgram, backend: str, precision: Precision, devices: Sequence[Device] = ()) -> StageFolder:
+    def add(
+        self, program: StageProgram, backend: str, precision: Precision, devices: Sequence[Device] = (), streams: int = 1
+    ) -> StageFolder:
         """The stage as workers load it, saved and, if it runs on a CPU, prepared if it was not.
 
-        Raises: BackendError: the backend refuses the stage, by op and with the reason.
+        Raises: BackendError: the backend refuses the stage (by op and with the reason), a device, or several streams.
         """
+        if streams > 1:
+            require_streams(get_backend(backend))
         folder = self.save(program)
         for device in devices:
             require_device(get_backend(backend), device.name)
@@ -95,7 +99,7 @@ class Workspace:
 def _state(program: GraphModule) -> list[tuple[int, int]]:
     """The address of each weight, and how often it was changed in place; two models of one shape differ in nothing else."""
     weights = [weight(program, name) for name in weight_names(program.graph)]
-    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in weights]
+    return [(tensor.data_ptr(), num_writes(tensor)) for tensor in weights]
 
 
 def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *, capped: bool = False) -> list[StagePlacement]:
@@ -117,7 +121,7 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *,
     return [
         StagePlacement(
             name=stage.name,
-            module=_module(workspace, program, stage, precision, [machine[name] for name in stage.devices]),
+            module=workspace.add(program, stage.backend, precision, [machine[name] for name in stage.devices], stage.streams),
             inputs=program.inputs,
             outputs=program.outputs,
             devices=tuple(machine[name] for name in stage.devices),
@@ -136,15 +140,6 @@ def _added_bytes(stages: Sequence[Stage], device: Device, traced: Traced) -> int
     return sum(with_it) - sum(without)
 
 
-def _module(
-    workspace: Workspace, program: StageProgram, stage: Stage, precision: Precision, devices: Sequence[Device]
-) -> StageFolder:
-    """The stage's folder, to be loaded as the stage says. Raises: BackendError: the backend refuses the stage, or its streams."""
-    if stage.streams > 1:
-        require_streams(get_backend(stage.backend))
-    return replace(workspace.add(program, stage.backend, precision, devices), streams=stage.streams)
-
-
 def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> Engine:
     """The plan as a network of a host, waiting for requests: flat tensors for ``graph.inputs``, answers for ``graph.outputs``.
 
@@ -154,6 +149,6 @@ def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Ma
     return host.add_network(name, stages, traced.graph.inputs, traced.graph.outputs, process=plan.process)
 
 
-def machine_of_plan(plan: Plan, devices: Machine | str | None = None) -> Machine:
+def machine_of_plan(plan: Plan, devices: Devices | None = None) -> Machine:
     """The devices that are named, or else those of the plan. Raises: DeviceError, UsageError: as ``machine_for``."""
     return as_machine(devices or ",".join(dict.fromkeys(name for stage in plan.stages for name in stage.devices)))

@@ -3,7 +3,7 @@
 import importlib.metadata
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from autosplit.arguments import checked
 from autosplit.devices.accelerators import PROVIDERS, Facts, absence, is_accelerator, provider
 from autosplit.devices.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
 from autosplit.devices.processes import receive, spawn_worker
-from autosplit.errors import DeviceError, UsageError, each, raise_faults
+from autosplit.errors import DeviceError, UsageError, each, names, raise_faults
 from autosplit.values.machine import Machine, parse_bytes, parse_device, span
 from autosplit.values.machinefile import read_machine
 
@@ -63,14 +63,21 @@ def discover() -> Machine:
     return with_free_memory(with_feeding_cores(Machine.of([*cpus, *cudas])))
 
 
+Devices = Machine | str | Sequence[str]
+"""A machine, or the names of its devices: a list, or one text with commas between."""
+
+
 @checked
 def machine_for(
-    devices: str | None = None, machine_file: str | Path | None = None, memory: str | Mapping[str, str | int] | None = None
+    devices: str | Sequence[str] | None = None,
+    machine_file: str | Path | None = None,
+    memory: str | Mapping[str, str | int] | None = None,
 ) -> Machine:
     """The machine that the user named, checked against this one.
 
     Args:
-        devices: names with commas between, such as ``cpu:0,cpu:1`` or ``cpu:0-1,cuda:0``; all devices by default.
+        devices: names with commas between, such as ``cpu:0,cpu:1`` or ``cpu:0-1,cuda:0``, or a list of names; ``cpu`` stands for
+            each usable core, ``cuda`` for each CUDA device; all devices by default.
         machine_file: a YAML file with devices, memory caps and links; not together with ``devices``.
         memory: caps, either one size for every device (``300MB``), sizes by device (``cpu:0=300MB,cpu:1=1GiB``), or a mapping.
     Raises:
@@ -82,8 +89,7 @@ def machine_for(
     if machine_file is not None:
         machine = read_machine(Path(machine_file))
     elif devices is not None:
-        names = [name for name in devices.split(",") if name.strip()]
-        machine = Machine.of(each("the devices are not understood", parse_device, names))
+        machine = Machine.of(each("the devices are not understood", parse_device, _spelled_out(names("devices", devices))))
     else:
         machine = discover()
     check_here(machine)
@@ -91,7 +97,14 @@ def machine_for(
     return machine.with_memory(parse_memory(memory, machine)) if memory is not None else machine
 
 
-def as_machine(devices: Machine | str | None) -> Machine:
+def _spelled_out(given: Sequence[str]) -> Iterator[str]:
+    """The names, with those of all devices of a kind in place of the kind alone."""
+    for name in given:
+        found = [device.name for device in discover().devices if device.kind == name] if name in ("cpu", "cuda") else []
+        yield from found or [name]
+
+
+def as_machine(devices: Devices | None) -> Machine:
     """A machine given as a value or by device names. Raises: DeviceError, UsageError: as ``machine_for``."""
     return devices if isinstance(devices, Machine) else machine_for(devices)
 

@@ -8,7 +8,7 @@ from autosplit.backends.base import get_backend, require_device, require_precisi
 from autosplit.devices import discovering
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.limits import affinity
-from autosplit.errors import BackendError, DeviceError, UsageError, listed, refusals
+from autosplit.errors import BRIEF, BackendError, DeviceError, UsageError, listed, refusals
 from autosplit.values.machine import Device, Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision, Provenance, Setting
@@ -25,9 +25,11 @@ def wanted_settings(
         BackendError: no backend computes in the precision, or none runs on a device.
     """
     if not isinstance(machine, Machine):
-        raise UsageError(f"machine must be a Machine, but is {machine!r}; machine_for('cpu:0,cpu:1') makes one of names")
+        raise UsageError(
+            f"machine must be a Machine, but is {BRIEF.repr(machine)}; machine_for('cpu:0,cpu:1') makes one of names"
+        )
     if precision not in get_args(Precision):
-        raise UsageError(f"precision must be one of {', '.join(get_args(Precision))}, but is {precision!r}")
+        raise UsageError(f"precision must be one of {', '.join(get_args(Precision))}, but is {BRIEF.repr(precision)}")
     if not listed("backends", backends, str):
         raise UsageError("no backend is named; name one, such as eager")
     discovering.check_here(machine)
@@ -72,7 +74,9 @@ def _fault(require: Callable[..., None], *arguments: object) -> str:
 def _thread_counts(machine: Machine, threads: Mapping[str, Sequence[int]] | None) -> dict[str, Sequence[int]]:
     """Device name to the thread counts to measure there. Raises: UsageError: a device or a count that is not there."""
     if threads is not None and not isinstance(threads, Mapping):
-        raise UsageError(f"threads must map device names to lists of counts, such as {{'cpu:0': [1]}}, but is {threads!r}")
+        raise UsageError(
+            f"threads must map device names to lists of counts, such as {{'cpu:0': [1]}}, but is {BRIEF.repr(threads)}"
+        )
     found: dict[str, Sequence[int]] = {device.name: [max(1, len(device.cores))] for device in machine.devices}
     for name, counts in (threads or {}).items():
         if name not in found:

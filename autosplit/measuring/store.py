@@ -7,6 +7,8 @@
     profiles/links/1f2e3d4c.json           links of one machine
     profiles/runs.jsonl                    a line for each plan that ran: predicted beside measured
 
+The store of a user is in the cache folder (``user_root``); below it, what a clone holds is read, and never written.
+
 Below the store, links are not followed, and folders of other users are refused. A store named ``profiles`` in the current folder
 may have come with that folder, so it may not be a link itself; any other name is the user's own choice.
 
@@ -24,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autosplit.errors import GraphError, ProfileError
-from autosplit.files import content_hash, from_plain, locked, read_mapping, write_atomic
+from autosplit.errors import GraphError, ProfileError, UsageError
+from autosplit.files import cache_folder, content_hash, from_plain, locked, read_mapping, write_atomic
 from autosplit.opening import open_file, opened_folder
 from autosplit.parsing import MALFORMED, parse_json
 from autosplit.reports.accuracy import Accuracy, Run
@@ -49,7 +51,9 @@ from autosplit.values.samples import (
 T = TypeVar("T")
 
 SCHEMA = 1
-DEFAULT_ROOT = Path("profiles")
+LOCAL = Path("profiles")
+COMMITTED = Path(__file__).parents[2] / "profiles"
+"""The store that comes with a clone; ``make profiles`` alone writes it."""
 LINKS = "links"
 RUNS = "runs.jsonl"
 
@@ -76,9 +80,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of measurements."""
+    """A folder of measurements. What it lacks is read in the store ``beneath``; one that is ``read_only`` stays as it is."""
 
     root: Path
+    beneath: "Store | None" = None
+    read_only: bool = False
 
     def folder(self, graph: Graph) -> Path:
         """The folder of a model's measurements."""
@@ -87,7 +93,7 @@ class Store:
     @property
     def trusted(self) -> Path:
         """The folder where the user's own choice ends: see ``opening``."""
-        return Path() if self.root == DEFAULT_ROOT else self.root
+        return Path() if self.root == LOCAL else self.root
 
     @contextlib.contextmanager
     def measuring(self, waiting: Callable[[], None]) -> Iterator[None]:
@@ -112,6 +118,8 @@ class Store:
         Raises: ProfileError: the store is refused, because a folder is a link or belongs to another user.
         """
         profile = Profile.empty(graph, precision)
+        if self.beneath is not None:
+            profile = self.beneath.load(graph, here, precision)
         notes: list[str] = []
         for path in self._files(self.folder(graph)):
             if path.name == "graph.json" or path.suffix != ".json":
@@ -155,7 +163,8 @@ class Store:
 
     def links(self, provenance: Provenance) -> tuple[Link, ...]:
         """The links measured on this machine with these accelerators; none if their file does not exist or cannot be read."""
-        return tuple(self._read(self._links_path(provenance), partial(_links, self.trusted), []))
+        found = tuple(self._read(self._links_path(provenance), partial(_links, self.trusted), []))
+        return found or (self.beneath.links(provenance) if self.beneath else ())
 
     def save_links(self, provenance: Provenance, links: Iterable[Link]) -> None:
         """Store measured links in place of older ones of the same pairs on this machine."""
@@ -236,6 +245,8 @@ class Store:
         try:
             return parse(path)
         except (ProfileError, *MALFORMED) as failure:
+            if self.read_only:
+                return []
             if held:
                 notes.append(f"{failure} It was set aside as '{self._set_aside(path).name}' and is measured again.")
                 return []
@@ -276,6 +287,21 @@ def mismatch(entry: Entry, here: Provenance | None) -> str:
         if then != now:
             return f"measured with {what} of {_text(then)}, and here it is {_text(now)}"
     return ""
+
+
+def user_root() -> Path:
+    """The store of this user, unless a call names another one. Raises: UsageError: the user has no home."""
+    try:
+        return cache_folder() / "profiles"
+    except RuntimeError as failure:
+        raise UsageError(f"there is no place for measurements: {failure}; name a store with --profiles") from None
+
+
+def open_store(root: str | Path) -> Store:
+    """The store of a folder. Beneath the user's own is the one that comes with a clone."""
+    root = Path(root)
+    has_committed = COMMITTED.is_dir() and (COMMITTED.parent / "pyproject.toml").is_file()
+    return Store(root, Store(COMMITTED, read_only=True) if has_committed and root == user_root() else None)
 
 
 def machine_hash(provenance: Provenance) -> str:

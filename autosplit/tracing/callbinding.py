@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autosplit.compat.torchparts import pytree
 from autosplit.errors import UsageError
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_ONLY)
@@ -46,3 +47,15 @@ def bind(
         if given[name] is not signature.parameters[name].default:
             raise UsageError(f"parameter '{name}' has its default in the trace; trace again with an example of it")
     return tuple(given[name] for name in positional), {name: given[name] for name in traced_names}
+
+
+def leaf_places(in_spec: pytree.TreeSpec, signature: inspect.Signature | None) -> list[str]:
+    """The place of each leaf of a traced call in the words of the caller, such as ``'mask'`` or ``'sizes'[0]``."""
+    args, kwargs = pytree.tree_unflatten(range(in_spec.num_leaves), in_spec)
+    known = list(signature.parameters) if signature is not None else []
+    named = {known[place] if place < len(known) else f"argument {place}": arg for place, arg in enumerate(args)}
+    return [f"'{name}'{pytree.keystr(path)}" for name, part in {**named, **kwargs}.items() for path in _paths(part)]
+
+
+def _paths(part: Any) -> list[Any]:
+    return [path for path, _ in pytree.tree_flatten_with_path(part)[0]]

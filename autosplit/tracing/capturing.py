@@ -23,11 +23,11 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.nn.modules import rnn
-from torch.utils import _pytree as pytree
 
-from autosplit.errors import TraceError, UsageError, is_interrupt
+from autosplit.compat.torchparts import pytree
+from autosplit.errors import BRIEF, TraceError, UsageError, is_interrupt
 from autosplit.tracing import architectures, devicecopies, flattening
-from autosplit.tracing.callbinding import bind, signature_of
+from autosplit.tracing.callbinding import bind, leaf_places, signature_of
 from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.flattening import Fixed
 from autosplit.tracing.loading import Model, dense_inputs, is_static
@@ -92,8 +92,8 @@ class Traced:
             args, kwargs = bind(self.signature, positional.children(), by_name.context or (), args, kwargs)
         given = _leaves(self.in_spec, args, kwargs)
         faults = [
-            f"argument {position} was {leaf.value!r} in the trace and is {value!r} now"
-            for position, (leaf, value) in enumerate(zip(self.in_leaves, given, strict=True))
+            f"{name} was {BRIEF.repr(leaf.value)} in the trace and is {BRIEF.repr(value)} now"
+            for name, leaf, value in zip(leaf_places(self.in_spec, self.signature), self.in_leaves, given, strict=True)
             if isinstance(leaf, Fixed) and not _same_constant(leaf.value, value)
         ]
         tensors = [value for leaf, value in zip(self.in_leaves, given, strict=True) if not isinstance(leaf, Fixed)]
@@ -167,7 +167,7 @@ def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, chec
         if isinstance(value, torch.Tensor) and node.op != "get_attr":
             specs[node.name] = spec_of(node.name, value)
 
-    notes: tuple[str, ...] = _frozen_dimensions(model.module, example_inputs)
+    notes: tuple[str, ...] = (*model.notes, *_frozen_dimensions(model.module, example_inputs))
     try:
         with torch.inference_mode():
             outputs = Observer(flat.program, see).run(*example_inputs)

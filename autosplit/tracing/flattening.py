@@ -18,6 +18,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
+from autosplit.compat.torchparts import renamed
 from autosplit.errors import TraceError, raise_faults
 from autosplit.tracing.devicecopies import chain_of, chains_into, copied_to, in_host_memory
 from autosplit.tracing.tensorspec import laid_out, spec_of
@@ -68,11 +69,7 @@ def move_reserved(exported: ExportedProgram) -> ExportedProgram:
     specs = exported.graph_signature.input_specs
     paths = _free_paths({spec.target: spec.target for spec in specs if spec.target is not None})
     moved = copy.copy(exported)  # the user's program keeps its names
-    moved._graph_signature = replace(
-        exported.graph_signature, input_specs=[replace(spec, target=paths.get(spec.target or "")) for spec in specs]
-    )
-    stores = exported.state_dict, exported.constants
-    moved._state_dict, moved._constants = ({paths.get(name, name): item for name, item in store.items()} for store in stores)
+    renamed(moved, paths)
     return moved
 
 

@@ -1,12 +1,11 @@
 """Make a module with example inputs from a model spec.
 
-A spec is ``transformers:ClassName?field=value&...`` (random weights), ``package.module:function?argument=value`` (a function
-that returns (module, inputs)) or a ``.pt2`` file. From Python it may also be a module, an ``fx.GraphModule`` or an
-``ExportedProgram``.
+A spec is ``transformers:ClassName?field=value&...`` (random weights), ``transformers:/path/to/checkpoint`` or
+``hub:org/name`` (trained weights), ``file.py:function?argument=value`` or
+``package.module:function`` (a function that returns (module, inputs)), or a ``.pt2`` file. From Python it may also be a module,
+an ``fx.GraphModule`` or an ``ExportedProgram``.
 """
 
-import importlib
-import importlib.util
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +16,11 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
-from autosplit.children import extend_path
-from autosplit.errors import ModelError, close_names, raise_faults
-from autosplit.tracing import architectures
+from autosplit.compat.torchparts import pytree
+from autosplit.errors import BRIEF, ModelError, raise_faults
+from autosplit.tracing import architectures, checkpoints
+from autosplit.tracing.importing import import_function
 from autosplit.tracing.modelspec import parse_options, typed_options
 from autosplit.tracing.tensorspec import is_dense, kind_of
 from autosplit.values.plan import PYTHON_OBJECT, Source
@@ -44,7 +43,7 @@ class Model:
     """A model with the example inputs that fix its shapes.
 
     ``spec`` is '' for a Python object. A plan keeps ``source`` to make the model again. ``way_out`` tells the user what to do
-    if the model fails on example inputs that were made up for it.
+    if the model fails on example inputs that were made up for it. ``notes`` say which weights it has, where a spec chose them.
     """
 
     name: str
@@ -54,6 +53,7 @@ class Model:
     kwargs: Mapping[str, Any]
     source: Source = PYTHON_OBJECT
     way_out: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def load_model(
@@ -83,16 +83,18 @@ def load_model(
         shown = batch if isinstance(batch, int | float | str) else f"a {type(batch).__name__}"
         raise ModelError(f"batch must be a whole number of at least 1, not {shown}; example inputs go in inputs=(tensor, ...)")
     given = _given(inputs) if inputs is not None else None
-    spec = ""
+    spec, note = "", ""
     if isinstance(source, str | Path):
         spec = str(source)
-        found, name, own_args, own_kwargs = _load_spec(spec, batch, seq_len, given, trust)
+        found, name, own_args, own_kwargs, note = _load_spec(spec, batch, seq_len, given, trust)
     else:
         if not isinstance(source, nn.Module | ExportedProgram):
             way_out = "; a pair of a module and its inputs is given as module, inputs=inputs" if isinstance(source, tuple) else ""
             if callable(source):
                 way_out = "; make a function the forward of a torch.nn.Module, and call a class to get its module"
-            raise ModelError(f"a model is a spec, a module or an ExportedProgram, but here it is {source!r:.60}{way_out}")
+            raise ModelError(
+                f"a model is a spec, a module or an ExportedProgram, but here it is {BRIEF.repr(source):.60}{way_out}"
+            )
         found, name, own_args, own_kwargs = source, _class_name(source), (), {}
     if isinstance(found, ExportedProgram) and given is None:
         own_args, own_kwargs = _with_batch(found, batch, _exported_inputs(name, found))
@@ -104,28 +106,35 @@ def load_model(
     _require_eval(name, found)
     if isinstance(found, ExportedProgram):
         _require_exported_shapes(name, found, args, kwargs)
-    made_up = inputs is None and spec.startswith("transformers:")
+    made_up = inputs is None and bool(note)
     way_out = architectures.WAY_OUT if made_up else ""
-    return Model(name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out)
+    return Model(name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out, (note,) if note else ())
 
 
 def _load_spec(
     spec: str, batch: int, seq_len: int | None, given: architectures.Given | None, trust: bool
-) -> tuple[nn.Module | ExportedProgram, str, Sequence[Any], Mapping[str, Any]]:
+) -> tuple[nn.Module | ExportedProgram, str, Sequence[Any], Mapping[str, Any], str]:
+    """The model, its name, its example inputs, and a note on weights that the spec chose."""
     target, options = parse_options(spec)
     if target.endswith(".pt2"):
-        return _load_program(Path(target), options, trust), Path(target).stem, (), {}
+        return _load_program(Path(target), options, trust), Path(target).stem, (), {}, ""
     place, colon, attribute = target.partition(":")
     if not (colon and place and attribute):
-        what = "give 'transformers:ClassName', 'package.module:function' or a path that ends in .pt2"
+        what = "give 'transformers:ClassName', 'hub:org/name', 'file.py:function', 'package.module:function' or a file.pt2"
         workload = "; a planner's workload file needs search --format" if Path(target).is_file() else ""
         raise ModelError(f"model '{spec}' is not a spec: {what}{workload}")
+    if place == "hub" or (place == "transformers" and Path(attribute).is_dir()):
+        folder = checkpoints.fetch(attribute) if place == "hub" else Path(attribute)
+        loaded = checkpoints.load_checkpoint(folder, target, options, batch, seq_len, given)
+        return loaded.module, loaded.name, (), loaded.inputs, loaded.note
     if place == "transformers":
+        if "/" in attribute:
+            raise ModelError(f"model '{target}': there is no folder '{attribute}'")
         module, named = architectures.build(attribute, options, batch, seq_len, given)
-        return module, attribute, (), named
+        return module, attribute, (), named, architectures.RANDOM.format(attribute)
     made, inputs = _call(place, attribute, options, batch, seq_len)
     args, kwargs = _given(inputs)
-    return made, attribute, args, kwargs
+    return made, attribute, args, kwargs, ""
 
 
 def _load_program(path: Path, options: Mapping[str, str], trust: bool) -> ExportedProgram:
@@ -148,7 +157,7 @@ def _load_program(path: Path, options: Mapping[str, str], trust: bool) -> Export
 def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, seq_len: int | None) -> tuple[nn.Module, Inputs]:
     """Import the function, and call it with the options and with batch and seq_len if it takes them."""
     subject = f"model '{place}:{attribute}'"
-    function = _import_function(place, attribute, subject)
+    function = import_function(place, attribute, subject)
     if isinstance(function, nn.Module):
         raise ModelError(f"{subject} is a module; name a function without arguments that returns ({attribute}, example inputs)")
     parameters = inspect.signature(function).parameters
@@ -174,44 +183,6 @@ def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, se
             "for example 'return module, (torch.zeros(1, 64),)'"
         )
     return made
-
-
-def _import_function(place: str, attribute: str, subject: str) -> Any:
-    package = place.partition(".")[0]
-    if not _origin(package):
-        extend_path(str(Path.cwd()))
-    try:
-        module = importlib.import_module(place)
-    except ModuleNotFoundError as failure:
-        if place.endswith(".py"):
-            dotted = ".".join(Path(place).with_suffix("").parts)
-            raise ModelError(f"{subject} names a file; name its module, seen from this folder: '{dotted}:{attribute}'") from None
-        raise ModelError(f"{subject} cannot be imported: {failure}{_shadowed(package)}") from None
-    except Exception as failure:
-        raise ModelError(f"{subject} cannot be imported: {type(failure).__name__}: {failure}") from failure
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        close = close_names(attribute, dir(module))
-        raise ModelError(f"module '{place}' has no function '{attribute}'{close}{_shadowed(package)}")
-    return function
-
-
-def _origin(package: str) -> str:
-    """The file of a package; '' if it is not on the path, or is a folder without ``__init__``, which may have several places."""
-    try:
-        found = importlib.util.find_spec(package)
-    except ValueError:  # not a name, or the main program
-        return package
-    return (found and found.origin) or ""
-
-
-def _shadowed(package: str) -> str:
-    """Words for a package of the current folder that is not imported because another one of its name is; '' if there is none."""
-    origin = _origin(package)
-    here = [path for path in (Path(package), Path(f"{package}.py")) if path.exists()]
-    if not origin or not here or Path(origin).is_relative_to(Path.cwd()):
-        return ""
-    return f"; '{origin}' comes before '{here[0]}' of this folder: rename the latter"
 
 
 def call_of(args: Any, kwargs: Mapping[str, Any] | None, inputs: Inputs | None) -> Inputs | None:
@@ -323,4 +294,4 @@ def _require_eval(name: str, module: nn.Module | ExportedProgram) -> None:
 
 
 def _class_name(source: nn.Module | ExportedProgram) -> str:
-    return source.graph_module._get_name() if isinstance(source, ExportedProgram) else type(source).__name__
+    return type(source.graph_module if isinstance(source, ExportedProgram) else source).__name__

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from autosplit.errors import TraceError
+from autosplit.compat.models import attention_of
+from autosplit.compat.torchparts import pytree, stores_of
+from autosplit.errors import BRIEF, TraceError
 from autosplit.tracing.differing import NumericalError, difference, larger
 from autosplit.tracing.tensorspec import copy_into, differences, empty_like_spec, laid_out, spec_of
 
@@ -148,7 +149,7 @@ def _has_fast_path(module: Any) -> bool:
 def _attributes_kept(module: Any) -> Iterator[None]:
     """Put back what calls of the module assign to attributes of it and of its parts."""
     parts = list(module.modules()) if isinstance(module, nn.Module) else []
-    stores = [store for part in parts for store in (vars(part), part._buffers, part._parameters)]
+    stores = [store for part in parts for store in stores_of(part)]
     before = [dict(store) for store in stores]
     try:
         yield
@@ -161,7 +162,7 @@ def _attributes_kept(module: Any) -> Iterator[None]:
 
 def _why_other(module: Any) -> str:
     """A cause that makes a graph compute something else than its module, and the way out."""
-    if getattr(getattr(module, "config", None), "_attn_implementation", "") == "sdpa":
+    if attention_of(module) == "sdpa":
         return (
             "Models of transformers may make other attention masks while they are traced: give '?attn_implementation=eager', "
             "or model.set_attn_implementation('eager')."
@@ -189,7 +190,9 @@ def _leaf_fault(position: int, ours: Any, own: Any, tolerance: float) -> str:
     name = f"output {position}"
     if not isinstance(own, torch.Tensor):
         with suppress(Exception):  # equality of Python values may not be defined
-            return "" if ours is own or bool(ours == own) else f"{name} is {ours!r:.40} in place of {own!r:.40}"
+            return (
+                "" if ours is own or bool(ours == own) else f"{name} is {BRIEF.repr(ours):.40} in place of {BRIEF.repr(own):.40}"
+            )
         return ""
     if unlike := differences([spec_of(name, own)], [ours]):
         return unlike[0]

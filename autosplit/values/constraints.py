@@ -169,9 +169,7 @@ class Constraints(Demands):
         Raises: UsageError: with every fault: bad numbers, unknown devices, patterns without ops, any sets of ops without several
             stages on a device, or demands that leave an op no device.
         """
-        faults = [*self.faults(len(graph.ops)), *self._unknown_devices(machine)]
-        if not self.contiguous and self.reuse is False:
-            faults.append("contiguous=False puts several stages on a device, and reuse=False forbids that; drop one of them")
+        faults = self._faults(len(graph.ops), machine)
         for pattern in dict.fromkeys([*self.pins, *self.forbids, *listed("together", self.together, str)]):
             listing = pattern in self.forbids and _GENERAL.search(pattern)
             if not listing and not matching_ops(graph, pattern):
@@ -182,6 +180,17 @@ class Constraints(Demands):
             UsageError, "the constraints do not fit", faults or found.placement(graph, machine).conflicts(graph, machine)
         )
         return found
+
+    def require_consistent(self, machine: Machine) -> "Constraints":
+        """Return the constraints. Raises: UsageError: with every fault that shows without a graph, as for ``verify``."""
+        raise_faults(UsageError, "the constraints do not fit", self._faults(sys.maxsize, machine))
+        return self
+
+    def _faults(self, num_ops: int, machine: Machine) -> list[str]:
+        faults = [*self.faults(num_ops), *self._unknown_devices(machine)]
+        if not self.contiguous and self.reuse is False:
+            faults.append("contiguous=False puts several stages on a device, and reuse=False forbids that; drop one of them")
+        return faults
 
     def _unknown_devices(self, machine: Machine) -> list[str]:
         names = {device.name for device in machine.devices}

@@ -118,6 +118,8 @@ def test_named_devices_must_be_here(monkeypatch) -> None:
     assert [[device.name for device in one.devices] for one in machine_for("cpu:0-1,cpu:1").layouts] == [["cpu:0-1"], ["cpu:1"]]
     with pytest.raises(DeviceError, match="not understood"):
         machine_for("gpu")
+    assert machine_for("cpu").devices == tuple(device for device in discover().devices if device.kind == "cpu")
+    assert machine_for(["cpu:0", "cpu:3"]).devices == machine_for("cpu:0,cpu:3").devices
     with pytest.raises(DeviceError, match="no devices"):
         machine_for(",")
 

@@ -19,7 +19,7 @@ from autosplit.commands.options import Profile as Options
 from autosplit.errors import ProfileError
 from autosplit.files import read_mapping
 from autosplit.measuring import store as measuring_store
-from autosplit.measuring.store import DEFAULT_ROOT, Entry, Store, file_safe, mismatch, stored_models
+from autosplit.measuring.store import LOCAL, Entry, Store, file_safe, mismatch, open_store, stored_models
 from autosplit.reports.accuracy import Run, StageRun
 from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.links import shared_memory_link
@@ -120,10 +120,11 @@ def test_a_store_that_the_user_names_may_be_a_link_and_the_usual_one_may_not(
     outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AUTOSPLIT_CACHE", str(tmp_path / "cache"))
     Path("named").symlink_to(outside)
     Path("profiles").symlink_to(outside)
-    assert Options(model="").profiles == DEFAULT_ROOT
-    assert all("'profiles': it is a link, and links below '.' are not followed" in text for text in use(Store(DEFAULT_ROOT)))
+    assert Options(model="").store == tmp_path / "cache" / "profiles"
+    assert all("'profiles': it is a link, and links below '.' are not followed" in text for text in use(Store(LOCAL)))
     assert [entry.name for entry in outside.iterdir()] == ["file"]
     assert use(Store(Path("named"))) == use(Store(tmp_path / "profiles")) == []
     assert (outside / "runs.jsonl").exists()
@@ -453,3 +454,27 @@ assert len(models) >= 6 and "torch" not in sys.modules
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / name, tmp_path / name)
     subprocess.run([sys.executable, "-c", script, tmp_path / "profiles"], check=True, timeout=60)
+
+
+def test_what_comes_with_a_clone_is_read_beneath_the_users_store_and_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed, old, new = tmp_path / "clone" / "profiles", profile(), Profile.empty(chain()).with_measured(ON_0, measured(3.0))
+    Store(committed).save(chain(), old)
+    Store(committed).save_links(HERE, [shared_memory_link("cpu:0", "cpu:1")])
+    (tmp_path / "clone" / "pyproject.toml").write_text("")
+    (Store(committed).folder(chain()) / "null-0.json").write_text("damaged")
+    before = {path: path.read_bytes() for path in committed.rglob("*") if path.is_file()}
+    monkeypatch.setattr(measuring_store, "COMMITTED", committed)
+    monkeypatch.delenv("AUTOSPLIT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
+    store = open_store(Options(model="").store)
+    assert store.root == tmp_path / "shared" / "autosplit" / "profiles"
+    assert store.load(chain()).measured == old.measured and len(store.links(HERE)) == 1 and not store.load(chain()).notes
+    assert not open_store(tmp_path / "named").load(chain()).measured
+    store.save(chain(), new, [ON_0])
+    loaded = store.load(chain()).measured
+    assert loaded[ON_0] == new.measured[ON_0] and loaded[ON_1] == old.measured[ON_1]
+    store.save_links(HERE, [shared_memory_link("cpu:0", "cpu:1")])
+    assert store.accuracy().runs == () and not use(store)
+    assert {path: path.read_bytes() for path in committed.rglob("*") if path.is_file()} == before

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+import autosplit
 from autosplit.errors import UsageError
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -61,3 +62,15 @@ def test_a_module_that_was_traced_by_name_may_be_called_by_position() -> None:
 def test_a_wrong_call_names_the_parameter(traced: Traced, args: Any, kwargs: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         traced.run(*args, **kwargs)
+
+
+def test_a_constant_that_differs_is_named_as_the_caller_names_it() -> None:
+    class Chosen(torch.nn.Module):
+        def forward(self, x: torch.Tensor, sizes: list[int], flip: bool = False) -> torch.Tensor:
+            return (-x if flip else x) * sizes[1]
+
+    found = autosplit.trace(Chosen().eval(), (torch.ones(2), [1, 2]), {"flip": True})
+    with pytest.raises(UsageError, match=r"'flip' was True in the trace and is False now\. Shapes"):
+        found.run(torch.ones(2), [1, 2])
+    with pytest.raises(UsageError, match=r"'sizes'\[1\] was 2 in the trace and is 3 now\. Shapes"):
+        found.run(torch.ones(2), [1, 3], True)

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from autosplit.compat.torchparts import pytree
 from autosplit.errors import TraceError, UsageError
 from autosplit.examples.mlp import mlp
 from autosplit.examples.tied import tied
@@ -396,7 +396,7 @@ def test_inputs_that_the_model_cannot_compute_are_an_error_of_the_trace(check):
     ],
 )
 def test_inputs_made_up_for_a_model_that_fails_on_them_are_told_with_the_way_out(spec, reason):
-    with pytest.raises(TraceError, match=rf"fails on the inputs made up for it: {reason}.*give it as 'package.module:function'"):
+    with pytest.raises(TraceError, match=rf"fails on the inputs made up for it: {reason}.*give it as 'file.py:function'"):
         trace(load_model(spec))
 
 

@@ -7,8 +7,8 @@ import psutil
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autosplit.compat.torchparts import FakeTensorMode
 from autosplit.errors import MissingExtraError, ModelError
 from autosplit.examples.mlp import mlp
 from autosplit.tracing import architectures
@@ -146,7 +146,7 @@ def test_attention_implementation_is_sdpa_unless_asked_otherwise():
         ("transformers:LevitModel?image_size=32&patch_size=8&depths=1,1,1", "fails on the inputs made up for it: The size of"),
         ("transformers:BertModel?vocab_size", "not name=value pairs"),
         ("autosplit.examples.mlp:mlp?depth=2&width=8&depth=3", r"takes each option once .*\n.*'depth' is given as 2 and as 3"),
-        ("models/mine.py:net", r"names a file; name its module, seen from this folder: 'models\.mine:net'$"),
+        ("models/mine.py:net", r"there is no file 'models/mine\.py' here$"),
         ("no_such_package:model", "No module named 'no_such_package'"),
         ("autosplit.examples.mlp:mpl", "close names: 'mlp'"),
         ("autosplit.examples.mlp:mlp?widht=3", "close names: 'width'"),
@@ -223,6 +223,32 @@ def test_function_takes_typed_options_and_batch(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="no argument 'seq_len'"):
         load_model("my_models:plain", seq_len=4)
     assert load_model("autosplit.examples.mlp:mlp?width=8&depth=2").args[0].shape == (1, 8)
+
+
+MINE = "import torch\nfrom beside import WIDTH\ndef net(): return torch.nn.Linear(WIDTH, 3).eval(), (torch.zeros(2, WIDTH),)\n"
+
+
+def test_a_function_may_be_named_by_its_file(tmp_path, monkeypatch):
+    """Whatever the file is called and wherever it is, and with what it imports: neighbours, and others of its package."""
+    for folder, width in ((tmp_path / "one", 3), (tmp_path / "two", 4)):
+        folder.mkdir()
+        (folder / "json.py").write_text(MINE.replace("from beside import WIDTH", f"WIDTH = {width}"))
+    package = tmp_path / "package_of_nets"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "beside.py").write_text("WIDTH = 5\n")
+    (package / "nets.py").write_text(MINE.replace("from beside", "from .beside"))
+    (tmp_path / "beside.py").write_text("WIDTH = 6\n")
+    (tmp_path / "detectors.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path / "one")
+    widths = {"json.py": 3, str(tmp_path / "two" / "json.py"): 4, "../package_of_nets/nets.py": 5, "../detectors.py": 6}
+    for path, width in widths.items():
+        assert load_model(f"{path}:net").args[0].shape == (2, width)
+        assert load_model(f"{path}:net").spec == f"{path}:net"
+    with pytest.raises(ModelError, match=r"there is no file '../detector.py' here; close names: 'detectors.py'$"):
+        load_model("../detector.py:net")
+    with pytest.raises(ModelError, match=r"file '../detectors.py' has no function 'nets'; close names: 'net'$"):
+        load_model("../detectors.py:nets")
 
 
 def test_exported_program_from_a_file_and_as_an_object(tmp_path):
@@ -366,6 +392,7 @@ def test_example_inputs_are_given_as_to_torch_export():
     assert call_of(None, None, {"y": y}) == {"y": y}
     model = load_model(nn.Identity().eval(), inputs=Call((x,), {"y": y}))
     assert (model.args, model.kwargs) == ((x,), {"y": y})
+    assert load_model(nn.Identity().eval(), inputs=x).args == load_model(nn.Identity().eval(), inputs=call_of(x, None, None)).args
     with pytest.raises(ModelError, match="given twice"):
         call_of((x,), None, (x,))
     with pytest.raises(ModelError, match="not 4; a batch size is given as batch=4"):
