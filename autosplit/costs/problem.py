@@ -73,6 +73,14 @@ class Transfers:
         """The five arrays in the order of the fields."""
         return self.send_s, self.send_s_per_byte, self.receive_s, self.receive_s_per_byte, self.latency_s
 
+    def sending_s(self, num_bytes: float | Floats) -> Floats:
+        """Seconds that the sender of a value is busy, for each pair of devices."""
+        return self.send_s + num_bytes * self.send_s_per_byte
+
+    def receiving_s(self, num_bytes: float | Floats) -> Floats:
+        """Seconds that the receiver of a value is busy, for each pair of devices."""
+        return self.receive_s + num_bytes * self.receive_s_per_byte
+
     def alike(self, one: int, other: int) -> bool:
         """Whether all costs stay as they are when two devices change places."""
         rest = [k for k in range(len(self.send_s)) if k not in (one, other)]

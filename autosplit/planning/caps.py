@@ -34,9 +34,9 @@ def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], ac
     A plan that breaks a cap gets fewer slots in its rings. If the first answer still breaks a cap, every chain of stages is
     tried, best first, unless there are too many. Then the planner is asked again, with smaller caps for all devices or for one:
     the cap less what the device holds beside weights in an answer that broke it. If that does not help, a question with caps
-    half-way back follows. Each subset of the backends is asked for too, because another one may need more memory. The bound is that of
-    the first question. That question counts weights alone, which every plan needs, so the bound holds for every plan within the
-    caps. If there are too many chains to list, a plan within tight caps may be missed.
+    half-way back follows. Each subset of the backends is asked for too, because another one may need more memory. The bound is
+    that of the first question. That question counts weights alone, which every plan needs, so the bound holds for every plan
+    within the caps. If there are too many chains to list, a plan within tight caps may be missed.
 
     Args:
         query: the model, its times and the demands.

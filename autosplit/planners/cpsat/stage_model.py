@@ -233,20 +233,19 @@ class _Model(Slots):
         self._only_if(arrives, 1, [self.inside[reader][t] for reader in readers])
         for reader in readers:
             self.model.Add(arrives >= self.inside[reader][t])
-        transfers = self.problem.transfers
+        cost_s = self.problem.transfers.receiving_s(num_bytes)[HOST]
         for k, group in enumerate(self.types):
-            cost = transfers.receive_s[HOST, group[0]] + num_bytes * transfers.receive_s_per_byte[HOST, group[0]]
-            moved[t][k] += arrives * self._steps(cost)
+            moved[t][k] += arrives * self._steps(float(cost_s[group[0]]))
 
     def _send_from(
         self, num_bytes: float, producer: int, readers: set[int], to_host: bool, s: int, moved: list[list[Any]]
     ) -> None:
         """The price of a net if slot s makes it, to every slot that reads it and to the host."""
-        transfers = self.problem.transfers
+        to_host_s = self.problem.transfers.sending_s(num_bytes)[:, HOST]
         made = self.inside[producer][s]
         once = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in self.types] if self.problem.send_once else None
         for k, group in enumerate(self.types):
-            host_s = transfers.send_s[group[0], HOST] + num_bytes * transfers.send_s_per_byte[group[0], HOST]
+            host_s = float(to_host_s[group[0]])
             if to_host and once is None:
                 moved[s][k] += made * self._steps(host_s)
             elif to_host and once is not None:
@@ -290,8 +289,7 @@ class _Model(Slots):
 
     def _prices(self, num_bytes: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Steps of sending and of receiving a value between types, shape (types, types); -1 where the pair is impossible."""
-        tr = self.problem.transfers
-        seconds = (tr.send_s + num_bytes * tr.send_s_per_byte, tr.receive_s + num_bytes * tr.receive_s_per_byte)
+        seconds = self.problem.transfers.sending_s(num_bytes), self.problem.transfers.receiving_s(num_bytes)
         tables = np.full((2, len(self.types), len(self.types)), -1, dtype=np.int64)
         for k, group in enumerate(self.types):
             for j, other in enumerate(self.types):

@@ -99,8 +99,8 @@ class _Model:
             return
         t, maker, horizon = self.problem.transfers, self.on[net.producer], int(SCALE) + 1
         apart = ~np.eye(self.problem.num_devices, dtype=bool)
-        sends_s = (t.send_s + net.num_bytes * t.send_s_per_byte)[:HOST, :HOST].min(axis=1, where=apart, initial=np.inf)
-        takes_s = (t.receive_s + net.num_bytes * t.receive_s_per_byte)[:HOST, :HOST].min(axis=0, where=apart, initial=np.inf)
+        sends_s = t.sending_s(net.num_bytes)[:HOST, :HOST].min(axis=1, where=apart, initial=np.inf)
+        takes_s = t.receiving_s(net.num_bytes)[:HOST, :HOST].min(axis=0, where=apart, initial=np.inf)
         wait = self._steps(float(t.latency_s[:HOST, :HOST].min(where=apart, initial=np.inf)))
         sent = self.model.NewIntVar(0, horizon, "")
         crosses = []
