@@ -53,6 +53,6 @@ def test_a_stage_on_an_accelerator_is_placed_there(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr("simulated.FREE_BYTES", 16)
         with pytest.raises(BackendError, match=r"weights take .*B, and 16 B of 32 B are free on 'cuda:0'; place fewer ops"):
             stage.load(1, "cuda:0", shared=False)
-    assert StageFolder(tmp_path / "stage").failing_op([torch.zeros(3)]) == program.ops[0]
+    assert StageFolder(tmp_path / "stage").failing_op([torch.zeros(3)]).startswith(f"'{program.ops[0]}' (")
     assert StageFolder(tmp_path / "stage").failing_op(traced.example_inputs) is None
     assert StageFolder(tmp_path / "stage").num_bytes == program.weight_bytes
