@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autosplit.backends import conformance, faultstore
 from autosplit.backends.base import Runnable, get_backend
 from autosplit.backends.eager import program_runnable
 from autosplit.backends.hardvalues import NUM_DRAWS, draw
+from autosplit.compat.torchparts import pytree
 from autosplit.deploying.calling import as_call
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.differing import difference

@@ -12,6 +12,7 @@ from autosplit.backends.hardvalues import SMALL, Values
 from autosplit.backends.onnxfile import ELEMENT_TYPES
 from autosplit.backends.opcases import Case, case_of
 from autosplit.backends.trying import attended
+from autosplit.compat.torchparts import OpOverload
 from autosplit.errors import BackendError, refusals
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op
@@ -88,7 +89,7 @@ def needed_cases(traced: Traced, backend: str) -> list[tuple[str, Case, list[Val
     known = values_of(traced.program, assumed)
     if traced.program not in _CASES:
         nodes = [node for node in known if is_op(node) and node.all_input_nodes]
-        cases = [(node, case_of(node)) for node in nodes if isinstance(node.target, torch._ops.OpOverload)]
+        cases = [(node, case_of(node)) for node in nodes if isinstance(node.target, OpOverload)]
         _CASES[traced.program] = [(node, case) for node, case in cases if case is not None]
     varying = [(node, case) for node, case in _CASES[traced.program] if not known[node].fixed]  # a run checks all others
     return [(node.name, case, _kinds(node, known)) for node, case in varying]

@@ -1,10 +1,9 @@
-"""HostsPipeline: a Pipeline whose stages run on several hosts, and which goes on without a host that is lost."""
+"""HostsPipeline: an engine over several hosts, which goes on without a host that is lost."""
 
 import contextlib
 import itertools
 import socket
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,27 +14,27 @@ from autosplit.clusters.agent import ANSWERS, CONTROL, NUM_SLOTS, PURPOSE, REQUE
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
 from autosplit.clusters.handshake import dial
-from autosplit.clusters.hostsfeed import Answered, HostsFeed, Inbox, Lost, Route
+from autosplit.clusters.hoststransport import ENDING_S, Answered, Events, HostsTransport, Lost, Route
 from autosplit.clusters.replanning import Replanner
 from autosplit.clusters.segments import DRIVER, segments_of
-from autosplit.errors import AutosplitError, UsageError, WorkerError
+from autosplit.errors import AutosplitError, WorkerError
 from autosplit.parsing import shown
 from autosplit.reports.results import RunStats, StageStats
+from autosplit.running.engine import Engine
 from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import WorkerHealth, run_stats
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.monitor import WorkerHealth
 from autosplit.running.stage import StagePlacement
 from autosplit.running.wiring import Wiring, wire
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
 
-ENDING_S, REPORT_S = 5.0, 10.0
-"""Seconds for ending a segment, and for an agent's report."""
+REPORT_S = 10.0
+"""Seconds for an agent's report."""
 
 _numbers = itertools.count()
 
 
-class HostsPipeline(Pipeline):
-    """A pipeline over the hosts of a cluster, with the calls of a Pipeline.
+class HostsPipeline(Engine):
+    """A pipeline over the hosts of a cluster, with the calls of every Engine.
 
     Where a host is lost, its stages move to other hosts if ``replan`` finds room there, and requests without a result run again.
     Otherwise every request fails with a WorkerError that names the host.
@@ -44,7 +43,7 @@ class HostsPipeline(Pipeline):
         cluster: the hosts.
         stages, inputs, outputs: as for Pipeline; each device is on a host.
         replan: finds stages for the hosts that are left; None gives up with the first host.
-        settings: ``room`` and ``in_order``, as for Pipeline.
+        room: as for Pipeline.
     """
 
     def __init__(
@@ -56,43 +55,25 @@ class HostsPipeline(Pipeline):
         *,
         replan: Replanner | None = None,
         room: int | None = None,
-        in_order: bool = True,
     ) -> None:
         self._cluster, self._replan = cluster, replan
         self.replanned: list[str] = []
         """A sentence for each host that was lost and replaced."""
-        super().__init__(stages, inputs, outputs, room=room, in_order=in_order)
+        super().__init__(self._over_hosts, wire(stages, inputs, outputs), room)
 
     def close(self, *, drain: bool = True) -> None:
-        """End as ``Pipeline.close``, on all hosts."""
+        """End as ``Engine.close``, on all hosts."""
         try:
             super().close(drain=drain)
         finally:
             if self._replan is not None:
                 self._replan.close()
 
-    @property
-    def pids(self) -> list[int]:
-        """The process of each worker on its own host, in the order of stages and replicas."""
-        return [worker.pid for worker in self.health()]
+    def _over_hosts(self, wiring: Wiring) -> HostsTransport:
+        events = Events()
+        return HostsTransport(HostsDeployment(self._cluster, wiring, events), events, self._without)
 
-    def reopen(self) -> None:
-        """Raises: UsageError: a pipeline over hosts is not opened again; make a new one."""
-        raise UsageError("a pipeline over hosts cannot be opened again; make a new one")
-
-    def swap(self, group: str, weights: Mapping[str, torch.Tensor], folder: Path) -> int:
-        """Raises: UsageError: weights are not swapped over hosts."""
-        raise UsageError("a pipeline over hosts cannot swap weights while it runs; open a new one")
-
-    def _open(self, wiring: Wiring) -> None:
-        inbox: Inbox = Inbox()
-        deployment = HostsDeployment(self._cluster, wiring, inbox)
-        feed = HostsFeed(deployment, inbox, wiring.outputs, room=self._room, in_order=wiring.in_order, replace=self._without)
-        self._inbox = inbox
-        self._deployment = self._monitor = deployment  # type: ignore[assignment]
-        self._executor = deployment.feed = feed  # type: ignore[assignment]
-
-    def _without(self, lost: Lost, route: Route) -> Route:
+    def _without(self, lost: Lost, route: Route, events: Events) -> Route:
         """A deployment on the hosts that are left. Raises: AutosplitError: there is none; the message names the lost host."""
         self._cluster.lose(lost.host, lost.reason)
         route.close(timeout_s=ENDING_S)
@@ -101,12 +82,9 @@ class HostsPipeline(Pipeline):
             raise WorkerError(f"{what}. Its stages have no other host; open the pipeline again without it.")
         try:
             stages = self._replan(self._cluster.machine)
-            wiring = wire(stages, self.wiring.inputs, self.wiring.outputs, None, self.wiring.in_order)
-            deployment = HostsDeployment(self._cluster, wiring, self._inbox)
+            deployment = HostsDeployment(self._cluster, wire(stages, route.wiring.inputs, route.wiring.outputs), events)
         except AutosplitError as failure:
             raise WorkerError(f"{what}, and the hosts that are left cannot take its stages: {failure}") from None
-        deployment.feed, self.wiring = self._executor, wiring  # type: ignore[assignment]
-        self._deployment = self._monitor = deployment  # type: ignore[assignment]
         placed = ", ".join(f"{stage.name} on {'+'.join(device.name for device in stage.devices)}" for stage in stages)
         self.replanned.append(f"{what}; planned anew: {placed}")
         return deployment
@@ -124,14 +102,14 @@ _R = TypeVar("_R", WorkerHealth, StageStats, _Timed)
 
 @dataclass(slots=True)
 class _Returns(Receiver):
-    """Puts what comes from hosts into the inbox: answers, failures, and the loss of a host, of which the first counts.
+    """Turns frames from hosts into events: answers, failures, and the loss of the first lost host.
 
     Attributes:
-        hosts: those of the pipeline.
+        hosts: the hosts of the pipeline.
         due: each unanswered request with the host that will answer it.
     """
 
-    inbox: Inbox
+    events: Events
     outputs: Sequence[TensorSpec]
     hosts: frozenset[str]
     due: set[tuple[str, int]] = field(default_factory=set)
@@ -145,12 +123,12 @@ class _Returns(Receiver):
             values[spec.name] = empty_like_spec(spec)
             copy_into(values[spec.name], tensor)
         connection.release(slot)
-        self.inbox.put(Answered(frame.number, values, ""))
+        self.events.put(Answered(frame.number, values, ""))
 
     def error(self, connection: Connection, frame: Frame, text: str) -> None:
         """A request failed. Raises: ConnectionError: its answer is not due from this host."""
         self._settle(connection, frame)
-        self.inbox.put(Answered(frame.number, None, text))
+        self.events.put(Answered(frame.number, None, text))
 
     def broken(self, connection: Connection, text: str) -> None:
         """A host tells that its connection to another one broke. Raises: ConnectionError: the pipeline has no such host."""
@@ -172,7 +150,7 @@ class _Returns(Receiver):
     def _tell(self, host: str, reason: str) -> None:
         if not self.closing:
             self.closing = True
-            self.inbox.put(Lost(host, reason))
+            self.events.put(Lost(host, reason))
 
 
 class HostsDeployment:
@@ -181,14 +159,12 @@ class HostsDeployment:
     Args:
         cluster: the hosts.
         wiring: the stages.
-        inbox: where answers and the loss of a host are told.
+        events: filled with answers and the loss of a host.
     Raises: AutosplitError: a stage could not be loaded, or hosts could not be connected. Nothing is left running.
     """
 
-    feed: HostsFeed
-
-    def __init__(self, cluster: Fleet, wiring: Wiring, inbox: Inbox) -> None:
-        self._cluster, self._wiring = cluster, wiring
+    def __init__(self, cluster: Fleet, wiring: Wiring, events: Events) -> None:
+        self._cluster, self.wiring = cluster, wiring
         self._segments = segments_of(wiring.stages, wiring.inputs, wiring.outputs, f"deployment-{next(_numbers)}")
         self._places = [(number, host) for number, segment in enumerate(self._segments) for host in dict.fromkeys(segment.hosts)]
         """Each segment on each of its hosts."""
@@ -196,9 +172,8 @@ class HostsDeployment:
         self._control: list[Connection] = []
         self._answers: list[Connection] = []
         self._requests: dict[str, Connection] = {}
-        self._returns = _Returns(inbox, self._segments[-1].outputs, frozenset(host for _, host in self._places))
-        self._started = time.monotonic()
-        self.window = sum(self._segments[number].num_slots for number, _ in self._places)
+        self._returns = _Returns(events, self._segments[-1].outputs, frozenset(host for _, host in self._places))
+        self.max_in_flight = sum(self._segments[number].num_slots for number, _ in self._places)
         try:
             self._load()
             self._connect()
@@ -227,23 +202,19 @@ class HostsDeployment:
                 with contextlib.suppress(AutosplitError):
                     self._cluster.ask([(host, "close_segment", self._segments[number].name)], timeout_s=timeout_s)
 
-    def health(self, network: str = "") -> list[WorkerHealth]:
+    def health(self, network: str) -> list[WorkerHealth]:
         """The state of each worker, in the order of stages and replicas."""
         rows = self._by_worker([mine or [] for mine in self._ask("health")])
         return [replace(one, network=network, replica=replica, device=device) for (_, device, replica), one in rows.items()]
 
-    def stats(self, restarts: int, *, clear: bool = False) -> RunStats:
-        """Latency, and the times of each worker, in the order of stages and replicas."""
-        now = time.monotonic()
-        elapsed_s, times = now - self._started, self.feed.take_times(clear=clear)
-        self._started = now if clear else self._started
+    def stats(self, *, clear: bool) -> tuple[list[StageStats], int]:
+        """The work of each worker, in the order of stages and replicas; and the workers that agents started anew."""
         found: list[RunStats | None] = self._ask("stats", clear)
         rows = self._by_worker([one.stages if one else () for one in found])
-        restarts += sum(one.restarts for one in found if one)
         stages = [replace(one, replica=replica, device=device) for (_, device, replica), one in rows.items()]
-        return run_stats(times, elapsed_s, stages, restarts)
+        return stages, sum(one.restarts for one in found if one)
 
-    def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
+    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
         """The times of the last answered requests in each worker, on this machine's clock (see ``Cluster.clock_offset``)."""
         ahead_ns = {host: self._cluster.clock_offset(host).ahead_ns for host in {host for _, host in self._places}}
         workers, events = self._ask("health"), self._ask("events", clear)
@@ -264,7 +235,7 @@ class HostsDeployment:
         named = {(row.stage, f"{host}/{row.device}"): row for (_, host), mine in placed for row in mine}
         return {
             (stage.name, device.name, replica): named[stage.name, device.name]
-            for stage in self._wiring.stages
+            for stage in self.wiring.stages
             for replica, device in enumerate(stage.devices)
             if (stage.name, device.name) in named
         }
@@ -291,8 +262,8 @@ class HostsDeployment:
         orders = []
         for number, host in self._places:
             own = {names[folder]: files[names[folder]] for folder in segments[number].folders}
-            segment = replace(segments[number].on(host), in_order=self._wiring.in_order)
-            orders.append((host, "open_segment", segment.moved(lambda folder: Path(names[folder])), own))
+            segment = segments[number].on(host).moved(lambda folder: Path(names[folder]))
+            orders.append((host, "open_segment", segment, own))
         self._cluster.ask(orders)
 
     def _connect(self) -> None:
@@ -308,8 +279,8 @@ class HostsDeployment:
                 calls.append((host, "connect", self._segments[number].name, targets))
         cluster.ask(calls)
         for host in dict.fromkeys(last.hosts):
-            sock = self._dial(last.name, host, ANSWERS, **{NUM_SLOTS: self.window})
-            self._answers.append(Connection(sock, host, self._returns, last.outputs, num_slots=self.window))
+            sock = self._dial(last.name, host, ANSWERS, **{NUM_SLOTS: self.max_in_flight})
+            self._answers.append(Connection(sock, host, self._returns, last.outputs, num_slots=self.max_in_flight))
         for host in dict.fromkeys(first.hosts):
             sock = self._dial(first.name, host, REQUESTS)
             self._requests[host] = Connection(sock, host, self._returns, first.inputs, num_credits=first.num_slots)

@@ -37,7 +37,7 @@ class RunningSegment(Receiver):
         self._route = order.route or ("",)
         self._host = host
         names = [[spec.name for spec in specs] for specs in (order.inputs, order.outputs)]
-        self.pipeline = Pipeline(order.stages, names[0], names[1], in_order=order.in_order)
+        self.pipeline = Pipeline(order.stages, names[0], names[1])
         self._sources: dict[str, Connection] = {}
         self._targets: dict[str, Connection] = {}
         self._running: dict[int, Future[Tensors] | None] = {}
@@ -93,7 +93,7 @@ class RunningSegment(Receiver):
             self._running[frame.number] = None
         deadline_ns = left_ns(frame.left_s)
         try:
-            future = self.pipeline.forward(slot.tensors, priority=frame.priority, deadline_ns=deadline_ns)
+            future = self.pipeline.submit_unbounded(slot.tensors, priority=frame.priority, deadline_ns=deadline_ns)
         except AutosplitError as failure:
             with self._lock:
                 del self._running[frame.number]

@@ -9,6 +9,7 @@ an error with a way out of a part that is gone.
     numbacache   numba: the stamp and the index of a cache of machine code
     futures      concurrent.futures: the fields of a Future, so that Ctrl-C and os.fork leave no lock held
     torchparts   torch: operators, fake tensors, containers, weights of an exported program, writes to tensors
+    exporter     torch.export: a part that is loaded ahead of the first export
     runtimes     ONNX Runtime, OpenVINO, TorchInductor and torch.onnx: calls below their public classes
     models       transformers: the packages that a class lacks, and how a model computes attention
     raysettings  Ray: settings from the environment, read again

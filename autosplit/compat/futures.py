@@ -22,17 +22,17 @@ _T = TypeVar("_T")
 class SafeCondition(threading.Condition):
     """A condition with a lock of its own. The slots hold the methods of the lock, so ``with`` calls them without Python code."""
 
-    __slots__ = ("__enter__", "__exit__")
+    __slots__ = ("__enter__", "__exit__", "lock")
 
     def __init__(self) -> None:
-        lock = threading.RLock()
+        self.lock = lock = threading.RLock()
         super().__init__(lock)
         self.__enter__: Any = lock.__enter__
         self.__exit__: Any = lock.__exit__
 
     def beside(self) -> threading.Condition:
         """Another condition of the same lock, for callers that wait for something else."""
-        return threading.Condition(self.__enter__.__self__)
+        return threading.Condition(self.lock)
 
 
 class SafeFuture(Future[_T]):

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from autosplit.compat.torchparts import pytree
-from autosplit.running.request import Checked
+from autosplit.running.request import MatchingTensors
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.tensorspec import is_dense, is_laid_out
 
-PlainCall = Callable[[Sequence[Any], Mapping[str, Any]], Checked | None]
+PlainCall = Callable[[Sequence[Any], Mapping[str, Any]], MatchingTensors | None]
 
 
 def plain_call(traced: Traced) -> PlainCall:
@@ -30,14 +30,14 @@ def plain_call(traced: Traced) -> PlainCall:
         return lambda args, kwargs: None
     wanted = [(spec, spec.torch_dtype) for spec in (traced.specs[name] for name in traced.graph.inputs)]
 
-    def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Checked | None:
+    def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> MatchingTensors | None:
         if len(args) != count or len(kwargs) != len(names):
             return None
         values = (*args, *[kwargs.get(name) for name in names]) if names else tuple(args)
         for value, (spec, dtype) in zip(values, wanted, strict=True):
             if not (is_dense(value) and value.shape == spec.shape and value.dtype is dtype and is_laid_out(value, spec)):
                 return None
-        return Checked(values)
+        return MatchingTensors(values)
 
     return tensors
 

@@ -11,7 +11,7 @@ from autosplit.backends.base import get_backend, usual
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import UsageError, names, raise_faults
 from autosplit.progress import Progress
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.engine import Engine
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
 from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH, Plan
@@ -50,7 +50,7 @@ class Hosts(Protocol):
 
     def opener(
         self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None
-    ) -> Callable[..., Pipeline]:
+    ) -> Callable[..., Engine]:
         """A function that opens pipelines there. With model, plan and profile, these plan anew when a host is lost."""
 
 

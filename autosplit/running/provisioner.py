@@ -15,13 +15,13 @@ from autosplit.devices.limits import affinity
 from autosplit.devices.processes import Worker, hang_up, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
 from autosplit.memory.slots import HOST
+from autosplit.running.inflight import Lanes
 from autosplit.running.keptfiles import KeptFiles
-from autosplit.running.lanes import Lanes
-from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, Version, WorkerConfig
+from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, WorkerConfig
 from autosplit.running.modules import StageFolder
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
-from autosplit.running.statusblock import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
+from autosplit.running.statusblock import SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
 from autosplit.running.wiring import Wiring
 
 Reply = TypeVar("Reply")
@@ -61,21 +61,12 @@ class Deployment:
             deadline = time.monotonic() + timeout_s
             for number in range(len(self.worker_configs)):
                 self.ready.append(self._await(number, max(0.0, deadline - time.monotonic())))
-            self.keep_files()
+            for module in (config.stage.module for config in self.worker_configs):
+                if isinstance(module, StageFolder) and module.folder not in self.kept:
+                    self.kept[module.folder] = KeptFiles(module.folder)
         except BaseException:
             self.close(timeout_s=0.5)
             raise
-
-    def keep_files(self) -> None:
-        """Keep the files of all stages open that a restart would load, and no others."""
-        for folder in self.kept.keys() - self._folders():
-            self.kept.pop(folder).close()
-        for folder in self._folders() - self.kept.keys():
-            self.kept[folder] = KeptFiles(folder)
-
-    def _folders(self) -> set[Path]:
-        modules = [version.module for config in self.worker_configs for version in config.versions]
-        return {module.folder for module in modules if isinstance(module, StageFolder)}
 
     def replace(self, numbers: Sequence[int]) -> dict[int, str]:
         """Start new workers in place of dead ones, all at once; return those that failed before they had loaded, with the reason.
@@ -156,7 +147,7 @@ class Deployment:
         device = config.device
         status = self.status_block.status(number)
         # The words of its predecessor do not hold for this worker.
-        status[STATE], status[SEQUENCE], status[FLOOR], status[SINCE_NS] = STARTING, 0, 0, time.monotonic_ns()
+        status[STATE], status[SEQUENCE], status[SINCE_NS] = STARTING, 0, time.monotonic_ns()
         name = f"{config.stage.name}/{config.replica} on {device.name}"
         if device.kind == "null":
             config.stage.refuse_isolated()
@@ -252,12 +243,10 @@ def _config_of(
     return WorkerConfig(
         stage=stage,
         replica=replica,
-        versions=(Version(0, stage.module),),
         sources=ports(1),
         sinks=ports(0),
         status_block=status_block.handle,
         number=number,
         spin_s=SPIN_S if owns else 0.0,
-        in_order=wiring.in_order,
         providers=dict(PROVIDERS),
     )

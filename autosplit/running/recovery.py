@@ -20,7 +20,7 @@ from autosplit.errors import RefusedError, WorkerError
 from autosplit.memory.slots import HOST
 from autosplit.running import statusblock
 from autosplit.running.flow import Flow
-from autosplit.running.lanes import Lanes
+from autosplit.running.inflight import Lanes
 from autosplit.running.messages import Pause, Paused
 from autosplit.running.provisioner import Deployment
 from autosplit.running.restarts import Record

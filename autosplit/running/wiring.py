@@ -1,9 +1,9 @@
 """Connect stages: placements become channels between stages, and each channel has rings between their replicas.
 
-Requests have numbers (see ``lanes``), and replica ``i`` of a stage with ``r`` replicas takes those with ``number % r == i``. So
-the ring of a request between two stages follows from its number, and every worker takes its requests in order. Every
-request puts exactly one token on one ring of each channel, even if it fails. With bounded rings that is a deterministic
-process network (Kahn 1974), in which the oldest request can always advance.
+Requests have numbers (see ``inflight``). Replica ``i`` of a stage with ``r`` replicas takes the requests with
+``number % r == i``. So the ring of a request between two stages follows from its number, and every worker takes its requests in
+order. Every request puts exactly one token on one ring of each channel, even if it fails. With bounded rings that is a
+deterministic process network (Kahn 1974), in which the oldest request can always advance.
 """
 
 import math
@@ -48,7 +48,7 @@ class Channel:
 class Wiring:
     """The stages of a pipeline with their channels.
 
-    At most ``window`` requests are in flight, or ``most_in_flight`` while small ones come fast; rings have room for those.
+    At most ``window`` requests are in flight, or ``most_in_flight`` while small ones come fast; rings have room for as many.
     """
 
     stages: tuple[StagePlacement, ...]
@@ -58,26 +58,19 @@ class Wiring:
     window: int
     most_in_flight: int
     input_specs: dict[str, TensorSpec] = field(default_factory=dict)
-    in_order: bool = True
 
     @property
     def num_lanes(self) -> int:
-        """The number of replicas, if all stages have the same number and requests keep their order; else 1 (see ``lanes``)."""
+        """The number of replicas, if all stages have the same number; else 1 (see ``inflight``)."""
         counts = {len(stage.devices) for stage in self.stages}
-        return counts.pop() if self.in_order and len(counts) == 1 else 1
+        return counts.pop() if len(counts) == 1 else 1
 
     def workers(self) -> Iterator[tuple[int, int]]:
         """(stage, replica) of each worker, in order."""
         return ((number, replica) for number, stage in enumerate(self.stages) for replica in range(len(stage.devices)))
 
 
-def wire(
-    stages: Sequence[StagePlacement],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    window: int | None = None,
-    in_order: bool = True,
-) -> Wiring:
+def wire(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], window: int | None = None) -> Wiring:
     """Connect the stages by the names of their values.
 
     Args:
@@ -86,14 +79,13 @@ def wire(
         outputs: names of the pipeline's outputs: values of stages or inputs; a name may stand twice.
         window: the most requests in flight; by default enough to keep every replica at work and every ring half full,
             and up to ``BURST`` if they are small and come fast.
-        in_order: False lets requests overtake each other; then every ring has a slot for each request in flight.
     Raises: PlanError: every value that no stage makes, that is made twice or too late, and every wrong setting.
     """
     inputs, outputs = listed("inputs", inputs, str), listed("outputs", outputs, str)
     raise_faults(PlanError, "the stages do not fit together", faults_of(stages, inputs, outputs))
     workers = [Workers(len(stage.devices), stage.streams, stage.queue_depth) for stage in stages]
     if window is None:
-        window, most = in_flight(workers, _host_bytes(stages, inputs, outputs), in_order)
+        window, most = in_flight(workers, _host_bytes(stages, inputs, outputs))
     elif window < 1:
         raise PlanError(f"the number of requests in flight must be at least 1, but is {window}")
     else:
@@ -109,7 +101,7 @@ def wire(
             specs = [stage.inputs[position] for position in wanted]
             made = [places[spec.name][1] for spec in specs]
             channels.append(
-                _channel(workers, source, target, specs, made, wanted, num_slots(workers, source, target, levels, most, in_order))
+                _channel(workers, source, target, specs, made, wanted, num_slots(workers, source, target, levels, most))
             )
         places |= {spec.name: (target, position) for position, spec in enumerate(stage.outputs)}
     read = {channel.source for channel in channels}
@@ -117,15 +109,13 @@ def wire(
         drained = [position for position, spec in enumerate(stage.outputs) if spec.name in outputs]
         if drained or source not in read:
             specs = [stage.outputs[position] for position in drained]
-            channels.append(
-                _channel(workers, source, HOST, specs, drained, [], num_slots(workers, source, HOST, levels, most, in_order))
-            )
+            channels.append(_channel(workers, source, HOST, specs, drained, [], num_slots(workers, source, HOST, levels, most)))
     input_specs = {spec.name: spec for stage in stages for spec in stage.inputs if spec.name in inputs}
-    return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, most, input_specs, in_order)
+    return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, most, input_specs)
 
 
 def require_here(wiring: Wiring) -> None:
-    """Raises: DeviceError: stages are on devices of a cluster's hosts, and what asks runs stages on this machine."""
+    """Raises: DeviceError: stages are on devices of a cluster's hosts, and the caller runs stages on this machine."""
     names = dict.fromkeys(device.name for stage in wiring.stages for device in stage.devices if device.host)
     if names:
         raise DeviceError(

@@ -28,10 +28,9 @@ from autosplit import scratch
 from autosplit.clusters import frames, hostprofile
 from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.handshake import dial
-from autosplit.clusters.remote import HostsPipeline
 from autosplit.costs.wires import Wires
 from autosplit.deploying.service import open_pipeline
-from autosplit.deploying.workspace import Workspace, deploy, place
+from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.measuring.store import Store
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
@@ -131,7 +130,7 @@ def test_agents_let_no_stranger_in(traced: autosplit.Traced, cluster: autosplit.
     [x] = traced.example_inputs
     address = cluster.address("node-a")
     with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
-        hello = {PURPOSE: REQUESTS, SEGMENT: model.pipeline._deployment._segments[0].name, SENDER: "stranger"}  # type: ignore[attr-defined]
+        hello = {PURPOSE: REQUESTS, SEGMENT: model.pipeline._transport._route._segments[0].name, SENDER: "stranger"}  # type: ignore[attr-defined]
         with socket.create_connection(address, 10) as sock, suppress(ConnectionResetError):
             sock.sendall(b"GET / HTTP/1.1".ljust(200))
             assert len(b"".join(iter(lambda: sock.recv(4096), b""))) == 64, "a random number and a keyed hash of it"
@@ -235,7 +234,6 @@ def test_every_kind_of_request_runs_over_hosts(traced: autosplit.Traced, cluster
         one = host["one"]
         found = {
             "submit, the networks in turn": [host.submit("one" if k % 2 else "two", [x]) for k, x in enumerate(inputs)],
-            "in place": [one.submit([x], in_place=True) for x in inputs],
         }
         answers = {way: [future.result(300)[0] for future in futures] for way, futures in found.items()}
         answers["run"] = [host.run("one", [x])[0] for x in inputs]
@@ -249,11 +247,6 @@ def test_every_kind_of_request_runs_over_hosts(traced: autosplit.Traced, cluster
             session.set_input(one.wiring.inputs[0], x)
             session.run()
         answers["session"] = [session.get_output()[0] for _ in inputs]
-        answers["buffer"] = []
-        for x in inputs:
-            with one.buffer() as buffer:
-                buffer.tensors[0].copy_(x)
-                answers["buffer"] += buffer.submit().result(300)
         for way, ys in answers.items():
             assert all(torch.equal(y, right) for y, right in zip(ys, expected, strict=True)), way
         [chained] = host.chain("one", "two").run([inputs[0]])
@@ -288,26 +281,6 @@ def test_a_stopped_host_holds_callers_up_and_urgent_requests_overtake(
                 future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
         assert all(torch.equal(future.result(300), traced.run(x)) for future in futures)
         assert order == ["urgent", "plain"]
-
-
-def test_urgent_requests_overtake_on_hosts_where_answers_come_as_ready(
-    traced: autosplit.Traced, cluster: autosplit.Cluster
-) -> None:
-    """Agents opened their segments in order, so an urgent request waited on each host for all that had come before."""
-    [x] = traced.example_inputs
-    order: list[str] = []
-    with Workspace() as workspace:
-        stages = place(traced, halves(traced, cluster), cluster.machine, workspace)
-        with HostsPipeline(cluster, stages, traced.graph.inputs, traced.graph.outputs, in_order=False) as pipeline:
-            pipeline.run([x])
-            with stopped(pipeline.pids[1]):
-                futures = [pipeline.submit([x], priority=priority) for priority in (0, 0, -1)]
-                for name, future in zip(("first", "second", "urgent"), futures, strict=True):
-                    future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
-                while pipeline.health()[1].num_queued < 3:
-                    time.sleep(0.01)
-            assert all(torch.equal(future.result(300)[0], traced.run(x)) for future in futures)
-    assert order.index("urgent") < order.index("second")
 
 
 def test_the_trace_has_a_process_for_each_host_on_one_clock(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from pipelines import Gate, local, request
 
 from autosplit.clusters import frames, handshake, hostlinks, runningsegment
 from autosplit.clusters.fleet import Fleet
@@ -371,28 +370,3 @@ def test_an_answer_waits_for_the_connection_that_takes_it(monkeypatch: pytest.Mo
     late.join()
     driver.close()
     segment._targets[""].close()
-
-
-@pytest.mark.parametrize("in_order,last", [(True, 2), (False, 1)])
-def test_urgent_requests_overtake_in_a_segment_where_answers_come_as_ready(in_order: bool, last: int) -> None:
-    """Agents opened their segments in order, so an urgent request waited for all before it on each host."""
-    gate, log = Gate(), Log()
-    stage = local("stage0", gate, "x", "y")
-    segment = RunningSegment("b", Segment("one", (stage,), ("b",), stage.inputs, stage.outputs, 3, in_order=in_order))
-    (out, back), (to, taken) = _tcp_pair(), _tcp_pair()
-    driver = Connection(out, "b", log, stage.inputs, num_credits=3)
-    results = Connection(to, "b", log, stage.outputs, num_slots=3)
-    segment.feed_from(back, "driver")
-    segment.send_to("", taken, 3)
-    for number, priority in enumerate((0, 0, -1)):
-        driver.post(Outgoing(REQUEST, number, priority, tensors=request(number)))
-        if not number:
-            assert gate.entered.acquire(timeout=WAIT_S)
-    until_s = time.monotonic() + WAIT_S
-    while segment.pipeline.num_running < 3 and time.monotonic() < until_s:
-        time.sleep(0.001)
-    gate.opened.set()
-    assert [log.next()[0].number for _ in range(3)][-1] == last
-    for connection in (driver, results):
-        connection.close()
-    segment.close()

@@ -189,7 +189,7 @@ with scratch_folder() as folder, Pipeline([spawned("a", "increment", "x", "y")],
         assert os.waitstatus_to_exitcode(os.waitpid(forked(task), 0)[1]) == code
     assert folder.exists() and pipeline.run(request(1))[0][0] == 2 and pipeline.restarts == 0
     print(forked(signal.pause), flush=True)
-print(pipeline._deployment.workers[0].fate(), flush=True)
+print(pipeline._transport.deployment.workers[0].fate(), flush=True)
 """
 
 

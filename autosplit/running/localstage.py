@@ -1,4 +1,4 @@
-"""StageCopy: one loaded copy of a stage in the caller's process, for one thread at a time."""
+"""LocalStage: one loaded copy of a stage in the caller's process, for one thread at a time."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from autosplit.devices.processes import anonymous_bytes
-from autosplit.errors import AutosplitError, BackendError, DeadlineError, StageError
+from autosplit.errors import AutosplitError, BackendError, DeadlineError, RefusedError, StageError
 from autosplit.planning.baselines import OWN_THREADS
 from autosplit.reports.results import StageStats
 from autosplit.running import statusblock
@@ -18,7 +18,7 @@ from autosplit.running.answers import NUM_TIMES
 from autosplit.running.copying import CopyPool
 from autosplit.running.messages import Ready, WorkerEvent
 from autosplit.running.monitor import WorkerHealth, stage_stats, worker_health
-from autosplit.running.request import Checked, Request
+from autosplit.running.request import MatchingTensors, Request
 from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import STATUS_WORDS
@@ -33,7 +33,7 @@ NUM_USUAL = 3
 """A core that is lent to another process makes one request slow, and seldom three in a row."""
 
 
-class StageCopy:
+class LocalStage:
     """The only stage of a network, loaded in this process with its backend; it counts what workers count.
 
     Args:
@@ -70,8 +70,15 @@ class StageCopy:
         self._words[statusblock.STATE] = statusblock.WAITING
         self._words[statusblock.SINCE_NS] = self._idle_ns = time.monotonic_ns()
 
-    def serve(self, request: Request) -> None:
-        """Compute the answer of a request, or its error, in this thread."""
+    def compute(self, request: Request) -> None:
+        """Compute the answer of a request, or its error, in this thread. Raises: what ended the stage, such as Ctrl-C."""
+        try:
+            self._compute(request)
+        except BaseException:  # in the thread of one caller, and another one may wait for this request
+            request.error = RefusedError("the thread that computed the request was interrupted; submit it again")
+            raise
+
+    def _compute(self, request: Request) -> None:
         words, number = self._words, request.number
         got = words[statusblock.SINCE_NS] = time.monotonic_ns()
         words[statusblock.STATE], words[statusblock.SEQUENCE] = statusblock.RUNNING, number
@@ -82,7 +89,7 @@ class StageCopy:
         else:
             try:
                 given = request.inputs
-                if given.__class__ is Checked:
+                if given.__class__ is MatchingTensors:
                     inputs = [given[at] for at, _ in self._sources]
                 else:
                     inputs = [laid_out(given[at], spec) for at, spec in self._sources]
@@ -130,7 +137,7 @@ class StageCopy:
 
     def unload(self) -> None:
         """Let go of the weights; there are no more requests."""
-        del self._run
+        self.__dict__.pop("_run", None)
 
     def _explain(self, request: Request, trace: str) -> str:
         stage, inputs = self._stage, [request.inputs[at] for at, _ in self._sources]
