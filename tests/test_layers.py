@@ -20,7 +20,7 @@ LAYERS = """
     costs/        wires problem graphproblem hostways cost pieces faults simulation schedule planschedule workloads
     planners/     jit objective incumbent dominance items bounds clusters delays row_annealing
     planners/     noncontiguous contiguous cpsat latency infeasible wired portfolio pareto warming
-    planning/     moduleunits charging predicting baselines backends plans caps recutting explaining peers givensplits
+    planning/     moduleunits charging predicting baselines backends plans caps recutting explaining peers givensplits estimating
     planning/     splitjudging
     reports/      results outcomes judging runreport accuracy status health
     -- torch --

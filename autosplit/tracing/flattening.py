@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
@@ -227,10 +228,17 @@ def _weight_names(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tenso
             continue
         tensor = next(store[spec.target] for store in stores if spec.target in store)
         if isinstance(tensor, torch.Tensor):
-            place = tensor.data_ptr() if tensor.numel() else spec.target
+            place = _place(tensor) if tensor.numel() else spec.target
             key = (place, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
             found[spec.arg.name] = (first.setdefault(key, spec.target), tensor)
     return found
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    """The address of a weight; a fake one has a storage, and no address."""
+    if isinstance(tensor, FakeTensor):
+        return tensor.untyped_storage()._cdata, tensor.storage_offset()
+    return tensor.data_ptr()
 
 
 def _free_paths(wanted: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from autosplit.errors import BRIEF, TraceError
@@ -60,6 +61,8 @@ def own_storage(inputs: Any) -> Any:
     def copied(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
+        if isinstance(leaf, FakeTensor):
+            return leaf.clone()
         copy = empty_like_spec(replace(spec_of("", leaf), offset_bytes=0))
         copy_into(copy, leaf.detach())
         return copy
