@@ -91,7 +91,7 @@ async def _from_asyncio(call: Callable[[], Any], in_flight: int, until: float) -
 def rates(service: Service, traced: Any, latency_s: float, num_rounds: int) -> dict[str, float]:
     """Requests per second for each of LOADS in interleaved rounds, the median; fewer loads where a request takes long."""
     inputs = as_call(traced, traced.example_inputs)
-    call = service.calling(traced.example_inputs)
+    call = service.bind_call(traced.example_inputs)
     loads = [load for load in LOADS if latency_s < 0.05 or load in ((ONE_THREAD, 4), (ONE_THREAD, 12))]
     seconds = max(0.4, 10 * latency_s)
     found: dict[str, list[float]] = {f"{who}, {count}": [] for who, count in loads}
@@ -157,7 +157,7 @@ def changes_of(name: str, num_rounds: int, seconds: float) -> list[dict[str, Any
             block: contextlib.AbstractContextManager[None] | None = None,
         ) -> tuple[float, float]:
             service = opened[way]
-            call = service.calling(traced.example_inputs)
+            call = service.bind_call(traced.example_inputs)
             with block or contextlib.nullcontext():
                 begun_s, cpu_s = time.perf_counter(), time.process_time()
                 per_s = rate(service, call, inputs, who, in_flight, seconds)

@@ -45,7 +45,7 @@ def refused(traced: Traced, backend: str) -> dict[str, str]:
     found = _impassable(traced, backend)
     if named_backend(backend).missing():
         return found
-    needed = _needed(traced, backend)
+    needed = needed_cases(traced, backend)
     known = known_faults(backend, {case.key: case for _, case, _ in needed})
     for name, case, kinds in needed:
         told = known.get(case.key, {})
@@ -83,7 +83,7 @@ def _impassable(traced: Traced, backend: str) -> dict[str, str]:
     return {op: f"'{value}' is {strange[value]}, which it cannot pass" for op, value in touched.items() if value}
 
 
-def _needed(traced: Traced, backend: str) -> list[tuple[str, Case, list[Values]]]:
+def needed_cases(traced: Traced, backend: str) -> list[tuple[str, Case, list[Values]]]:
     """Each op that can be tried alone: its name, its case, and the kinds of values that it may get on a backend."""
     assumed: Assumed = "any" if traced.source.values == "any" else named_backend(backend).assumed
     known = values_of(traced.program, assumed)

@@ -176,14 +176,14 @@ def _open_session(
         raise BackendError(f"ONNX Runtime refuses the stage: {_reason(str(failure), path)}") from failure
 
 
-def _reason(text: str, path: Path) -> str:
+def _reason(text: str, path: Path | None = None) -> str:
     """ONNX Runtime's own words, without its codes and the name of the file.
 
     >>> _reason("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find Det(22) for a", Path("/tmp/a.onnx"))
     'Could not find Det(22) for a'
     """
     told = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text.strip()).replace(f"Load model from {path} failed:", "")
-    return " ".join(told.replace(str(path), "the stage").split())[:300]
+    return " ".join((told.replace(str(path), "the stage") if path else told).split())[:300]
 
 
 def session_options(threads: int, shared: bool = True) -> Any:
@@ -225,7 +225,10 @@ def _small_runnable(session: Any, stage: OnnxStage) -> Runnable:
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         feed = {name: dense(value).numpy(force=True) for (name, dense), value in zip(sources, inputs, strict=True)}
-        outputs = list(map(torch.from_numpy, running.run(names, feed, None)))
+        try:
+            outputs = list(map(torch.from_numpy, running.run(names, feed, None)))
+        except Exception as failure:
+            raise RuntimeError(_reason(str(failure))) from None
         return [port.restore(value) for port, value in zip(stage.outputs, outputs, strict=True)] if restoring else outputs
 
     return run
@@ -252,7 +255,10 @@ def bound_runnable(session: Any, stage: OnnxStage, device: torch.device) -> Runn
         for name, kind, shape, dtype in targets:
             outputs.append(torch.empty(shape, dtype=dtype, device=device))
             binding.output(name, kind, shape, outputs[-1].data_ptr() or nowhere.data_ptr())
-        binding.run()
+        try:
+            binding.run()
+        except Exception as failure:
+            raise RuntimeError(_reason(str(failure))) from None
         if not restoring:
             return outputs
         return [port.restore(value) for port, value in zip(stage.outputs, outputs, strict=True)]

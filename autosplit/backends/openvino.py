@@ -8,12 +8,12 @@ import contextlib
 import io
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -27,6 +27,8 @@ from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.valueranges import Assumed
+
+T = TypeVar("T")
 
 TRIED = "openvino-{}.tried"
 """The mark of a stage that the compiler took once, by precision."""
@@ -100,6 +102,19 @@ class Compiled(NamedTuple):
     turned: Collection[int] = ()
 
 
+def _told(function: Callable[..., T]) -> Callable[..., T]:
+    """The function, whose failures in OpenVINO are told without the places in its sources."""
+
+    @wraps(function)
+    def call(*arguments: Any) -> T:
+        try:
+            return function(*arguments)
+        except RuntimeError as failure:
+            raise RuntimeError(_reason(str(failure))) from None
+
+    return call
+
+
 class OpenVinoRequest:
     """An infer request of OpenVINO; it reads and writes torch's memory."""
 
@@ -110,6 +125,7 @@ class OpenVinoRequest:
         self._held: list[torch.Tensor] = []
         self._made: list[torch.Tensor] = []
 
+    @_told
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
         """Set the inputs to read, and new memory for the outputs."""
         import openvino
@@ -125,6 +141,12 @@ class OpenVinoRequest:
         for position, value in enumerate(self._made):
             self.request.set_output_tensor(position, openvino.Tensor(value.numpy(), shared_memory=True))
 
+    @_told
+    def infer(self) -> None:
+        """Compute the request that was bound."""
+        self.request.infer()
+
+    @_told
     def wait(self, most_s: float = math.inf) -> bool:
         """Block until it is computed, or for ``most_s`` seconds (in whole milliseconds); return whether it is computed."""
         if most_s < math.inf:
@@ -266,7 +288,7 @@ def compiled_runnable(stage: OnnxStage, compiled: Compiled) -> Runnable:
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         context.bind(inputs)
-        context.request.infer()
+        context.infer()
         return context.outputs()
 
     return run

@@ -28,7 +28,7 @@ class BundlePart:
         weights_key, weights_bytes: key and size of the weights file.
         part: the row of the table.
         precision: of the network.
-        same_machine: whether the processor and the versions are those of the machine that made the bundle.
+        same_machine: whether processor and versions are equal to the maker's.
         trust: whether the user trusts the maker of the bundle, so that the part may call every operator.
     """
 

@@ -1,4 +1,4 @@
-"""Make the files of one part: weights go to the pool, and what is left is written once the places of all weights are known."""
+"""Make the files of one part: weights go to the pool; the other files follow once the places of all weights are known."""
 
 import json
 import mmap

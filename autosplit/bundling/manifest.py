@@ -47,7 +47,7 @@ class Part:
     Attributes:
         name: the stage's name.
         backend: the backend that its files are for.
-        devices: the devices of the plan, one for each replica; they are mapped to those that are there at load.
+        devices: the devices of the plan, one for each replica; ``mapping`` finds devices of the loading machine for them.
         threads, streams, load_s: as in the plan's stage.
         inputs, outputs: the values that it reads and makes.
         input_orders, output_orders: for a runtime of dense tensors, the order of dimensions in which each value is dense.
@@ -133,7 +133,7 @@ class Manifest:
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """Write the manifest with the hash of its content, which tells a later edit. Raises: BundleError: nobody could read it."""
+    """Write the manifest with the hash of its content, which shows a later edit. Raises: BundleError: nobody could read it."""
     data = json.loads(json.dumps(asdict(manifest)))
     whole = {"schema": SCHEMA, "key": content_hash(data), **data}
     raise_faults(BundleError, "this bundle cannot be written", manifest_faults(whole))

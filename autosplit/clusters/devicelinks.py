@@ -1,4 +1,4 @@
-"""Links between devices of different hosts, made of what was measured: the rings of each host and the network between them."""
+"""Links between devices of different hosts, made of the measured rings of each host and the network between them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

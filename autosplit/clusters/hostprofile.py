@@ -35,9 +35,9 @@ def measure(
         traced: the model.
         cluster: the hosts that were not lost are measured.
         backends: names, eager first if it is among them.
-        precision: what the backends compute in.
+        precision: the precision of the backends.
         store: where measurements are kept by host and device, and found again while the host and its versions are the same.
-        remeasure: measure again what the store holds.
+        remeasure: ignore the measurements of the store.
     Returns: a profile whose notes name the hosts that share a measurement.
     Raises: the errors of ``autosplit.measuring.measure``, with the host in front.
     """
@@ -69,7 +69,7 @@ def measure(
 
 
 def stored(traced: Traced, facts: HostFacts, precision: Precision, store: Store | None) -> Profile:
-    """What the store holds of a model on a host, and still holds there."""
+    """The stored measurements of a model on a host that are still valid there."""
     if store is None:
         return Profile.empty(traced.graph, precision)
     found = store.load(traced.graph, facts.stamps, precision)
@@ -89,7 +89,7 @@ def _has(known: Profile, facts: HostFacts, backend: str) -> bool:
 def _measured(
     traced: Traced, cluster: Fleet, wanted: Sequence[tuple[HostFacts, tuple[str, ...]]], precision: Precision
 ) -> list[Profile | None]:
-    """What each host measures of the backends that it is to measure, as the cluster names its devices; None for nothing."""
+    """The profile of each host with these backends, with the device names of the cluster; None for a host without backends."""
     asked = [(facts, backends) for facts, backends in wanted if backends]
     found: dict[str, Profile] = {}
     if asked:
@@ -127,7 +127,7 @@ def _same(one: HostFacts, other: HostFacts) -> bool:
 
 
 def _names(measured: HostFacts, facts: HostFacts) -> dict[str, str]:
-    """The devices of a host to those of an equal one, and the agent of the one to that of the other."""
+    """Map the device and agent names of a measured host to the names of an equal host."""
     pairs = zip(measured.devices, facts.devices, strict=True)
     return {a.on_host(measured.name).name: b.on_host(facts.name).name for a, b in pairs} | {measured.name: facts.name}
 

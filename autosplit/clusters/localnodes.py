@@ -1,6 +1,6 @@
 """Ray nodes on this machine, for trying a cluster out, started with Ray's own command ``ray start``.
 
-A process of its own, the keeper, starts the nodes and ends them as soon as the process that wants them has ended.
+A separate process, the keeper, starts the nodes and ends them as soon as its parent has ended.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ LABEL = "autosplit-host"
 """The label of a local node that gives its name."""
 
 OBJECT_STORE_BYTES = 96 << 20
-"""Shared memory of a local node for files on their way; Ray writes what exceeds it to disk."""
+"""Shared memory of a local node for files on their way; Ray writes files beyond it to disk."""
 
 NICENESS = "RAY_worker_niceness"
-"""Where Ray reads the niceness of what it starts. It is 15 by default: stages would get what all other processes leave."""
+"""Variable with the niceness of the processes that Ray starts: 15 by default, so stages would run after all other processes."""
 
 MAX_LOCAL = 16
 START_S, ENDING_S, KILL_S = 120.0, 20.0, 10.0

@@ -5,7 +5,7 @@
     stages      stage0 on node-a | stage1 on node-a | stage2 on node-b | stage3 on node-b and on node-c
     segments    0: stage0, stage1 on node-a         | 1: stage2        | 2: stage3 on either, requests in turn
 
-A segment is a pipeline of its own on each of its hosts. It hands on every value that a later segment reads, also a value that
+Each host of a segment runs it as one pipeline. It hands on every value that a later segment reads, also a value that
 only passes through.
 """
 
@@ -23,7 +23,7 @@ DRIVER = "driver"
 """The name of this machine among the hosts that send requests and take answers."""
 
 IN_TRANSIT = 2
-"""Slots of a segment beside those of its pipeline, for requests that come and answers that go."""
+"""Slots of a segment beyond its pipeline's, for requests that come and answers that go."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class Service:
             returns=self._answer,
         )
 
-    def calling(self, tensors: Sequence[torch.Tensor]) -> Call:
+    def bind_call(self, tensors: Sequence[torch.Tensor]) -> Call:
         """``submit`` of the request with these tensors for ``graph.inputs``, in the form of the trace's own call."""
         args, kwargs = as_call(self._traced, tensors)
         return functools.partial(self.submit, *args, **kwargs)

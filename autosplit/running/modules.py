@@ -5,7 +5,7 @@ Backends are imported inside functions: they take a third of the start of a work
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -73,8 +73,6 @@ class StageFolder:
     packages: tuple[str, ...] = ()
     """Modules that define custom operators of the stage (``StageProgram.packages``)."""
     warms_up: bool = True
-    records: bool = True
-    """Whether an accelerator may record the stage as one graph (a CUDA graph)."""
     trust: bool = False
     """Whether the user trusts the maker of the folder. If not, native code in it is refused, and so are operators that are not
     known to be safe."""
@@ -144,7 +142,7 @@ class StageFolder:
         def place(device: Accelerator, queue: Queue) -> "tuple[Runnable, bool]":
             return backend.place(self.folder, device, queue, self.precision, self.trust)
 
-        return place_runnable(accelerator, place, program.inputs, program.outputs, record=self.records)
+        return place_runnable(accelerator, place, program.inputs, program.outputs)
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Run the stage op by op, in eager, up to the one that raises."""
@@ -153,8 +151,22 @@ class StageFolder:
         return failing_node(load_stage(self.folder, trust=self.trust).module, inputs)
 
 
-@dataclass(frozen=True, slots=True)
-class PythonFunction:
+class _Function:
+    """The part that functions of the user share: nobody knows them before a request runs."""
+
+    warms_up = False
+    isolated = False
+
+    def import_packages(self) -> None:
+        """Do nothing: ``load`` imports what is needed."""
+
+    def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
+        """None: the traceback names the line."""
+        return None
+
+
+@dataclass(frozen=True)
+class PythonFunction(_Function):
     """A function of tensors that returns one tensor or several.
 
     ``path`` is ``package.module:function``. The module, or a package that contains it, must be among ``allowed``.
@@ -162,43 +174,25 @@ class PythonFunction:
 
     path: str
     allowed: tuple[str, ...]
-    kind: str = field(default="python", init=False)
-    warms_up: bool = field(default=False, init=False)
-    isolated: bool = field(default=False, init=False)
-    num_bytes: int | None = field(default=None, init=False)
-
-    def import_packages(self) -> None:
-        """Do nothing: ``load`` imports the function's module."""
+    kind = "python"
+    num_bytes = None
 
     def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """Import the function. Raises: UsageError: it is not allowed, or does not exist."""
         return positional(import_function(self.path, self.allowed))
 
-    def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
-        """None: the traceback names the line."""
-        return None
 
-
-@dataclass(frozen=True, slots=True)
-class LocalFunction:
+@dataclass(frozen=True)
+class LocalFunction(_Function):
     """A function of this process, for null devices, whose workers are threads."""
 
     function: Callable[..., Any]
-    kind: str = field(default="local", init=False)
-    warms_up: bool = field(default=False, init=False)
-    isolated: bool = field(default=False, init=False)
     num_bytes: int = 0
-
-    def import_packages(self) -> None:
-        """Do nothing."""
+    kind = "local"
 
     def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """The function itself."""
         return positional(self.function)
-
-    def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
-        """None: the traceback names the line."""
-        return None
 
 
 def positional(function: Callable[..., Any]) -> "Runnable":

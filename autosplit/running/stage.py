@@ -30,7 +30,7 @@ HANG_S = 300.0
 """Seconds after which a request has hung, unless its stage says otherwise."""
 
 _WARM_UP_PASSES = 2
-"""Their number depends on no clock: the blocks that passes leave in the heap are those of equal stages, busy machine or not."""
+"""Their number depends on no clock: equal stages then leave equal blocks in the heap, also on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class StagePlacement:
     Attributes:
         name: for messages and reports.
         module: loaded by each worker.
-        inputs: the values it reads, in the module's order; names are those of graph inputs or of other stages' outputs.
+        inputs: the values it reads, in the module's order; named as graph inputs or as outputs of other stages.
         outputs: the values it makes, in the module's order.
         devices: one for each replica; a device may occur twice, and may hold other stages.
         threads: threads of each replica; the number of the device's cores by default.

@@ -1,9 +1,9 @@
 """Connect stages: placements become channels between stages, and each channel has rings between their replicas.
 
-Requests have numbers (see ``inflight``). Replica ``i`` of a stage with ``r`` replicas takes those with ``number % r == i``. So
-the ring of a request between two stages follows from its number, and every worker takes its requests in order. Every
-request puts exactly one token on one ring of each channel, even if it fails. With bounded rings that is a deterministic
-process network (Kahn 1974), in which the oldest request can always advance.
+Requests have numbers (see ``inflight``). Replica ``i`` of a stage with ``r`` replicas takes the requests with
+``number % r == i``. So the ring of a request between two stages follows from its number, and every worker takes its requests in
+order. Every request puts exactly one token on one ring of each channel, even if it fails. With bounded rings that is a
+deterministic process network (Kahn 1974), in which the oldest request can always advance.
 """
 
 import math
@@ -48,7 +48,7 @@ class Channel:
 class Wiring:
     """The stages of a pipeline with their channels.
 
-    At most ``window`` requests are in flight, or ``most_in_flight`` while small ones come fast; rings have room for those.
+    At most ``window`` requests are in flight, or ``most_in_flight`` while small ones come fast; rings have room for as many.
     """
 
     stages: tuple[StagePlacement, ...]
@@ -115,7 +115,7 @@ def wire(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Seque
 
 
 def require_here(wiring: Wiring) -> None:
-    """Raises: DeviceError: stages are on devices of a cluster's hosts, and what asks runs stages on this machine."""
+    """Raises: DeviceError: stages are on devices of a cluster's hosts, and the caller runs stages on this machine."""
     names = dict.fromkeys(device.name for stage in wiring.stages for device in stage.devices if device.host)
     if names:
         raise DeviceError(

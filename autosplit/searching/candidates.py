@@ -114,10 +114,10 @@ class Trial:
     def row(self) -> dict[str, Any]:
         """One row of the table of trials."""
         return {
-            "asked": ", ".join(f"{key}={value}" for key, value in self.asked.items()) or "the planner's choice",
+            "changed_settings": ", ".join(f"{key}={value}" for key, value in self.asked.items()) or "the planner's choice",
             "stages": " | ".join(f"{len(s.ops)} on {'+'.join(s.devices)} ({s.backend})" for s in self.plan.stages),
             "predicted_per_s": self.plan.prediction.throughput_per_s,
             "measured_per_s": float("nan") if self.measured_per_s is None else self.measured_per_s,
-            "of_first": float("nan") if self.times_first is None else self.times_first,
+            "speed_against_first": float("nan") if self.times_first is None else self.times_first,
             "note": self.note,
         }

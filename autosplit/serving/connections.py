@@ -127,7 +127,7 @@ class Connections:
         return ((spec, self.fed[label]) for spec, label in labels if label in self.fed)
 
     def order(self) -> list[str]:
-        """The modules so that each comes after those that feed it, otherwise as they were added."""
+        """The modules, each after its feeders, otherwise as they were added."""
         return list(TopologicalSorter(self._before()).static_order())
 
     def targets(self, name: str) -> list[str]:
@@ -135,7 +135,7 @@ class Connections:
         return [label for label, port in self.fed.items() if port.kind == "input" and port.name == name]
 
     def _before(self) -> dict[str, set[str]]:
-        """Each module with those that feed it."""
+        """Each module with its feeders."""
         return {name: {port.module for _, port in self.feeding(name) if port.module} for name in self.stages}
 
     def _refusal(self, source: Port, target: Port) -> str | None:
