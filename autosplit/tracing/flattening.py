@@ -17,7 +17,6 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from autosplit.compat.torchparts import FakeTensor, renamed
 from autosplit.errors import TraceError, raise_faults
@@ -234,7 +233,7 @@ def _weight_names(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tenso
 def _place(tensor: torch.Tensor) -> Any:
     """The address of a weight; a fake one has a storage, and no address."""
     if isinstance(tensor, FakeTensor):
-        return StorageWeakRef(tensor.untyped_storage()).cdata, tensor.storage_offset()
+        return id(tensor.untyped_storage()), tensor.storage_offset()
     return tensor.data_ptr()
 
 
