@@ -25,8 +25,9 @@ from typing import Any
 import psutil
 
 from autosplit import api
+from autosplit.backends.workspace import Workspace
 from autosplit.deploying.footprints import NUM_WINDOWS, Footprints
-from autosplit.deploying.workspace import Workspace, deploy
+from autosplit.deploying.networks import deploy
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import AutosplitError

@@ -6,7 +6,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from autosplit.deploying.workspace import Workspace, deploy
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.networks import deploy
 from autosplit.errors import AutosplitError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import StageKey, footprints_of, key_of, stage_memories

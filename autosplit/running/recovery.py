@@ -9,7 +9,6 @@ A death is blamed on the request that the worker was running, and a request that
 count against the worker (see ``restarts``). The pipeline gives up only if one worker dies again and again without progress.
 """
 
-import contextlib
 import logging
 import math
 import time
@@ -21,9 +20,9 @@ from autosplit.memory.slots import HOST
 from autosplit.running import statusblock
 from autosplit.running.flow import Flow
 from autosplit.running.inflight import Lanes
-from autosplit.running.messages import Pause, Paused
 from autosplit.running.provisioner import Deployment
 from autosplit.running.restarts import RestartHistory
+from autosplit.running.stageworker import StageWorker
 
 MAX_TRIES = 2
 """Workers that may die while they run one request, before it is given up."""
@@ -171,14 +170,12 @@ class Recovery:
         """Pause living workers and kill those that do not confirm in time that they touch no ring; return all dead ones."""
         deployment = self._deployment
         paused = set()
-        for number in alive:
-            with contextlib.suppress(OSError):
-                deployment.workers[number].connection.send(Pause())
+        calls = {number: deployment.call(number, "during a pause", StageWorker.pause) for number in alive}
         start_s = time.monotonic()
         for number in alive:
             limit_s = start_s + (self._limits_s[number] or PAUSE_TIMEOUT_S) - time.monotonic()
             try:
-                deployment.hear(number, max(0.0, limit_s), "a pause", Paused)
+                calls[number].result(max(0.0, limit_s), stop=deployment.stopping)
                 paused.add(number)
             except WorkerError:
                 deployment.workers[number].kill()

@@ -25,12 +25,13 @@ import torch
 
 import autosplit
 from autosplit import scratch
+from autosplit.backends.workspace import Workspace
 from autosplit.clusters import frames, hostprofile
 from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.handshake import dial
 from autosplit.costs.wires import Wires
+from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import open_pipeline
-from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.measuring.store import Store
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
@@ -228,7 +229,7 @@ def test_every_kind_of_request_runs_over_hosts(traced: autosplit.Traced, cluster
     inputs = [torch.randn_like(traced.example_inputs[0]) for _ in range(7)]
     expected = [traced.run(x) for x in inputs]
     plan = halves(traced, cluster)
-    with Workspace() as workspace, HostManager(opener=cluster.opener()) as host:
+    with Workspace() as workspace, HostManager(engine_factory=cluster.engine_factory()) as host:
         for name in ("one", "two"):
             deploy(host, name, traced, plan, cluster.machine, workspace)
         one = host["one"]

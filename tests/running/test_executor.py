@@ -22,11 +22,12 @@ from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedErro
 from autosplit.running import admission, monitor
 from autosplit.running.copying import CopyPool
 from autosplit.running.inprocess import InProcess
-from autosplit.running.messages import SendEvents, WorkerEvent
+from autosplit.running.messages import WorkerEvent
 from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recovery import Recovery
 from autosplit.running.stage import StagePlacement
+from autosplit.running.stageworker import StageWorker
 from autosplit.running.waitingroom import WaitingRoom
 
 pytestmark = pytest.mark.timeout(60)
@@ -347,9 +348,9 @@ def test_reports_asked_for_under_load_disturb_nothing() -> None:
 def test_a_report_that_came_too_late_is_not_taken_for_the_next() -> None:
     with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
         pipeline.run(request(0))
-        connection = pipeline._transport.deployment.workers[0].connection
-        connection.send(SendEvents())  # and whoever asked did not wait for the answer
-        assert connection.poll(20)
+        deployment = pipeline._transport.deployment
+        deployment.call(0, "during a report", StageWorker.events, False)  # and nobody waits for the reply
+        assert deployment.workers[0].connection.poll(20)
         pipeline.run_many([request(number) for number in range(3)])
         assert [len(events) for events in pipeline.events()] == [4]
 

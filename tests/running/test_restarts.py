@@ -145,8 +145,9 @@ def test_a_stage_that_cannot_be_loaded_ends_the_pipeline_and_it_can_be_opened_ag
         assert waiting == sorted(waiting, key=lambda k: (k % 3, k))  # in the order in which they would have been fed
         with pytest.raises(WorkerError, match="gives up"):
             pipeline.submit(request(1))
-        with pytest.raises(WorkerError, match="died during loading"):
+        with pytest.raises(WorkerError, match="died during loading") as died:
             pipeline.reopen()
+        assert died.value.backend == "local"
         with pytest.raises(WorkerError, match="gives up"):
             pipeline.run(request(1))
         pipeline.reopen()
