@@ -27,7 +27,7 @@ from autosplit.deploying.service import Call, Service, open_pipeline
 from autosplit.devices.discovering import machine_for
 from autosplit.planning.baselines import CALLER_THREADS, IN_CALLER, REPLICAS, baselines_by_backend
 from autosplit.running.awaiting import Awaiting
-from autosplit.running.hostrings import InputRings
+from autosplit.running.inputcopies import InputCopies
 from autosplit.running.request import Request
 
 CHANGES = Path("benchmarks/changes.json")
@@ -105,14 +105,14 @@ def rates(service: Service, traced: Any, latency_s: float, num_rounds: int) -> d
 def _cloned() -> Iterator[None]:
     """Torch copies the requests that wait for admission, in place of ``memmove``."""
 
-    def clone(rings: InputRings, request: Request) -> None:
+    def clone(copies: InputCopies, request: Request) -> None:
         request.inputs = tuple(value.clone() for value in request.inputs)
 
-    kept, InputRings.copy_inputs = InputRings.copy_inputs, clone  # type: ignore[method-assign]
+    kept, InputCopies.hold = InputCopies.hold, clone  # type: ignore[method-assign]
     try:
         yield
     finally:
-        InputRings.copy_inputs = kept  # type: ignore[method-assign]
+        InputCopies.hold = kept  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

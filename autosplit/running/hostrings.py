@@ -16,7 +16,6 @@ from autosplit.errors import AutosplitError, DeadlineError, StageError
 from autosplit.memory.slots import HOST
 from autosplit.running.copying import CopyPool
 from autosplit.running.inflight import Lanes
-from autosplit.running.inputcopies import InputCopies
 from autosplit.running.provisioner import Deployment
 from autosplit.running.request import Request
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, RingEnd, Slot
@@ -27,10 +26,9 @@ class InputRings:
 
     Args:
         deployment: the rings.
-        queue_capacity: requests that may wait in the admission queue, whose inputs are copied.
     """
 
-    def __init__(self, deployment: Deployment, queue_capacity: int) -> None:
+    def __init__(self, deployment: Deployment) -> None:
         wiring = deployment.wiring
         self._ends = [
             ([RingEnd(ring, sends=True) for ring in rings], channel.source_index)
@@ -38,11 +36,6 @@ class InputRings:
             if channel.source == HOST
         ]
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
-        self._copies = InputCopies(wiring, queue_capacity)
-
-    def hold(self, request: Request) -> None:
-        """Copy the inputs of a request that has to wait: its caller may write into its tensors once submit returns."""
-        self._copies.hold(request)
 
     def write(self, request: Request) -> None:
         """Hand the inputs of a request to the first stages; inputs that are outputs too go into its values.

@@ -18,6 +18,7 @@ from autosplit.reports.results import StageStats
 from autosplit.running.admission import Admission
 from autosplit.running.hostrings import InputRings, ResultRings
 from autosplit.running.inflight import SOON_NS, InFlight
+from autosplit.running.inputcopies import InputCopies
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import Monitor, WorkerHealth
 from autosplit.running.provisioner import provision
@@ -48,7 +49,7 @@ class RingTransport:
             self._thread = threading.Thread(target=self._run, name="autosplit-rings", daemon=True)
             self._in_flight = InFlight(wiring, deployment.status_block)
             self._lanes, self.pace = self._in_flight.lanes, self._in_flight.pace
-            self._results = ResultRings(deployment)
+            self._inputs, self._results = InputRings(deployment), ResultRings(deployment)
             self._recovery = Recovery(deployment, max_restarts)
             self.monitor = Monitor(deployment, self._lanes)
             self._is_idle = False
@@ -60,7 +61,7 @@ class RingTransport:
     def start(self, admission: Admission) -> None:
         """Let the workers take requests."""
         self._admission = admission
-        self._inputs = InputRings(self.deployment, admission.queue_capacity)
+        self._copies = InputCopies(self.wiring, admission.queue_capacity)
         self.deployment.run(self._lanes)
         self._thread.start()
         admission.answers.threads.add(self._thread)
@@ -81,7 +82,7 @@ class RingTransport:
 
     def hold(self, request: Request, *, is_soonest: bool) -> None:
         """Copy the inputs of a request that waits; wake the thread if it would look too late."""
-        self._inputs.hold(request)
+        self._copies.hold(request)
         if is_soonest or (self._is_idle and request.has_waiter):
             self._results.wake()
 
