@@ -18,7 +18,7 @@ from autosplit.values.plan import Plan
 from autosplit.values.planfile import PlanFile, read_plan
 
 TRUSTED = ("transformers:", "autosplit.examples.")
-"""Beginnings of specs that a plan file may name. Reading a plan must not run other code unless the user names it too."""
+"""Beginnings of specs that a plan file may name: nothing is fetched and no other code runs unless the user names it too."""
 
 
 @dataclass(frozen=True)

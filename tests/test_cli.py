@@ -225,7 +225,6 @@ def test_bad_input_is_one_message_and_leaves_nothing(
         (["auto", "nosuch.pt2", "--trust"], "'nosuch.pt2' does not exist"),
         (["auto", "transformers:NoSuchModel"], "no model class 'NoSuchModel'"),
         (["evaluate", MLP, "--split", "nosuch.json"], "split file 'nosuch.json' does not exist"),
-        (["annotate", MLP, "--place", "relu*=cpu:77"], "device 'cpu:77' is not one of"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_traced_or_foretold(

@@ -73,6 +73,8 @@ def trace(given: options.Profile | Evaluate, progress: Progress, model: str) -> 
         {} if not isinstance(given, options.Profile) else {"values": given.values, "trust_backends": given.trusted}
     )
     traced = api.trace(model, batch=given.batch, seq_len=given.seq_len, trust=given.trust, **chosen)
+    for note in traced.notes:
+        say(f"note: {note}")
     say_kept(given)
     progress("trace", 1.0, "done")
     return traced

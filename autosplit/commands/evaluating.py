@@ -68,7 +68,7 @@ def _evaluate_split(given: Evaluate) -> None:
         limit_s = seconds(given.time_limit)
         judged = judge(traced, given.split, machine, backend=given.backend, setup=setup, time_limit_s=limit_s)
         report = run_judged(traced, judged, machine, setup=setup, num_rounds=given.rounds) if given.run else None
-    for note in (*traced.notes, *judged.split.notes):
+    for note in judged.split.notes:
         say(f"note: {note}")
     data: dict[str, Any] = {"model": traced.graph.name, **judged.to_dict()}
     rows = judged.rows()

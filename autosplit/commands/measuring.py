@@ -115,7 +115,7 @@ def profile(given: options.Measure) -> None:
     say_reused(measured, given.store, started)
     say(f"seconds of each step: {', '.join(f'{text} {seconds:.1f}' for text, seconds in timed.seconds.items())}")
     notes = [*traced.notes, *measured.notes]
-    for note in notes:
+    for note in measured.notes:
         say(f"note: {note}")
     data = {"model": traced.graph.name, "graph": traced.graph.hash, "profile": measured.hash, "ops": len(traced.graph.ops)}
     rows = measured.summary()

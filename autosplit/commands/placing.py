@@ -62,27 +62,23 @@ def annotate(given: Annotate) -> None:
     from autosplit.commands.report import table
     from autosplit.files import write_atomic
     from autosplit.placing.precisions import errors_of
-    from autosplit.placing.sites import AUTO, parse_site
     from autosplit.values.planfile import write_plan
 
     places = given.places()
-    others = given.site(given.default, "--default"), given.site(given.fallback, "--fallback")
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
-        for site in (*places.values(), *others):
-            if site not in (None, AUTO):
-                parse_site(site, machine)
         traced = trace(given, progress, given.model)
         placed = annotation.annotate(
             traced,
             places,
-            *others,
+            given.site(given.default, "--default"),
+            given.site(given.fallback, "--fallback"),
             machine,
             priority=given.priority or (),
             setup=given.setup(progress, log(given), hosts),
             max_error=given.max_error,
         )
-    for note in (*traced.notes, *(f"removed: {text}" for text in placed.removed)):
-        say(f"note: {note}")
+    for text in placed.removed:
+        say(f"note: removed: {text}")
     data: dict[str, Any] = {"summary": placed.summary(), "ops": placed.rows(), "removed": list(placed.removed)}
     data["memory"] = {
         name: {"peak_bytes": plan.peak_bytes, "bound_bytes": plan.bound_bytes} for name, plan in placed.memory.items()
@@ -97,9 +93,9 @@ def annotate(given: Annotate) -> None:
     try:
         show(given, data, *views)
     finally:
-        for path, text in ((given.picture, lambda: placed.picture().svg()), (given.dot, placed.dot)):
+        for path, draw in ((given.picture, lambda: placed.picture().svg()), (given.dot, placed.dot)):
             if path is not None:
-                write_atomic(path, text())
+                write_atomic(path, draw())
                 say(f"wrote {path}")
         if given.output is not None:
             write_plan(placed.plan(), traced.graph, given.output)

@@ -89,7 +89,8 @@ def auto(given: options.Auto) -> None:
     say_reused(result.profile, given.store, started)
     notes = [*result.profile.notes, *report.notes]
     for note in notes:
-        say(f"note: {note}")
+        if note not in traced.notes:  # these were said when it was traced
+            say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.output), "notes": notes, "step_seconds": progress.steps_s}
     try:
         show(

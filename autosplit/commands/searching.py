@@ -46,13 +46,13 @@ def search(given: options.Plans) -> None:
         wanted.verify(traced.graph, machine)
         measured = api.measure(traced, machine, setup=setup)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
-    notes = [*traced.notes, *wanted.notes(traced.graph), *measured.notes, *keeping.keep_search(found, setup)]
+    notes = [*wanted.notes(traced.graph), *measured.notes, *keeping.keep_search(found, setup)]
     say_reused(measured, given.store, started)
     for note in notes:
         say(f"note: {note}")
     data = {"plan": str(given.output), "summary": found.plan.summary(), **asdict(found.plan.prediction)}
     data |= {"method": found.plan.method, "status": found.plan.status, "loads_s": dict(found.plan.loads_s)}
-    data |= {"stages": found.plan.rows(), "candidates": found.rows(), "notes": notes}
+    data |= {"stages": found.plan.rows(), "candidates": found.rows(), "notes": [*traced.notes, *notes]}
     views = [plan_table(found.plan, given.verbose)] + ([table(found.rows(), "candidates")] if found.trials else [])
     front: dict[Path, Any] = {}
     if given.objective == "pareto":

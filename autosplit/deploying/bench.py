@@ -90,7 +90,7 @@ class Contender:
 
         Where they take long and stages share devices, two for each device: a window of them runs for minutes in many stages.
         """
-        return 2 * self._at_once if self.slow and self._shares else max(IN_FLIGHT, self.pipeline.window)
+        return 2 * self._at_once if self.slow and self._shares else max(IN_FLIGHT, self.pipeline.max_in_flight)
 
     @property
     def _at_once(self) -> int:
@@ -119,7 +119,7 @@ class Contender:
         before = 0 if self.slow and len(self.plan.stages) == 1 else at_once
         after = 0 if self.slow else at_once
         if self._shares:
-            before = after = in_flight if self.slow else self.pipeline.window
+            before = after = in_flight if self.slow else self.pipeline.max_in_flight
         total = before + count + after
         begin_ns = time.monotonic_ns()
         under_way: deque[Future[Any]] = deque()

@@ -77,7 +77,7 @@ class Footprints:
             host = opened.enter_context(HostManager())
             opened.enter_context(suppress(AutosplitError, OSError))  # a run of the plan reports the failure
             engine = deploy(host, traced.graph.name, traced, plan, free, workspace)
-            engine.run_many([traced.example_inputs] * (NUM_WINDOWS * engine.window))
+            engine.run_many([traced.example_inputs] * (NUM_WINDOWS * engine.max_in_flight))
             self.note(traced, plan, engine.stats().stages)
 
     def footprint(self, traced: Traced, plan: Plan, stage: Stage) -> Footprint | None:

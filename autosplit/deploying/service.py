@@ -103,7 +103,7 @@ class Service:
                 under_way.append(self.submit(**request))
             else:
                 under_way.append(self.submit(*((request,) if isinstance(request, torch.Tensor) else request)))
-            while len(under_way) > self.pipeline.window:
+            while len(under_way) > self.pipeline.max_in_flight:
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()

@@ -46,7 +46,7 @@ class Deployment:
     workers: list[Worker] = field(default_factory=list)
     ready: list[Ready] = field(default_factory=list)
     control_lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while messages are exchanged with workers; if the executor's lock is needed too, this one is taken first."""
+    """Held while messages are exchanged with workers; if the admission's lock is needed too, this one is taken first."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set to end every wait for a worker, because the pipeline is being closed."""
     kept: dict[Path, KeptFiles] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from autosplit.running import statusblock
 from autosplit.running.flow import Flow
 from autosplit.running.inflight import Lanes
 from autosplit.running.provisioner import Deployment
-from autosplit.running.restarts import Record
+from autosplit.running.restarts import RestartHistory
 from autosplit.running.stageworker import StageWorker
 
 MAX_TRIES = 2
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Watches the workers of a deployment. The executor's thread calls it."""
+    """Watches the workers of a deployment. The transport's thread calls it."""
 
     def __init__(self, deployment: Deployment, max_restarts: int) -> None:
         self.restarts = 0
         self._deployment = deployment
         self._max_restarts = max_restarts
-        self._records = [Record() for _ in deployment.worker_configs]
+        self._records = [RestartHistory() for _ in deployment.worker_configs]
         self._ready_s = [time.monotonic()] * len(deployment.worker_configs)
         """When each worker had loaded its stage."""
         self._tries: Counter[int] = Counter()
@@ -51,7 +51,7 @@ class Recovery:
         self._seen: dict[int, tuple[tuple[int, int], float]] = {}
         """By worker that held up a request at the last look: its state, when that began, and when it was seen first."""
         self.look_s = min((limit for limit in self._limits_s if limit is not None), default=math.inf) / 4
-        """How long the executor may block before it looks for hanging workers."""
+        """How long the transport's thread may block before it looks for hanging workers."""
         self._next_look_s = 0.0
 
     def kill_hanging(self, nexts: Sequence[int]) -> None:
@@ -60,7 +60,7 @@ class Recovery:
         A worker that waits for others, for inputs or for a free slot, is not at fault, however long that takes.
 
         Args:
-            nexts: for each lane, the request that will be fed next.
+            nexts: for each lane, the request that will be sent next.
         """
         now_s = time.monotonic()
         if now_s < self._next_look_s:

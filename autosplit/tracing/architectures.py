@@ -1,4 +1,4 @@
-"""Build architectures of the transformers package with random weights, and make up inputs for them.
+"""Build architectures of the transformers package with random weights, and make up inputs for models of the package.
 
 No weights are fetched. The seed is fixed, so a spec has the same weights in every process.
 """
@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -38,6 +39,12 @@ LOCAL_ATTENTION = ("", "eager", "sdpa", "flex_attention")
 HUB_OPTIONS = ("trust_remote_code", "auto_map", "use_kernels", "kernel_config")
 """Options that make transformers load code which is not installed."""
 
+RANDOM = (
+    "RANDOM WEIGHTS: 'transformers:{}' has no trained weights, so its times count and its answers mean nothing; "
+    "'transformers:/path/to/checkpoint' or 'hub:org/name' loads trained ones"
+)
+"""A note on each model that is built here."""
+
 WAY_OUT = "Write a function that returns (module, inputs) and give it as 'file.py:function'."
 
 
@@ -56,27 +63,27 @@ def build(
         MissingExtraError: transformers, or a package that this class needs, is not installed.
         ModelError: there is no such class or field, the model is larger than the free memory, or it takes other inputs.
     """
-    model_class = _find_class(class_name)
+    model_class = find_class(class_name)
     subject = f"model 'transformers:{class_name}'"
-    config, input_options = _configure(model_class, options, subject)
+    config, input_options = configure(model_class, options, subject)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
             _require_memory(model_class, config, subject)
             module: nn.Module = model_class(config).eval()
         except ImportError as failure:
-            raise MissingExtraError(f"{subject} needs a package that is not installed: {_one_line(failure)}") from None
+            raise MissingExtraError(f"{subject} needs a package that is not installed: {one_line(failure)}") from None
         except ModelError:
             raise
         except Exception as failure:
-            raise ModelError(f"{subject} cannot be built from this config: {_one_line(failure)}") from failure
-        shapes = _Shapes(subject, config, inspect.signature(module.forward), input_options)
+            raise ModelError(f"{subject} cannot be built from this config: {one_line(failure)}") from failure
+        shapes = Shapes(subject, config, inspect.signature(module.forward), input_options)
         if tracking_norms(module):
             _calibrate(module, shapes, batch, seq_len, given)
         return module, shapes.inputs(module, batch, seq_len) if given is None else {}
 
 
-def _calibrate(module: nn.Module, shapes: "_Shapes", batch: int, seq_len: int | None, given: Given | None) -> None:
+def _calibrate(module: nn.Module, shapes: "Shapes", batch: int, seq_len: int | None, given: Given | None) -> None:
     """Calibrate the batch norms with small images (7 times as fast for EfficientNet-B7), else full ones, else ``given``."""
     small = replace(shapes, largest_image=CALIBRATION_IMAGE_SIZE)
     with contextlib.suppress(Exception):
@@ -94,11 +101,11 @@ def _calibrate(module: nn.Module, shapes: "_Shapes", batch: int, seq_len: int | 
     except ModelError:
         raise
     except Exception as failure:
-        raise ModelError(f"{shapes.subject} fails on {what}: {_one_line(failure)}. {WAY_OUT}") from failure
+        raise ModelError(f"{shapes.subject} fails on {what}: {one_line(failure)}. {WAY_OUT}") from failure
 
 
 @dataclass(frozen=True, slots=True)
-class _Shapes:
+class Shapes:
     """Makes up inputs for a model of a config; images have at most ``largest_image`` pixels a side, if it is not 0."""
 
     subject: str
@@ -228,7 +235,8 @@ class _Shapes:
         return torch.randn(batch, *frames, getattr(config, "num_channels", 3), height, width)
 
 
-def _find_class(class_name: str) -> Any:
+def find_class(class_name: str) -> Any:
+    """A model class of transformers. Raises: ModelError: there is none. MissingExtraError: a package that it needs is missing."""
     try:
         import transformers
     except ImportError:
@@ -259,32 +267,35 @@ def _find_part(class_name: str) -> Any:
     return None
 
 
-def _configure(model_class: Any, options: Mapping[str, str], subject: str) -> tuple[Any, dict[str, Any]]:
-    """The config with the options set, and the options for the inputs only."""
+def configure(
+    model_class: Any, options: Mapping[str, str], subject: str, folder: str | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """The config with the options set, and the options for the inputs only. ``folder`` holds the config of a checkpoint."""
     config_class = model_class.config_class
-    default = config_class()
+    made_of = partial(config_class.from_pretrained, folder, local_files_only=True) if folder else config_class
+    default = made_of()
     renamed = {alias: getattr(default, alias, None) for alias in config_class.attribute_map}
     known = {**default.to_dict(), **renamed, "attn_implementation": ""}
     input_known = {} if "image_size" in known else {"image_size": DEFAULT_IMAGE_SIZE}
     values = typed_options(options, known | input_known, subject)
-    raise_faults(ModelError, f"{subject} may not bring code from a model hub", _hub_code({**options, **values}))
+    raise_faults(ModelError, f"{subject} may not bring code from a model hub", hub_code({**options, **values}))
     input_values = {name: values.pop(name) for name in input_known if name in values}
     if "use_cache" in known:
         values.setdefault("use_cache", False)
     try:
-        config = config_class(**values)
+        config = made_of(**values)
         _turn_off_caches(config, values)
         return config, input_values
     except Exception as failure:
-        raise ModelError(f"{subject} refuses this config: {_one_line(failure)}") from failure
+        raise ModelError(f"{subject} refuses this config: {one_line(failure)}") from failure
 
 
-def _hub_code(options: Mapping[str, Any]) -> list[str]:
+def hub_code(options: Mapping[str, Any]) -> list[str]:
     """Name the options, nested ones too, for which transformers would fetch code and run it."""
     faults = []
     for name, value in options.items():
         if isinstance(value, Mapping):
-            faults += [f"{name}.{fault}" for fault in _hub_code(value)]
+            faults += [f"{name}.{fault}" for fault in hub_code(value)]
         elif name.lstrip("_") == "attn_implementation" and value not in LOCAL_ATTENTION:
             faults.append(f"{name}={value!r:.60}: use {', '.join(LOCAL_ATTENTION[1:])}")
         elif name in HUB_OPTIONS:
@@ -330,5 +341,6 @@ def _require_memory(model_class: Any, config: Any, subject: str) -> None:
         )
 
 
-def _one_line(failure: BaseException) -> str:
+def one_line(failure: BaseException) -> str:
+    """The message of a failure on one line, cut."""
     return " ".join(str(failure).split())[:300]

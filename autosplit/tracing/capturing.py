@@ -167,7 +167,7 @@ def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, chec
         if isinstance(value, torch.Tensor) and node.op != "get_attr":
             specs[node.name] = spec_of(node.name, value)
 
-    notes: tuple[str, ...] = _frozen_dimensions(model.module, example_inputs)
+    notes: tuple[str, ...] = (*model.notes, *_frozen_dimensions(model.module, example_inputs))
     try:
         with torch.inference_mode():
             outputs = Observer(flat.program, see).run(*example_inputs)

@@ -1,6 +1,7 @@
 """Make a module with example inputs from a model spec.
 
-A spec is ``transformers:ClassName?field=value&...`` (random weights), ``file.py:function?argument=value`` or
+A spec is ``transformers:ClassName?field=value&...`` (random weights), ``transformers:/path/to/checkpoint`` or
+``hub:org/name`` (trained weights), ``file.py:function?argument=value`` or
 ``package.module:function`` (a function that returns (module, inputs)), or a ``.pt2`` file. From Python it may also be a module,
 an ``fx.GraphModule`` or an ``ExportedProgram``.
 """
@@ -18,7 +19,7 @@ from torch.export.graph_signature import InputKind
 
 from autosplit.compat.torchparts import pytree
 from autosplit.errors import BRIEF, ModelError, raise_faults
-from autosplit.tracing import architectures
+from autosplit.tracing import architectures, checkpoints
 from autosplit.tracing.importing import import_function
 from autosplit.tracing.modelspec import parse_options, typed_options
 from autosplit.tracing.tensorspec import is_dense, kind_of
@@ -42,7 +43,7 @@ class Model:
     """A model with the example inputs that fix its shapes.
 
     ``spec`` is '' for a Python object. A plan keeps ``source`` to make the model again. ``way_out`` tells the user what to do
-    if the model fails on example inputs that were made up for it.
+    if the model fails on example inputs that were made up for it. ``notes`` say which weights it has, where a spec chose them.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Model:
     kwargs: Mapping[str, Any]
     source: Source = PYTHON_OBJECT
     way_out: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def load_model(
@@ -81,10 +83,10 @@ def load_model(
         shown = batch if isinstance(batch, int | float | str) else f"a {type(batch).__name__}"
         raise ModelError(f"batch must be a whole number of at least 1, not {shown}; example inputs go in inputs=(tensor, ...)")
     given = _given(inputs) if inputs is not None else None
-    spec = ""
+    spec, note = "", ""
     if isinstance(source, str | Path):
         spec = str(source)
-        found, name, own_args, own_kwargs = _load_spec(spec, batch, seq_len, given, trust)
+        found, name, own_args, own_kwargs, note = _load_spec(spec, batch, seq_len, given, trust)
     else:
         if not isinstance(source, nn.Module | ExportedProgram):
             way_out = "; a pair of a module and its inputs is given as module, inputs=inputs" if isinstance(source, tuple) else ""
@@ -104,28 +106,35 @@ def load_model(
     _require_eval(name, found)
     if isinstance(found, ExportedProgram):
         _require_exported_shapes(name, found, args, kwargs)
-    made_up = inputs is None and spec.startswith("transformers:")
+    made_up = inputs is None and bool(note)
     way_out = architectures.WAY_OUT if made_up else ""
-    return Model(name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out)
+    return Model(name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out, (note,) if note else ())
 
 
 def _load_spec(
     spec: str, batch: int, seq_len: int | None, given: architectures.Given | None, trust: bool
-) -> tuple[nn.Module | ExportedProgram, str, Sequence[Any], Mapping[str, Any]]:
+) -> tuple[nn.Module | ExportedProgram, str, Sequence[Any], Mapping[str, Any], str]:
+    """The model, its name, its example inputs, and a note on weights that the spec chose."""
     target, options = parse_options(spec)
     if target.endswith(".pt2"):
-        return _load_program(Path(target), options, trust), Path(target).stem, (), {}
+        return _load_program(Path(target), options, trust), Path(target).stem, (), {}, ""
     place, colon, attribute = target.partition(":")
     if not (colon and place and attribute):
-        what = "give 'transformers:ClassName', 'file.py:function', 'package.module:function' or a path that ends in .pt2"
+        what = "give 'transformers:ClassName', 'hub:org/name', 'file.py:function', 'package.module:function' or a file.pt2"
         workload = "; a planner's workload file needs search --format" if Path(target).is_file() else ""
         raise ModelError(f"model '{spec}' is not a spec: {what}{workload}")
+    if place == "hub" or (place == "transformers" and Path(attribute).is_dir()):
+        folder = checkpoints.fetch(attribute) if place == "hub" else Path(attribute)
+        loaded = checkpoints.load_checkpoint(folder, target, options, batch, seq_len, given)
+        return loaded.module, loaded.name, (), loaded.inputs, loaded.note
     if place == "transformers":
+        if "/" in attribute:
+            raise ModelError(f"model '{target}': there is no folder '{attribute}'")
         module, named = architectures.build(attribute, options, batch, seq_len, given)
-        return module, attribute, (), named
+        return module, attribute, (), named, architectures.RANDOM.format(attribute)
     made, inputs = _call(place, attribute, options, batch, seq_len)
     args, kwargs = _given(inputs)
-    return made, attribute, args, kwargs
+    return made, attribute, args, kwargs, ""
 
 
 def _load_program(path: Path, options: Mapping[str, str], trust: bool) -> ExportedProgram:
