@@ -180,7 +180,7 @@ class Bench:
         self.machine = machine
         self._first_s = first_s
         self.loaded: dict[str, Contender] = {}
-        self.host = HostManager(opener=Pipeline if hosts is None else hosts.opener())
+        self.host = HostManager(engine_factory=Pipeline if hosts is None else hosts.engine_factory())
         self._workspace = workspace or Workspace()
         self._owns_workspace = workspace is None
 

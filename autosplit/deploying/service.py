@@ -148,9 +148,9 @@ def open_pipeline(
     Raises: PlanError, BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.
     """
     machine = hosts.machine if hosts is not None else machine_of_plan(plan, devices)
-    opener = hosts.opener(traced, plan, profile) if hosts is not None else Pipeline
+    engine_factory = hosts.engine_factory(traced, plan, profile) if hosts is not None else Pipeline
     with ExitStack() as opened:
         workspace = opened.enter_context(Workspace())
-        host = opened.enter_context(HostManager(opener=opener))
+        host = opened.enter_context(HostManager(engine_factory=engine_factory))
         pipeline = deploy(host, traced.graph.name, traced, plan, machine, workspace)
         return Service(traced, pipeline, opened.pop_all())

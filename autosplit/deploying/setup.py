@@ -48,7 +48,7 @@ class Hosts(Protocol):
     ) -> Profile:
         """Profile a model on all of them. The folder ``store`` keeps what was measured."""
 
-    def opener(
+    def engine_factory(
         self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None
     ) -> Callable[..., Engine]:
         """A function that opens pipelines there. With model, plan and profile, these plan anew when a host is lost."""

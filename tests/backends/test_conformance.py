@@ -70,6 +70,23 @@ def test_a_plan_made_by_hand_may_not_put_an_op_where_it_is_computed_otherwise() 
         place(traced, plan, machine_for(device), workspace)
 
 
+class Short(nn.Module):
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * 2).float(), n.to(torch.int32) + 1
+
+
+def test_ops_on_values_that_a_backend_cannot_pass_run_in_eager_with_these_values() -> None:
+    values = torch.randn(3).to(torch.bfloat16), torch.arange(3).to(torch.uint16)
+    traced = autosplit.trace(Short().eval(), values, trust_backends=RUNTIMES)
+    told = {backend: conformance.refused(traced, backend) for backend in RUNTIMES}
+    unsigned = [op.name for op in traced.graph.ops if "uint16" in told["onnxruntime"].get(op.name, "")]
+    assert len(unsigned) == 1 and told["onnxruntime"].keys() == {"mul", *unsigned}  # it has no product in bfloat16
+    assert "bfloat16, which it cannot pass" in told["openvino"]["mul"] and {*unsigned} < told["openvino"].keys()
+    for backend in RUNTIMES:
+        for found, right in zip(mixed_answers(traced, backend, values), Short()(*values), strict=True):
+            assert torch.equal(found, right)
+
+
 class Kinds(nn.Module):
     """Ops on the kinds of values that a model seldom gets."""
 

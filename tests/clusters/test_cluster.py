@@ -229,7 +229,7 @@ def test_every_kind_of_request_runs_over_hosts(traced: autosplit.Traced, cluster
     inputs = [torch.randn_like(traced.example_inputs[0]) for _ in range(7)]
     expected = [traced.run(x) for x in inputs]
     plan = halves(traced, cluster)
-    with Workspace() as workspace, HostManager(opener=cluster.opener()) as host:
+    with Workspace() as workspace, HostManager(engine_factory=cluster.engine_factory()) as host:
         for name in ("one", "two"):
             deploy(host, name, traced, plan, cluster.machine, workspace)
         one = host["one"]
