@@ -36,7 +36,7 @@ def plan() -> Plan:
 class _Ran:
     """A pipeline of two workers that answers a microbatch every 10 ms once it is full, and a whole second later at both ends."""
 
-    window = 6
+    max_in_flight = 6
 
     def __init__(self) -> None:
         self.num_sent = 0
