@@ -10,7 +10,7 @@ from autosplit.figures import plot_accuracy, plot_baselines, plot_memory, plot_s
 from autosplit.figures.picture import Picture
 from autosplit.pages.contents import Contents
 from autosplit.pages.graphdrawing import graph_drawing
-from autosplit.tables import bytes_text, cell, heading, seconds_text
+from autosplit.tables import cell, heading
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #222; --pale: #c4c4c4; --band: #e8e8e8; --soft: #666; --box: #f2f5fa; }
@@ -130,23 +130,20 @@ def _front(contents: Contents) -> str:
     return _chart(plot_tradeoff(points, same[0], "Predicted"), "What other plans trade")  # type: ignore[arg-type]
 
 
-def _stages(contents: Contents) -> list[dict[str, str | int]]:
+def _stages(contents: Contents) -> list[dict[str, str | int | float | None]]:
+    caps_bytes = contents.caps_bytes
     return [
         {
             "stage": stage.name,
             "devices": "+".join(stage.devices),
             "backend": stage.backend,
             "ops": len(stage.ops),
-            "predicted for each request": seconds_text(stage.load_s) if stage.load_s else "-",
-            "weights": bytes_text(contents.graph.stage_bytes(stage.ops)),
-            "memory cap": bytes_text(min(caps)) if (caps := _caps(contents, stage.devices)) else "none",
+            "predicted_s": stage.load_s or None,
+            "weight_bytes": contents.graph.stage_bytes(stage.ops),
+            "capped_bytes": min((caps_bytes[name] for name in stage.devices if name in caps_bytes), default=None),
         }
         for stage in contents.plan.stages
     ]
-
-
-def _caps(contents: Contents, devices: Sequence[str]) -> list[int]:
-    return [contents.caps_bytes[name] for name in devices if name in contents.caps_bytes]
 
 
 def _chart(picture: Picture, name: str) -> str:
