@@ -15,7 +15,7 @@ from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem, Solution, Status
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds
-from autosplit.planners.clock import now
+from autosplit.planners.clock import now, time_limit
 from autosplit.planners.items import contract
 from autosplit.planners.objective import demand_faults, with_reuse
 from autosplit.planners.portfolio import solve
@@ -94,7 +94,8 @@ def pareto(
         log: called with a line for each point.
     Raises: InfeasibleError: no plan meets the limits.
     """
-    return _Front(problem, demands, now() + time_limit_s, seed, log or (lambda line: None)).solutions()
+    with time_limit(problem.num_ops * problem.num_devices, time_limit_s) as deadline:
+        return _Front(problem, demands, deadline, seed, log or (lambda line: None)).solutions()
 
 
 class _Front:

@@ -96,6 +96,7 @@ def explain_blocks(
     calls = {} if bound_s >= value_s * (1 - CLOSED) else {AGAIN: (problem, demands)}
     calls |= dict(_changes(problem, device, demands)) | {words: (other, demands) for words, other in (loosened or {}).items()}
     with time_limit(problem.num_ops * problem.num_devices, time_limit_s) as deadline:
+        deadline = min(deadline, now() + time_limit_s)
         cuts = next_cuts(
             problem,
             blocks,

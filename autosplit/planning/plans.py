@@ -197,6 +197,8 @@ def _ask_subsets(
         left_s = (end - clock.now()) / left
         part = question(kept) if left > 1 else whole
         num_known = len(part.found)
+        if part.is_large and whole.best is not None and not every:
+            part.known_s = min(part.known_s, whole.best.prediction.bottleneck_s)
         if part is not whole:
             part.relax(RELAXED_SHARE * left_s)
         part.choose(left_s, every)
@@ -294,7 +296,7 @@ class _Question:
 
     def _add(self, problem: Problem, demands: Demands, left_s: float) -> float:
         """Ask the planner and keep its plans. Returns: a bound in seconds on all plans but the best one so far."""
-        best_s = self.best.prediction.bottleneck_s if self.best else self.known_s
+        best_s = min(self.known_s, self.best.prediction.bottleneck_s if self.best else inf)
         try:
             solutions = self.ask(problem, demands, max(LEAST_S, left_s), best_s)
         except InfeasibleError as failure:

@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 
 from autosplit.costs.problem import Floats
+from autosplit.planners.clock import spend
 from autosplit.planners.items import Ints
 from autosplit.planners.jit import allocating
 from autosplit.planners.noncontiguous.frontier import sweep_of
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.narrow_orders import narrow_order
+
+CELL_S = 1e-8
+"""Seconds for each state and bucket."""
 
 NUM_BUCKETS = 1000
 MAX_CELLS = 30_000_000
@@ -48,6 +52,7 @@ def resplit(
     if (room < total_bytes).any():
         tried = (capped_sweep(sweep, graph.item_bytes, room[0], num_levels) for num_levels in BYTE_LEVELS)
         sweep = next((each for each in tried if each.num_states <= max_states), sweep)
+    spend(sweep.num_states * NUM_BUCKETS * CELL_S)
     sides, load_1, load_0 = _divide(
         sweep.layer, sweep.into, sweep.source, sweep.side, sweep.cost_1, sweep.cost_0,
         np.ascontiguousarray(graph.compute_s[order, one]), np.ascontiguousarray(graph.compute_s[order, other]),
