@@ -13,12 +13,13 @@ from torch.export import ExportedProgram
 from autosplit import measuring
 from autosplit.arguments import checked
 from autosplit.backends.base import absent_runtimes
+from autosplit.backends.workspace import Workspace
 from autosplit.deploying.comparing import Subject, expectation, run_beside
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.microbatching import require_independent
+from autosplit.deploying.networks import machine_of_plan
 from autosplit.deploying.service import Service, open_pipeline
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup, as_budget
-from autosplit.deploying.workspace import Workspace, machine_of_plan
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import BRIEF, UsageError, names

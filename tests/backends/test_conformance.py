@@ -16,8 +16,9 @@ import autosplit
 from autosplit.backends import conformance, faultstore
 from autosplit.backends.apart import apart
 from autosplit.backends.base import get_backend
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.networks import place
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.deploying.workspace import Workspace, place
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
 from autosplit.errors import BackendError
@@ -168,7 +169,7 @@ def test_a_search_goes_on_without_a_backend_whose_compiler_crashes() -> None:
     profile = replace(eager, measured={**eager.measured, **other.measured})
     found = autosplit.search(traced, profile, device, setup=Setup(progress=False), budget=Budget(search_s=0.5))
     assert {stage.backend for stage in found.plan.stages} == {"eager"}
-    assert any("openvino is left out: the process was killed by SIGSEGV" in note for note in found.profile.notes)
+    assert any("openvino is left out: worker 'compiling' was killed by SIGSEGV" in note for note in found.profile.notes)
 
 
 def _end() -> None:
@@ -176,7 +177,7 @@ def _end() -> None:
 
 
 def test_a_process_apart_that_died_is_replaced() -> None:
-    with pytest.raises(BackendError, match="the process was killed by SIGKILL while nothing was done"):
+    with pytest.raises(BackendError, match="worker 'compiling' was killed by SIGKILL while nothing was done"):
         apart(_end, doing="while nothing was done")
     assert apart(math.sqrt, 16.0, doing="while a root was taken") == 4.0
 
