@@ -20,7 +20,7 @@ from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.networks import machine_of_plan
 from autosplit.deploying.service import Service, open_pipeline
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup, as_budget
-from autosplit.devices.discovering import Devices, as_machine
+from autosplit.devices.discovering import Devices, absent_devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import BRIEF, UsageError, names
 from autosplit.exporting import base as targets
@@ -35,7 +35,7 @@ from autosplit.tracing.loading import Inputs
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine, parse_device
-from autosplit.values.plan import Plan
+from autosplit.values.plan import ON_ESTIMATES, Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import backend_fault
 
@@ -58,6 +58,7 @@ def trace(
     trust: bool = False,
     values: Literal["finite", "any"] = "finite",
     trust_backends: str | Sequence[str] = (),
+    weights: bool = True,
 ) -> Traced:
     """Trace a model to one flat graph for one batch size.
 
@@ -69,6 +70,7 @@ def trace(
         trust: True to read a ``.pt2`` file, which can run code of its maker.
         values: ``any`` if requests may hold NaN, infinity, integers beyond 31 bits or ids beyond their tables: an op that a
             backend computes otherwise than eager on such values runs on another one.
+        weights: False to load and compute nothing: the trace can be planned on stated speeds, and not run.
         trust_backends: backends that get ops even where they compute otherwise than eager.
     Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured. UsageError: an unknown backend.
     """
@@ -77,7 +79,8 @@ def trace(
     trusted = names("trust_backends", trust_backends)
     if trusted and (fault := backend_fault(*trusted)):
         raise UsageError(fault)
-    traced = capturing.trace(loading.load_model(model, batch, seq_len, inputs=loading.call_of(args, kwargs, inputs), trust=trust))
+    given = loading.call_of(args, kwargs, inputs)
+    traced = capturing.trace(loading.load_model(model, batch, seq_len, inputs=given, trust=trust, weights=weights))
     return replace(traced, source=replace(traced.source, values=values, trusted=trusted))
 
 
@@ -85,7 +88,9 @@ def trace(
 def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SETUP) -> Profile:
     """Seconds of every op on every device and backend; what did not change comes from the store.
 
-    A backend that cannot compute in the setup's precision, refuses the model, or gives wrong numbers is left out, with a note.
+    A device that is not here gets the speed that the machine states, or a stored profile of another machine; a note calls that an
+    estimate. A backend that cannot compute in the setup's precision, refuses the model, or gives wrong numbers is left out, with
+    a note.
 
     Args:
         traced: the model.
@@ -97,6 +102,9 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
     from autosplit.measuring.store import open_store
 
     machine, store = _machine(devices, setup), None if setup.store is None else open_store(setup.store)
+    absent = absent_devices(machine)
+    if absent or any(device.speed for device in machine.devices):
+        return _estimated(traced, machine, list(absent), setup)
     if setup.hosts is not None:
         with shown(setup.progress) as progress:
             progress("profile", 0.0, "measuring on the hosts")
@@ -118,6 +126,25 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
             workspace=setup.workspace,
             progress=progress,
         )
+
+
+def _estimated(traced: Traced, machine: Machine, absent: Sequence[str], setup: Setup) -> Profile:
+    """The profile of a machine of which some devices are not here: what is here is measured."""
+    from autosplit.measuring.store import open_store, user_root
+    from autosplit.planning import estimating
+
+    unstated = [machine[name] for name in absent if machine[name].speed is None]
+    estimating.require_costs(machine, absent, setup.profile_of)
+    profile = Profile.empty(traced.graph, setup.precision)
+    there = [name for name in estimating.sources(machine) if name not in absent]
+    if there:
+        known = {device.name: replace(device, speed=None) for device in machine.devices}
+        profile = measure(traced, Machine.of(known.get(name) or parse_device(name) for name in there), setup=setup)
+    if unstated:
+        store = open_store(setup.store or user_root())
+        stored = store.load(traced.graph, precision=setup.precision, of=setup.profile_of)
+        profile = estimating.as_measured_elsewhere(profile, stored, unstated, setup.profile_of)
+    return estimating.estimated(profile, traced.graph, machine)
 
 
 @checked
@@ -160,7 +187,7 @@ def search(
         parts if _may_cut(traced, profile, budget) else None,
         budget.explain_s,
         hurried=budget.planner_s is None,
-        footprints=Footprints(machine, setup.workspace),
+        footprints=None if absent_devices(machine) else Footprints(machine, setup.workspace),
     )
     with shown(setup.progress) as progress:
         result = loop.search(
@@ -173,7 +200,16 @@ def search(
             progress=progress,
             keep=lambda found: _keep(_with_versions(found), setup),
         )
-    return _with_versions(result)
+    return _with_estimates(_with_versions(result))
+
+
+def _with_estimates(found: "SearchResult") -> "SearchResult":
+    """The result whose plan says for which of its devices the times were not measured."""
+    guessed = {setting.device for setting, measured in found.profile.measured.items() if measured.is_estimate}
+    named = [name for name in dict.fromkeys(name for stage in found.plan.stages for name in stage.devices) if name in guessed]
+    if not named:
+        return found
+    return replace(found, plan=replace(found.plan, method=f"{found.plan.method}, {ON_ESTIMATES} {', '.join(named)}"))
 
 
 def _with_versions(found: "SearchResult") -> "SearchResult":

@@ -57,14 +57,14 @@ def say_kept(given: options.Output) -> None:
 
 def say_reused(profile: Any, store: Path, started: str) -> None:
     """Say how much of a profile was measured before ``started``, the date at which the command began."""
-    dates = [measured.provenance.date for measured in profile.measured.values()]
+    dates = [measured.provenance.date for measured in profile.measured.values() if not measured.is_estimate]
     before = sorted(date for date in dates if date < started)
     if before:
         share = f"{len(before)} of {len(dates)}"
         say(f"{share} measurements are from '{store}', of {before[0]} or later; --remeasure makes them again")
 
 
-def trace(given: options.Profile | Evaluate, progress: Progress, model: str) -> Any:
+def trace(given: options.Profile | Evaluate, progress: Progress, model: str, weights: bool = True) -> Any:
     """A model, traced for the requests that the flags describe."""
     from autosplit import api
 
@@ -72,7 +72,7 @@ def trace(given: options.Profile | Evaluate, progress: Progress, model: str) -> 
     chosen: dict[str, Any] = (
         {} if not isinstance(given, options.Profile) else {"values": given.values, "trust_backends": given.trusted}
     )
-    traced = api.trace(model, batch=given.batch, seq_len=given.seq_len, trust=given.trust, **chosen)
+    traced = api.trace(model, batch=given.batch, seq_len=given.seq_len, trust=given.trust, weights=weights, **chosen)
     for note in traced.notes:
         say(f"note: {note}")
     say_kept(given)

@@ -14,19 +14,22 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def opened_machine(given: options.Devices, devices: str | None = None) -> "Iterator[tuple[Machine, Hosts | None]]":
+def opened_machine(
+    given: options.Devices, devices: str | None = None, here: bool = True
+) -> "Iterator[tuple[Machine, Hosts | None]]":
     """Yield the devices that a command names, and the hosts that they are on, if it names a cluster.
 
     Args:
         given: the command's options.
         devices: names of the devices to use if the options name none.
+        here: as for ``machine_for``.
     Raises: UsageError: a cluster and a machine file. Other errors as ``machine_for`` and ``Cluster``.
     """
     from autosplit.devices.discovering import machine_for, parse_memory
 
     named = given.devices or (None if given.machine else devices)
     if given.cluster is None:
-        yield machine_for(named, given.machine, given.memory), None
+        yield machine_for(named, given.machine, given.memory, here=here), None
         return
     from autosplit.clusters.cluster import Cluster
 

@@ -212,6 +212,9 @@ class Search(Profile):
     time_limit: Annotated[str, typer.Option(help="Most time for one question to the planner; at most a fifth of the budget.")] = (
         PLANNER_TIME
     )
+    profile_of: Annotated[
+        str, typer.Option(help="With --budget 0s: another machine's stored profile for devices that are not here, such as H100.")
+    ] = ""
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
     dot: Dot = None
     isolate: Annotated[bool, typer.Option("--isolate", help="Keep the model out of the process that calls it.")] = False
@@ -219,7 +222,9 @@ class Search(Profile):
     def setup(self, progress: Progress, log: Callable[[str], None] | None = None, hosts: "Hosts | None" = None) -> "Setup":
         """How to measure and plan; errors as for ``Profile.setup``."""
         setup = super().setup(progress, log, hosts)
-        return dataclasses.replace(setup, queue_depth=self.queue_depth, seed=self.seed, isolate=self.isolate)
+        return dataclasses.replace(
+            setup, queue_depth=self.queue_depth, seed=self.seed, isolate=self.isolate, profile_of=self.profile_of
+        )
 
     def spending(self) -> "Budget":
         """Limits of time for the search and the report."""

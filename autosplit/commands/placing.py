@@ -77,8 +77,8 @@ def annotate(given: Annotate) -> None:
             setup=given.setup(progress, log(given), hosts),
             max_error=given.max_error,
         )
-    for text in placed.removed:
-        say(f"note: removed: {text}")
+    for removed in placed.removed:
+        say(f"note: removed: {removed}")
     data: dict[str, Any] = {"summary": placed.summary(), "ops": placed.rows(), "removed": list(placed.removed)}
     data["memory"] = {
         name: {"peak_bytes": plan.peak_bytes, "bound_bytes": plan.bound_bytes} for name, plan in placed.memory.items()

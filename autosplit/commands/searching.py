@@ -36,13 +36,19 @@ def search(given: options.Plans) -> None:
     from autosplit import api, keeping
     from autosplit.commands.report import plan_table, table
     from autosplit.deploying.footprints import Footprints
+    from autosplit.devices.discovering import absent_devices
+    from autosplit.memory.account import Account
+    from autosplit.planning.estimating import require_costs, sources
+    from autosplit.tracing.aliasing import values_of
     from autosplit.values.planfile import write_plan
 
     started, budget = keeping.now(), given.spending()
-    with opened_machine(given) as (machine, hosts), bars(err) as progress:
+    with opened_machine(given, here=budget.search_s > 0) as (machine, hosts), bars(err) as progress:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         wanted.require_consistent(machine)
-        traced = trace(given, progress, given.model)
+        absent = absent_devices(machine)
+        require_costs(machine, absent, setup.profile_of)
+        traced = trace(given, progress, given.model, weights=bool(sources(machine)))
         wanted.verify(traced.graph, machine)
         measured = api.measure(traced, machine, setup=setup)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
@@ -56,7 +62,8 @@ def search(given: options.Plans) -> None:
     views = [plan_table(found.plan, given.verbose)] + ([table(found.rows(), "candidates")] if found.trials else [])
     front: dict[Path, Any] = {}
     if given.objective == "pareto":
-        account = Footprints(machine).account(found.traced, found.profile)
+        counted = Account(found.traced.graph, values_of(found.traced))
+        account = counted if absent else Footprints(machine).account(found.traced, found.profile)
         with bars(err) as progress:
             progress("front", 0.0, "planning for several limits")
             data["front"], front = _front_of_model(given, found, machine, account)

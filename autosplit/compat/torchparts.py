@@ -18,10 +18,11 @@ with needs("torch"):
     from torch._library.custom_ops import OPDEFS
     from torch._library.simple_registry import singleton
     from torch._ops import OpOverload
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.utils import _pytree as pytree
 
 __all__ = [
+    "FakeTensor",
     "FakeTensorMode",
     "OpOverload",
     "custom_source",

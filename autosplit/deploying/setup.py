@@ -65,6 +65,8 @@ class Setup:
         precision: what every stage computes in: ``f32`` (the model's own dtypes) or ``bf16``.
         store: folder where measurements and runs are kept and found again; None keeps nothing.
         remeasure: measure again what the store holds.
+        profile_of: words in the name of another machine's processor or accelerator, whose stored profile counts for devices that
+            are not here.
         isolate: rule out the caller's process as a place for a model, so that a crash of the model cannot end the caller.
         queue_depth: slots of each ring, to begin with.
         seed: seed of every random choice.
@@ -83,6 +85,7 @@ class Setup:
     precision: Precision = "f32"
     store: str | Path | None = None
     remeasure: bool = False
+    profile_of: str = ""
     isolate: bool = False
     queue_depth: int = QUEUE_DEPTH
     seed: int = 0

@@ -74,6 +74,8 @@ def machine_for(
     devices: str | Sequence[str] | None = None,
     machine_file: str | Path | None = None,
     memory: str | Mapping[str, str | int] | None = None,
+    *,
+    here: bool = True,
 ) -> Machine:
     """The machine that the user named, checked against this one.
 
@@ -82,6 +84,7 @@ def machine_for(
             each usable core, ``cuda`` for each CUDA device; all devices by default.
         machine_file: a YAML file with devices, memory caps and links; not together with ``devices``.
         memory: caps, either one size for every device (``300MB``), sizes by device (``cpu:0=300MB,cpu:1=1GiB``), or a mapping.
+        here: whether the devices are needed; without, a plan may be made for devices that this machine lacks.
     Raises:
         DeviceError: a core or CUDA device that this machine lacks, or more cores than the quota.
         UsageError: both a list and a file, or a size that cannot be parsed.
@@ -94,7 +97,8 @@ def machine_for(
         machine = Machine.of(each("the devices are not understood", parse_device, _spelled_out(names("devices", devices))))
     else:
         machine = discover()
-    check_here(machine)
+    if here:
+        check_here(machine)
     machine = with_free_memory(with_feeding_cores(machine))
     return machine.with_memory(parse_memory(memory, machine)) if memory is not None else machine
 
@@ -138,15 +142,8 @@ def check_here(machine: Machine) -> None:
 
     Null devices are everywhere. The hosts of a cluster were asked for theirs.
     """
-    available = affinity()
-    faults = []
     machine = replace(machine, devices=tuple(device for device in machine.devices if not device.host))
-    for device in machine.devices:
-        absent = sorted(set(device.cores) - set(available)) if device.kind == "cpu" else []
-        if absent:
-            cores = ", ".join(map(str, absent))
-            faults.append(f"device '{device.name}' names core {cores}, and this process may use cores {span(available)}")
-    faults += [fault for device in filter(is_accelerator, machine.devices) if (fault := absence(device.name))]
+    faults = list(absent_devices(machine).values())
     num_cores = len({(device.host, core) for device in machine.devices if device.kind == "cpu" for core in device.cores})
     quota = cpu_quota()
     if quota is not None and not faults and num_cores > max(1, math.floor(quota)):
@@ -155,6 +152,19 @@ def check_here(machine: Machine) -> None:
             f"name at most {max(1, math.floor(quota))}"
         )
     raise_faults(DeviceError, "the devices do not fit this machine", faults)
+
+
+def absent_devices(machine: Machine) -> dict[str, str]:
+    """The devices that this machine lacks, by name, with the reason."""
+    available, found = affinity(), {}
+    for device in machine.devices:
+        lost = sorted(set(device.cores) - set(available)) if device.kind == "cpu" else []
+        if lost:
+            cores = ", ".join(map(str, lost))
+            found[device.name] = f"device '{device.name}' names core {cores}, and this process may use cores {span(available)}"
+        elif is_accelerator(device) and (fault := absence(device.name)):
+            found[device.name] = fault
+    return found
 
 
 def with_feeding_cores(machine: Machine) -> Machine:
@@ -174,7 +184,8 @@ def with_feeding_cores(machine: Machine) -> Machine:
 
 def with_free_memory(machine: Machine) -> Machine:
     """The machine with the free memory of each accelerator as its cap, unless it has one."""
-    wanted = tuple(device.name for device in machine.devices if is_accelerator(device) and device.memory_bytes is None)
+    uncapped = [device.name for device in machine.devices if is_accelerator(device) and device.memory_bytes is None]
+    wanted = tuple(name for name in uncapped if not absence(name))
     return machine.with_memory({name: facts.free_bytes for name, facts in facts_of(wanted).items()})
 
 

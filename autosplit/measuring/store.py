@@ -106,7 +106,9 @@ class Store:
                 stack.enter_context(locked(self.root / "measuring", waiting, self.trusted))
             yield
 
-    def load(self, graph: Graph, here: Mapping[str, Provenance] | None = None, precision: Precision = "f32") -> Profile:
+    def load(
+        self, graph: Graph, here: Mapping[str, Provenance] | None = None, precision: Precision = "f32", of: str = ""
+    ) -> Profile:
         """The newest stored entry of each setting of a model.
 
         Args:
@@ -114,18 +116,19 @@ class Store:
             here: backend name to the provenance of a measurement made now. Entries of another machine or other versions are left
                 out with a note. None takes entries of any machine.
             precision: what the backends computed in.
+            of: words in the name of the processor or the accelerator; entries of other machines are left out.
         Returns: a profile whose notes name the entries left out and the files set aside.
         Raises: ProfileError: the store is refused, because a folder is a link or belongs to another user.
         """
         profile = Profile.empty(graph, precision)
         if self.beneath is not None:
-            profile = self.beneath.load(graph, here, precision)
+            profile = self.beneath.load(graph, here, precision, of)
         notes: list[str] = []
         for path in self._files(self.folder(graph)):
             if path.name == "graph.json" or path.suffix != ".json":
                 continue
             found = self._read(path, partial(_entries, graph, self.trusted), notes)
-            entries = [entry for entry in found if entry.measured.provenance.precision == precision]
+            entries = [entry for entry in found if entry.measured.provenance.precision == precision and _is_of(entry, of)]
             judged = [(entry, "" if here is None else mismatch(entry, here.get(entry.setting.backend))) for entry in entries]
             usable = [entry for entry, reason in judged if not reason]
             taken = {entry.setting for entry in usable}
@@ -271,6 +274,12 @@ def _merged(stored: Entry | None, ours: Entry) -> Entry:
     known = {(stage.ops, stage.busy, stage.setting) for stage in ours.stages}
     others = (stage for stage in stored.stages if (stage.ops, stage.busy, stage.setting) not in known)
     return replace(ours, stages=(*others, *ours.stages))
+
+
+def _is_of(entry: Entry, words: str) -> bool:
+    """Whether the name of the processor or the accelerator of an entry has these words."""
+    where = entry.measured.provenance
+    return words.lower() in " ".join([where.accelerator.get("name", ""), where.cpu]).lower()
 
 
 def mismatch(entry: Entry, here: Provenance | None) -> str:

@@ -7,12 +7,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
-from autosplit.compat.torchparts import FakeTensorMode
+from autosplit.compat.torchparts import FakeTensor, FakeTensorMode
 from autosplit.memory.stages import ValueMemory
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.programs import Observer, weight, weight_names
-from autosplit.tracing.tensorspec import extent_bytes
+from autosplit.tracing.tensorspec import extent_bytes, fake_mode
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def _found(traced: Traced) -> Aliases:
             if owner.get(source) == owner[node]:
                 views[node.name] = str(source.target) if source.op == "get_attr" else source.name
 
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.inference_mode():
-        inputs = [mode.from_tensor(tensor, static_shapes=True) for tensor in traced.example_inputs]
+    with fake_mode(traced.example_inputs) as mode, torch.inference_mode():
+        inputs = [_fake(mode, tensor) for tensor in traced.example_inputs]
         Observer(_with_fake_weights(traced.program, mode), see).run(*inputs)
     specs, overwrites = traced.specs, dict[str, tuple[str, ...]]()
     for node in traced.program.graph.nodes:
@@ -80,8 +80,12 @@ def _found(traced: Traced) -> Aliases:
     return Aliases(views, overwrites, num_bytes)
 
 
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor, static_shapes=True)
+
+
 def _with_fake_weights(program: fx.GraphModule, mode: FakeTensorMode) -> fx.GraphModule:
     """The program with fake weights, which take no memory."""
     weights = {name: weight(program, name).detach() for name in weight_names(program.graph)}
-    fakes = {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in weights.items()}
+    fakes = {name: _fake(mode, tensor) for name, tensor in weights.items()}
     return fx.GraphModule(fakes, program.graph)

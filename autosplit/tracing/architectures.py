@@ -49,7 +49,7 @@ WAY_OUT = "Write a function that returns (module, inputs) and give it as 'file.p
 
 
 def build(
-    class_name: str, options: Mapping[str, str], batch: int, seq_len: int | None, given: Given | None = None
+    class_name: str, options: Mapping[str, str], batch: int, seq_len: int | None, given: Given | None = None, weights: bool = True
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """Build a model in eval mode, and example inputs by name unless they are given.
 
@@ -58,6 +58,7 @@ def build(
         options: config fields as text, ``attn_implementation``, and ``image_size`` even if the config has none.
         batch: leading size of the inputs.
         seq_len: tokens, at most the positions of the config; by default 128 or that limit.
+        weights: False if tensors are fake now.
         given: positional inputs and those by name. Batch norms are calibrated with them only if no others can be made up.
     Raises:
         MissingExtraError: transformers, or a package that this class needs, is not installed.
@@ -69,7 +70,8 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            _require_memory(model_class, config, subject)
+            if weights:
+                _require_memory(model_class, config, subject)
             module: nn.Module = model_class(config).eval()
         except ImportError as failure:
             raise MissingExtraError(f"{subject} needs a package that is not installed: {one_line(failure)}") from None
@@ -78,7 +80,7 @@ def build(
         except Exception as failure:
             raise ModelError(f"{subject} cannot be built from this config: {one_line(failure)}") from failure
         shapes = Shapes(subject, config, inspect.signature(module.forward), input_options)
-        if tracking_norms(module):
+        if weights and tracking_norms(module):
             _calibrate(module, shapes, batch, seq_len, given)
         return module, shapes.inputs(module, batch, seq_len) if given is None else {}
 

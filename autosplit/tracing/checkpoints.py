@@ -38,7 +38,13 @@ class Loaded:
 
 
 def load_checkpoint(
-    folder: Path, origin: str, options: Mapping[str, str], batch: int, seq_len: int | None, given: Given | None
+    folder: Path,
+    origin: str,
+    options: Mapping[str, str],
+    batch: int,
+    seq_len: int | None,
+    given: Given | None,
+    weights: bool = True,
 ) -> Loaded:
     """The model of a checkpoint in eval mode, in its own dtypes.
 
@@ -46,7 +52,7 @@ def load_checkpoint(
         folder: holds ``config.json`` and safetensors files.
         origin: what the user calls it, for messages.
         options: config fields as text, and ``image_size`` even if the config has none.
-        batch, seq_len, given: as for ``architectures.build``.
+        batch, seq_len, given, weights: as for ``architectures.build``.
     Raises: ModelError: it is not a checkpoint, lacks weights, or its class is not one of transformers. MissingExtraError: no
         transformers.
     """
@@ -55,7 +61,7 @@ def load_checkpoint(
         config = read_data(folder / "config.json", "config", UsageError, parse_json)
     except UsageError as failure:
         raise ModelError(f"{subject} is not a checkpoint: {failure}") from None
-    if not files:
+    if weights and not files:
         raise ModelError(
             f"{subject}: '{folder}' holds no safetensors file, and pickled weights, which can run code, are not read; "
             "save_pretrained of a model writes safetensors"
@@ -69,6 +75,10 @@ def load_checkpoint(
     with _quiet():
         made, input_options = architectures.configure(model_class, options, subject, str(folder))
         try:
+            if not weights:
+                module = model_class(made).eval()
+                shapes = architectures.Shapes(subject, made, inspect.signature(module.forward), input_options)
+                return Loaded(names[0], module, shapes.inputs(module, batch, seq_len) if given is None else {}, "")
             module, found = model_class.from_pretrained(
                 str(folder), config=made, use_safetensors=True, local_files_only=True, output_loading_info=True
             )

@@ -17,8 +17,9 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from autosplit.compat.torchparts import renamed
+from autosplit.compat.torchparts import FakeTensor, renamed
 from autosplit.errors import TraceError, raise_faults
 from autosplit.tracing.devicecopies import chain_of, chains_into, copied_to, in_host_memory
 from autosplit.tracing.tensorspec import laid_out, spec_of
@@ -224,10 +225,17 @@ def _weight_names(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tenso
             continue
         tensor = next(store[spec.target] for store in stores if spec.target in store)
         if isinstance(tensor, torch.Tensor):
-            place = tensor.data_ptr() if tensor.numel() else spec.target
+            place = _place(tensor) if tensor.numel() else spec.target
             key = (place, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
             found[spec.arg.name] = (first.setdefault(key, spec.target), tensor)
     return found
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    """The address of a weight; a fake one has a storage, and no address."""
+    if isinstance(tensor, FakeTensor):
+        return StorageWeakRef(tensor.untyped_storage()).cdata, tensor.storage_offset()
+    return tensor.data_ptr()
 
 
 def _free_paths(wanted: Mapping[str, str]) -> dict[str, str]:

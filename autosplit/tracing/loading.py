@@ -6,6 +6,7 @@ A spec is ``transformers:ClassName?field=value&...`` (random weights), ``transfo
 an ``fx.GraphModule`` or an ``ExportedProgram``.
 """
 
+import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from autosplit.compat.torchparts import pytree
+from autosplit.compat.torchparts import FakeTensorMode, pytree
 from autosplit.errors import BRIEF, ModelError, raise_faults
 from autosplit.tracing import architectures, checkpoints
 from autosplit.tracing.importing import import_function
@@ -63,6 +64,7 @@ def load_model(
     *,
     inputs: Inputs | None = None,
     trust: bool = False,
+    weights: bool = True,
 ) -> Model:
     """Load the model that ``source`` names, or take the model that it is.
 
@@ -71,6 +73,8 @@ def load_model(
         batch: leading size of the example inputs that are made here.
         seq_len: tokens of text inputs; None for the model's default.
         inputs: example inputs in place of the model's own; a module needs them.
+        weights: False to make fake weights and inputs, which have shapes and take no memory: such a model can be planned, and not
+            run.
         trust: True to read a ``.pt2`` file: torch unpickles parts of it, which can run code of its maker.
     Raises:
         ModelError: the spec names nothing, has unknown options, is a file that is not trusted, or the inputs do not fit.
@@ -86,7 +90,8 @@ def load_model(
     spec, note = "", ""
     if isinstance(source, str | Path):
         spec = str(source)
-        found, name, own_args, own_kwargs, note = _load_spec(spec, batch, seq_len, given, trust)
+        with contextlib.nullcontext() if weights else FakeTensorMode(allow_non_fake_inputs=True):
+            found, name, own_args, own_kwargs, note = _load_spec(spec, batch, seq_len, given, trust, weights)
     else:
         if not isinstance(source, nn.Module | ExportedProgram):
             way_out = "; a pair of a module and its inputs is given as module, inputs=inputs" if isinstance(source, tuple) else ""
@@ -112,7 +117,7 @@ def load_model(
 
 
 def _load_spec(
-    spec: str, batch: int, seq_len: int | None, given: architectures.Given | None, trust: bool
+    spec: str, batch: int, seq_len: int | None, given: architectures.Given | None, trust: bool, weights: bool
 ) -> tuple[nn.Module | ExportedProgram, str, Sequence[Any], Mapping[str, Any], str]:
     """The model, its name, its example inputs, and a note on weights that the spec chose."""
     target, options = parse_options(spec)
@@ -125,12 +130,12 @@ def _load_spec(
         raise ModelError(f"model '{spec}' is not a spec: {what}{workload}")
     if place == "hub" or (place == "transformers" and Path(attribute).is_dir()):
         folder = checkpoints.fetch(attribute) if place == "hub" else Path(attribute)
-        loaded = checkpoints.load_checkpoint(folder, target, options, batch, seq_len, given)
+        loaded = checkpoints.load_checkpoint(folder, target, options, batch, seq_len, given, weights)
         return loaded.module, loaded.name, (), loaded.inputs, loaded.note
     if place == "transformers":
         if "/" in attribute:
             raise ModelError(f"model '{target}': there is no folder '{attribute}'")
-        module, named = architectures.build(attribute, options, batch, seq_len, given)
+        module, named = architectures.build(attribute, options, batch, seq_len, given, weights)
         return module, attribute, (), named, architectures.RANDOM.format(attribute)
     made, inputs = _call(place, attribute, options, batch, seq_len)
     args, kwargs = _given(inputs)

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from autosplit.compat.torchparts import is_functorch_wrapped_tensor
+from autosplit.compat.torchparts import FakeTensor, FakeTensorMode, is_functorch_wrapped_tensor
 from autosplit.memory.lives import ALIGNMENT
 from autosplit.parsing import shown
 
@@ -100,7 +100,7 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
     TensorSpec(name='x', shape=(3, 2), stride=(1, 3), dtype='float32', offset_bytes=0)
     """
     dtype = str(tensor.dtype).removeprefix("torch.")
-    offset_bytes = tensor.data_ptr() % ALIGNMENT if tensor.numel() else 0
+    offset_bytes = tensor.data_ptr() % ALIGNMENT if tensor.numel() and not isinstance(tensor, FakeTensor) else 0
     return TensorSpec(name, tuple(tensor.shape), tuple(tensor.stride()), dtype, offset_bytes)
 
 
@@ -211,11 +211,19 @@ def is_plain(dtype: torch.dtype) -> bool:
 
 
 def is_dense(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether this is a tensor that holds a value for each element in memory of its own."""
+    """Whether this is a tensor that holds a value for each element in memory of its own, or is fake in place of one."""
+    if isinstance(value, FakeTensor):
+        return value.layout is torch.strided
     if value.__class__ is not torch.Tensor:
         return kind_of(value) == ""
     strided = value.layout is torch.strided and not (value.is_meta or value.is_nested)
     return strided and not is_functorch_wrapped_tensor(value)
+
+
+def fake_mode(tensors: Iterable[Any]) -> FakeTensorMode:
+    """The mode of the first fake tensor; a new one if none is fake."""
+    modes = [one.fake_mode for one in tensors if isinstance(one, FakeTensor)]
+    return modes[0] if modes else FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def kind_of(value: object) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from autosplit.compat.models import attention_of
-from autosplit.compat.torchparts import pytree, stores_of
+from autosplit.compat.torchparts import FakeTensor, pytree, stores_of
 from autosplit.errors import BRIEF, TraceError
 from autosplit.tracing.differing import NumericalError, difference, larger
 from autosplit.tracing.tensorspec import copy_into, differences, empty_like_spec, laid_out, spec_of
@@ -61,6 +61,8 @@ def own_storage(inputs: Any) -> Any:
     def copied(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
+        if isinstance(leaf, FakeTensor):
+            return leaf.clone()
         copy = empty_like_spec(replace(spec_of("", leaf), offset_bytes=0))
         copy_into(copy, leaf.detach())
         return copy

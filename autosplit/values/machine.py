@@ -44,6 +44,21 @@ _NUMBER = "(?:0|[1-9][0-9]{0,3})"
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """The stated speed of a device that is not measured.
+
+    It is ``times`` times as fast as the device ``of``; or does ``flops`` operations and moves ``bytes_per_s``; or ``op_s`` has
+    the seconds of ops by pattern, where the last pattern that matches an op counts.
+    """
+
+    times: float = 0.0
+    of: str = ""
+    flops: float = 0.0
+    bytes_per_s: float = 0.0
+    op_s: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """A device that runs stages.
 
@@ -62,6 +77,7 @@ class Device:
         shares: name of the device whose memory it uses, or empty if it has its own. No copy is needed between the two.
         one_model: whether it runs one model at a time.
         host: the host of a cluster that has it; empty for a device of this machine.
+        speed: its speed, where it is stated and not measured.
     """
 
     name: str
@@ -77,6 +93,7 @@ class Device:
     shares: str = ""
     one_model: bool = False
     host: str = ""
+    speed: Speed | None = None
 
     @property
     def memory(self) -> str:

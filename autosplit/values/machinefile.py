@@ -1,5 +1,6 @@
 """The machine file: devices with their limits, and links, as a person writes them (YAML)."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,8 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt
 
 from autosplit.errors import DeviceError, UsageError, raise_faults
 from autosplit.files import read_data, validated
+from autosplit.parsing import shown
 from autosplit.values.links import Link
-from autosplit.values.machine import HOST, MAX_DEVICES, Device, Machine, parse_bytes, parse_device, span
+from autosplit.values.machine import HOST, MAX_DEVICES, Device, Machine, Speed, parse_bytes, parse_device, span
 from autosplit.values.samples import backend_fault
 
 
@@ -30,6 +32,34 @@ def _require_backends(names: Sequence[str]) -> None:
         raise UsageError(fault)
 
 
+TIMES = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*x\s*(\S+)\s*")
+"""``3.5 x cpu:0``."""
+
+
+def _parse_times(text: str) -> Speed:
+    """The speed of a device as a multiple of another one's. Raises: UsageError: another form."""
+    match = TIMES.fullmatch(text)
+    if not match or not float(match[1]):
+        raise UsageError(f"speed {shown(text)} is not understood; write 3.5 x cpu:0")
+    return Speed(times=float(match[1]), of=parse_device(match[2]).name)
+
+
+class _Roofline(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    flops: float = Field(gt=0, allow_inf_nan=False)
+    bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    table: str
+
+
+class _Seconds(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    seconds: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+
 class _DeviceEntry(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: Annotated[str, _read_by(parse_device)]
@@ -42,6 +72,20 @@ class _DeviceEntry(BaseModel):
     min_ops: int = Field(default=1, ge=1)
     shares: str = ""
     one_model: bool = False
+    speed: Annotated[str, _read_by(_parse_times)] | _Roofline | _Table | None = None
+
+    def speed_in(self, folder: Path) -> Speed | None:
+        """The stated speed. Raises: UsageError: its table, a file beside the machine file, is not op pattern to seconds."""
+        match self.speed:
+            case str():
+                return _parse_times(self.speed)
+            case _Roofline():
+                return Speed(flops=self.speed.flops, bytes_per_s=self.speed.bytes_per_s)
+            case _Table():
+                path = folder / self.speed.table
+                found = {"seconds": read_data(path, "table of seconds", UsageError)}
+                return Speed(op_s=tuple(validated(_Seconds, found, UsageError, f"table '{path}' does not fit").seconds.items()))
+        return None
 
     def devices(self) -> list[Device]:
         """This device and the ones after it, ``count`` in all: ``cpu:0-1`` is followed by ``cpu:2-3``, ``cuda:0`` by ``cuda:1``.
@@ -91,7 +135,9 @@ def read_machine(path: Path) -> Machine:
     ``devices: [{name: cpu:0, memory: 300MB, count: 2, operators: [aten.conv*], backends: [onnxruntime, eager]}]``; all fields but
     the name may be left out. ``links: [{source: cpu:0, target: cpu:1, bytes_per_s: 1e9}]``: the sender spends the time. A link
     of the file takes precedence over a measured one. An accelerator may have rules: ``dtypes: [float32]``,
-    ``max_subgraphs: 8``, ``min_ops: 3``, ``shares: cpu:0`` (it uses the memory of that device), ``one_model: true``.
+    ``max_subgraphs: 8``, ``min_ops: 3``, ``shares: cpu:0`` (it uses the memory of that device), ``one_model: true``. A device
+    that is not here may have a ``speed``: ``3.5 x cpu:0``, ``{flops: 1e14, bytes_per_s: 9e11}``, or ``{table: seconds.json}`` (op
+    pattern to seconds).
 
     Raises: DeviceError, UsageError: every fault of the file.
     """
@@ -99,7 +145,7 @@ def read_machine(path: Path) -> Machine:
     content = validated(_MachineFile, data, UsageError, f"machine file '{path}' is not understood")
     if (total := sum(entry.count for entry in content.devices)) > MAX_DEVICES:
         raise DeviceError(f"machine file '{path}' has {total} devices, and at most {MAX_DEVICES} are allowed")
-    devices = [device for entry in content.devices for device in entry.devices()]
+    devices = [replace(device, speed=entry.speed_in(path.parent)) for entry in content.devices for device in entry.devices()]
     pairs = [(entry.source, entry.target) for entry in content.links]
     faults = [f"the link from '{a}' to '{b}' is given {n} times" for (a, b), n in Counter(pairs).items() if n > 1]
     links = [Link(e.source, e.target, e.latency_s, 0.0, 1 / e.bytes_per_s, 0.0, 0.0) for e in content.links]

@@ -101,6 +101,9 @@ class Source:
     trusted: tuple[str, ...] = ()
 
 
+ON_ESTIMATES = "on estimates of"
+"""Words in the method of a plan that names the devices without measured times."""
+
 PYTHON_OBJECT = Source("")
 """The source of a model that no spec names."""
 
@@ -251,7 +254,7 @@ class Plan:
         proved = "no plan can be better" if told.bound_s > 0 and self.status == "optimal" else gap
         terms = f" ({self.status}, gap {told.gap:.2%}, {self.method})" if verbose else ""
         rate = f"{tables.number_text(told.throughput_per_s)} items/s, {tables.seconds_text(told.latency_s)} a request"
-        return f"predicted: {rate}; {proved}{terms}"
+        return f"{self.foretold}: {rate}; {proved}{terms}"
 
     def summary(self) -> str:
         """One sentence: the stages, the predicted throughput, and its proof."""
@@ -261,7 +264,13 @@ class Plan:
         where += "" if self.precision == "f32" else f" in {self.precision}"
         where += "" if self.process == "workers" else " in the caller's process"
         per_s = self.prediction.throughput_per_s
-        return f"{where}: {f'{tables.number_text(per_s)} items/s' if per_s else 'nothing'} predicted ({proof}, {self.method})"
+        found = f"{tables.number_text(per_s)} items/s" if per_s else "nothing"
+        return f"{where}: {found} {self.foretold} ({proof}, {self.method})"
+
+    @property
+    def foretold(self) -> str:
+        """``predicted``; ``estimated`` where the times of a device were not measured."""
+        return "estimated" if ON_ESTIMATES in self.method else "predicted"
 
 
 def _how(stage: Stage) -> str:

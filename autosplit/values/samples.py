@@ -15,6 +15,9 @@ Precision = Literal["f32", "bf16"]
 Inputs and outputs keep their dtypes."""
 
 
+ESTIMATED = "estimated"
+"""Beginning of the source of times that were not measured on the device itself."""
+
 BACKENDS = ("eager", "onnxruntime", "openvino", "inductor")
 """Names of the backends."""
 
@@ -137,7 +140,8 @@ class Measured:
         ops: raw samples by op signature or by op name, as ``per`` says.
         per: the kind of the keys of ``ops``.
         source: the origin of the op times: ``in-graph`` (each op timed in graph order), ``profiler`` (the runtime's own
-            profiler), ``proportional`` (shares of the whole, as in eager), ``given`` (not measured).
+            profiler), ``proportional`` (shares of the whole, as in eager), ``given`` (not measured), or the same after
+            ``ESTIMATED`` (on another machine, or by a stated speed).
         whole: the whole model while the other devices run it too, or None.
         alone: the whole model while the other devices are idle, or None; of equal devices only the first one is measured.
         provenance: place and time.
@@ -158,6 +162,11 @@ class Measured:
     refused: Mapping[str, str] = field(default_factory=dict)
     cut_s_per_byte: float | None = None
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether the device itself was not measured."""
+        return self.source.startswith(ESTIMATED)
 
     def faults(self, setting: Setting, signatures: Mapping[str, str]) -> list[str]:
         """The faults of these measurements.

@@ -55,8 +55,7 @@ def private_uses(source: str) -> Iterator[str]:
 
 
 def test_private_interfaces_of_others_stand_here_alone() -> None:
-    # localnodes: until it starts nodes by Ray's own command
-    paths = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "compat" and path.name != "localnodes.py"]
+    paths = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "compat"]
     found = {str(path.relative_to(PACKAGE)): list(private_uses(path.read_text(encoding="utf-8"))) for path in paths}
     assert {path: uses for path, uses in found.items() if uses} == {}, "move them to autosplit/compat, with a test here"
 
