@@ -51,7 +51,8 @@ ARCHITECTURES = {
 
 BACKENDS = ("eager", "onnxruntime", "openvino")
 RESULTS, PAGE, MARK = Path("benchmarks/conformance.json"), Path("docs/accuracy.md"), "<!-- conformance -->"
-TOLERANCE = 1e-3
+TOLERANCE, UNSTABLE = 1e-3, 1e-4
+"""Largest relative error; and the error of torch's own f32 against f64 beyond which a request tells nothing."""
 
 
 def requests(traced: Traced, number: int) -> list[torch.Tensor]:
@@ -120,7 +121,7 @@ def compare(name: str, spec: str, draws: int) -> list[dict[str, Any]]:
             num_refused, parts = compiled(traced, backend)
             errors = [error(traced, parts, inputs, right) for inputs, right in zip(given, own, strict=True)]
             wrong = [k for k, one in enumerate(errors) if one > (0.0 if backend == "eager" else TOLERANCE)]
-            unstable = [k for k in wrong if own_error(model.module, traced, given[k], own[k]) > TOLERANCE]
+            unstable = [k for k in wrong if own_error(model.module, traced, given[k], own[k]) > UNSTABLE]
             row = {"model": name, "backend": backend, "ops": len(traced.graph.ops), "in eager": num_refused}
             largest = max((one for k, one in enumerate(errors) if k not in unstable), default=0.0)
             rows.append({**row, "right": f"{draws - len(wrong)} of {draws - len(unstable)}", "largest error": largest})

@@ -29,13 +29,13 @@ def plan_of(traced: Traced, backend: str) -> Plan:
     "target", ["onnxruntime", "onnxruntime-layers", "openvino", "triton", "ray-serve", "tvm-json", "torch-pipelining"]
 )
 def test_a_crash_in_an_export_leaves_no_folder(ending: Traced, target: str, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="the process was killed by SIGSEGV while"):
+    with pytest.raises(BackendError, match="was killed by SIGSEGV while"):
         write_export(target, Job(ending, plan_of(ending, "eager")), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "inductor"])
 def test_a_crash_in_a_bundle_leaves_no_folder(ending: Traced, backend: str, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="the process was killed by SIGSEGV while"):
+    with pytest.raises(BackendError, match="was killed by SIGSEGV while"):
         write_bundle({"ending": (ending, plan_of(ending, backend))}, tmp_path / "out", trust=True)
     assert list(tmp_path.iterdir()) == []
