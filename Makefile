@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster bench-hosts test test-fast check format docs bench-planner bench-runtime bench-models bench-accuracy profiles pictures fuzz chaos dist clean
+.PHONY: help install demo demo-cluster bench-hosts test test-fast check sizes format docs bench-planner bench-runtime bench-models bench-accuracy profiles pictures fuzz chaos dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -45,11 +45,14 @@ test-fast: install ## the tests of values, costs and planners, which need no tor
 docs: install ## the documentation as a site in build/docs; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-check: install ## ruff, mypy --strict, and the import-direction test
+check: install ## ruff, mypy --strict, directions of imports, and lines of folders
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_layers.py
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_sizes.py
+
+sizes: install ## lines of each folder beside its limit in sizes.toml
+	$(BIN)/python -m pytest -q tests/test_sizes.py
 
 format: install ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

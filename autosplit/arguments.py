@@ -1,17 +1,16 @@
 """checked(): a function or class that says in one sentence which of its arguments is of the wrong type.
 
 The types are those of the annotations. Only the argument itself is checked: the function checks the items of a sequence or a
-mapping. A name that an annotation takes from ``TYPE_CHECKING`` stands for any type.
+mapping. A parameter whose annotation is a text takes any type. A Protocol must be ``runtime_checkable``.
 """
 
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, wraps
+from functools import wraps
 from numbers import Integral, Real
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from autosplit.errors import BRIEF, UsageError, raise_faults
 
@@ -55,10 +54,10 @@ def checked(made: T) -> T:
 def _checking(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     parameters = list(inspect.signature(function).parameters.values())
     by_place = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    expected = _expected(function)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        expected = _expected(function)
         given = [*zip(by_place, args, strict=False), *kwargs.items()]
         wrong = [(key, value) for key, value in given if key in expected and not _fits(value, expected[key])]
         raise_faults(UsageError, f"{name}() cannot be called like this", [_fault(*one, expected[one[0]]) for one in wrong])
@@ -67,53 +66,30 @@ def _checking(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
-@lru_cache(maxsize=256)
 def _expected(function: Callable[..., Any]) -> Mapping[str, tuple[type, ...]]:
-    """Parameter to the types that it takes; a parameter of any type, and one whose type is not known, is left out."""
-    found = {}
-    for parameter in inspect.signature(function).parameters.values():
-        if (
-            parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            and parameter.annotation is not parameter.empty
-        ):
-            kinds = _types(parameter.annotation, function)
-            if object not in kinds:
-                found[parameter.name] = tuple(dict.fromkeys(kinds))
-    return found
+    """Parameter to the types that it takes; a parameter of any type is left out."""
+    given = [
+        one for one in inspect.signature(function).parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    kinds = {one.name: tuple(dict.fromkeys(_types(one.annotation))) for one in given if one.annotation is not one.empty}
+    return {name: types for name, types in kinds.items() if object not in types}
 
 
-def _types(hint: Any, function: Callable[..., Any]) -> list[type]:
+def _types(hint: Any) -> list[type]:
     """The classes that a value of this annotation may have; ``object`` for any."""
-    if isinstance(hint, str):
-        try:
-            return _types(eval(hint, vars(sys.modules[function.__module__])), function)
-        except NameError:
-            return [object]
     origin = typing.get_origin(hint)
     if hint is None:
         return [type(None)]
     if origin is Literal:
         return [type(value) for value in typing.get_args(hint)]
     if origin in (typing.Union, types.UnionType):
-        return [kind for one in typing.get_args(hint) for kind in _types(one, function)]
-    if isinstance(hint, typing.NewType):
-        return _types(hint.__supertype__, function)
+        return [kind for one in typing.get_args(hint) for kind in _types(one)]
     kind = origin or hint
     return [kind] if isinstance(kind, type) else [object]
 
 
-_NOTHING = object()
-
-
 def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
-    return any(_is(value, kind) for kind in kinds)
-
-
-def _is(value: Any, kind: type) -> bool:
-    if kind is not Protocol and getattr(kind, "_is_protocol", False):
-        members = [name for name in dir(kind) if not name.startswith("_")]
-        return all(inspect.getattr_static(value, name, _NOTHING) is not _NOTHING for name in members)
-    return isinstance(value, WIDER.get(kind, kind))
+    return isinstance(value, tuple(WIDER.get(kind, kind) for kind in kinds))
 
 
 def _fault(name: str, value: Any, kinds: tuple[type, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Callers of one network, in several threads: they submit, fill, give up and forget buffers, and cancel, all at random."""
+"""Callers of one network, in several threads: they submit and cancel at random."""
 
 import contextlib
 import random
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from autosplit.errors import RefusedError, WorkerError
-from autosplit.running.buffer import Buffer
 from autosplit.running.engine import Engine
 from autosplit.running.request import AnswerFuture
 
@@ -60,28 +59,15 @@ class Callers:
 
     def _act(self, chance: random.Random) -> None:
         number, timeout_s = chance.randrange(1000), chance.choice([None, 0.0, 0.01])
-        match chance.choice(["submit", "submit", "fill", "fill", "forget", "cancel"]):
+        match chance.choice(["submit", "submit", "submit", "cancel"]):
             case "submit":
                 self.asked.append((number, self._engine.submit([as_request(number)], timeout_s=timeout_s)))
-            case "fill":
-                with self._engine.buffer(timeout_s=timeout_s) as buffer:
-                    self._fill(buffer, number, chance)
-            case "forget":
-                self._fill(self._engine.buffer(timeout_s=timeout_s), number, chance)
             case "cancel":
                 with contextlib.suppress(IndexError):
                     self.asked[-1][1].cancel()
         if chance.random() < 0.1:
             with contextlib.suppress(Exception):  # it is judged in the end
                 self.asked[chance.randrange(len(self.asked))][1].result(0.05)
-
-    def _fill(self, buffer: Buffer, number: int, chance: random.Random) -> None:
-        """Fill a buffer, and submit it or let go of it."""
-        buffer.tensors[0].copy_(as_request(number))
-        if chance.random() < 0.3:
-            time.sleep(chance.uniform(0.0, 0.01))
-        if chance.random() < 0.6:
-            self.asked.append((number, buffer.submit()))
 
 
 def as_request(number: int, what: float = 0.0) -> torch.Tensor:

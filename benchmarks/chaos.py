@@ -2,13 +2,12 @@
 
 Each scenario streams requests through real worker processes, or through threads of this process, while faults strike at random
 times. Afterwards the pipeline is closed, and every request must have its right answer, or an error that it has earned. In a
-storm of callers, networks are closed again and again under threads that submit, fill buffers and cancel. The exit code is 1 if
+storm of callers, networks are closed again and again under threads that submit and cancel. The exit code is 1 if
 a count is not 0.
 """
 
 import argparse
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -36,7 +35,7 @@ from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.modules import PythonFunction
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device
@@ -54,7 +53,7 @@ LIMIT_S = 90.0
 
 CRASH, HANG, RAISE = 1.0, 2.0, 3.0
 
-ZEROS = ("wrong", "lost", "hung", "out_of_order", "unresolved", "left_behind")
+ZEROS = ("wrong", "lost", "hung", "unresolved", "left_behind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,6 @@ class Scenario:
 
     name: str
     num_workers: int
-    in_order: bool
     faults: tuple[str, ...]
     mean_s: float = 1.0
     process: Process = "workers"
@@ -74,29 +72,28 @@ class Scenario:
 
 
 SCENARIOS = [
-    Scenario("storm of callers", 1, True, ("kill",), 0.7, closes=True),
-    Scenario("storm of callers", 3, False, ("kill",), 0.7, closes=True),
-    Scenario("storm of callers", 2, True, ("raise",), 0.7, process="caller", closes=True),
-    Scenario("requests that raise", 2, True, ("raise",), 0.1, process="caller"),
-    Scenario("kill a worker", 1, True, ("kill",)),
-    Scenario("kill a worker", 2, False, ("kill",), 0.7),
-    Scenario("kill a worker", 8, True, ("kill",), 0.7),
-    Scenario("kill all workers", 4, True, ("kill all",), 2.0),
-    Scenario("kill all workers", 8, False, ("kill all",), 4.0),
-    Scenario("kill the fork server", 4, False, ("kill server",), 4.0),
-    Scenario("kill the fork server", 8, True, ("kill server",), 6.0),
-    Scenario("stop a worker", 2, True, ("stop",), 2.0),
-    Scenario("stop a worker", 3, False, ("stop",), 2.0),
-    Scenario("stop the fork server", 4, True, ("stop server", "kill"), 6.0),
-    Scenario("crashing requests", 1, True, ("crash",), 0.5),
-    Scenario("crashing requests", 4, False, ("crash",), 0.5),
-    Scenario("hanging requests", 2, True, ("hang",), 3.0),
-    Scenario("kill while loading", 2, True, ("kill", "kill new"), 1.0),
-    Scenario("kill while loading", 4, False, ("kill", "kill new"), 1.0),
+    Scenario("storm of callers", 1, ("kill",), 0.7, closes=True),
+    Scenario("storm of callers", 3, ("kill",), 0.7, closes=True),
+    Scenario("storm of callers", 2, ("raise",), 0.7, process="caller", closes=True),
+    Scenario("requests that raise", 2, ("raise",), 0.1, process="caller"),
+    Scenario("kill a worker", 1, ("kill",)),
+    Scenario("kill a worker", 2, ("kill",), 0.7),
+    Scenario("kill a worker", 8, ("kill",), 0.7),
+    Scenario("kill all workers", 4, ("kill all",), 2.0),
+    Scenario("kill all workers", 8, ("kill all",), 4.0),
+    Scenario("kill the fork server", 4, ("kill server",), 4.0),
+    Scenario("kill the fork server", 8, ("kill server",), 6.0),
+    Scenario("stop a worker", 2, ("stop",), 2.0),
+    Scenario("stop a worker", 3, ("stop",), 2.0),
+    Scenario("stop the fork server", 4, ("stop server", "kill"), 6.0),
+    Scenario("crashing requests", 1, ("crash",), 0.5),
+    Scenario("crashing requests", 4, ("crash",), 0.5),
+    Scenario("hanging requests", 2, ("hang",), 3.0),
+    Scenario("kill while loading", 2, ("kill", "kill new"), 1.0),
+    Scenario("kill while loading", 4, ("kill", "kill new"), 1.0),
     *(
-        Scenario("everything", num, in_order, ("kill", "kill all", "kill server", "stop", "stop server", "crash", "hang"), 2.0)
+        Scenario("everything", num, ("kill", "kill all", "kill server", "stop", "stop server", "crash", "hang"), 2.0)
         for num in LAYOUTS
-        for in_order in (True, False)
     ),
 ]
 
@@ -132,7 +129,6 @@ class Result:
             "scenario": self.scenario.name,
             "workers": self.scenario.num_workers,
             "process": self.scenario.process,
-            "order": "kept" if self.scenario.in_order else "as ready",
             "seconds": round(self.seconds),
             "requests": self.num_requests,
             "faults": self.num_faults,
@@ -197,7 +193,7 @@ def open_pipeline(scenario: Scenario) -> Engine:
     if scenario.process == "caller":
         return InProcess(stages, ["v0"], [last])
     max_restarts = 1 if "kill new" in scenario.faults else 5  # so that it gives up, and is opened again
-    return Pipeline(stages, ["v0"], [last], in_order=scenario.in_order, max_restarts=max_restarts)
+    return Pipeline(stages, ["v0"], [last], max_restarts=max_restarts)
 
 
 class Storm:
@@ -268,7 +264,6 @@ def send(pid: int, sign: signal.Signals) -> None:
 def stream(result: Result, storm: Storm, pipeline: Engine, chance: random.Random, until_s: float) -> list[Asked]:
     """Submit requests until the time is over: some urgent, some with a deadline, some cancelled later."""
     asked: list[Asked] = []
-    answered: dict[int, list[int]] = {}
     room = threading.Semaphore(64)
     while time.monotonic() < until_s:
         if pipeline.failure is not None and isinstance(pipeline, Pipeline):
@@ -288,28 +283,13 @@ def stream(result: Result, storm: Storm, pipeline: Engine, chance: random.Random
             break
         asked.append(one)
 
-        def note(done: "Future[Any]", one: Asked = one) -> None:
-            room.release()
-            if not (one.cancelled or one.may_expire):
-                answered.setdefault(one.priority, []).append(one.number)
-
-        one.future.add_done_callback(note)
+        one.future.add_done_callback(lambda _: room.release())
         if chance.random() < 0.03:
             victim = asked[chance.randrange(max(0, len(asked) - 40), len(asked))]
             victim.cancelled = True
             victim.future.cancel()
     wait([one.future for one in asked], timeout=LIMIT_S)
-    if result.scenario.in_order:
-        check_order(result, answered)
     return asked
-
-
-def check_order(result: Result, answered: Mapping[int, Sequence[int]]) -> None:
-    """Requests of one priority must be answered in the order in which they came."""
-    for numbers in answered.values():
-        for first, second in itertools.pairwise(numbers):
-            if second < first:
-                result.blame("out_of_order", f"request {second} was answered after request {first}")
 
 
 def ask(pipeline: Engine, number: int, what: float, chance: random.Random) -> Asked:
@@ -385,9 +365,8 @@ def close_under_callers(result: Result, chance: random.Random) -> None:
     scenario = result.scenario
     num_stages = len(layout(scenario))
     host = HostManager()
-    settings = {"in_order": scenario.in_order} if scenario.process == "workers" else {}
     outputs = [f"v{num_stages}"]
-    engine = host.add_network("net", placements(scenario), ["v0"], outputs, process=scenario.process, **settings)
+    engine = host.add_network("net", placements(scenario), ["v0"], outputs, process=scenario.process)
     storm = Storm(scenario, engine, random.Random(chance.random()))
     callers = Callers(engine, chance.randrange(1 << 20), lambda story: result.blame("lost", story))
     time.sleep(chance.uniform(0.05, 1.5))

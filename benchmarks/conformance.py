@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autosplit.backends import conformance, faultstore
 from autosplit.backends.base import Runnable, get_backend
 from autosplit.backends.eager import program_runnable
 from autosplit.backends.hardvalues import NUM_DRAWS, draw
+from autosplit.compat.torchparts import pytree
 from autosplit.deploying.calling import as_call
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.differing import difference
@@ -127,12 +127,12 @@ def main() -> None:
     known = {**ARCHITECTURES, **MODELS}
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", choices=[*known, []], help="all by default")
-    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--draws", type=int, default=20, help="0 to compare nothing")
     parser.add_argument("--tables", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-    for name in given.models or known:
+    for name in (given.models or known) if given.draws else ():
         fresh = compare(name, known[name], given.draws)
         rows = [row for row in rows if row["model"] != name] + fresh
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -140,8 +140,10 @@ def main() -> None:
     if rows:
         write_page(rows)
     if given.tables:
-        faultstore.SHIPPED.mkdir(exist_ok=True)
+        models = [trace(load_model(known[name])) for name in given.models or known]
         for backend in faultstore.TRIED:
+            needed = [case for traced in models for _, case, _ in conformance.needed_cases(traced, backend)]
+            faultstore.known_faults(backend, {case.key: case for case in needed})
             text = faultstore.as_text(backend, faultstore.table(backend))
             (faultstore.SHIPPED / f"{backend}.json").write_text(text, encoding="utf-8")
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 import autosplit
 from autosplit.clusters.raynodes import Node, connected
 from autosplit.commands.console import say
+from autosplit.compat.torchparts import pytree
 from autosplit.deploying.calling import as_call
 from autosplit.devices.processes import receive, spawn_worker
 from autosplit.errors import WorkerError

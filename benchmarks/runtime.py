@@ -22,7 +22,7 @@ import torch
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.modules import PythonFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.tensorspec import TensorSpec

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -92,7 +91,7 @@ async def _from_asyncio(call: Callable[[], Any], in_flight: int, until: float) -
 def rates(service: Service, traced: Any, latency_s: float, num_rounds: int) -> dict[str, float]:
     """Requests per second for each of LOADS in interleaved rounds, the median; fewer loads where a request takes long."""
     inputs = as_call(traced, traced.example_inputs)
-    call = service.calling(traced.example_inputs)
+    call = service.bind_call(traced.example_inputs)
     loads = [load for load in LOADS if latency_s < 0.05 or load in ((ONE_THREAD, 4), (ONE_THREAD, 12))]
     seconds = max(0.4, 10 * latency_s)
     found: dict[str, list[float]] = {f"{who}, {count}": [] for who, count in loads}
@@ -140,19 +139,6 @@ def _by_threads() -> Iterator[None]:
         Awaiting.__call__ = kept  # type: ignore[method-assign]
 
 
-def _filled(service: Service) -> "Future[Any]":
-    """A request whose inputs are taken as they lie in the ring."""
-    with service.pipeline.buffer() as buffer:
-        return buffer.submit(service._answer)
-
-
-def _lent(service: Service) -> "Future[Any]":
-    """A request whose answer lies in the ring, which takes it back as soon as it is there."""
-    future = service.pipeline.submit(service._traced.example_inputs, returns=service._answer, in_place=True)
-    future.add_done_callback(lambda done: done.release())  # type: ignore[attr-defined]
-    return future
-
-
 def changes_of(name: str, num_rounds: int, seconds: float) -> list[dict[str, Any]]:
     """For one model, each change: requests per second with it and without it."""
     spec, backend = MODELS[name]
@@ -168,25 +154,22 @@ def changes_of(name: str, num_rounds: int, seconds: float) -> list[dict[str, Any
             way: str,
             who: str = ONE_THREAD,
             in_flight: int = 12,
-            call: Callable[[], "Future[Any]"] | None = None,
             block: contextlib.AbstractContextManager[None] | None = None,
         ) -> tuple[float, float]:
             service = opened[way]
-            call = call or service.calling(traced.example_inputs)
+            call = service.bind_call(traced.example_inputs)
             with block or contextlib.nullcontext():
                 begun_s, cpu_s = time.perf_counter(), time.process_time()
                 per_s = rate(service, call, inputs, who, in_flight, seconds)
                 spent_s = time.process_time() - cpu_s
             return per_s, 1e6 * spent_s / (per_s * (time.perf_counter() - begun_s))
 
-        filled, lent, calling = partial(_filled, opened[REPLICAS]), partial(_lent, opened[REPLICAS]), opened[IN_CALLER]
+        calling = opened[IN_CALLER]
         pairs: dict[str, tuple[Callable[[], tuple[float, float]], Callable[[], tuple[float, float]]]] = {
             "what waits is copied by one memmove, 32 in flight": (
                 lambda: run(REPLICAS, in_flight=32),
                 lambda: run(REPLICAS, in_flight=32, block=_cloned()),
             ),
-            "inputs lie in the ring already": (lambda: run(REPLICAS, call=filled), lambda: run(REPLICAS)),
-            "answers are read in the ring": (lambda: run(REPLICAS, call=lent), lambda: run(REPLICAS)),
             "no walk through a plain call": (lambda: run(IN_CALLER), lambda: run(IN_CALLER, block=_walked(calling))),
             "asyncio, 12 in flight: one wake-up for answers that come together": (
                 lambda: run(REPLICAS, ASYNCIO),

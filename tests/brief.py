@@ -1,6 +1,5 @@
 """Shorter measurements, for tests that judge no seconds: a profile of one backend on two cores takes 1 s in place of 4 s."""
 
-from autosplit.clusters import relaycost
 from autosplit.deploying import comparing, halving, setup
 from autosplit.measuring import links, profiler, request_overhead, rounds
 
@@ -11,6 +10,5 @@ def measure_briefly() -> None:
     rounds.ALONE_S, rounds.CUT_S, rounds.CALIBRATION_S = 0.05, 0.05, 0.2
     links.MESSAGES = (6, 6, 4, 2)
     request_overhead.WARM_REQUESTS, request_overhead.COLD_REQUESTS = 32, 8
-    relaycost.WARM_UP, relaycost.LEAST_REQUESTS, relaycost.MEASURE_S = 2, 2, 0.02
     comparing.FIRST_S, halving.ALONE_S = 0.1, 0.05
     setup.ROUND_S, setup.LEAST_COMPARE_S = 0.3, 1.0

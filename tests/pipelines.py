@@ -11,7 +11,7 @@ import torch
 from autosplit.devices.limits import affinity
 from autosplit.running.modules import LocalFunction, PythonFunction
 from autosplit.running.nullworker import SimulatedDeath
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Device, parse_device
 
@@ -48,7 +48,9 @@ def spawned(
 class Telling(LocalFunction):
     """Adds 1 if it was told that others have work on its cores."""
 
-    def load(self, threads: int, device: str, shared: bool) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+    def load(
+        self, threads: int, device: str, shared: bool, streams: int = 1
+    ) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
         return lambda inputs: [inputs[0] + shared]
 
 

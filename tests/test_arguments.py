@@ -51,9 +51,9 @@ def test_numbers_of_numpy_fit_and_the_message_says_what_makes_the_right_value() 
     ]
 
 
-def test_a_type_that_is_not_known_takes_anything() -> None:
+def test_an_annotation_that_is_a_text_takes_anything() -> None:
     @checked
-    def call(any_one: "Nowhere", *rest: int, more: "int | None" = None) -> object:  # noqa: F821
+    def call(any_one: "Nowhere", *rest: int, more: int | None = None) -> object:  # noqa: F821
         return any_one, rest, more
 
     assert call(3, "x") == (3, ("x",), None)

@@ -11,7 +11,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 
@@ -26,6 +26,8 @@ from autosplit.tracing.valueranges import Assumed
 from autosplit.values.samples import BACKENDS as BACKENDS
 from autosplit.values.samples import Precision as Precision
 from autosplit.values.samples import backend_fault
+
+T = TypeVar("T")
 
 Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """One call of a stage, on one thread at a time: from inputs, which are only read, to outputs with the strides of their specs."""
@@ -67,9 +69,6 @@ class Backend(Protocol):
     def missing(self) -> str | None:
         """None if it can run here, else one line: the missing package and the way to install it."""
 
-    def refuses(self, program: StageProgram) -> dict[str, str]:
-        """Op name to the reason for each op that it cannot take."""
-
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
         """Write the files that ``load`` needs into the folder of a saved stage, unless they are there.
 
@@ -110,25 +109,13 @@ class FileBackend(ABC):
     assumed: Assumed = "ids"
     """The assumption on requests with which it computes as torch does, and which ``load`` checks."""
 
-    def refuses(self, program: StageProgram) -> dict[str, str]:
-        """Op name to the reason for each op that the exporter or the runtime refuses, by trials in a process apart."""
-        with tempfile.TemporaryDirectory(prefix="autosplit-") as folder:
-            save_stage(program, Path(folder) / "stage")
-            doing = f"while {self.name} tried the ops of stage '{program.name}'"
-            return apart(_list_refused, self.name, Path(folder) / "stage", doing=doing, packages=program.packages)
-
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
         """Write the files of a stage in a process apart. A stage that is not saved in the folder is saved elsewhere for that."""
         require_precision(cast(Backend, self), precision)
-        if self.is_prepared(folder, precision):
-            return
-        doing = f"while {self.name} prepared stage '{program.name}'"
-        with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-            source = folder if is_saved(folder) else Path(name) / "stage"
-            if source != folder:
-                save_stage(program, source)
-            places = source.absolute(), folder.absolute()
-            apart(_write, self.name, *places, precision, doing=doing, packages=program.packages)
+        if not self.is_prepared(folder, precision):
+            doing = f"while {self.name} prepared stage '{program.name}'"
+            saved = folder.absolute() if is_saved(folder) else None
+            convert(_write, program, self.name, folder.absolute(), precision, doing=doing, saved=saved)
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Prepare a stage in a temporary folder, and load it from there."""
@@ -145,17 +132,32 @@ class FileBackend(ABC):
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
         """Write these files, in the process apart. Raises: BackendError: the stage is refused."""
 
-    @abstractmethod
-    def list_refused(self, program: StageProgram) -> dict[str, str]:
-        """Op name to the reason for each op that is refused, in the process apart."""
+
+def _write(program: StageProgram, name: str, folder: Path, precision: Precision) -> None:
+    cast(FileBackend, named_backend(name)).write(program, folder, precision)
 
 
-def _write(name: str, source: Path, folder: Path, precision: Precision) -> None:
-    cast(FileBackend, named_backend(name)).write(load_stage(source, trust=True), folder, precision)
+def convert(function: Callable[..., T], program: StageProgram, *arguments: object, doing: str, saved: Path | None = None) -> T:
+    """The result of ``function(program, *arguments)`` in the process apart, which reads the stage from a folder.
+
+    Args:
+        function: an exporter or a compiler, in some module.
+        program: the stage.
+        arguments: further arguments; paths are absolute.
+        doing: for messages, such as "while OpenVINO compiled stage 'stage0'".
+        saved: where the stage is saved already.
+    Raises: BackendError: the process died. Whatever the function raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
+        if saved is None:
+            save_stage(program, Path(name) / "stage")
+        source = saved or Path(name) / "stage"
+        result: T = apart(_converted, function, source, arguments, doing=doing, packages=program.packages)
+        return result
 
 
-def _list_refused(name: str, source: Path) -> dict[str, str]:
-    return cast(FileBackend, named_backend(name)).list_refused(load_stage(source, trust=True))
+def _converted(function: Callable[..., T], source: Path, arguments: Sequence[object]) -> T:
+    return function(load_stage(source, trust=True), *arguments)
 
 
 class Begun(Protocol):

@@ -7,14 +7,16 @@ import torch
 from torch import fx
 
 from autosplit.backends.base import named_backend
-from autosplit.backends.faultstore import REFUSED, TRIED, known_faults
+from autosplit.backends.faultstore import REFUSED, known_faults
 from autosplit.backends.hardvalues import SMALL, Values
 from autosplit.backends.onnxfile import ELEMENT_TYPES
 from autosplit.backends.opcases import Case, case_of
+from autosplit.backends.trying import attended
+from autosplit.compat.torchparts import OpOverload
 from autosplit.errors import BackendError, refusals
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op
-from autosplit.tracing.indexlimits import index_limits
+from autosplit.tracing.indexlimits import divisor, index_limits
 from autosplit.tracing.valueranges import INT32, Assumed, Range, full, shape_of, values_of
 from autosplit.values.plan import Plan
 
@@ -29,7 +31,7 @@ WORDS: Mapping[Values, str] = {
     "masked": "rows that are masked whole or in part",
     "nonfinite": "NaN or infinity",
     "wide": "integers that leave 32 bits or wrap round",
-    "outside": "indices beyond the table",
+    "outside": "an index beyond a table or a divisor of 0",
 }
 
 
@@ -41,15 +43,17 @@ def refused(traced: Traced, backend: str) -> dict[str, str]:
     if backend == "eager":
         return {}
     found = _impassable(traced, backend)
-    if backend in traced.source.trusted or named_backend(backend).missing():
+    if named_backend(backend).missing():
         return found
-    needed = _needed(traced, backend)
+    needed = needed_cases(traced, backend)
     known = known_faults(backend, {case.key: case for _, case, _ in needed})
     for name, case, kinds in needed:
         told = known.get(case.key, {})
         if REFUSED in told:
             found.setdefault(name, told[REFUSED])
-        elif name not in found and (kind := next((kind for kind in kinds if kind in told), None)):
+        elif backend in traced.source.trusted or name in found:
+            continue
+        elif kind := next((kind for kind in kinds if kind in told), None):
             found[name] = f"{WRONG}, on {WORDS[kind]}: {told[kind]}"
     return found
 
@@ -68,7 +72,7 @@ def require_right(traced: Traced, plan: Plan) -> None:
 
 def _impassable(traced: Traced, backend: str) -> dict[str, str]:
     """Op name to the reason for each op that reads or makes a value of a dtype that the backend cannot exchange."""
-    if backend not in TRIED:
+    if backend == "inductor":  # it takes torch's own tensors
         return {}
     strange = {
         name: spec.dtype
@@ -79,13 +83,13 @@ def _impassable(traced: Traced, backend: str) -> dict[str, str]:
     return {op: f"'{value}' is {strange[value]}, which it cannot pass" for op, value in touched.items() if value}
 
 
-def _needed(traced: Traced, backend: str) -> list[tuple[str, Case, list[Values]]]:
+def needed_cases(traced: Traced, backend: str) -> list[tuple[str, Case, list[Values]]]:
     """Each op that can be tried alone: its name, its case, and the kinds of values that it may get on a backend."""
     assumed: Assumed = "any" if traced.source.values == "any" else named_backend(backend).assumed
     known = values_of(traced.program, assumed)
     if traced.program not in _CASES:
         nodes = [node for node in known if is_op(node) and node.all_input_nodes]
-        cases = [(node, case_of(node)) for node in nodes if getattr(node.target, "namespace", "") == "aten"]
+        cases = [(node, case_of(node)) for node in nodes if isinstance(node.target, OpOverload)]
         _CASES[traced.program] = [(node, case) for node, case in cases if case is not None]
     varying = [(node, case) for node, case in _CASES[traced.program] if not known[node].fixed]  # a run checks all others
     return [(node.name, case, _kinds(node, known)) for node, case in varying]
@@ -94,11 +98,13 @@ def _needed(traced: Traced, backend: str) -> list[tuple[str, Case, list[Values]]
 def _kinds(node: fx.Node, known: Mapping[fx.Node, Range]) -> list[Values]:
     """The kinds of values that an op may get or make."""
     sources = [known[source] for source in node.all_input_nodes]
-    worst = max(one.strange for one in sources)
+    worst = 2 if any(known[one].strange for one in attended(node)) else max(one.strange for one in sources)
     kinds: list[Values] = ["finite", *(["masked"] if worst else []), *(["nonfinite"] if worst == 2 else [])]  # type: ignore[list-item]
     sizes = [_size(one, known[one]) for one in (*node.all_input_nodes, node)]
     kinds += [*(["large"] if {"large", "wide"} & set(sizes) else []), *(["wide"] if "wide" in sizes else [])]  # type: ignore[list-item]
-    if any(not known[index].within(limits) for index, limits in index_limits(node, shape_of).items()):
+    by = divisor(node)
+    zero = by is not None and not by.meta["val"].dtype.is_floating_point and known[by].low <= 0 <= known[by].high
+    if zero or any(not known[index].within(limits) for index, limits in index_limits(node, shape_of).items()):
         kinds.append("outside")
     return kinds
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from autosplit.compat.torchparts import OpOverload, detect_fake_mode, schema_of
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -63,7 +64,7 @@ def _decompose(node: fx.Node, table: Table) -> bool:
     with detect_fake_mode(node.meta["val"]) or nullcontext():
         traced = make_fx(call, decomposition_table=dict(table))(*[source.meta["val"] for source in sources]).graph
     calls = [inner for inner in traced.nodes if inner.op == "call_function"]
-    written = any(inner.target._schema.is_mutable for inner in calls if isinstance(inner.target, torch._ops.OpOverload))
+    written = any(schema_of(inner.target).is_mutable for inner in calls if isinstance(inner.target, OpOverload))
     if written or any(inner.op == "get_attr" for inner in traced.nodes):
         return False
     copies: dict[fx.Node, Any] = dict(zip(traced.find_nodes(op="placeholder"), sources, strict=True))

@@ -27,10 +27,6 @@ class EagerBackend:
         """Return None: torch is always installed."""
         return None
 
-    def refuses(self, program: StageProgram) -> dict[str, str]:
-        """Refuse nothing: the stage is a torch graph."""
-        return {}
-
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
         """Write the lowered stage in bf16, so that replicas share its weights; in f32 the saved stage is enough."""
         require_precision(self, precision)

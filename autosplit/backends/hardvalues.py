@@ -9,8 +9,17 @@ import torch
 from autosplit.tracing.indexlimits import Limits
 
 Values = Literal["finite", "large", "masked", "nonfinite", "wide", "outside"]
-"""Kinds of values: finite floats and integers of 21 bits; integers of 30 bits; rows in which a mask leaves one element, or makes
-all the least number of a type; NaN, infinite and huge floats; integers that leave 32 bits or wrap round; refused indices."""
+"""Kinds of values:
+
+* ``finite``: floats with signed zeros, exact multiples, halves, and in float64 small differences of large numbers; integers of 21
+  bits, which wrap round in shorter types; indices that repeat; rows that a mask of booleans leaves out.
+* ``large``: integers of 30 bits.
+* ``masked``: rows in which a mask of floats leaves one element, or makes all the least number of a type.
+* ``nonfinite``: NaN, infinite and huge floats.
+* ``wide``: integers that leave 32 bits or wrap round.
+* ``outside``: indices beyond a table and divisors of 0, which torch refuses.
+
+Shapes and layouts are those of the op in the model: empty, of size 1, transposed."""
 
 VALUES: tuple[Values, ...] = get_args(Values)
 

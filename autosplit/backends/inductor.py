@@ -18,6 +18,7 @@ from autosplit.backends.eager import placed_module
 from autosplit.backends.limiting import check_of, with_check
 from autosplit.backends.lowering import in_precision
 from autosplit.backends.quiet import quiet
+from autosplit.compat.runtimes import aot_compile, open_library
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram
@@ -58,10 +59,6 @@ class InductorBackend(FileBackend):
         if shutil.which(compiler) is not None:
             return None
         return f"backend 'inductor' needs a C++ compiler, and '{compiler}' is not found: install g++, or set CXX"
-
-    def list_refused(self, program: StageProgram) -> dict[str, str]:
-        """Refuse nothing: an op that inductor cannot generate runs on its eager kernel."""
-        return {}
 
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
         """Whether the library is there."""
@@ -117,7 +114,7 @@ def compiled(program: StageProgram, options: Mapping[str, Any]) -> Any:
     try:
         with quiet(), torch.no_grad():
             exported = torch.export.export(program.module, examples, strict=False)
-            return torch._inductor.aot_compile(exported.module(), examples, options=dict(options))
+            return aot_compile(exported.module(), examples, options)
     except Exception as failure:
         lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or [type(failure).__name__]
         reason = next((line for line in lines if "error: " in line), lines[0])  # the compiler's own word
@@ -143,11 +140,6 @@ def library_runnable(path: Path, threads: int, weights: Mapping[str, torch.Tenso
         raise BackendError(f"inductor cannot load '{path}': {failure}") from failure
     held = weights  # the library does not own them
     return on_threads(lambda inputs: (held, model.run(list(inputs)))[1], threads)
-
-
-def open_library(path: Path) -> Any:
-    """The runner of a compiled library. ``aoti_load_package`` would unpack an archive that a killed worker leaves behind."""
-    return torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
 
 
 BACKEND: Backend = InductorBackend()

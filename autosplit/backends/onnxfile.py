@@ -10,8 +10,7 @@ import json
 import secrets
 import shlex
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from autosplit.backends.limiting import Check
 from autosplit.backends.ports import DenseStage, LogicalStage, Port, port
 from autosplit.backends.probing import one_line, raise_shortage, refused_ops
 from autosplit.backends.quiet import quiet
-from autosplit.backends.translating import kept_translations, translations
+from autosplit.backends.translating import translations
+from autosplit.compat.runtimes import kept_translations
 from autosplit.errors import BackendError
 from autosplit.files import hidden_beside
 from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json, read_text
@@ -128,22 +128,6 @@ def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool
         old = value.const_value
         value.const_value = ir.ExternalTensor(WEIGHTS, start, old.nbytes, old.dtype, shape=old.shape, name=value.name)
     return True
-
-
-def refused_by_onnx(program: StageProgram, load: Callable[[Path], object]) -> dict[str, str]:
-    """Op name to the reason for each op that the exporter or the runtime refuses; ops are tried alone if the stage fails."""
-    try:
-        _load(_export(program, dense=True), load)
-    except Exception as failure:
-        raise_shortage(failure)
-        return refused_ops(program, lambda module, examples: _load(_convert(module, examples), load))
-    return {}
-
-
-def _load(exported: "torch.onnx.ONNXProgram", load: Callable[[Path], object]) -> None:
-    with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-        exported.save(Path(name) / "model.onnx", external_data=True)
-        load(Path(name) / "model.onnx")
 
 
 def _export(program: StageProgram, dense: bool) -> "torch.onnx.ONNXProgram":

@@ -34,10 +34,10 @@ from autosplit.backends.onnxfile import (
     missing_packages,
     open_onnx,
     prepare_onnx,
-    refused_by_onnx,
     whole_folder,
 )
 from autosplit.backends.ports import Port
+from autosplit.compat.runtimes import Binding, native_session
 from autosplit.devices.accelerators import Accelerator, Queue, provider
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram, load_stage
@@ -62,10 +62,6 @@ class OnnxRuntimeBackend(FileBackend):
         """Name the packages that are not installed."""
         return missing_packages(f"backend '{self.name}'", (*ONNX, "onnxruntime"), "autosplit[onnx]")
 
-    def list_refused(self, program: StageProgram) -> dict[str, str]:
-        """List the ops that the ONNX exporter or ONNX Runtime refuses, by a trial export."""
-        return refused_by_onnx(program, lambda path: _open_session(path, session_options(1)))
-
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
         """Whether the optimised file is there."""
         return (folder / OPTIMISED).is_dir()
@@ -73,11 +69,8 @@ class OnnxRuntimeBackend(FileBackend):
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
         """Write the ONNX file and the optimised one into the stage's folder."""
         stage = prepare_onnx(program, folder)
-        try:
-            with whole_folder(folder / OPTIMISED) as building:
-                optimise(stage.path, building / MODEL)
-        except BackendError as failure:
-            raise BackendError(str(failure), self.list_refused(program)) from failure
+        with whole_folder(folder / OPTIMISED) as building:
+            optimise(stage.path, building / MODEL)
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
@@ -183,14 +176,14 @@ def _open_session(
         raise BackendError(f"ONNX Runtime refuses the stage: {_reason(str(failure), path)}") from failure
 
 
-def _reason(text: str, path: Path) -> str:
+def _reason(text: str, path: Path | None = None) -> str:
     """ONNX Runtime's own words, without its codes and the name of the file.
 
     >>> _reason("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find Det(22) for a", Path("/tmp/a.onnx"))
     'Could not find Det(22) for a'
     """
     told = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text.strip()).replace(f"Load model from {path} failed:", "")
-    return " ".join(told.replace(str(path), "the stage").split())[:300]
+    return " ".join((told.replace(str(path), "the stage") if path else told).split())[:300]
 
 
 def session_options(threads: int, shared: bool = True) -> Any:
@@ -226,28 +219,24 @@ def session_runnable(stage: OnnxStage, threads: int, shared: bool, optimised: bo
 
 def _small_runnable(session: Any, stage: OnnxStage) -> Runnable:
     """A session as a function that reads inputs in place and lets ONNX Runtime make the outputs, which it copies once."""
-    running, sources = session._sess, [(port.name, port.dense) for port in stage.inputs]
+    running, sources = native_session(session), [(port.name, port.dense) for port in stage.inputs]
     names = [port.name for port in stage.outputs]
     restoring = any(port.copied or not port.natural for port in stage.outputs)
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         feed = {name: dense(value).numpy(force=True) for (name, dense), value in zip(sources, inputs, strict=True)}
-        outputs = list(map(torch.from_numpy, running.run(names, feed, None)))
+        try:
+            outputs = list(map(torch.from_numpy, running.run(names, feed, None)))
+        except Exception as failure:
+            raise RuntimeError(_reason(str(failure))) from None
         return [port.restore(value) for port, value in zip(stage.outputs, outputs, strict=True)] if restoring else outputs
 
     return run
 
 
 def bound_runnable(session: Any, stage: OnnxStage, device: torch.device) -> Runnable:
-    """A session as a function that reads and writes tensors on ``device`` in place.
-
-    It calls the extension module under ONNX Runtime's Python classes: their binding by name and device takes 18 us a request.
-    """
-    from onnxruntime.capi import _pybind_state
-
-    binding, running = session.io_binding()._iobinding, session._sess
-    kind_of_device = getattr(_pybind_state.OrtDevice, device.type)()
-    where = _pybind_state.OrtDevice(kind_of_device, _pybind_state.OrtDevice.default_memory(), device.index or 0)
+    """A session as a function that reads and writes tensors on ``device`` in place."""
+    binding = Binding(session, device)
     nowhere = torch.empty(1, device=device)  # an empty tensor has no address, and ONNX Runtime wants one
     sources = [(port.dense, port.name, _element_type(port), list(port.dense_shape)) for port in stage.inputs]
     expected = [(torch.Size(port.spec.shape), port.dtype, device.type) for port in stage.inputs]
@@ -261,12 +250,15 @@ def bound_runnable(session: Any, stage: OnnxStage, device: torch.device) -> Runn
                 found = f"{value.dtype} {list(value.shape)} on {value.device}"
                 raise ValueError(f"input '{name}' is {found}, and {wanted[1]} {list(wanted[0])} on {device} is expected")
             held.append(dense(value))
-            binding.bind_input(name, where, kind, shape, held[-1].data_ptr() or nowhere.data_ptr())
+            binding.input(name, kind, shape, held[-1].data_ptr() or nowhere.data_ptr())
         outputs = []
         for name, kind, shape, dtype in targets:
             outputs.append(torch.empty(shape, dtype=dtype, device=device))
-            binding.bind_output(name, where, kind, shape, outputs[-1].data_ptr() or nowhere.data_ptr())
-        running.run_with_iobinding(binding, None)
+            binding.output(name, kind, shape, outputs[-1].data_ptr() or nowhere.data_ptr())
+        try:
+            binding.run()
+        except Exception as failure:
+            raise RuntimeError(_reason(str(failure))) from None
         if not restoring:
             return outputs
         return [port.restore(value) for port, value in zip(stage.outputs, outputs, strict=True)]

@@ -1,7 +1,8 @@
-"""One op of a model alone: on small tensors of its ranks and dtypes, with its own attributes, so that it can be tried.
+"""One op of a model alone: on small tensors of its ranks, dtypes and layouts, with its own attributes, so that it can be tried.
 
-Sizes are renamed in the order of their appearance, so that the same operator of two models is one case. Ops that only move values
-keep the sizes of the model, which their attributes depend on, but count as one case for all sizes.
+Sizes are renamed in the order of their appearance, so that the same operator of two models is one case; sizes 0 and 1 stay. Ops
+that only move values keep the sizes of the model, which their attributes depend on, but count as one case for all sizes. Ops of
+other packages keep them too.
 """
 
 import contextlib
@@ -15,14 +16,16 @@ import torch
 from torch import fx
 
 from autosplit.backends.hardvalues import draw
+from autosplit.backends.ports import port
 from autosplit.tracing.flattening import is_pick, pick_index
-from autosplit.tracing.indexlimits import base_name, index_limits
+from autosplit.tracing.indexlimits import base_name, divisor, index_limits
 from autosplit.tracing.splitting import StageProgram
-from autosplit.tracing.tensorspec import spec_of
+from autosplit.tracing.tensorspec import TensorSpec, laid_out, spec_of
 from autosplit.tracing.valueranges import MOVING
 
-SIZES = (5, 6, 7, 8, 9, 10, 11, 12)
-"""Small sizes that stand for the sizes of a model."""
+SIZES = (18, 19, 5, 6, 7, 8, 9, 10)
+"""Small sizes that stand for the sizes of a model. The first two are longer than a vector register of 16 floats, and not a
+multiple of it, so that both the vector code and the rest of a loop run."""
 
 LEAST_SIZE = 5
 """A smaller number among the arguments may be a dimension, a kernel or a stride, and stays."""
@@ -41,9 +44,10 @@ class Case:
 def case_of(node: fx.Node) -> Case | None:
     """The case of an op whose arguments carry their shapes and dtypes in ``meta["val"]``; None if it cannot run alone."""
     sources = node.all_input_nodes
-    attempts = [{}] if base_name(node) in MOVING else [_renamed(sources, 2), _renamed(sources, LEAST_SIZE), {}]
+    own = base_name(node) in MOVING or getattr(node.target, "namespace", "aten") != "aten"
+    attempts = [{}] if own else [_renamed(sources, 2), _renamed(sources, LEAST_SIZE), {}]
     for renamed in attempts:
-        arguments = {source: _standing_for(source, renamed) for source in sources}
+        arguments = {source: _standing_for(source, renamed, source is divisor(node)) for source in sources}
         with contextlib.suppress(Exception), torch.no_grad():
             call(node, arguments, renamed)
             return Case(_key(node, renamed), node, arguments, renamed)
@@ -56,9 +60,18 @@ def _renamed(sources: Sequence[fx.Node], least: int) -> dict[int, int]:
     return dict(zip(sizes, SIZES, strict=False))
 
 
-def _standing_for(source: fx.Node, renamed: Mapping[int, int]) -> torch.Tensor:
+def _standing_for(source: fx.Node, renamed: Mapping[int, int], is_divisor: bool) -> torch.Tensor:
+    """Zeros without gaps, ones for a divisor, whose dimensions lie in memory in the order of the model's value."""
+    value, order = source.meta["val"], _order(source)
+    shape = [renamed.get(value.shape[dim], value.shape[dim]) for dim in order]
+    dense = (torch.ones if is_divisor else torch.zeros)(shape, dtype=value.dtype)
+    return dense.permute([order.index(dim) for dim in range(len(order))])
+
+
+def _order(source: fx.Node) -> tuple[int, ...]:
+    """The dimensions of a value from the largest stride to the smallest."""
     value = source.meta["val"]
-    return torch.zeros([renamed.get(size, size) for size in value.shape], dtype=value.dtype)
+    return port(TensorSpec(source.name, tuple(value.shape), tuple(value.stride()), "float32")).order
 
 
 def call(node: fx.Node, arguments: Mapping[fx.Node, torch.Tensor], renamed: Mapping[int, int]) -> Any:
@@ -78,13 +91,14 @@ def _resized(args: Any, renamed: Mapping[int, int]) -> Any:
 
 
 def _key(node: fx.Node, renamed: Mapping[int, int]) -> str:
-    """Operator, dtypes and shapes of the arguments, and attributes; without sizes if they are not renamed."""
+    """Operator, dtypes, shapes and layouts of the arguments, and attributes; without sizes if they are not renamed."""
 
     def named(source: fx.Node) -> str:
         value = source.meta["val"]
         sizes = [str(renamed.get(size, size) if renamed or size < 2 else "n") for size in value.shape]
-        kind = "weight " if source.op == "get_attr" else ""
-        return f"{kind}{str(value.dtype).removeprefix('torch.')}[{','.join(sizes)}]"
+        kind, order = "weight " if source.op == "get_attr" else "", _order(source)
+        turned = "" if order == tuple(range(len(order))) else f" by {','.join(map(str, order))}"
+        return f"{kind}{str(value.dtype).removeprefix('torch.')}[{','.join(sizes)}{turned}]"
 
     def told(item: Any) -> str:
         if isinstance(item, fx.Node):
@@ -110,11 +124,12 @@ def probe_program(cases: Sequence[Case]) -> StageProgram:
             name = f"input{number}_{place}"
             if source.op == "get_attr":
                 limits = index_limits(case.node, lambda one, held=case.arguments: held[one].shape).get(source)  # type: ignore[misc]
-                weights[name] = draw(value.shape, value.dtype, "finite", 0, 3, limits)
+                drawn = draw(value.shape, value.dtype, "finite", 0, 3, limits)
+                weights[name] = laid_out(drawn, replace(spec_of(name, value), offset_bytes=0))
                 copies[number][source] = graph.get_attr(name)
             else:
                 copies[number][source] = graph.create_node("placeholder", name, name=name)
-                inputs.append(spec_of(name, value))
+                inputs.append(replace(spec_of(name, value), offset_bytes=0))
     for number, case in enumerate(cases):
         args, kwargs = fx.map_arg(_resized((case.node.args, dict(case.node.kwargs)), case.renamed), copies[number].__getitem__)
         made = graph.create_node("call_function", case.node.target, args, kwargs, name=f"case{number}")

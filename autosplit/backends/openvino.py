@@ -8,24 +8,27 @@ import contextlib
 import io
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, Streams, require_precision
 from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
 from autosplit.backends.limiting import check_of
-from autosplit.backends.onnxfile import ELEMENT_TYPES, ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx, refused_by_onnx
+from autosplit.backends.onnxfile import ELEMENT_TYPES, ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx
 from autosplit.backends.quiet import quiet
+from autosplit.compat.runtimes import fold_constants
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.valueranges import Assumed
+
+T = TypeVar("T")
 
 TRIED = "openvino-{}.tried"
 """The mark of a stage that the compiler took once, by precision."""
@@ -46,10 +49,6 @@ class OpenVinoBackend(FileBackend):
     def missing(self) -> str | None:
         """Name the packages that are not installed; those of ONNX are needed too, because the stage is an ONNX file."""
         return missing_packages(f"backend '{self.name}'", ("openvino", *ONNX), "autosplit[openvino]")
-
-    def list_refused(self, program: StageProgram) -> dict[str, str]:
-        """List the ops that the ONNX exporter or OpenVINO refuses, by a trial export."""
-        return refused_by_onnx(program, lambda path: _compile(path, settings(1, "f32")))
 
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
         """Whether the ONNX file is there and was compiled once."""
@@ -103,6 +102,19 @@ class Compiled(NamedTuple):
     turned: Collection[int] = ()
 
 
+def _told(function: Callable[..., T]) -> Callable[..., T]:
+    """The function, whose failures in OpenVINO are told without the places in its sources."""
+
+    @wraps(function)
+    def call(*arguments: Any) -> T:
+        try:
+            return function(*arguments)
+        except RuntimeError as failure:
+            raise RuntimeError(_reason(str(failure))) from None
+
+    return call
+
+
 class OpenVinoRequest:
     """An infer request of OpenVINO; it reads and writes torch's memory."""
 
@@ -113,6 +125,7 @@ class OpenVinoRequest:
         self._held: list[torch.Tensor] = []
         self._made: list[torch.Tensor] = []
 
+    @_told
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
         """Set the inputs to read, and new memory for the outputs."""
         import openvino
@@ -128,6 +141,12 @@ class OpenVinoRequest:
         for position, value in enumerate(self._made):
             self.request.set_output_tensor(position, openvino.Tensor(value.numpy(), shared_memory=True))
 
+    @_told
+    def infer(self) -> None:
+        """Compute the request that was bound."""
+        self.request.infer()
+
+    @_told
     def wait(self, most_s: float = math.inf) -> bool:
         """Block until it is computed, or for ``most_s`` seconds (in whole milliseconds); return whether it is computed."""
         if most_s < math.inf:
@@ -177,9 +196,8 @@ def write_ir(stage: OnnxStage, chosen: Mapping[str, Any], path: Path) -> Collect
     turned = compiled_model(stage, chosen).turned
     model = with_channels_last(core().read_model(stage.path), turned)
     import openvino
-    from openvino._offline_transformations import apply_moc_transformations
 
-    apply_moc_transformations(model, False)  # else the compiler folds batch norms, and its blob holds a second copy of weights
+    fold_constants(model)  # else the compiler folds batch norms, and its blob holds a second copy of weights
     openvino.save_model(model, path, compress_to_fp16=False)
     return turned
 
@@ -270,7 +288,7 @@ def compiled_runnable(stage: OnnxStage, compiled: Compiled) -> Runnable:
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         context.bind(inputs)
-        context.request.infer()
+        context.infer()
         return context.outputs()
 
     return run

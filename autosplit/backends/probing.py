@@ -2,12 +2,15 @@
 
 import errno
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from autosplit.backends.opcases import Case, case_of, probe_program
+from autosplit.compat.torchparts import pytree
+from autosplit.tracing.flattening import is_op
+from autosplit.tracing.programs import Observer
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.tensorspec import zeros
 
@@ -18,15 +21,21 @@ Convert = Callable[[torch.nn.Module, Sequence[torch.Tensor]], object]
 def refused_ops(program: StageProgram, convert: Convert) -> dict[str, str]:
     """Op name to the reason for each op that ``convert`` refuses when it stands alone.
 
-    A pass on zeros gives the arguments of each op. Ops with the same operator and dtypes are tried once. Halving costs about
-    log2(ops) conversions for each refused op.
+    Ops that are one case (see ``opcases``) are tried once. Halving costs about log2(cases) conversions for each refused case.
     Raises: OSError: the disk is full, or no more files may be open, which says nothing about ops.
     """
-    probe = _Recorder(program.module)
+    seen: dict[fx.Node, Any] = {}
+
+    def see(node: fx.Node, value: Any) -> None:
+        seen[node] = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), value)
+
     with torch.no_grad():
-        probe.run(*map(zeros, program.inputs))
-    reasons = _refused(list(probe.calls.values()), convert)
-    return {name: reasons[kind] for name, kind in probe.kinds.items() if kind in reasons}
+        Observer(program.module, see).run(*map(zeros, program.inputs))
+    for node, value in seen.items():
+        node.meta["val"] = value
+    cases = {node.name: case for node in seen if is_op(node) and (case := case_of(node)) is not None}
+    reasons = _refused(list({case.key: case for case in cases.values()}.values()), convert)
+    return {name: reasons[case.key] for name, case in cases.items() if case.key in reasons}
 
 
 def raise_shortage(failure: BaseException | None) -> None:
@@ -49,60 +58,17 @@ def one_line(failure: BaseException) -> str:
     return lines[0][:300] if lines else type(failure).__name__
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One op with the values of its arguments."""
-
-    kind: str
-    node: fx.Node
-    arguments: tuple[tuple[fx.Node, Any], ...]
-
-
-class _Recorder(fx.Interpreter):
-    """Runs the stage and keeps the first call of each kind, which is an operator with the dtypes of its arguments."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.calls: dict[str, _Call] = {}
-        self.kinds: dict[str, str] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one node, and keep its call if it is an op."""
-        if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
-            arguments = tuple((source, self.env[source]) for source in n.all_input_nodes)
-            kind = f"{n.target} {[str(value.dtype) for _, value in arguments]}"
-            self.kinds[n.name] = kind
-            self.calls.setdefault(kind, _Call(kind, n, arguments))
-        return super().run_node(n)
-
-
-def _refused(calls: Sequence[_Call], convert: Convert) -> dict[str, str]:
-    """Kind to reason for the ``calls`` that cannot be converted."""
-    if not calls:
+def _refused(cases: Sequence[Case], convert: Convert) -> dict[str, str]:
+    """Key to reason for the ``cases`` that cannot be converted."""
+    if not cases:
         return {}
-    graph, root = fx.Graph(), torch.nn.Module()
-    made = [_copy_alone(graph, root, call, position) for position, call in enumerate(calls)]
-    graph.output(tuple(made))
-    examples = [value.contiguous() for call in calls for node, value in call.arguments if node.op != "get_attr"]
+    probe = probe_program(cases)
     try:
-        convert(fx.GraphModule(root, graph), examples)
+        convert(probe.module, list(map(zeros, probe.inputs)))
     except Exception as failure:
         raise_shortage(failure)
-        if len(calls) == 1:
-            return {calls[0].kind: f"{calls[0].node.target}: {one_line(failure)}"}
-        middle = len(calls) // 2
-        return _refused(calls[:middle], convert) | _refused(calls[middle:], convert)
+        if len(cases) == 1:
+            return {cases[0].key: f"{cases[0].node.target}: {one_line(failure)}"}
+        middle = len(cases) // 2
+        return _refused(cases[:middle], convert) | _refused(cases[middle:], convert)
     return {}
-
-
-def _copy_alone(graph: fx.Graph, root: torch.nn.Module, call: _Call, position: int) -> fx.Node:
-    """Copy the op to ``graph`` with placeholders for its arguments; weights stay, because some converters need their values."""
-    copies = {}
-    for number, (source, value) in enumerate(call.arguments):
-        name = f"argument_{position}_{number}"
-        if source.op == "get_attr":
-            root.register_buffer(name, value)
-            copies[source] = graph.get_attr(name)
-        else:
-            copies[source] = graph.placeholder(name)
-    return graph.node_copy(call.node, lambda source: copies[source])

@@ -1,43 +1,12 @@
-"""Translations of torch ops for ``torch.onnx.export``.
+"""Translations of torch ops for ``torch.onnx.export``."""
 
-torch.onnx makes its table at every call, in half a second; here it is made once a process. Other callers keep their own tables,
-because they may add translations.
-"""
-
-import contextlib
-import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-_PATCHING = threading.Lock()
-
-
-@contextlib.contextmanager
-def kept_translations() -> Iterator[None]:
-    """Let ``torch.onnx.export`` reuse the table; nothing happens in a version of torch that makes it in another place."""
-    try:
-        from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-        make: Any = vars(ONNXRegistry)["from_torchlib"]
-    except (ImportError, KeyError):
-        yield
-        return
-    with _PATCHING:
-        setattr(ONNXRegistry, "from_torchlib", functools.partial(_made, make.__get__(None, ONNXRegistry)))  # noqa: B010
-        try:
-            yield
-        finally:
-            setattr(ONNXRegistry, "from_torchlib", make)  # noqa: B010
-
-
-@functools.cache
-def _made(make: Callable[..., Any], **options: Any) -> Any:
-    return make(**options)
-
+from autosplit.compat.torchparts import OpOverload, schema_of
 
 GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 """Operators that multiply consecutive groups of rows, one for each expert of a mixture, with a matrix of their own."""
@@ -48,8 +17,8 @@ ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 def translations(graph: fx.Graph) -> dict[Any, Callable[..., Any]]:
     """The translations of ops in a graph that torch.onnx lacks, and of attention, which it gets wrong for rows masked whole."""
-    targets = {node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
-    grouped = {target: _grouped_mm for target in targets if target._schema.name in GROUPED}
+    targets = {node.target for node in graph.nodes if isinstance(node.target, OpOverload)}
+    grouped = {target: _grouped_mm for target in targets if schema_of(target).name in GROUPED}
     return {**grouped, ATTENTION: _attention} if ATTENTION in targets else grouped
 
 

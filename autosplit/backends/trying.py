@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -14,9 +15,9 @@ from autosplit.backends.opcases import call
 from autosplit.backends.probing import one_line
 from autosplit.tracing.differing import difference
 from autosplit.tracing.flattening import is_op, is_pick, pick_index
-from autosplit.tracing.indexlimits import Limits, base_name, index_limits
+from autosplit.tracing.indexlimits import Limits, base_name, divisor, index_limits
 from autosplit.tracing.splitting import StageProgram
-from autosplit.tracing.tensorspec import TensorSpec, zeros
+from autosplit.tracing.tensorspec import TensorSpec, laid_out, zeros
 from autosplit.tracing.valueranges import INT32
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.complex64: 1e-3, torch.complex128: 1e-9}
@@ -45,6 +46,13 @@ class Trial:
         found = index_limits(self.node, lambda node: held[node].shape if node in held else self.inputs[node].shape)
         return {node: limits for node, limits in found.items() if node in self.inputs}
 
+    def refused(self) -> list[tuple[fx.Node, int]]:
+        """Inputs with a value that torch refuses in them: indices beyond a table, divisors of 0."""
+        found = [(node, value) for node, (low, high) in self.limits().items() for value in (low - 1, high + 1)]
+        by = divisor(self.node)
+        whole = by in self.inputs and not self.inputs[by].torch_dtype.is_floating_point  # type: ignore[index]
+        return [*found, (by, 0)] if by is not None and whole else found
+
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
@@ -66,20 +74,21 @@ def trials_of(program: StageProgram) -> list[Trial]:
     return found
 
 
-def faults(program: StageProgram, run: Runnable, values: Values) -> dict[str, str]:
+def faults(program: StageProgram, run: Runnable, values: Values, ops: Sequence[str]) -> dict[str, str]:
     """Op name to what the backend computes otherwise on one kind of values, '' for nothing.
 
     Args:
         program: a probe program.
         run: the program on the backend.
         values: the kind of values.
+        ops: all ops of the program, or the one that gets values that torch refuses.
     Raises: whatever the backend raises on values that torch takes.
     """
     trials = trials_of(program)
     usual = [_drawn(trial, "finite", 0) for trial in trials]
     if values == "outside":
-        return {trial.node.name: _outside(program, trials, usual, run, number) for number, trial in enumerate(trials)}
-    found = {trial.node.name: "" for trial in trials}
+        return {op: _outside(program, trials, usual, run, program.ops.index(op)) for op in ops}
+    found = dict.fromkeys(ops, "")
     for number in range(NUM_DRAWS):
         drawn = [_drawn(trial, values, number) or usual[k] for k, trial in enumerate(trials)]
         answers = _answers(program, drawn, run)
@@ -88,6 +97,11 @@ def faults(program: StageProgram, run: Runnable, values: Values) -> dict[str, st
             told = (_otherwise(answers[node.name], right, made.inputs) for node, right in pairs)  # type: ignore[union-attr]
             found[trial.node.name] = found[trial.node.name] or next(filter(None, told), "")
     return found
+
+
+def attended(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of attention that are no mask."""
+    return node.args[:3] if base_name(node) == "scaled_dot_product_attention" else ()
 
 
 def _drawn(trial: Trial, values: Values, number: int) -> Drawn | None:
@@ -99,8 +113,11 @@ def _drawn(trial: Trial, values: Values, number: int) -> Drawn | None:
             if base_name(trial.node) in ORDERING and values in ("finite", "large"):
                 made[node] = distinct(spec.shape, spec.torch_dtype, number)
             else:
-                seed = number + 2 * NUM_DRAWS * place
-                made[node] = draw(spec.shape, spec.torch_dtype, values, seed, level, limits.get(node), scalars)
+                seed, kind = number + 2 * NUM_DRAWS * place, values
+                if values == "masked" and node in attended(trial.node):
+                    kind = "finite"
+                made[node] = draw(spec.shape, spec.torch_dtype, kind, seed, level, limits.get(node), scalars)
+        made = {node: laid_out(value, trial.inputs[node]) for node, value in made.items()}
         for inputs in (made, {node: _without_zeros(value) for node, value in made.items()}):
             with suppress(Exception):
                 right = _eager(trial, inputs)
@@ -129,17 +146,16 @@ def _answers(program: StageProgram, drawn: Sequence[Drawn | None], run: Runnable
 
 
 def _outside(program: StageProgram, trials: Sequence[Trial], usual: Sequence[Drawn | None], run: Runnable, number: int) -> str:
-    """That the backend answers where torch refuses an index of one op, '' if it raises too or torch answers."""
+    """That the backend answers where torch refuses an argument of one op, '' if it raises too or torch answers."""
     trial, made = trials[number], usual[number]
-    for node, (low, high) in trial.limits().items() if made is not None else ():
-        for index in (low - 1, high + 1):
-            wrong = {**made.inputs, node: torch.full_like(made.inputs[node], index)}  # type: ignore[union-attr]
-            try:
-                _eager(trial, wrong)
-            except Exception as failure:
-                with suppress(Exception):
-                    _answers(program, [*usual[:number], Drawn(wrong, ()), *usual[number + 1 :]], run)
-                    return f"torch refuses index {index} ({one_line(failure)}), and it answers"
+    for node, value in trial.refused() if made is not None else ():
+        wrong = {**made.inputs, node: torch.full_like(made.inputs[node], value)}  # type: ignore[union-attr]
+        try:
+            _eager(trial, wrong)
+        except Exception as failure:
+            with suppress(Exception):
+                _answers(program, [*usual[:number], Drawn(wrong, ()), *usual[number + 1 :]], run)
+                return f"torch refuses {value} ({one_line(failure)}), and it answers"
     return ""
 
 

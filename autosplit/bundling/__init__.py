@@ -4,11 +4,11 @@ Modules in the order of their use::
 
     driver       checks a manifest, and runs a bundle without torch; a copy lies in every bundle
     manifest     Manifest: the table of parts, and the hash of every file
-    containers   what the model returns, as JSON
+    containers   the model's answer as JSON
     weightpool   weights by content; packing: a bundle as one file
     drafting     the files of one part for its backend; nativedriver: C++ sources; bundler: write_bundle()
-    bundlepart   a part as a worker loads it; mapping: the plan's devices to those that are there
+    bundlepart   a part as a worker loads it; mapping: the plan's devices to the devices of this machine
     partchain    all parts as one stage, for the caller's process or one worker; openbundle: load_bundle()
     dumps        every tensor on a cut, and where two runs differ
-    crosscheck   answers of a bundle beside those of the model; showing: a manifest for people
+    crosscheck   answers of a bundle beside the model's; showing: a manifest for people
 """

@@ -28,8 +28,7 @@ class BundlePart:
         weights_key, weights_bytes: key and size of the weights file.
         part: the row of the table.
         precision: of the network.
-        same_machine: whether the processor and the versions are those of the machine that made the bundle.
-        packages: modules that register the custom operators of the part.
+        same_machine: whether processor and versions are equal to the maker's.
         trust: whether the user trusts the maker of the bundle, so that the part may call every operator.
     """
 
@@ -39,7 +38,6 @@ class BundlePart:
     part: Part
     precision: Precision
     same_machine: bool
-    packages: tuple[str, ...] = ()
     trust: bool = False
     warms_up: bool = True
 
@@ -63,10 +61,10 @@ class BundlePart:
         from autosplit.backends.base import named_backend
 
         named_backend(self.part.backend)
-        for package in self.packages:
+        for package in self.part.operators:
             importlib.import_module(package)
 
-    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
+    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """Load the part. Raises: BackendError: its runtime refuses it, or it has no form for this device."""
         from autosplit.backends import inductor
         from autosplit.backends.eager import program_runnable
@@ -78,9 +76,9 @@ class BundlePart:
             return program_runnable(self.program(), threads)
         if part.backend == "inductor":
             return inductor.library_runnable(self.folder / part.files[LIBRARY], threads, self._weights())
-        return self._session(threads, shared)
+        return self._session(threads, shared, streams)
 
-    def _session(self, threads: int, shared: bool) -> "Runnable":
+    def _session(self, threads: int, shared: bool, streams: int) -> "Runnable":
         """The part on ONNX Runtime or OpenVINO."""
         from autosplit.backends import onnxruntime, openvino
         from autosplit.backends.onnxfile import OnnxStage
@@ -94,10 +92,10 @@ class BundlePart:
         stage = OnnxStage(self.folder / part.files[IR], inputs, outputs)
         turned = [k for k, (one, order) in enumerate(zip(outputs, part.output_orders, strict=True)) if tuple(order) != one.order]
         blob = self.folder / part.files[BLOB] if self.same_machine and BLOB in part.files else None
-        chosen = openvino.settings(threads, self.precision, part.streams)
+        chosen = openvino.settings(threads, self.precision, streams)
         compiled = openvino.open_ir(stage, self.folder / WEIGHTS, chosen, blob)._replace(turned=turned)
-        if part.streams > 1:
-            return openvino.OpenVinoStreams(stage, compiled, part.streams)
+        if streams > 1:
+            return openvino.OpenVinoStreams(stage, compiled, streams)
         return openvino.compiled_runnable(stage, compiled)
 
     def _place(self, accelerator: Any, device: str) -> "Runnable":

@@ -4,13 +4,14 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autosplit.arguments import checked
 from autosplit.backends.conformance import require_right
 from autosplit.bundling.containers import output_containers
-from autosplit.bundling.drafting import Draft, draft
+from autosplit.bundling.drafting import Finish, draft
 from autosplit.bundling.manifest import Manifest, Network, Part, file_of, write_manifest
 from autosplit.bundling.nativedriver import write_native_driver
 from autosplit.bundling.packing import pack
@@ -71,7 +72,7 @@ def fill_bundle(
             )
     answers = {name: output_containers(traced) for name, (traced, _) in networks.items()}  # before anything is compiled
     with scratch_folder() as scratch:
-        pool, drafts = WeightPool(), dict[str, list[Draft]]()
+        pool, drafts = WeightPool(), dict[str, list[tuple[Part, Finish]]]()
         num_parts = sum(len(plan.stages) for _, plan in networks.values())
         for name, (traced, plan) in networks.items():
             require_right(traced, plan)
@@ -85,7 +86,9 @@ def fill_bundle(
         key, starts = pool.write(folder)
         made: dict[str, Network] = {}
         for name, (traced, plan) in networks.items():
-            parts = [one.part(one.finish(folder, f"n{len(made)}p{k}", starts)) for k, one in enumerate(drafts[name])]
+            stems = (f"n{len(made)}p{k}" for k in range(len(drafts[name])))
+            finished = ((part, finish(folder, stem, starts)) for stem, (part, finish) in zip(stems, drafts[name], strict=True))
+            parts = [replace(part, files=files) for part, files in finished]
             made[name] = _network(traced, plan, answers[name], parts)
         shutil.copyfile(HERE / DRIVER, folder / DRIVER)
         write_native_driver(folder, made, starts)

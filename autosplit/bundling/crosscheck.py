@@ -1,4 +1,4 @@
-"""Compare the answers of a bundle with those of the model it was made of."""
+"""Compare the answers of a bundle with its model's."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ def check_bundle(path: Path, networks: Mapping[str, tuple[Traced, Plan]]) -> dic
     """The largest error of each network against the unsplit model in f32 eager, over several inputs.
 
     Native code in the bundle is run: this is for its maker.
-    Raises: BundleError: an error is beyond what the backends and the precision of the plan allow.
+    Raises: BundleError: an error is above the tolerance of the plan's backends and precision.
     """
     found = {}
     for name, (traced, plan) in networks.items():

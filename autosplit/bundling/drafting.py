@@ -1,9 +1,8 @@
-"""Make the files of one part: weights go to the pool, and what is left is written once the places of all weights are known."""
+"""Make the files of one part: weights go to the pool; the other files follow once the places of all weights are known."""
 
 import json
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -21,6 +20,7 @@ from autosplit.backends.onnxruntime import fuse
 from autosplit.backends.ports import port
 from autosplit.bundling.manifest import BLOB, IR, LIBRARY, ONNX, PROGRAM, WEIGHTS, Part, StoredWeight
 from autosplit.bundling.weightpool import WeightPool
+from autosplit.compat.runtimes import open_library
 from autosplit.errors import BackendError
 from autosplit.tracing import programs
 from autosplit.tracing.operators import WRITING, allowed_graph
@@ -31,40 +31,16 @@ Finish = Callable[[Path, str, Mapping[str, int]], dict[str, str]]
 """Writes the files of a part: from the folder, the stem of their names and the places of weights to file names by role."""
 
 
-@dataclass(frozen=True)
-class Draft:
-    """A part whose weights are in the pool, and whose files are not written yet."""
-
-    program: StageProgram
-    stage: Stage
-    finish: Finish
-    weights: tuple[StoredWeight, ...] = ()
-    output_orders: tuple[tuple[int, ...], ...] = ()
-
-    def part(self, files: Mapping[str, str]) -> Part:
-        """The part with its files."""
-        program, stage = self.program, self.stage
-        return Part(
-            name=stage.name,
-            backend=stage.backend,
-            devices=stage.devices,
-            threads=stage.threads,
-            streams=stage.streams,
-            load_s=stage.load_s,
-            inputs=program.inputs,
-            outputs=program.outputs,
-            input_orders=tuple(port(spec).order for spec in program.inputs),
-            output_orders=self.output_orders or tuple(port(spec).order for spec in program.outputs),
-            files=dict(files),
-            weights=self.weights,
-            weight_bytes=program.weight_bytes,
-            operators=program.packages,
-        )
+Made = tuple[Finish, tuple[StoredWeight, ...], tuple[tuple[int, ...], ...] | None]
+"""What a backend adds to a part: its files, its weights, and the orders of its outputs where these are not the usual ones."""
 
 
-def draft(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path, trust: bool) -> Draft:
+def draft(
+    program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path, trust: bool
+) -> tuple[Part, Finish]:
     """Export or compile a part in an empty folder, which must stay until the weights are written.
 
+    Returns: the part without its files, and the function that writes these.
     Raises: BackendError: the backend refuses the stage. MissingExtraError: it is not installed. PlanError: an eager part calls an
         operator that needs trust, and none is asked for (``trust``).
     """
@@ -75,10 +51,27 @@ def draft(program: StageProgram, stage: Stage, precision: Precision, pool: Weigh
     if stage.backend == "eager" and not trust:
         allowed_graph(program.module.graph, f"part '{stage.name}' is not for everybody: {WRITING}")
     made = {"eager": _eager, "onnxruntime": _onnxruntime, "openvino": _openvino, "inductor": _inductor}
-    return made[stage.backend](program, stage, precision, pool, scratch)
+    finish, weights, orders = made[stage.backend](program, stage, precision, pool, scratch)
+    part = Part(
+        name=stage.name,
+        backend=stage.backend,
+        devices=stage.devices,
+        threads=stage.threads,
+        streams=stage.streams,
+        load_s=stage.load_s,
+        inputs=program.inputs,
+        outputs=program.outputs,
+        input_orders=tuple(port(spec).order for spec in program.inputs),
+        output_orders=orders or tuple(port(spec).order for spec in program.outputs),
+        files={},
+        weights=weights,
+        weight_bytes=program.weight_bytes,
+        operators=program.packages,
+    )
+    return part, finish
 
 
-def _eager(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+def _eager(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Made:
     lowered = in_precision(program, precision)
     weights = lowered.weights
     data = {
@@ -90,10 +83,10 @@ def _eager(program: StageProgram, stage: Stage, precision: Precision, pool: Weig
         (folder / f"{stem}.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
         return {PROGRAM: f"{stem}.json"}
 
-    return Draft(program, stage, finish, pool.add_all(weights))
+    return finish, pool.add_all(weights), None
 
 
-def _onnxruntime(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+def _onnxruntime(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Made:
     import onnx
 
     save_stage(program, scratch / "stage")
@@ -113,10 +106,10 @@ def _onnxruntime(program: StageProgram, stage: Stage, precision: Precision, pool
         (folder / f"{stem}.onnx").write_bytes(model.SerializeToString())
         return {ONNX: f"{stem}.onnx"}
 
-    return Draft(program, stage, finish)
+    return finish, (), None
 
 
-def _openvino(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+def _openvino(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Made:
     outputs = tuple(map(port, program.outputs))
     save_stage(program, scratch / "stage")
     chosen = openvino.settings(stage.threads, precision, stage.streams)
@@ -136,7 +129,7 @@ def _openvino(program: StageProgram, stage: Stage, precision: Precision, pool: W
         (folder / f"{stem}.blob").write_bytes(blob)
         return {IR: f"{stem}.xml", BLOB: f"{stem}.blob"}
 
-    return Draft(program, stage, finish, output_orders=orders)
+    return finish, (), orders
 
 
 def _doing(program: StageProgram, stage: Stage) -> str:
@@ -159,11 +152,11 @@ def _compile_library(scratch: Path) -> Path:
     return inductor.compile_library(load_stage(scratch / "stage", trust=True), scratch, inductor.WITHOUT_WEIGHTS)
 
 
-def _inductor(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+def _inductor(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Made:
     lowered = in_precision(program, precision)
     save_stage(lowered, scratch / "stage")
     library = apart(_compile_library, scratch, doing=_doing(program, stage), packages=program.packages)
-    read = inductor.open_library(library).get_constant_names_to_original_fqns().values()
+    read = open_library(library).get_constant_names_to_original_fqns().values()
     if strange := sorted(set(read) - set(lowered.weights)):
         raise BackendError(
             f"inductor made constants of stage '{program.name}' that are not its weights: {', '.join(strange[:5])}"
@@ -174,7 +167,7 @@ def _inductor(program: StageProgram, stage: Stage, precision: Precision, pool: W
         library.replace(folder / f"{stem}.so")
         return {LIBRARY: f"{stem}.so"}
 
-    return Draft(program, stage, finish, weights)
+    return finish, weights, None
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -29,8 +29,8 @@ MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 NEEDED = {"eager": "program", "onnxruntime": "onnx", "openvino": "ir", "inductor": "library"}
 """Backend to the role of the file that a part of it must have."""
-MAX_JSON_BYTES, MAX_BRACKETS, MAX_DEPTH, MAX_COUNT = 100_000_000, 2_000_000, 50, 1 << 40
-"""Limits of a manifest: its bytes, its lists and objects, the containers of an answer inside each other, and its integers."""
+MAX_JSON_BYTES, MAX_BRACKETS, MAX_DEPTH, MAX_COUNT, MAX_QUEUE_DEPTH = 100_000_000, 2_000_000, 50, 1 << 40, 1024
+"""Limits of a manifest: its bytes, lists and objects, the containers of an answer inside each other, its integers and slots."""
 
 _TENSOR = {"name": str, "shape": [int], "stride": [int], "dtype": str, "offset_bytes": int}
 _PART = {
@@ -106,8 +106,7 @@ class Bundle:
             raise ValueError(f"policy must be 'serial' or 'pipelined', but is {policy!r}")
         if policy == "serial":
             return [self.run(request) for request in requests]
-        queues: list[queue.Queue[Any]] = [queue.Queue(depth) for _ in self._runs]
-        queues.append(queue.Queue())
+        queues: list[queue.Queue[Any]] = [*(queue.Queue(depth) for _ in self._runs), queue.Queue()]
         errors: list[Exception] = []
         threads = [
             threading.Thread(target=_work, args=(part, source, target, errors), name=part.name, daemon=True)
@@ -203,9 +202,9 @@ def _openvino(folder: Path, part: Mapping[str, Any], bundle: Bundle, threads: in
     same = openvino.__version__.startswith(bundle.manifest["versions"].get("openvino", "?")) and part["threads"] == threads
     if same and "blob" in part["files"]:
         blob = io.BytesIO((folder / part["files"]["blob"]).read_bytes())
-        given = {**settings, "CACHE_MODE": "OPTIMIZE_SIZE", "WEIGHTS_PATH": str(folder / WEIGHTS)}
+        cached = {"CACHE_MODE": "OPTIMIZE_SIZE", "WEIGHTS_PATH": str(folder / WEIGHTS)}
         try:
-            model = _core().import_model(blob, "CPU", given)
+            model = _core().import_model(blob, "CPU", settings | cached)
         except RuntimeError:  # the blob's header names another version of OpenVINO or another instruction set
             model = None
     if model is None:
@@ -268,8 +267,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(text)
     except (OSError, ValueError, RecursionError) as failure:
         raise ValueError(f"'{path}' is missing, truncated or not JSON: {str(failure)[:200]}. {again}") from None
-    found = manifest.get("schema") if type(manifest) is dict else None
-    if type(found) is not int or found != SCHEMA:
+    if type(found := manifest.get("schema") if type(manifest) is dict else None) is not int or found != SCHEMA:
         raise ValueError(f"'{path}' has schema version {reprlib.repr(found)}, and this driver reads version {SCHEMA}. {again}")
     if faults := manifest_faults(manifest):
         raise ValueError(f"'{path}' is damaged: {'; '.join(faults)}. {again}")
@@ -328,6 +326,8 @@ def _network_faults(network: Mapping[str, Any], files: Mapping[str, Any]) -> Ite
     made: dict[str, Any] = dict.fromkeys(network["inputs"])
     if not network["parts"] or not network["outputs"] or len(made) < len(network["inputs"]):
         yield "has no parts, no outputs, or an input twice"
+    if not 1 <= network["queue_depth"] <= MAX_QUEUE_DEPTH or not network["microbatch"]:
+        yield f"has queue_depth {network['queue_depth']} and microbatch {network['microbatch']}"
     for part in network["parts"]:
         yield from (f"has part '{part['name']:.60}', which {fault}" for fault in _part_faults(part, files, made))
     yield from (f"has output '{name:.60}', which nothing makes" for name in network["outputs"] if name not in made)
@@ -339,8 +339,8 @@ def _network_faults(network: Mapping[str, Any], files: Mapping[str, Any]) -> Ite
 
 def _part_faults(part: Mapping[str, Any], files: Mapping[str, Any], made: dict[str, Any]) -> Iterator[str]:
     """A sentence for each fault of a part. ``made``: shape and dtype of the values before it, None for inputs; its own join."""
-    if NEEDED.get(part["backend"], "") not in ("", *part["files"]):
-        yield f"has no file for {part['backend']}"
+    if NEEDED.get(part["backend"]) not in part["files"]:
+        yield f"has no file for backend '{part['backend']:.60}', or that does not exist"
     yield from (f"names file '{name:.60}', which is not in the bundle" for name in part["files"].values() if name not in files)
     if not part["devices"] or part["threads"] < 1 or part["streams"] < 1:
         yield f"has {len(part['devices'])} devices, {part['threads']} threads and {part['streams']} streams; each is at least 1"

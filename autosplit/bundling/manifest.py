@@ -17,8 +17,8 @@ from autosplit.files import content_hash, file_hash, from_plain, read_mapping
 from autosplit.parsing import shown
 from autosplit.tracing.tensorspec import TensorSpec, spec_fault
 from autosplit.values.machine import parse_device
-from autosplit.values.plan import MAX_QUEUE_DEPTH, Source
-from autosplit.values.samples import Precision, backend_fault
+from autosplit.values.plan import Source
+from autosplit.values.samples import Precision
 
 PROGRAM, ONNX, IR, BLOB, LIBRARY = "program", "onnx", "ir", "blob", "library"
 """Roles of files: the graph for eager, the fused ONNX file, OpenVINO's own file and its compiled form, native code."""
@@ -47,7 +47,7 @@ class Part:
     Attributes:
         name: the stage's name.
         backend: the backend that its files are for.
-        devices: the devices of the plan, one for each replica; they are mapped to those that are there at load.
+        devices: the devices of the plan, one for each replica; ``mapping`` finds devices of the loading machine for them.
         threads, streams, load_s: as in the plan's stage.
         inputs, outputs: the values that it reads and makes.
         input_orders, output_orders: for a runtime of dense tensors, the order of dimensions in which each value is dense.
@@ -133,7 +133,7 @@ class Manifest:
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """Write the manifest with the hash of its content, which tells a later edit. Raises: BundleError: nobody could read it."""
+    """Write the manifest with the hash of its content, which shows a later edit. Raises: BundleError: nobody could read it."""
     data = json.loads(json.dumps(asdict(manifest)))
     whole = {"schema": SCHEMA, "key": content_hash(data), **data}
     raise_faults(BundleError, "this bundle cannot be written", manifest_faults(whole))
@@ -165,17 +165,12 @@ def check_files(folder: Path, files: Mapping[str, File], hashed: bool) -> None:
 
 
 def _faults(manifest: Manifest) -> Iterator[str]:
-    """A sentence for each fault that the driver cannot see: it knows neither devices nor torch nor all backends."""
-    for name, network in manifest.networks.items():
-        if not 1 <= network.queue_depth <= MAX_QUEUE_DEPTH or network.microbatch < 1:
-            yield f"network {shown(name)} has queue_depth {network.queue_depth} and microbatch {network.microbatch}"
+    """A sentence for each fault that the driver cannot see: it knows neither devices nor torch."""
     for name, part in manifest.parts:
         yield from (f"network {shown(name)}, part {shown(part.name)}: {fault}" for fault in _part_faults(part))
 
 
 def _part_faults(part: Part) -> Iterator[str]:
-    if fault := backend_fault(part.backend):
-        yield fault
     for device in part.devices:
         try:
             parse_device(device)

@@ -1,4 +1,4 @@
-"""Map the devices of a plan to those that are there when its bundle is loaded."""
+"""Map the devices of a plan to the devices of the machine that loads its bundle."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ def mapped_devices(parts: Sequence[Part], there: Sequence[Device]) -> list[tuple
     """The devices of each part, one for each replica.
 
     A device that the plan names and that is there stays. Otherwise the plan's devices, in the order of their first part, are
-    mapped to those that are there: several to one where there are fewer, one each where there are enough. Each device that is
+    mapped to the present devices: several to one where there are fewer, one each where there are enough. Each device that is
     left over becomes a replica of the part with the most seconds for each replica.
     """
     planned = list(dict.fromkeys(name for part in parts for name in part.devices))

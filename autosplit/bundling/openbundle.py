@@ -20,11 +20,12 @@ from autosplit.bundling.packing import unpacked
 from autosplit.bundling.partchain import as_one_stage
 from autosplit.devices.discovering import PACKAGES, Devices, as_machine, cpu_name, discover, version_of
 from autosplit.devices.limits import affinity
-from autosplit.errors import BundleError, MissingExtraError, UsageError
+from autosplit.errors import BundleError, MissingExtraError, PlanError, UsageError, raise_faults
 from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement, wire
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import faults_of
 from autosplit.values.machine import Device, parse_device
 
 Policy = Literal["serial", "threads", "processes"]
@@ -116,10 +117,10 @@ def load_bundle(
         placements = place_parts(folder, manifest, name, devices, trust)
         chosen = manifest.networks[name]
         outputs = [spec.name for part in chosen.parts for spec in part.outputs] if cuts else chosen.outputs
-        wire(placements, chosen.inputs, outputs)  # the table's own faults are named by its parts
         if policy == "processes":
             engine: Engine = stack.enter_context(Pipeline(placements, chosen.inputs, outputs))
         else:
+            raise_faults(PlanError, "the parts do not fit together", faults_of(placements, chosen.inputs, outputs))
             devices_there = tuple(dict.fromkeys(device for part in placements for device in part.devices))
             on = devices_there if policy == "threads" else devices_there[:1]
             stage = as_one_stage(name, placements, chosen.inputs, outputs, on)
@@ -174,7 +175,6 @@ def place_parts(folder: Path, manifest: Manifest, name: str, devices: Devices | 
                 part=part,
                 precision=network.precision,
                 same_machine=same,
-                packages=part.operators,
                 trust=trust,
             ),
             inputs=part.inputs,

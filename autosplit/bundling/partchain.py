@@ -1,17 +1,21 @@
 """PartChain: all parts of a network as one stage, which one thread runs one after the other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from autosplit.running.wiring import StagePlacement
-from autosplit.tracing.tensorspec import Announced, TensorSpec, announced, check_outputs, laid_out
+from autosplit.running.stage import StagePlacement
+from autosplit.tracing.tensorspec import TensorSpec, announced, check_outputs, laid_out
 from autosplit.values.machine import Device
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Runnable
+
+
+Step = Callable[[dict[str, torch.Tensor]], None]
+"""Runs a part: adds its outputs to the values of a request, and drops those that no later part reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +53,17 @@ class PartChain:
         for part in self.parts:
             part.module.import_packages()
 
-    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
+    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """Load every part, each for its own number of threads. Raises: BackendError: a runtime refuses one."""
         steps = self._steps(threads, device, shared)
 
         def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             values = self._named(inputs)
-            for step in steps:
+            for part, step in steps:
                 try:
                     step(values)
                 except Exception as failure:
-                    raise RuntimeError(f"part '{step.part.name}': {type(failure).__name__}: {failure}") from failure
+                    raise RuntimeError(f"part '{part.name}': {type(failure).__name__}: {failure}") from failure
             return [values[spec.name] for spec in self.outputs]
 
         return run
@@ -67,62 +71,40 @@ class PartChain:
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Run the parts anew up to the one that raises, and ask it for its op."""
         values = self._named(inputs)
-        for step in self._steps(1, "cpu:0", True):
-            given = step.inputs(values)
+        for part, step in self._steps(1, "cpu:0", True):
+            given = [values[spec.name] for spec in part.inputs]
             try:
                 step(values)
             except Exception:
-                return step.part.module.failing_op(given)
+                return part.module.failing_op(given)
         return None
 
     def _named(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         return {spec.name: value for spec, value in zip(self.inputs, inputs, strict=True)}
 
-    def _steps(self, threads: int, device: str, shared: bool) -> list["Step"]:
-        """The parts, loaded, each with the values that nothing after it needs."""
+    def _steps(self, threads: int, device: str, shared: bool) -> list[tuple[StagePlacement, Step]]:
+        """The parts, each with its step, which drops the values that nothing after it needs."""
         last = {spec.name: number for number, part in enumerate(self.parts) for spec in part.inputs}
         kept = {spec.name for spec in self.outputs}
-        return [
-            Step(
-                part,
-                part.module.load(part.threads or threads, device, shared),
-                announced(part.outputs),
-                tuple(spec.name for spec in part.inputs if last[spec.name] == number and spec.name not in kept),
-            )
-            for number, part in enumerate(self.parts)
-        ]
+        found = []
+        for number, part in enumerate(self.parts):
+            run = part.module.load(part.threads or threads, device, shared, part.streams)
+            dropped = [spec.name for spec in part.inputs if last[spec.name] == number and spec.name not in kept]
+            found.append((part, _step(part, run, dropped)))
+        return found
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A loaded part of a chain: it adds its outputs to the values of a request, and drops those that no later part reads."""
+def _step(part: StagePlacement, run: "Runnable", dropped: Sequence[str]) -> Step:
+    wanted = announced(part.outputs)
 
-    part: StagePlacement
-    run: "Runnable"
-    announced: tuple[Announced, ...]
-    dropped: tuple[str, ...]
-
-    def inputs(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The values that the part reads."""
-        return [values[spec.name] for spec in self.part.inputs]
-
-    def __call__(self, values: dict[str, torch.Tensor]) -> None:
-        """Run the part on the values of a request, and change these."""
-        made = self.run(self.inputs(values))
-        check_outputs(made, len(self.announced), self.announced)
-        values.update((spec.name, _as_announced(value, spec)) for spec, value in zip(self.part.outputs, made, strict=True))
-        for name in self.dropped:
+    def step(values: dict[str, torch.Tensor]) -> None:
+        made = run([values[spec.name] for spec in part.inputs])
+        check_outputs(made, len(wanted), wanted)
+        values.update((spec.name, laid_out(value, spec)) for spec, value in zip(part.outputs, made, strict=True))
+        for name in dropped:
             values.pop(name, None)
 
-
-def _as_announced(value: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The value, copied if its strides differ from the announced ones; a dimension of size 1 may have any stride."""
-    strides = value.stride()
-    if strides == spec.stride or all(
-        size == 1 or found == wanted for size, found, wanted in zip(spec.shape, strides, spec.stride, strict=True)
-    ):
-        return value
-    return laid_out(value, spec)
+    return step
 
 
 def as_one_stage(

@@ -14,9 +14,9 @@
     raynodes        the nodes of a Ray cluster, and the agents on them
     hostprofile     the profiles of all hosts as one
     fleet           Fleet: the hosts, their agents, and the machine that they are together
-    hostsfeed       requests that are under way over hosts, in order
+    hoststransport  HostsTransport: requests that are under way over hosts
     replanning      a plan for the hosts that are left
-    remote          HostsPipeline: a Pipeline whose stages run on several hosts
+    remote          HostsPipeline: an Engine over several hosts
     cluster         Cluster: a Fleet that profiles models and runs plans
 
 Ray finds the hosts, starts and ends the agents, and carries stage files. No request passes it: a stage on a host hands its

@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autosplit.backends.base import installed
 from autosplit.children import extend_path
 from autosplit.clusters import hostlinks
 from autosplit.clusters.handshake import dial
 from autosplit.clusters.listener import Listener
-from autosplit.clusters.runningsegment import RunningSegment, SegmentOrder
+from autosplit.clusters.runningsegment import RunningSegment
+from autosplit.clusters.segments import Segment
+from autosplit.compat.torchparts import pytree
 from autosplit.devices.discovering import discover
 from autosplit.devices.limits import affinity, boot_id, memory_limit_bytes
 from autosplit.devices.processes import prepare_to_spawn
@@ -164,20 +165,16 @@ class Agent:
         new.write_bytes(content)
         new.rename(folder / content_hash)
 
-    def open_segment(self, order: SegmentOrder, files: Files) -> None:
+    def open_segment(self, segment: Segment, files: Files) -> None:
         """Start the workers of a segment.
 
         Args:
-            order: what to run.
+            segment: with the host's own devices, and folders relative to the agent's.
             files: the folders of its stages.
         Raises: BackendError, WorkerError: a stage could not be loaded.
         """
         self._lay_out(files)
-        stages = tuple(
-            replace(stage, module=replace(stage.module, folder=self._folder / "stages" / stage.module.folder))  # type: ignore[type-var, attr-defined]
-            for stage in order.stages
-        )
-        self._segments[order.name] = RunningSegment(self._name, replace(order, stages=stages))
+        self._segments[segment.name] = RunningSegment(self._name, segment.moved(lambda folder: self._folder / "stages" / folder))
 
     def _lay_out(self, files: Files) -> None:
         """Make folders of the files that came here."""
@@ -211,10 +208,6 @@ class Agent:
     def clock_ns(self) -> int:
         """This host's monotonic clock."""
         return time.monotonic_ns()
-
-    def process_time_s(self) -> float:
-        """Processor seconds that this process has used, without its workers."""
-        return time.process_time()
 
     def stats(self, segment: str, clear: bool) -> RunStats:
         """What the segment's pipeline measured."""

@@ -10,7 +10,7 @@ from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.remote import HostsPipeline
 from autosplit.clusters.replanning import Replanner
 from autosplit.measuring.store import Store
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.engine import Engine
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -35,7 +35,7 @@ class Cluster(Fleet):
 
     def opener(
         self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None
-    ) -> Callable[..., Pipeline]:
+    ) -> Callable[..., Engine]:
         """What makes pipelines on these hosts, in place of ``Pipeline``.
 
         With all three arguments, a pipeline plans anew for the hosts that are left when one is lost.

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 
 from autosplit.clusters.sockets import MAX_TEXT_BYTES, reason_of, receive_into, receive_text
-from autosplit.running.interrupts import SafeCondition
+from autosplit.compat.futures import SafeCondition
 from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, extent_bytes, laid_out
 
 REQUEST, ERROR, CANCEL, BROKEN, CREDIT, BEAT = range(6)
@@ -72,8 +72,7 @@ class Slot:
 
 def bytes_of(tensor: torch.Tensor, spec: TensorSpec) -> memoryview:
     """The bytes of a tensor from its first to its last element in the layout of its spec, copied if its own layout differs."""
-    if tensor.stride() != spec.stride or tensor.is_neg() or tensor.is_conj():
-        tensor = laid_out(tensor.resolve_neg().resolve_conj(), spec)
+    tensor = laid_out(tensor, spec, anywhere=True)
     num_elements = extent_bytes(spec) // tensor.itemsize
     flat = tensor.as_strided((num_elements,), (1,), tensor.storage_offset())
     return flat.view(torch.uint8).numpy().data if num_elements else memoryview(b"")

@@ -1,8 +1,8 @@
-"""Measure the connections between hosts: latency and bandwidth of each, and what a host's card carries over all of them.
+"""Measure the connections between hosts: latency and bandwidth of each, and bandwidth of a host's card over all of them.
 
 One end sends a payload, the other answers with a word once all of it is there. Half of the shortest round trip is the latency of
 one way. The bandwidth is that between two large payloads: a network may let the first 100 KB or so of a burst pass at once.
-Connections that are flooded side by side tell what they share.
+Connections that share a card or an uplink are found by flooding them side by side.
 """
 
 import contextlib

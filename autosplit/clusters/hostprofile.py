@@ -1,7 +1,5 @@
 """Profile a model on all hosts of a cluster side by side, and join the profiles to one.
 
-The time of the processes that relay requests is measured too, and becomes part of the links between hosts.
-
 Hosts with equal processors, cores, caches and versions share the measurement of one of them, unless the calibration kernel
 runs at another speed there. Hosts on different cores of one machine are measured side by side instead.
 """
@@ -10,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autosplit.clusters.agent import HostFacts, Subject
-from autosplit.clusters.devicelinks import FrameSizes, Payers, links_of
+from autosplit.clusters.devicelinks import links_of
 from autosplit.clusters.fleet import Fleet
-from autosplit.clusters.relaycost import measure_relay, relay_after
 from autosplit.deploying.workspace import Workspace
 from autosplit.measuring.calibration import DRIFT_LIMIT, drift
 from autosplit.measuring.store import Store
@@ -38,9 +35,9 @@ def measure(
         traced: the model.
         cluster: the hosts that were not lost are measured.
         backends: names, eager first if it is among them.
-        precision: what the backends compute in.
+        precision: the precision of the backends.
         store: where measurements are kept by host and device, and found again while the host and its versions are the same.
-        remeasure: measure again what the store holds.
+        remeasure: ignore the measurements of the store.
     Returns: a profile whose notes name the hosts that share a measurement.
     Raises: the errors of ``autosplit.measuring.measure``, with the host in front.
     """
@@ -51,7 +48,7 @@ def measure(
     ]
     missing = [tuple(b for b in backends if not _has(one, group[0], b)) for group, one in zip(groups, known, strict=True)]
     found = _measured(traced, cluster, [(group[0], names) for group, names in zip(groups, missing, strict=True)], precision)
-    profile, within, relays, notes = Profile.empty(traced.graph, precision), list[Link](), dict[str, Link](), list[str]()
+    profile, rings, notes = Profile.empty(traced.graph, precision), list[Link](), list[str]()
     for group, old, new in zip(groups, known, found, strict=True):
         joined = old
         if new is not None:
@@ -61,22 +58,18 @@ def measure(
                 with store.noted(notes):
                     store.save(traced.graph, joined, new.measured)
                     store.save_links(group[0].provenance, new.links)
-        model_s = min(sum(joined.table(traced.graph, setting).values()) for setting in joined.measured)
-        relay = relay_after(_relay(cluster, group[0], store, remeasure, notes), model_s / len(cluster.machine.devices))
         for facts in group:
             own = _renamed(joined, _names(group[0], facts))
             profile = replace(profile, measured={**profile.measured, **own.measured}, stages=(*profile.stages, *own.stages))
-            within += own.links
-            relays[facts.name] = relay
+            rings += own.links
         if len(group) > 1:
             others = ", ".join(f"'{facts.name}'" for facts in group[1:])
             notes.append(f"host '{group[0].name}' was measured for the equal host{'s' * (len(group) > 2)} {others} too")
-    links = links_of(cluster.machine, within, relays, Payers.of(hosts), FrameSizes.of(traced.graph))
-    return replace(profile, notes=tuple(notes), wires=cluster.machine.wires).with_links(links)
+    return replace(profile, notes=tuple(notes), wires=cluster.machine.wires).with_links(links_of(cluster.machine, rings))
 
 
 def stored(traced: Traced, facts: HostFacts, precision: Precision, store: Store | None) -> Profile:
-    """What the store holds of a model on a host, and still holds there."""
+    """The stored measurements of a model on a host that are still valid there."""
     if store is None:
         return Profile.empty(traced.graph, precision)
     found = store.load(traced.graph, facts.stamps, precision)
@@ -88,18 +81,6 @@ def stored(traced: Traced, facts: HostFacts, precision: Precision, store: Store 
     return replace(found, measured=kept, stages=tuple(s for s in found.stages if s.setting in kept), links=tuple(links), notes=())
 
 
-def _relay(cluster: Fleet, facts: HostFacts, store: Store | None, remeasure: bool, notes: list[str]) -> Link:
-    """What relaying requests to a host costs, from the store or measured now."""
-    known = () if store is None or remeasure else store.links(facts.provenance)
-    found = next((link for link in known if (link.source, link.target) == (HOST, facts.name)), None)
-    if found is None:
-        found = measure_relay(cluster, facts.name)
-        if store is not None:
-            with store.noted(notes):
-                store.save_links(facts.provenance, [found])
-    return found
-
-
 def _has(known: Profile, facts: HostFacts, backend: str) -> bool:
     wanted = [Setting(device.on_host(facts.name).name, backend, max(1, len(device.cores))) for device in facts.devices]
     return bool(known.links) and all(setting in known.measured for setting in wanted)
@@ -108,7 +89,7 @@ def _has(known: Profile, facts: HostFacts, backend: str) -> bool:
 def _measured(
     traced: Traced, cluster: Fleet, wanted: Sequence[tuple[HostFacts, tuple[str, ...]]], precision: Precision
 ) -> list[Profile | None]:
-    """What each host measures of the backends that it is to measure, as the cluster names its devices; None for nothing."""
+    """The profile of each host with these backends, with the device names of the cluster; None for a host without backends."""
     asked = [(facts, backends) for facts, backends in wanted if backends]
     found: dict[str, Profile] = {}
     if asked:
@@ -146,7 +127,7 @@ def _same(one: HostFacts, other: HostFacts) -> bool:
 
 
 def _names(measured: HostFacts, facts: HostFacts) -> dict[str, str]:
-    """The devices of a host to those of an equal one, and the agent of the one to that of the other."""
+    """Map the device and agent names of a measured host to the names of an equal host."""
     pairs = zip(measured.devices, facts.devices, strict=True)
     return {a.on_host(measured.name).name: b.on_host(facts.name).name for a, b in pairs} | {measured.name: facts.name}
 

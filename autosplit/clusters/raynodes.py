@@ -159,7 +159,7 @@ def _without_driver_path() -> Any:
     from ray.job_config import JobConfig
 
     class Job(JobConfig):  # type: ignore[misc]
-        def _runtime_env_has_working_dir(self) -> bool:  # what Ray asks before it adds the folder
+        def _runtime_env_has_working_dir(self) -> bool:  # Ray calls this before it adds the folder
             return True
 
     return Job()

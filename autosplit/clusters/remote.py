@@ -1,10 +1,9 @@
-"""HostsPipeline: a Pipeline whose stages run on several hosts, and which goes on without a host that is lost."""
+"""HostsPipeline: an engine over several hosts, which goes on without a host that is lost."""
 
 import contextlib
 import itertools
 import socket
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,31 +14,27 @@ from autosplit.clusters.agent import ANSWERS, CONTROL, NUM_SLOTS, PURPOSE, REQUE
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
 from autosplit.clusters.handshake import dial
-from autosplit.clusters.hostsfeed import Answered, HostsFeed, Inbox, Lost, Route
+from autosplit.clusters.hoststransport import ENDING_S, Answered, Events, HostsTransport, Lost, Route
 from autosplit.clusters.replanning import Replanner
-from autosplit.clusters.runningsegment import DRIVER, SegmentOrder
-from autosplit.clusters.segments import Segment, segments_of
-from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError
+from autosplit.clusters.segments import DRIVER, segments_of
+from autosplit.errors import AutosplitError, WorkerError
 from autosplit.parsing import shown
 from autosplit.reports.results import RunStats, StageStats
+from autosplit.running.engine import Engine
 from autosplit.running.messages import WorkerEvent
-from autosplit.running.modules import StageFolder
-from autosplit.running.monitor import WorkerHealth, run_stats
-from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement, Wiring, wire
+from autosplit.running.monitor import WorkerHealth
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import Wiring, wire
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
 
-IN_TRANSIT = 2
-"""Slots of a segment beside those of its pipeline, for requests that come and answers that go."""
-
-ENDING_S, REPORT_S = 5.0, 10.0
-"""Seconds for ending a segment, and for an agent's report."""
+REPORT_S = 10.0
+"""Seconds for an agent's report."""
 
 _numbers = itertools.count()
 
 
-class HostsPipeline(Pipeline):
-    """A pipeline over the hosts of a cluster, with the calls of a Pipeline.
+class HostsPipeline(Engine):
+    """A pipeline over the hosts of a cluster, with the calls of every Engine.
 
     Where a host is lost, its stages move to other hosts if ``replan`` finds room there, and requests without a result run again.
     Otherwise every request fails with a WorkerError that names the host.
@@ -48,7 +43,7 @@ class HostsPipeline(Pipeline):
         cluster: the hosts.
         stages, inputs, outputs: as for Pipeline; each device is on a host.
         replan: finds stages for the hosts that are left; None gives up with the first host.
-        settings: ``room`` and ``in_order``, as for Pipeline.
+        room: as for Pipeline.
     """
 
     def __init__(
@@ -60,43 +55,25 @@ class HostsPipeline(Pipeline):
         *,
         replan: Replanner | None = None,
         room: int | None = None,
-        in_order: bool = True,
     ) -> None:
         self._cluster, self._replan = cluster, replan
         self.replanned: list[str] = []
         """A sentence for each host that was lost and replaced."""
-        super().__init__(stages, inputs, outputs, room=room, in_order=in_order)
+        super().__init__(self._over_hosts, wire(stages, inputs, outputs), room)
 
     def close(self, *, drain: bool = True) -> None:
-        """End as ``Pipeline.close``, on all hosts."""
+        """End as ``Engine.close``, on all hosts."""
         try:
             super().close(drain=drain)
         finally:
             if self._replan is not None:
                 self._replan.close()
 
-    @property
-    def pids(self) -> list[int]:
-        """The process of each worker on its own host, in the order of stages and replicas."""
-        return [worker.pid for worker in self.health()]
+    def _over_hosts(self, wiring: Wiring) -> HostsTransport:
+        events = Events()
+        return HostsTransport(HostsDeployment(self._cluster, wiring, events), events, self._without)
 
-    def reopen(self) -> None:
-        """Raises: UsageError: a pipeline over hosts is not opened again; make a new one."""
-        raise UsageError("a pipeline over hosts cannot be opened again; make a new one")
-
-    def swap(self, group: str, weights: Mapping[str, torch.Tensor], folder: Path) -> int:
-        """Raises: UsageError: weights are not swapped over hosts."""
-        raise UsageError("a pipeline over hosts cannot swap weights while it runs; open a new one")
-
-    def _open(self, wiring: Wiring) -> None:
-        inbox: Inbox = Inbox()
-        deployment = HostsDeployment(self._cluster, wiring, inbox)
-        feed = HostsFeed(deployment, inbox, wiring.outputs, room=self._room, in_order=wiring.in_order, replace=self._without)
-        self._inbox = inbox
-        self._deployment = self._monitor = deployment  # type: ignore[assignment]
-        self._executor = deployment.feed = feed  # type: ignore[assignment]
-
-    def _without(self, lost: Lost, route: Route) -> Route:
+    def _without(self, lost: Lost, route: Route, events: Events) -> Route:
         """A deployment on the hosts that are left. Raises: AutosplitError: there is none; the message names the lost host."""
         self._cluster.lose(lost.host, lost.reason)
         route.close(timeout_s=ENDING_S)
@@ -105,12 +82,9 @@ class HostsPipeline(Pipeline):
             raise WorkerError(f"{what}. Its stages have no other host; open the pipeline again without it.")
         try:
             stages = self._replan(self._cluster.machine)
-            wiring = wire(stages, self.wiring.inputs, self.wiring.outputs, None, self.wiring.in_order)
-            deployment = HostsDeployment(self._cluster, wiring, self._inbox)
+            deployment = HostsDeployment(self._cluster, wire(stages, route.wiring.inputs, route.wiring.outputs), events)
         except AutosplitError as failure:
             raise WorkerError(f"{what}, and the hosts that are left cannot take its stages: {failure}") from None
-        deployment.feed, self.wiring = self._executor, wiring  # type: ignore[assignment]
-        self._deployment = self._monitor = deployment  # type: ignore[assignment]
         placed = ", ".join(f"{stage.name} on {'+'.join(device.name for device in stage.devices)}" for stage in stages)
         self.replanned.append(f"{what}; planned anew: {placed}")
         return deployment
@@ -128,14 +102,14 @@ _R = TypeVar("_R", WorkerHealth, StageStats, _Timed)
 
 @dataclass(slots=True)
 class _Returns(Receiver):
-    """Puts what comes from hosts into the inbox: answers, failures, and the loss of a host, of which the first counts.
+    """Turns frames from hosts into events: answers, failures, and the loss of the first lost host.
 
     Attributes:
-        hosts: those of the pipeline.
+        hosts: the hosts of the pipeline.
         due: each unanswered request with the host that will answer it.
     """
 
-    inbox: Inbox
+    events: Events
     outputs: Sequence[TensorSpec]
     hosts: frozenset[str]
     due: set[tuple[str, int]] = field(default_factory=set)
@@ -149,12 +123,12 @@ class _Returns(Receiver):
             values[spec.name] = empty_like_spec(spec)
             copy_into(values[spec.name], tensor)
         connection.release(slot)
-        self.inbox.put(Answered(frame.number, values, ""))
+        self.events.put(Answered(frame.number, values, ""))
 
     def error(self, connection: Connection, frame: Frame, text: str) -> None:
         """A request failed. Raises: ConnectionError: its answer is not due from this host."""
         self._settle(connection, frame)
-        self.inbox.put(Answered(frame.number, None, text))
+        self.events.put(Answered(frame.number, None, text))
 
     def broken(self, connection: Connection, text: str) -> None:
         """A host tells that its connection to another one broke. Raises: ConnectionError: the pipeline has no such host."""
@@ -176,7 +150,7 @@ class _Returns(Receiver):
     def _tell(self, host: str, reason: str) -> None:
         if not self.closing:
             self.closing = True
-            self.inbox.put(Lost(host, reason))
+            self.events.put(Lost(host, reason))
 
 
 class HostsDeployment:
@@ -185,27 +159,21 @@ class HostsDeployment:
     Args:
         cluster: the hosts.
         wiring: the stages.
-        inbox: where answers and the loss of a host are told.
+        events: filled with answers and the loss of a host.
     Raises: AutosplitError: a stage could not be loaded, or hosts could not be connected. Nothing is left running.
     """
 
-    feed: HostsFeed
-
-    def __init__(self, cluster: Fleet, wiring: Wiring, inbox: Inbox) -> None:
-        self._cluster, self._wiring = cluster, wiring
-        self._segments = segments_of(wiring.stages, wiring.inputs, wiring.outputs)
-        deployment = next(_numbers)
-        self._names = [f"deployment-{deployment}.{number}" for number in range(len(self._segments))]
-        self._slots = [_num_slots(segment) for segment in self._segments]
+    def __init__(self, cluster: Fleet, wiring: Wiring, events: Events) -> None:
+        self._cluster, self.wiring = cluster, wiring
+        self._segments = segments_of(wiring.stages, wiring.inputs, wiring.outputs, f"deployment-{next(_numbers)}")
         self._places = [(number, host) for number, segment in enumerate(self._segments) for host in dict.fromkeys(segment.hosts)]
         """Each segment on each of its hosts."""
         self._positions = [wiring.inputs.index(spec.name) for spec in self._segments[0].inputs]
         self._control: list[Connection] = []
         self._answers: list[Connection] = []
         self._requests: dict[str, Connection] = {}
-        self._returns = _Returns(inbox, self._segments[-1].outputs, frozenset(host for _, host in self._places))
-        self._started = time.monotonic()
-        self.window = sum(self._slots[number] for number, _ in self._places)
+        self._returns = _Returns(events, self._segments[-1].outputs, frozenset(host for _, host in self._places))
+        self.max_in_flight = sum(self._segments[number].num_slots for number, _ in self._places)
         try:
             self._load()
             self._connect()
@@ -232,25 +200,21 @@ class HostsDeployment:
         for number, host in self._places:
             if host not in self._cluster.lost:
                 with contextlib.suppress(AutosplitError):
-                    self._cluster.ask([(host, "close_segment", self._names[number])], timeout_s=timeout_s)
+                    self._cluster.ask([(host, "close_segment", self._segments[number].name)], timeout_s=timeout_s)
 
-    def health(self, network: str = "") -> list[WorkerHealth]:
+    def health(self, network: str) -> list[WorkerHealth]:
         """The state of each worker, in the order of stages and replicas."""
         rows = self._by_worker([mine or [] for mine in self._ask("health")])
         return [replace(one, network=network, replica=replica, device=device) for (_, device, replica), one in rows.items()]
 
-    def stats(self, restarts: int, *, clear: bool = False) -> RunStats:
-        """Latency, and the times of each worker, in the order of stages and replicas."""
-        now = time.monotonic()
-        elapsed_s, times = now - self._started, self.feed.take_times(clear=clear)
-        self._started = now if clear else self._started
+    def stats(self, *, clear: bool) -> tuple[list[StageStats], int]:
+        """The work of each worker, in the order of stages and replicas; and the workers that agents started anew."""
         found: list[RunStats | None] = self._ask("stats", clear)
         rows = self._by_worker([one.stages if one else () for one in found])
-        restarts += sum(one.restarts for one in found if one)
         stages = [replace(one, replica=replica, device=device) for (_, device, replica), one in rows.items()]
-        return run_stats(times, elapsed_s, stages, restarts)
+        return stages, sum(one.restarts for one in found if one)
 
-    def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
+    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
         """The times of the last answered requests in each worker, on this machine's clock (see ``Cluster.clock_offset``)."""
         ahead_ns = {host: self._cluster.clock_offset(host).ahead_ns for host in {host for _, host in self._places}}
         workers, events = self._ask("health"), self._ask("events", clear)
@@ -271,7 +235,7 @@ class HostsDeployment:
         named = {(row.stage, f"{host}/{row.device}"): row for (_, host), mine in placed for row in mine}
         return {
             (stage.name, device.name, replica): named[stage.name, device.name]
-            for stage in self._wiring.stages
+            for stage in self.wiring.stages
             for replica, device in enumerate(stage.devices)
             if (stage.name, device.name) in named
         }
@@ -283,7 +247,7 @@ class HostsDeployment:
             answers.append(None)
             if host not in self._cluster.lost:
                 with contextlib.suppress(AutosplitError):
-                    [answers[-1]] = self._cluster.ask([(host, method, self._names[number], *given)], timeout_s=REPORT_S)
+                    [answers[-1]] = self._cluster.ask([(host, method, self._segments[number].name, *given)], timeout_s=REPORT_S)
         return answers
 
     def _first(self, number: int) -> Connection:
@@ -293,65 +257,37 @@ class HostsDeployment:
     def _load(self) -> None:
         """Bring the stage files to the hosts, and start the workers of all segments side by side."""
         segments = self._segments
-        folders = {host: {_folder(stage) for s in segments if host in s.hosts for stage in s.stages} for _, host in self._places}
+        folders = {host: {folder for s in segments if host in s.hosts for folder in s.folders} for _, host in self._places}
         names, files = self._cluster.ship(folders)
         orders = []
         for number, host in self._places:
-            segment, is_last = segments[number], number == len(segments) - 1
-            stages = tuple(
-                replace(stage, module=replace(stage.module, folder=Path(names[_folder(stage)])))  # type: ignore[type-var]
-                for stage in segment.on(host)
-            )
-            order = SegmentOrder(
-                name=self._names[number],
-                next_name="" if is_last else self._names[number + 1],
-                stages=stages,
-                inputs=segment.inputs,
-                outputs=segment.outputs,
-                num_slots=self._slots[number],
-                route=() if is_last else segments[number + 1].hosts,
-                in_order=self._wiring.in_order,
-                sources=segments[number - 1].hosts if number else (DRIVER,),
-            )
-            own = {names[folder]: files[names[folder]] for folder in map(_folder, segment.stages)}
-            orders.append((host, "open_segment", order, own))
+            own = {names[folder]: files[names[folder]] for folder in segments[number].folders}
+            segment = segments[number].on(host).moved(lambda folder: Path(names[folder]))
+            orders.append((host, "open_segment", segment, own))
         self._cluster.ask(orders)
 
     def _connect(self) -> None:
         """Connect the hosts: this machine to all, each segment to the next, and this machine to the first and the last ones."""
-        cluster, last = self._cluster, len(self._segments) - 1
+        cluster, first, last = self._cluster, self._segments[0], self._segments[-1]
         for number, host in self._places:
-            self._control.append(Connection(self._dial(number, host, CONTROL), host, self._returns))
+            self._control.append(Connection(self._dial(self._segments[number].name, host, CONTROL), host, self._returns))
         calls = []
         for number, host in self._places:
-            if number < last:
-                targets = {one: (cluster.address(one), self._slots[number + 1]) for one in self._segments[number + 1].hosts}
-                calls.append((host, "connect", self._names[number], targets))
+            if self._segments[number] is not last:
+                following = self._segments[number + 1]
+                targets = {one: (cluster.address(one), following.num_slots) for one in following.hosts}
+                calls.append((host, "connect", self._segments[number].name, targets))
         cluster.ask(calls)
-        for host in dict.fromkeys(self._segments[last].hosts):
-            sock = self._dial(last, host, ANSWERS, **{NUM_SLOTS: self.window})
-            self._answers.append(Connection(sock, host, self._returns, self._segments[last].outputs, num_slots=self.window))
-        for host in dict.fromkeys(self._segments[0].hosts):
-            sock = self._dial(0, host, REQUESTS)
-            self._requests[host] = Connection(sock, host, self._returns, self._segments[0].inputs, num_credits=self._slots[0])
+        for host in dict.fromkeys(last.hosts):
+            sock = self._dial(last.name, host, ANSWERS, **{NUM_SLOTS: self.max_in_flight})
+            self._answers.append(Connection(sock, host, self._returns, last.outputs, num_slots=self.max_in_flight))
+        for host in dict.fromkeys(first.hosts):
+            sock = self._dial(first.name, host, REQUESTS)
+            self._requests[host] = Connection(sock, host, self._returns, first.inputs, num_credits=first.num_slots)
 
-    def _dial(self, number: int, host: str, purpose: str, **more: int) -> socket.socket:
-        hello = {PURPOSE: purpose, SEGMENT: self._names[number], SENDER: DRIVER, **more}
+    def _dial(self, segment: str, host: str, purpose: str, **more: int) -> socket.socket:
+        hello = {PURPOSE: purpose, SEGMENT: segment, SENDER: DRIVER, **more}
         return dial(self._cluster.address(host), self._cluster.secret, hello)
-
-
-def _folder(stage: StagePlacement) -> Path:
-    """The folder of a stage. Raises: PlanError: its module is none, and cannot run on another host."""
-    if not isinstance(stage.module, StageFolder):
-        raise PlanError(f"stage '{stage.name}' is {type(stage.module).__name__}, and only stage folders run on other hosts")
-    return stage.module.folder
-
-
-def _num_slots(segment: Segment) -> int:
-    """Requests that one host may have of a segment: enough to keep its workers at work, and some on their way."""
-    num_hosts = len(set(segment.hosts))
-    at_work = sum(len(stage.devices) * (stage.streams + max(1, stage.queue_depth // 2)) for stage in segment.stages)
-    return -(-at_work // num_hosts) + IN_TRANSIT
 
 
 def _shifted(event: WorkerEvent, ahead_ns: int) -> WorkerEvent:

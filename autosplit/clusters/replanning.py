@@ -8,7 +8,7 @@ from autosplit.memory.stages import footprints_of
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.plans import Query
 from autosplit.planning.predicting import measured_backends
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints

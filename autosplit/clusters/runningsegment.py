@@ -10,21 +10,18 @@ A slot is free again once the answer of its request was sent on, so as many requ
 import socket
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from autosplit.clusters.frames import BROKEN, CANCEL, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, left_ns
 from autosplit.clusters.handshake import CONNECT_S
+from autosplit.clusters.segments import DRIVER, Segment
 from autosplit.errors import AutosplitError, RefusedError, WorkerError
 from autosplit.parsing import shown
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.running.stageworker import KEPT_EVENTS
-from autosplit.running.wiring import StagePlacement
-from autosplit.tracing.tensorspec import TensorSpec
 
-DRIVER = "driver"
 MOST_SLOTS = 65_536
 """Most requests that a driver may have under way."""
 
@@ -32,41 +29,15 @@ MOST_QUEUED = 1024
 """Most errors and cancellations that wait for the next host: there is one of each for a request under way."""
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentOrder:
-    """What an agent runs of a plan.
-
-    Attributes:
-        name: of this segment; no two segments of a cluster share one.
-        next_name: of the next segment; empty for the last one.
-        stages: with the host's own devices; the folders of their modules are relative to the agent's.
-        inputs, outputs: the values that come in and go on.
-        num_slots: most requests in the segment.
-        route: the hosts of the next segment; request ``k`` goes to ``route[k % len(route)]``. Empty for the driver.
-        in_order: whether answers come in the order of admission; if not, urgent requests overtake others at every stage.
-        sources: the hosts that send requests, each over one connection.
-    """
-
-    name: str
-    next_name: str
-    stages: tuple[StagePlacement, ...]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    num_slots: int
-    route: tuple[str, ...]
-    in_order: bool = True
-    sources: tuple[str, ...] = (DRIVER,)
-
-
 class RunningSegment(Receiver):
     """A segment that runs: its pipeline, and the connections to the hosts behind it."""
 
-    def __init__(self, host: str, order: SegmentOrder) -> None:
+    def __init__(self, host: str, order: Segment) -> None:
         self.order = order
         self._route = order.route or ("",)
         self._host = host
         names = [[spec.name for spec in specs] for specs in (order.inputs, order.outputs)]
-        self.pipeline = Pipeline(order.stages, names[0], names[1], in_order=order.in_order)
+        self.pipeline = Pipeline(order.stages, names[0], names[1])
         self._sources: dict[str, Connection] = {}
         self._targets: dict[str, Connection] = {}
         self._running: dict[int, Future[Tensors] | None] = {}
@@ -122,7 +93,7 @@ class RunningSegment(Receiver):
             self._running[frame.number] = None
         deadline_ns = left_ns(frame.left_s)
         try:
-            future = self.pipeline.forward(slot.tensors, priority=frame.priority, deadline_ns=deadline_ns)
+            future = self.pipeline.submit_unbounded(slot.tensors, priority=frame.priority, deadline_ns=deadline_ns)
         except AutosplitError as failure:
             with self._lock:
                 del self._running[frame.number]

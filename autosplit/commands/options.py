@@ -18,7 +18,7 @@ from autosplit.commands.configfile import read_config
 from autosplit.errors import UsageError
 from autosplit.progress import Progress
 from autosplit.values.constraints import ANY_NUMBER, Constraints
-from autosplit.values.plan import MAX_QUEUE_DEPTH
+from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH
 from autosplit.values.samples import BACKENDS, Precision, backend_fault
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Search(Profile):
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most replicas of a stage; 1 forbids replication.")] = None
     max_latency: Annotated[str | None, typer.Option(help="Most that one request may take, such as 50ms.")] = None
     min_stage: Annotated[str | None, typer.Option(help="Shortest stage, such as 1ms.")] = None
-    queue_depth: Annotated[int, typer.Option(min=1, max=MAX_QUEUE_DEPTH, help="Slots of each ring.")] = 4
+    queue_depth: Annotated[int, typer.Option(min=1, max=MAX_QUEUE_DEPTH, help="Slots of each ring.")] = QUEUE_DEPTH
     budget: Annotated[
         str, typer.Option(help="Time for running candidate plans; 0s runs none. Measuring and comparing come on top.")
     ] = "30s"

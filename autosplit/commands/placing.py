@@ -93,9 +93,9 @@ def annotate(given: Annotate) -> None:
     try:
         show(given, data, *views)
     finally:
-        for path, text in ((given.picture, lambda: placed.picture().svg()), (given.dot, placed.dot)):
+        for path, draw in ((given.picture, lambda: placed.picture().svg()), (given.dot, placed.dot)):
             if path is not None:
-                write_atomic(path, text())
+                write_atomic(path, draw())
                 say(f"wrote {path}")
         if given.output is not None:
             write_plan(placed.plan(), traced.graph, given.output)

@@ -8,8 +8,8 @@ import psutil
 
 from autosplit.devices.processes import prepare_to_spawn
 
-LOADED = ("autosplit.api", "torch.export._trace")
-"""Modules that such a command needs in any case. The first export would load the second one."""
+LOADED = ("autosplit.api", "autosplit.compat.exporter")
+"""Modules that such a command needs in any case."""
 
 SOLVERS = "autosplit.searching.loop"
 """The module that loads all solvers, for commands that search."""

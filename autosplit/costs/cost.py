@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.hostways import HostWays, hosts_of
+from autosplit.costs.hostways import hosts_of, sent_forward
 from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.costs.wires import Sent
 
@@ -105,7 +105,7 @@ def sent_between_hosts(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
     """What each segment sends to the next one, and what goes back to an earlier block, if the problem has wires; else nothing."""
     if not problem.wires.all:
         return []
-    sent = HostWays.of(problem, blocks, block_of(problem, blocks)).sent()
+    sent = sent_forward(problem, blocks, block_of(problem, blocks))
     crossings, hosts = crossings_of(problem, blocks), hosts_of(problem)
     places = [tuple(hosts[device] for device in block.devices) for block in blocks]
     back = (crossings.target != HOST) & (crossings.target < crossings.source)
@@ -125,9 +125,6 @@ def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:
     if problem.sync_s_per_byte:
         others = np.array([len(block.devices) - 1 for block in blocks])
         moves += 2.0 * others * problem.sync_s_per_byte * _block_bytes(problem, blocks)
-    if problem.wires.passing:
-        for number, seconds in HostWays.of(problem, blocks, block_of(problem, blocks)).passing_s().items():
-            moves[: len(seconds), number] += seconds
     return [moves[: len(block.devices), number].tolist() for number, block in enumerate(blocks)]
 
 

@@ -67,7 +67,9 @@ def problem_from(
         weights=tuple(SharedWeight(graph.weights[w].num_bytes, tuple(r)) for w, r in users.items() if len(r) > 1),
         pools=_pools(machine),
         groups=tuple(tuple(sorted(graph.index[op] for op in group)) for group in colocations if len(group) > 1),
-        wires=Wires(machine.wires, {host: machine.links[host, host] for host in hosts if (host, host) in machine.links}),
+        wires=Wires(
+            machine.wires, {host: machine.links[host, host].latency_s for host in hosts if (host, host) in machine.links}
+        ),
         reasons=reasons,
     ).verify()
 

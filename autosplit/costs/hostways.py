@@ -1,4 +1,4 @@
-"""HostWays: the way of every value over the hosts of a plan, the bytes between hosts, and the work of hosts that values pass.
+"""The way of every value over the hosts of a plan, and the bytes between hosts.
 
 ::
 
@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.problem import HOST, Block, Floats, Problem
+from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.costs.wires import Sent
 from autosplit.values.machine import HOST as HOST_NAME
 from autosplit.values.machine import host_of
@@ -61,72 +61,23 @@ class Chain:
         return ends[start + 1 : end + 2]
 
 
-@dataclass(frozen=True)
-class HostWays:
-    """The way of each value over the segments of blocks.
+def sent_forward(problem: Problem, blocks: Sequence[Block], home: NDArray[np.int64]) -> list[Sent]:
+    """The bytes over each border of blocks in order: every value once, however many blocks read it.
 
-    Attributes:
-        problem: the problem.
-        chain: the blocks in segments.
-        first, last: the first and the last border that each net crosses; it crosses none if the last is before the first.
-        read: the nets and the segments with a reader of them, as two arrays.
+    Args:
+        problem, blocks: the plan.
+        home: the block of each op.
     """
-
-    problem: Problem
-    chain: Chain
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
-    read: tuple[NDArray[np.int64], NDArray[np.int64]]
-
-    @staticmethod
-    def of(problem: Problem, blocks: Sequence[Block], home: NDArray[np.int64]) -> "HostWays":
-        """The ways over blocks in order; ``home`` is the block of each op."""
-        hosts = hosts_of(problem)
-        chain = Chain.of([tuple(hosts[device] for device in block.devices) for block in blocks])
-        num_segments = len(chain.places)
-        nets, readers = problem.pins
-        segment_of_op = np.array(chain.segment)[home]
-        made_in = np.where(problem.producers == HOST, -1, segment_of_op[problem.producers])
-        read_in = np.where(readers == HOST, num_segments, segment_of_op[readers])
-        last = np.full(len(problem.nets), -1)
-        np.maximum.at(last, nets, read_in)
-        width = num_segments + 1
-        pairs = np.unique(nets * width + read_in)
-        return HostWays(problem, chain, made_in + 1, last, (pairs // width, pairs % width))
-
-    def sent(self) -> list[Sent]:
-        """What goes over each border: every value once, however many blocks read it."""
-        ends = [(HOST_NAME,), *self.chain.places, (HOST_NAME,)]
-        over = self._over(self.last + 1, self.problem.net_bytes)
-        return [Sent(one, other, num_bytes) for (one, other), num_bytes in zip(pairwise(ends), over.tolist(), strict=True)]
-
-    def passing_s(self) -> dict[int, list[float]]:
-        """Seconds for one sample that each replica of a block spends on values that only pass its host.
-
-        The first block of a segment pays, and blocks that pay nothing are left out.
-        """
-        counts, num_bytes = self._passing(np.ones(len(self.problem.nets))), self._passing(self.problem.net_bytes)
-        found = {}
-        for number in np.flatnonzero(counts > 0.5).tolist():
-            links = [self.problem.wires.passing.get(host) for host in self.chain.places[number]]
-            found[self.chain.segment.index(number)] = [
-                counts[number] * (link.receive_s + link.send_s)
-                + num_bytes[number] * (link.receive_s_per_byte + link.send_s_per_byte)
-                if link
-                else 0.0
-                for link in links
-            ]
-        return found
-
-    def _passing(self, amounts: Floats) -> Floats:
-        """The sum over the nets that come into each segment, are not read there, and go on, shape (num_segments,)."""
-        nets, segments = self.read
-        stays = (self.first[nets] <= segments) & (segments < self.last[nets])
-        width = len(self.chain.places) + 1
-        return (self._over(self.last, amounts) - np.bincount(segments[stays], amounts[nets[stays]], width))[:-1]
-
-    def _over(self, end: NDArray[np.int64], amounts: Floats) -> Floats:
-        """The sum over the nets whose borders from the first to before ``end`` hold each border, shape (num_segments + 1,)."""
-        crosses, width = self.first < end, len(self.chain.places) + 2
-        begun, ended = (np.bincount(at[crosses], amounts[crosses], width) for at in (self.first, end))
-        return np.asarray(np.cumsum(begun - ended)[:-1])
+    hosts = hosts_of(problem)
+    chain = Chain.of([tuple(hosts[device] for device in block.devices) for block in blocks])
+    num_segments = len(chain.places)
+    nets, readers = problem.pins
+    segment_of_op = np.array(chain.segment)[home]
+    first = np.where(problem.producers == HOST, 0, segment_of_op[problem.producers] + 1)
+    last = np.full(len(problem.nets), -1)
+    np.maximum.at(last, nets, np.where(readers == HOST, num_segments, segment_of_op[readers]))
+    crosses, num_borders = first <= last, num_segments + 1
+    begun, ended = (np.bincount(at[crosses], problem.net_bytes[crosses], num_borders + 1) for at in (first, last + 1))
+    over = np.cumsum(begun - ended)[:num_borders]
+    ends = [(HOST_NAME,), *chain.places, (HOST_NAME,)]
+    return [Sent(one, other, num_bytes) for (one, other), num_bytes in zip(pairwise(ends), over.tolist(), strict=True)]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.cost import block_of, crossings_of
-from autosplit.costs.hostways import Chain, HostWays, hosts_of
+from autosplit.costs.hostways import Chain, hosts_of
 from autosplit.costs.problem import HOST, Block, Floats, Problem
 
 
@@ -168,9 +168,6 @@ def _piece_transfers(
         if target != HOST:
             reader = first_reader[net, target]
             moved[reader] += _mean_s(transfers.receive_s, transfers.receive_s_per_byte, size, senders, receivers, 0)
-    if problem.wires.passing:
-        for number, seconds in HostWays.of(problem, blocks, block_of(problem, blocks)).passing_s().items():
-            moved[owner.index(number)] += seconds
     return moved
 
 

@@ -25,6 +25,7 @@ from autosplit.costs.simulation import LinkOf, SimStage, Simulation, StageTimes,
 from autosplit.costs.wires import NO_WIRES, Wires
 from autosplit.errors import UsageError, raise_faults
 from autosplit.values.machine import HOST
+from autosplit.values.plan import QUEUE_DEPTH
 from autosplit.values.timeline import Action, grid
 
 
@@ -153,7 +154,7 @@ def simulate(
     num_requests: int,
     *,
     link: LinkOf = free_link,
-    slots: int = 4,
+    slots: int = QUEUE_DEPTH,
     arrivals_s: Sequence[float] | None = None,
     microbatches: int = 1,
     delays_s: Mapping[tuple[str, str], float] | None = None,

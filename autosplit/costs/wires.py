@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.values.links import Link, Wire
+from autosplit.values.links import Wire
 
 
 class Sent(NamedTuple):
@@ -33,11 +33,11 @@ class Wires:
 
     Attributes:
         all: the wires.
-        passing: host to the link for a value that only passes it; the device that pays there sends and receives.
+        passing_s: host to the latency that it adds to a value that only passes it, in seconds.
     """
 
     all: tuple[Wire, ...] = ()
-    passing: Mapping[str, Link] = field(default_factory=dict)
+    passing_s: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def routes(self) -> dict[tuple[str, str], tuple[int, ...]]:
@@ -68,7 +68,7 @@ class Wires:
 
     def passing_latency_s(self, places: Sequence[Sequence[str]]) -> float:
         """Seconds of latency that the hosts between the first and the last place add."""
-        return sum(max(self.passing[host].latency_s if host in self.passing else 0.0 for host in place) for place in places[1:-1])
+        return sum(max(self.passing_s.get(host, 0.0) for host in place) for place in places[1:-1])
 
 
 NO_WIRES = Wires()

@@ -8,14 +8,13 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from autosplit.memory.lives import ALIGNMENT
-from autosplit.running.request import Checked
+from autosplit.compat.torchparts import pytree
+from autosplit.running.request import MatchingTensors
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.tensorspec import is_dense
+from autosplit.tracing.tensorspec import is_dense, is_laid_out
 
-PlainCall = Callable[[Sequence[Any], Mapping[str, Any]], Checked | None]
+PlainCall = Callable[[Sequence[Any], Mapping[str, Any]], MatchingTensors | None]
 
 
 def plain_call(traced: Traced) -> PlainCall:
@@ -29,27 +28,16 @@ def plain_call(traced: Traced) -> PlainCall:
     named = [leaf for leaf in traced.in_leaves if isinstance(leaf, str)]
     if not all(leaf.num_children == 0 and leaf.num_leaves == 1 for leaf in leaves) or len(named) != len(traced.in_leaves):
         return lambda args, kwargs: None
-    specs = [traced.specs[name] for name in traced.graph.inputs]
-    layouts = [(spec.shape, spec.stride, spec.torch_dtype, spec.offset_bytes) for spec in specs]
+    wanted = [(spec, spec.torch_dtype) for spec in (traced.specs[name] for name in traced.graph.inputs)]
 
-    def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Checked | None:
+    def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> MatchingTensors | None:
         if len(args) != count or len(kwargs) != len(names):
             return None
         values = (*args, *[kwargs.get(name) for name in names]) if names else tuple(args)
-        for value, (shape, stride, dtype, offset_bytes) in zip(values, layouts, strict=True):
-            if (
-                not is_dense(value)
-                or not value.is_cpu
-                or value.requires_grad
-                or value.is_neg()
-                or value.is_conj()
-                or value.shape != shape
-                or value.stride() != stride
-                or value.dtype != dtype
-                or value.data_ptr() % ALIGNMENT != offset_bytes
-            ):
+        for value, (spec, dtype) in zip(values, wanted, strict=True):
+            if not (is_dense(value) and value.shape == spec.shape and value.dtype is dtype and is_laid_out(value, spec)):
                 return None
-        return Checked(values)
+        return MatchingTensors(values)
 
     return tensors
 

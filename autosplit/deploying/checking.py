@@ -56,7 +56,7 @@ class Reference:
 
 
 def threads_of(plan: Plan) -> dict[str, int]:
-    """The threads that each op of the reference runs with: those of its stage where outputs must be exact, else torch's own.
+    """The threads of each op of the reference: as in its stage where outputs must be exact, else torch's own number.
 
     It is empty where all ops run with torch's own number, so that such plans share a reference.
     """

@@ -103,7 +103,7 @@ def _baselines(
     budget: Budget,
     progress: Progress,
 ) -> Baselines:
-    """The baselines of a plan, those of whole requests too where it cuts them, compiled where that takes long."""
+    """The baselines of a plan, compiled where that takes long. A plan that cuts requests gets baselines of whole requests too."""
     subject = traced, profile = subjects[plan.microbatch]
     others = _compiled_late(setup) if constraints is not None and not constraints.forced else []
     assert setup.workspace is not None
@@ -140,7 +140,7 @@ def compare(
     Args:
         subjects: microbatch to the model traced for it; the plan's own, and that of whole requests where baselines take them.
         plan: the plan; its objective decides between it and the baselines.
-        baselines: what runs beside it; the report names those that cannot be loaded or give wrong numbers, with the reason.
+        baselines: run beside it; the report says why a baseline cannot be loaded, or that its numbers are wrong.
         machine: the devices.
         constraints: demands that a baseline must meet to become the plan; None keeps the plan in any case.
         setup: ``backends`` that a baseline must run on to become the plan; ``workspace`` and ``observe``.
@@ -201,7 +201,7 @@ def _with_risks(verdict: Verdict, outcomes: Mapping[str, Outcome]) -> Verdict:
 
 
 def _distinct(plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], dict[str, str]]:
-    """The plans without those that are equal to an earlier one, and the names of these with the name of the earlier one."""
+    """Each plan once, under its first name; and every later name of an equal plan with that first name."""
     distinct, same_as = dict[str, Plan](), dict[str, str]()
     for name, candidate in plans.items():
         twin = next((other for other, known in distinct.items() if known.hash == candidate.hash), None)
@@ -213,7 +213,7 @@ def _distinct(plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], dict[str, str
 
 
 def _counted(plans: Mapping[str, Plan], subjects: Mapping[int, Subject], machine: Machine) -> dict[str, Plan]:
-    """The plans with their memory where devices have caps, so that those beyond a cap are left out."""
+    """The plans with their memory where devices have caps, so that a plan beyond a cap is left out."""
     found = dict(plans)
     if any(device.memory_bytes is not None for device in machine.devices):
         for name, plan in plans.items():

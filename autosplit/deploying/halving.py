@@ -27,7 +27,7 @@ class Rounds:
     Attributes:
         keep: plans that run in all rounds however slow they are.
         barred: baselines that must not be chosen.
-        decide: whether the fastest ones run more rounds, in the time of those that stopped early.
+        decide: whether the fastest plans run more rounds, in the time of the plans that stopped early.
         round_s: seconds that the plan runs in a round, where no number of requests is asked for.
         until_s: the monotonic time after which two rounds are enough.
     """
@@ -44,7 +44,7 @@ class Rounds:
     def run(self, num_rounds: int, num_items: int | None) -> dict[str, Outcome]:
         """Full rounds first, then rounds of requests alone, so that the workers' times are from full rounds only.
 
-        ``num_items`` are those of the plan in all full rounds.
+        ``num_items``: items that the plan takes in all full rounds.
         """
         bench, few = self.bench, min(NUM_BESIDE, num_rounds)
         if self.objective == "latency":
@@ -70,11 +70,11 @@ class Rounds:
             run(list(self.bench.loaded), number)
 
     def halve(self, run: Run, num_rounds: int) -> None:
-        """Run all plans in rounds. The time of those that stop early goes to the fastest ones, to ``decide`` between them.
+        """Run all plans in rounds. Slow plans stop early, and the fastest ones get their time, to ``decide`` between them.
 
         This is successive halving (Karnin, Koren and Somekh, 2013). It ends as soon as one plan is ahead of all others by more
-        than the spread of their ratios, or when the time is over; what is not told apart then is level. A plan with wrong
-        numbers runs once.
+        than the spread of their ratios, or when the time is over. Plans that are still not separated count as tied. A plan with
+        wrong numbers runs once.
         A ``barred`` baseline runs on while it is fast, and no other plan stops for being slower than it.
         """
         loaded = self.bench.loaded

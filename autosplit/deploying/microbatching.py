@@ -74,7 +74,7 @@ def _cut_dims(subject: str, whole: Traced, part: Traced, names: Sequence[str], p
 def _in_parts(whole: Traced, part: Traced, request: Microbatch, dims: Sequence[int | None]) -> list[Microbatch]:
     """The outputs of each microbatch of a request.
 
-    The weights are those of the request's trace: a spec may draw others, or calibrate them with as many items as it is asked for.
+    The weights come from the request's trace: a spec may draw others, or calibrate them with as many items as it is asked for.
     """
     count = whole.source.batch // part.source.batch
     own = {name: tensor for name, tensor in part.program.named_buffers() if not name.startswith(LIFTED)}

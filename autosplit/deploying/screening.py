@@ -57,8 +57,8 @@ class Contest:
         Args:
             plans: the plan first, then its baselines in the order in which to load them.
             traced: microbatch to the model traced for it.
-            late_s: the monotonic time after which only those are loaded that may win: the profile does not know them, or
-                predicts them no further behind the plan than predictions err.
+            late_s: the monotonic time after which a baseline is loaded only if it may win: the profile does not know it, or
+                predicts it no further behind the plan than predictions err.
             progress: called with the share done of the step ``run``.
         Raises: AutosplitError, OSError: the plan cannot be loaded.
         """

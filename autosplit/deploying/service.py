@@ -75,7 +75,7 @@ class Service:
             returns=self._answer,
         )
 
-    def calling(self, tensors: Sequence[torch.Tensor]) -> Call:
+    def bind_call(self, tensors: Sequence[torch.Tensor]) -> Call:
         """``submit`` of the request with these tensors for ``graph.inputs``, in the form of the trace's own call."""
         args, kwargs = as_call(self._traced, tensors)
         return functools.partial(self.submit, *args, **kwargs)
@@ -86,7 +86,9 @@ class Service:
         Waiting for room does not hold up the event loop, nor does a stage in this process that takes longer than 1 ms.
         """
         submit = functools.partial(self.submit, *args, **kwargs)
-        return await self._awaiting(submit, prompt=self.pipeline.prompt, timeout_s=timeout_s, deadline_s=deadline_s)
+        return await self._awaiting(
+            submit, returns_immediately=self.pipeline.returns_immediately, timeout_s=timeout_s, deadline_s=deadline_s
+        )
 
     def stream(self, requests: Iterable[Any]) -> Iterator[Any]:
         """The answers to any number of requests in the same order, with few of either in memory at a time.

@@ -4,17 +4,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, get_args, runtime_checkable
 
 from autosplit.arguments import checked
 from autosplit.backends.base import get_backend, usual
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import UsageError, names, raise_faults
 from autosplit.progress import Progress
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.engine import Engine
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
-from autosplit.values.plan import MAX_QUEUE_DEPTH, Plan
+from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH, Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
@@ -35,6 +35,7 @@ COMPILE_BUDGETS = 2.0
 """Compiling a baseline may take this many times the seconds of the search, unless its own limit is given."""
 
 
+@runtime_checkable
 class Hosts(Protocol):
     """Hosts that are one machine together."""
 
@@ -49,7 +50,7 @@ class Hosts(Protocol):
 
     def opener(
         self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None
-    ) -> Callable[..., Pipeline]:
+    ) -> Callable[..., Engine]:
         """A function that opens pipelines there. With model, plan and profile, these plan anew when a host is lost."""
 
 
@@ -86,7 +87,7 @@ class Setup:
     remeasure: bool = False
     profile_of: str = ""
     isolate: bool = False
-    queue_depth: int = 4
+    queue_depth: int = QUEUE_DEPTH
     seed: int = 0
     progress: bool | Progress = True
     log: Callable[[str], None] | None = None

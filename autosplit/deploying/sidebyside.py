@@ -44,7 +44,7 @@ class Contender:
 
     Attributes:
         calls: for each different input, ``submit`` of the service with it: the call that a report recommends.
-        fault: what is wrong with its numbers, and in which backend; empty where nothing is.
+        fault: the wrong numbers and their backend, as a sentence; empty for right numbers.
         first_s: seconds of single requests just after loading.
         rounds_per_s: items per second of each full round.
         rounds_alone_s: seconds of each request in each round of single requests.
@@ -167,7 +167,7 @@ class SideBySide:
 
     Args:
         machine: the devices.
-        workspace: where stages are saved and prepared, to be shared with others; by default one of its own.
+        workspace: where stages are saved and prepared, to be shared with others; by default a private one.
         hosts: the hosts of the devices, if they are not this machine's.
         first_s: seconds of single requests sent after loading: as many as fit, but at least three, or one if it alone takes
             longer.
@@ -222,7 +222,7 @@ class SideBySide:
             _settle(self.loaded[name].plan)
 
     def close(self) -> None:
-        """End all workers and remove all files of its own."""
+        """End all workers, and remove the files of a private workspace."""
         with ExitStack() as stack:
             if self._owns_workspace:
                 stack.callback(self._workspace.close)
@@ -244,7 +244,7 @@ class SideBySide:
         worst, limit = worst_error(plan, reference, answers)
         fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
         service = Service(traced, pipeline)
-        calls = [service.calling(inputs) for inputs in work]
+        calls = [service.bind_call(inputs) for inputs in work]
         entry = Contender(plan, pipeline, calls, worst, fault, _alone_s(plan, calls, self._first_s, least=3))
         pipeline.stats(clear=True)
         return entry

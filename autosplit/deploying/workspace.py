@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -11,6 +10,7 @@ from torch.fx import GraphModule
 from autosplit.backends.apart import end_idle
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
 from autosplit.backends.conformance import require_right
+from autosplit.compat.torchparts import num_writes
 from autosplit.deploying.checking import Reference
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import Devices, as_machine, check_here
@@ -20,7 +20,7 @@ from autosplit.memory.stages import count
 from autosplit.planning.baselines import machine_of
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.scratch import scratch_folder
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
@@ -55,11 +55,15 @@ class Workspace:
                 save_stage(program, self._saved[key][0])
         return self._saved[key][0]
 
-    def add(self, program: StageProgram, backend: str, precision: Precision, devices: Sequence[Device] = ()) -> StageFolder:
+    def add(
+        self, program: StageProgram, backend: str, precision: Precision, devices: Sequence[Device] = (), streams: int = 1
+    ) -> StageFolder:
         """The stage as workers load it, saved and, if it runs on a CPU, prepared if it was not.
 
-        Raises: BackendError: the backend refuses the stage, by op and with the reason.
+        Raises: BackendError: the backend refuses the stage (by op and with the reason), a device, or several streams.
         """
+        if streams > 1:
+            require_streams(get_backend(backend))
         folder = self.save(program)
         for device in devices:
             require_device(get_backend(backend), device.name)
@@ -95,7 +99,7 @@ class Workspace:
 def _state(program: GraphModule) -> list[tuple[int, int]]:
     """The address of each weight, and how often it was changed in place; two models of one shape differ in nothing else."""
     weights = [weight(program, name) for name in weight_names(program.graph)]
-    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in weights]
+    return [(tensor.data_ptr(), num_writes(tensor)) for tensor in weights]
 
 
 def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *, capped: bool = False) -> list[StagePlacement]:
@@ -117,7 +121,7 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *,
     return [
         StagePlacement(
             name=stage.name,
-            module=_module(workspace, program, stage, precision, [machine[name] for name in stage.devices]),
+            module=workspace.add(program, stage.backend, precision, [machine[name] for name in stage.devices], stage.streams),
             inputs=program.inputs,
             outputs=program.outputs,
             devices=tuple(machine[name] for name in stage.devices),
@@ -134,15 +138,6 @@ def _added_bytes(stages: Sequence[Stage], device: Device, traced: Traced) -> int
     """Bytes that the last of the stages adds to a device. A weight that an earlier stage holds there is not added."""
     with_it, without = (held_on(device, some, [device], traced.graph) for some in (stages, stages[:-1]))
     return sum(with_it) - sum(without)
-
-
-def _module(
-    workspace: Workspace, program: StageProgram, stage: Stage, precision: Precision, devices: Sequence[Device]
-) -> StageFolder:
-    """The stage's folder, to be loaded as the stage says. Raises: BackendError: the backend refuses the stage, or its streams."""
-    if stage.streams > 1:
-        require_streams(get_backend(stage.backend))
-    return replace(workspace.add(program, stage.backend, precision, devices), streams=stage.streams)
 
 
 def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> Engine:

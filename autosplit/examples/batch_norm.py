@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
-def tracking_norms(module: nn.Module) -> list[_BatchNorm]:
+def tracking_norms(module: nn.Module) -> list[BatchNorm]:
     """The batch norms of a module that keep running statistics."""
-    return [child for child in module.modules() if isinstance(child, _BatchNorm) and child.track_running_stats]
+    return [child for child in module.modules() if isinstance(child, BatchNorm) and child.track_running_stats]
 
 
 def calibrate_batch_norm(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> nn.Module:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autosplit.backends.onnxfile import ONNX, missing_packages, write_onnx
+from autosplit.backends.onnxfile import ONNX, missing_packages
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target, write_json
+from autosplit.exporting.base import Job, Target, write_json, write_onnx_apart
 from autosplit.tracing.splitting import StageProgram
 from autosplit.values.machine import parse_device
 
@@ -98,7 +98,7 @@ def write(job: Job, folder: Path) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
         paths = [Path(name) / f"{program.name}.onnx" for program in job.programs]
         for program, path in zip(job.programs, paths, strict=True):
-            write_onnx(program, path, dense=False)
+            write_onnx_apart(program, path)
         model = annotated_model(paths, job.programs, job.traced.graph.inputs, job.traced.graph.outputs)
         onnx.save(model, folder / WHOLE, save_as_external_data=True, location=f"{WHOLE}.data")
     rows = zip(job.programs, job.plan.stages, strict=True)

@@ -2,23 +2,22 @@
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from autosplit.backends.apart import apart
+from autosplit.backends.base import convert
 from autosplit.backends.inductor import BACKEND, OPTIONS, compiled
+from autosplit.compat.runtimes import write_package
 from autosplit.exporting.base import Job, Target, port_names, write_json
-from autosplit.tracing.splitting import StageProgram, load_stage, save_stage
+from autosplit.tracing.splitting import StageProgram
 
 PACKAGE, TABLE = "model.pt2", "stages.json"
 
 
 def write(job: Job, folder: Path) -> list[str]:
     """Compile each stage, for 10 s and more. Raises: BackendError: the compiler failed."""
-    from torch.export.pt2_archive._package import package_pt2
-
     with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-        files: dict[str, Any] = {program.name: compiled_files(program, Path(name) / program.name) for program in job.programs}
-        package_pt2(str(folder / PACKAGE), aoti_files=files)
+        write_package(
+            folder / PACKAGE, {program.name: compiled_files(program, Path(name) / program.name) for program in job.programs}
+        )
     rows = [{"model": program.name, **port_names(program)} for program in job.programs]
     graph = job.traced.graph
     write_json(folder / TABLE, {"inputs": list(graph.inputs), "outputs": list(graph.outputs), "stages": rows})
@@ -28,15 +27,12 @@ def write(job: Job, folder: Path) -> list[str]:
 def compiled_files(program: StageProgram, folder: Path) -> list[str]:
     """The files that AOTInductor makes of a stage, all in ``folder``. Raises: BackendError: the compiler failed."""
     folder.mkdir()
-    source = folder.with_name(f"{folder.name}-stage")
-    save_stage(program, source)
-    doing = f"while inductor compiled stage '{program.name}' for a package"
-    return apart(_compile, source, folder, doing=doing, packages=program.packages)
+    return convert(_compile, program, folder, doing=f"while inductor compiled stage '{program.name}' for a package")
 
 
-def _compile(source: Path, folder: Path) -> list[str]:
+def _compile(program: StageProgram, folder: Path) -> list[str]:
     options = {**OPTIONS, "aot_inductor.package": True, "aot_inductor.output_path": str(folder)}
-    return [str(path) for path in compiled(load_stage(source, trust=True), options)]
+    return [str(path) for path in compiled(program, options)]
 
 
 TARGET = Target(

@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
+from autosplit.backends.base import convert
+from autosplit.backends.onnxfile import write_onnx
 from autosplit.errors import MissingExtraError, UsageError, close_names, raise_faults
 from autosplit.files import hidden_beside, unwritable
 from autosplit.planning.predicting import predict
@@ -74,6 +76,7 @@ class Target:
         lacks: what of a plan it cannot express, in words.
         checked: how the tests check the written files, in words.
         write: writes the files into an empty folder, and returns notes for the user, such as what the target's rules cost.
+            Exporters and compilers run in a process apart (``backends.base.convert``).
             Raises: PlanError: the connections of the stages cannot be expressed. BackendError: an op cannot be.
         missing: None if the files can be written here, else one line: the missing package and the way to install it.
         replicas: whether a stage may have several devices.
@@ -247,6 +250,11 @@ def loss_note(job: Job, moved: Plan, rule: str) -> str:
     gained = theirs.throughput_per_s / own.throughput_per_s - 1
     change = f"{gained:.1%} gained" if gained > 0 else f"{-gained:.1%} lost"
     return f"{changed}, {theirs.throughput_per_s:.4g} items/s predicted instead of {own.throughput_per_s:.4g}: {change}"
+
+
+def write_onnx_apart(program: StageProgram, path: Path) -> None:
+    """Write a stage as an ONNX file of values in their logical shapes, in a process apart. Raises: as ``write_onnx``."""
+    convert(write_onnx, program, path.absolute(), False, doing=f"while stage '{program.name}' was written as an ONNX file")
 
 
 def port_names(program: StageProgram) -> dict[str, list[str]]:

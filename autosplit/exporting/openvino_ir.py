@@ -7,15 +7,17 @@ operations and their devices, and ``hetero.py`` sets the attributes when it has 
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autosplit.backends.apart import apart
+from autosplit.backends.base import convert
 from autosplit.backends.onnxfile import ONNX, missing_packages, write_onnx
 from autosplit.backends.openvino import core
 from autosplit.backends.quiet import quiet
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target
+from autosplit.exporting.base import Job, Target, port_names
 from autosplit.tracing.splitting import StageProgram
 from autosplit.values.machine import parse_device
 
@@ -27,61 +29,63 @@ DEVICES = {"cpu": "CPU", "npu": "NPU"}
 
 def write(job: Job, folder: Path) -> list[str]:
     """Convert each stage through an ONNX file, and join the stages to one model."""
-    reader = core()
-    import openvino
-
     raise_faults(PlanError, "an IR cannot express these connections", job.untouched_outputs("openvino"))
     devices = [DEVICES[parse_device(stage.devices[0]).kind] for stage in job.plan.stages]
-    with tempfile.TemporaryDirectory(prefix="autosplit-") as name, quiet():
-        for number, program in enumerate(job.programs):
-            write_onnx(program, Path(name) / f"stage{number}.onnx", dense=False)
-            model = reader.read_model(Path(name) / f"stage{number}.onnx")
-            openvino.save_model(model, folder / f"stage{number}.xml", compress_to_fp16=False)
-        models = [reader.read_model(folder / f"stage{number}.xml") for number in range(len(devices))]
-        whole = joined(models, job.programs, devices, job.traced.graph.inputs, job.traced.graph.outputs)
-        openvino.save_model(whole, folder / WHOLE, compress_to_fp16=False)
+    paths = [(folder / f"stage{number}.xml").absolute() for number in range(len(devices))]
+    for program, path in zip(job.programs, paths, strict=True):
+        convert(write_model, program, path, doing=f"while OpenVINO converted stage '{program.name}'")
+    stages = [(path, device, port_names(program)) for path, device, program in zip(paths, devices, job.programs, strict=True)]
+    ends = job.traced.graph.inputs, job.traced.graph.outputs
+    apart(write_whole, stages, *ends, (folder / WHOLE).absolute(), doing="while OpenVINO joined the stages")
     shutil.copyfile(Path(__file__).with_name("openvino_hetero_script.py"), folder / SCRIPT)
     note = f"'affinity' in {WHOLE}: {', '.join(devices)}; {SCRIPT} compiles it for HETERO:{','.join(dict.fromkeys(devices))}"
     one = " OpenVINO has one CPU device, so these stages are one there." if set(devices) == {"CPU"} and len(devices) > 1 else ""
     return [f"{note}.{one} Compile stages with INFERENCE_PRECISION_HINT f32: the default may be bf16."]
 
 
-def joined(
-    models: Sequence[Any],
-    programs: Sequence[StageProgram],
-    devices: Sequence[str],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-) -> Any:
-    """One model of all stages; its ``rt_info`` has a table "affinity" from each operation's name to its device.
+def write_model(program: StageProgram, path: Path) -> None:
+    """Convert a stage through an ONNX file to OpenVINO's own, ``path``."""
+    reader = core()
+    import openvino
+
+    with tempfile.TemporaryDirectory(prefix="autosplit-") as name, quiet():
+        write_onnx(program, Path(name) / "stage.onnx", dense=False)
+        openvino.save_model(reader.read_model(Path(name) / "stage.onnx"), path, compress_to_fp16=False)
+
+
+def write_whole(
+    stages: Sequence[tuple[Path, str, Mapping[str, Sequence[str]]]], inputs: Sequence[str], outputs: Sequence[str], path: Path
+) -> None:
+    """Write one model of all stages; its ``rt_info`` has a table "affinity" from each operation's name to its device.
 
     Args:
-        models: the model of each stage, which this takes apart.
-        programs: the stages.
-        devices: OpenVINO's name of the device of each stage.
+        stages: of each stage its file, OpenVINO's name of its device, and its ``port_names``.
         inputs, outputs: names of the model's inputs and outputs.
+        path: the file of the whole model.
     """
+    reader = core()
     import openvino
     from openvino import opset13
 
     made: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
     affinity: dict[str, str] = {}
-    for model, program, device in zip(models, programs, devices, strict=True):
+    for file, device, names in stages:
+        model = reader.read_model(file)
         by_name = {port.any_name: port for port in model.inputs}
         results = [result.input(0).get_source_output() for result in model.get_results()]
         for op in model.get_ordered_ops():
             if op.get_type_name() not in ("Parameter", "Result"):
-                op.set_friendly_name(f"{program.name}/{op.get_friendly_name()}")
+                op.set_friendly_name(f"{file.stem}/{op.get_friendly_name()}")
                 affinity[op.get_friendly_name()] = device
-        for spec in program.inputs:
-            parameter = by_name[spec.name].get_node()
-            source = made.get(spec.name) or parameters.get(spec.name)
+        for name in names["inputs"]:
+            parameter = by_name[name].get_node()
+            source = made.get(name) or parameters.get(name)
             if source is None:
-                parameters[spec.name] = parameter.output(0)
+                parameters[name] = parameter.output(0)
             else:
                 parameter.output(0).replace(source)
-        made |= {spec.name: output for spec, output in zip(program.outputs, results, strict=True)}
+        made |= zip(names["outputs"], results, strict=True)
     ends = [opset13.result(made[name]) for name in outputs]
     for end, name in zip(ends, outputs, strict=True):
         end.output(0).get_tensor().set_names({name})
@@ -90,7 +94,7 @@ def joined(
         output.get_tensor().set_names({name})
     whole = openvino.Model(ends, [parameters[name].get_node() for name in inputs if name in parameters], "model")
     whole.set_rt_info(json.dumps(affinity), ["affinity"])
-    return whole
+    openvino.save_model(whole, path, compress_to_fp16=False)
 
 
 TARGET = Target(

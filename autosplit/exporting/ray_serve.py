@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-from autosplit.backends.onnxfile import ONNX, missing_packages, write_onnx
+from autosplit.backends.onnxfile import ONNX, missing_packages
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target, port_names, write_json
+from autosplit.exporting.base import Job, Target, port_names, write_json, write_onnx_apart
 from autosplit.values.machine import parse_device
 
 APP, CONFIG, STAGES = "app.py", "serve_config.yaml", "stages.json"
@@ -20,7 +20,7 @@ def write(job: Job, folder: Path) -> list[str]:
     raise_faults(PlanError, "an app cannot express these values", [*job.not_in_numpy(), *job.untouched_outputs("ray-serve")])
     rows = []
     for program, stage in zip(job.programs, job.plan.stages, strict=True):
-        write_onnx(program, folder / f"{program.name}.onnx", dense=False)
+        write_onnx_apart(program, folder / f"{program.name}.onnx")
         rows.append({"name": program.name, "file": f"{program.name}.onnx", "threads": stage.threads, **port_names(program)})
     inputs = {name: specs[name].dtype for name in graph.inputs}
     write_json(folder / STAGES, {"inputs": inputs, "outputs": list(graph.outputs), "stages": rows})

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autosplit.backends.base import convert
 from autosplit.backends.quiet import quiet
 from autosplit.errors import PlanError, raise_faults
 from autosplit.exporting.base import Job, Target, write_json
@@ -35,10 +36,9 @@ def write(job: Job, folder: Path) -> list[str]:
         receives, sends = number > 0, number + 1 < len(job.programs)
         inputs = [_dense(specs[name]) if receives else specs[name] for name in borders[number]]
         outputs = [_dense(specs[name]) if sends else specs[name] for name in borders[number + 1]]
-        carrying = Carrying(program, borders[number], borders[number + 1], sends)
-        with quiet(), torch.no_grad():
-            exported = torch.export.export(carrying, tuple(map(zeros, inputs)), strict=False)
-        torch.export.save(exported, folder / f"rank{number}.pt2")
+        path = (folder / f"rank{number}.pt2").absolute()
+        doing = f"while stage '{program.name}' was exported for rank {number}"
+        convert(export_rank, program, inputs, borders[number + 1], sends, path, doing=doing)
         device = parse_device(stage.devices[0])
         ranks.append(
             {
@@ -74,6 +74,14 @@ class Carrying(nn.Module):
         named |= zip(self.outputs, self.stage(*(_strided(named[spec.name], spec) for spec in self.inputs)), strict=True)
         made = (named[name] for name in self.makes)
         return tuple(value.contiguous() for value in made) if self.sends else tuple(made)
+
+
+def export_rank(program: StageProgram, inputs: Sequence[TensorSpec], makes: Sequence[str], sends: bool, path: Path) -> None:
+    """Export the program of a rank to ``path``, from the values that it gets to those that it hands on."""
+    carrying = Carrying(program, [spec.name for spec in inputs], makes, sends)
+    with quiet(), torch.no_grad():
+        exported = torch.export.export(carrying, tuple(map(zeros, inputs)), strict=False)
+    torch.export.save(exported, path)
 
 
 def _dense(spec: TensorSpec) -> TensorSpec:

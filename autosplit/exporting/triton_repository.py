@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autosplit.backends.onnxfile import ONNX, missing_packages, write_onnx
+from autosplit.backends.onnxfile import ONNX, missing_packages
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target
+from autosplit.exporting.base import Job, Target, write_onnx_apart
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device
 from autosplit.values.plan import Plan, Stage
@@ -60,7 +60,7 @@ def write(job: Job, folder: Path) -> list[str]:
         (folder / config["name"] / "1").mkdir(parents=True)
         (folder / config["name"] / "config.pbtxt").write_text(pbtxt(config), encoding="utf-8")
     for title, program in zip(stages, job.programs, strict=True):
-        write_onnx(program, folder / title / "1" / "model.onnx", dense=False)
+        write_onnx_apart(program, folder / title / "1" / "model.onnx")
     return [f"start it: tritonserver --model-repository FOLDER; clients call the model '{name}'"]
 
 

@@ -1,16 +1,11 @@
 """Export for TVM's pipeline executor (Relay, up to TVM 0.19): its JSON of connections, and the stages as ONNX files."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autosplit.backends.onnxfile import ONNX, missing_packages, write_onnx
+from autosplit.backends.onnxfile import ONNX, missing_packages
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target, write_json
-from autosplit.files import read_data
-from autosplit.parsing import MALFORMED, parse_json
-from autosplit.serving.pipelineconfig import PipelineConfig
-from autosplit.tracing.splitting import StageProgram
+from autosplit.exporting.base import Job, Target, write_json, write_onnx_apart
 from autosplit.values.machine import parse_device
 
 FILE = "pipeline_config.json"
@@ -23,7 +18,7 @@ def write(job: Job, folder: Path) -> list[str]:
     """Write the connections and the stages. Raises: PlanError: two stages read an input, or an output is not made."""
     write_json(folder / FILE, connections(job))
     for number, program in enumerate(job.programs):
-        write_onnx(program, folder / f"stage{number}.onnx", dense=False)
+        write_onnx_apart(program, folder / f"stage{number}.onnx")
     return []
 
 
@@ -68,44 +63,11 @@ def connections(job: Job) -> dict[str, Any]:
     return {"module_connection": modules, "input_connection": inputs, "param_connection": []}
 
 
-def read_connections(path: Path, programs: Sequence[StageProgram]) -> PipelineConfig:
-    """The pipeline that a file in TVM's format describes, on the cores that it names.
-
-    Args:
-        path: the JSON file.
-        programs: the stages, in the order of ``mod_idx``.
-    Raises: PlanError: the file is malformed, or names a stage, an input or an output that is not there.
-    """
-    data = read_data(path, "TVM pipeline", PlanError, parse_json)
-    config = PipelineConfig()
-    try:
-        modules = sorted(data["module_connection"], key=lambda module: int(module["mod_idx"]))
-        if [module["mod_idx"] for module in modules] != list(range(len(programs))):
-            raise PlanError(f"'{path}' has {len(modules)} modules, and {len(programs)} stages are given; each needs its number")
-        for module, program in zip(modules, programs, strict=True):
-            device = parse_device(f"cpu:{module['cpu_affinity'] or 0}")
-            config.add_stage(program.name, program, [device], threads=max(1, len(device.cores)))
-        for link in data["input_connection"]:
-            target = config[programs[link["mod_idx"]].name].input(link["module_interface_name"])
-            config.input(link["global_interface_name"]).connect(target)
-        for module, program in zip(modules, programs, strict=True):
-            for output in module["output"]:
-                port = config[program.name].output(output["output_idx"])
-                for target in output["dependencies"]:
-                    if "global_output_index" in target:
-                        port.connect(config.output(str(target["global_output_index"])))
-                    else:
-                        port.connect(config[programs[target["mod_idx"]].name].input(target["input_name"]))
-    except MALFORMED as failure:
-        raise PlanError(f"'{path}' is not a pipeline in TVM's format: {type(failure).__name__} {failure}") from None
-    return config
-
-
 TARGET = Target(
     name="tvm-json",
     writes=f"{FILE}: module, input and parameter connections of the pipeline executor; stageN.onnx for relay.frontend.from_onnx",
     lacks="an input of the model that two stages read, replicas, streams, bf16; TVM removed Relay and this executor in 2025",
-    checked="read back as an autosplit PipelineConfig, which runs with equal outputs",
+    checked="stages run along its connections with equal outputs",
     write=write,
     missing=lambda: missing_packages("export to tvm-json", ONNX, "autosplit[onnx]"),
     kinds=DEVICE_TYPES,

@@ -1,4 +1,4 @@
-"""Figures of a graph: its ops coloured by stage, and what they cost."""
+"""Figures of a graph: its ops coloured by stage, and the seconds of its ops."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import FigureBase
 
 from autosplit.errors import UsageError
-from autosplit.figures.layout import GraphLayout, lay_out
+from autosplit.figures.layout import GraphLayout, Point, lay_out
 from autosplit.figures.picture import (
     COLOURS,
     DARK,
@@ -70,7 +70,7 @@ def size_of(layout: GraphLayout, graph: Graph, plan: Plan | None) -> tuple[float
 def draw_graph(
     figure: FigureBase, layout: GraphLayout, graph: Graph, plan: Plan | None, seconds: Mapping[str, float] | None
 ) -> None:
-    """Draw what ``plot_graph`` does into a figure or a part of one."""
+    """Draw the picture of ``plot_graph`` into a figure or a part of one."""
     axes = figure.subplots()
     place = {op: number for number, stage in enumerate(plan.stages if plan else ()) for op in stage.ops}
     draw_edges(axes, layout, place)
@@ -104,15 +104,19 @@ def _named(graph: Graph) -> bool:
 
 
 def draw_edges(axes: Axes, layout: GraphLayout, place: Mapping[str, int]) -> None:
-    """Draw the connections of ops, those between two places (op name to number) dark."""
+    """Draw the connections of ops; connections of two places (op name to number) are dark."""
+    curves = draw_order(layout, place)
     for crossing, shade, width in ((False, PALE, 0.7), (True, DARK, 1.3)):
-        segments = [
-            segment
-            for (source, target), parts in layout.edges.items()
-            if (place.get(source) != place.get(target)) == crossing
-            for segment in parts
-        ]
+        segments = [points for crosses, points in curves if crosses == crossing]
         axes.add_collection(LineCollection(segments, colors=shade, linewidths=width, zorder=2 if crossing else 1))
+
+
+def draw_order(layout: GraphLayout, place: Mapping[str, int]) -> list[tuple[bool, tuple[Point, ...]]]:
+    """The curves of the connections, each with whether it joins two places (op name to number); these come last, on top."""
+    curves = [
+        (place.get(source) != place.get(target), points) for (source, target), parts in layout.edges.items() for points in parts
+    ]
+    return sorted(curves, key=lambda curve: curve[0])
 
 
 def _node_sizes(graph: Graph, seconds: Mapping[str, float] | None, dense: bool) -> list[float]:

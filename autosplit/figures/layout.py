@@ -38,7 +38,7 @@ def lay_out(graph: Graph, columns: int | None = None) -> GraphLayout:
 
     Args:
         graph: the model.
-        columns: columns of a line at most; by default what gives a sheet about three times as wide as high.
+        columns: columns of a line at most; by default a sheet is about three times as wide as high.
     """
     depth = depths(graph)
     slots = _slots(graph, depth)

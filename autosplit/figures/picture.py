@@ -1,11 +1,14 @@
 """Pictures: figures made without pyplot, one palette, one way to write units and labels."""
 
 import io
+import re
+import textwrap
 from base64 import b64encode
+from html import escape
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 
 from autosplit.tables import bytes_text
@@ -13,11 +16,20 @@ from autosplit.values.graph import Graph
 from autosplit.values.plan import Plan
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8C6D31")
-"""Told apart with every common colour vision: Okabe and Ito's palette (2008), its yellow darkened for white paper."""
+"""Distinct for every common colour vision: Okabe and Ito's palette (2008), its yellow darkened for white paper."""
 
 GREY = "#8a8a8a"
 PALE = "#c4c4c4"
 DARK = "#202020"
+BAND = "#e8e8e8"
+LABEL = "#fefefe"
+"""Text inside coloured bars."""
+
+IN_A_PAGE = {"#000000": "currentColor", DARK: "currentColor", PALE: "var(--pale)", BAND: "var(--band)", "#ffffff": "var(--paper)"}
+"""Colours that an HTML page replaces by its own, which differ in light and dark mode."""
+
+CHARACTERS_PER_INCH = 12.0
+"""Characters of a title that surely fit into an inch of its figure."""
 
 SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "us"))
 
@@ -36,6 +48,14 @@ class Picture(Figure):
         with rc_context({"svg.hashsalt": "autosplit"}):
             self.savefig(buffer, format="svg", metadata={"Date": None})
         return buffer.getvalue()
+
+    def inline(self, name: str) -> str:
+        """The figure as an SVG element for an HTML page, in the colours of the page; ``name`` is read out in its place."""
+        with rc_context({"savefig.transparent": True}):
+            drawn = self.svg()
+        drawn = re.sub(r"<g id=\"[\w.]+\">", "<g>", drawn[drawn.index("<svg ") :])  # ids that other figures of the page have too
+        drawn = re.sub("#[0-9a-f]{6}", lambda found: IN_A_PAGE.get(found[0], found[0]), drawn)
+        return drawn.replace("<svg ", f'<svg role="img" aria-label="{escape(name)}" fill="currentColor" ', 1)
 
     def html(self) -> str:
         """The figure as an HTML image that needs no other file."""
@@ -71,6 +91,12 @@ def sheet(width: float, height: float) -> tuple[Picture, Axes]:
     return figure, figure.subplots()
 
 
+def title(figure: FigureBase, text: str) -> None:
+    """Write the title of a figure, or of a part of one, in as many lines as it needs to stay inside."""
+    width = figure.get_figure(root=True).get_figwidth()
+    figure.suptitle(textwrap.fill(text, int(CHARACTERS_PER_INCH * width)), x=0.01, ha="left", fontsize=11)
+
+
 def bare(*all_axes: Axes) -> None:
     """Take away the frame at the top and the right."""
     for axes in all_axes:
@@ -93,8 +119,8 @@ def beside(axes: Axes, x: float, y: float, text: str) -> None:
 
 
 def inside(axes: Axes, x: float, y: float, text: str) -> None:
-    """Write white text around a point, as far as the axes reach."""
-    axes.text(x, y, text, ha="center", va="center", fontsize=8, color="white", clip_on=True)
+    """Write text on a coloured bar, as far as the axes reach."""
+    axes.text(x, y, text, ha="center", va="center", fontsize=8, color=LABEL, clip_on=True)
 
 
 def mark(number: int, label: str) -> Line2D:

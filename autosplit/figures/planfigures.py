@@ -10,7 +10,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from autosplit.errors import UsageError
 from autosplit.figures.picture import (
+    BAND,
     GREY,
+    PALE,
     Picture,
     above,
     bare,
@@ -19,21 +21,22 @@ from autosplit.figures.picture import (
     sheet,
     stage_label,
     time_unit,
+    title,
 )
 from autosplit.reports.results import RunStats
 from autosplit.values.plan import Plan
 from autosplit.values.timeline import Action, lanes
 
-PARTS: tuple[tuple[str, str], ...] = (("", ""), ("", "////"), ("#d8d8d8", ""))
+PARTS: tuple[tuple[str, str], ...] = (("", ""), ("", "////"), (PALE, ""))
 """Shade (or the stage's colour) and hatch of computing, sending and waiting."""
 
 
 def plot_stage_balance(plan: Plan, stats: RunStats | None = None) -> Picture:
-    """Predicted busy time of each stage for each request, beside what a run measured.
+    """Predicted busy time of each stage for each request, beside the measured one.
 
     Args:
         plan: the plan.
-        stats: what a run of it measured; a stage's bar is the mean of its replicas' medians.
+        stats: the measurements of a run; a stage's bar is the mean of its replicas' medians.
     """
     measured = {stage.name: _measured_parts(stats, stage.name) for stage in plan.stages} if stats else {}
     factor, unit = time_unit(max([stage.load_s for stage in plan.stages] + [sum(parts) for parts in measured.values()]))
@@ -52,7 +55,7 @@ def plot_stage_balance(plan: Plan, stats: RunStats | None = None) -> Picture:
     )
     axes.set_ylabel(f"time for each request [{unit}]")
     axes.margins(y=0.12)
-    axes.set_title(f"Stage balance: {rate:.4g} items/s predicted", fontsize=11, loc="left")
+    title(figure, f"Stage balance: {rate:.4g} items/s predicted")
     if measured:
         marks = [Patch(color=GREY, label="left: predicted")]
         names = ("right: computing", "sending", "waiting")
@@ -128,8 +131,8 @@ def plot_schedule(predicted: Sequence[Action], measured: Sequence[Action] = (), 
     Computation is solid, transfers are pale. Requests differ by colour, and by number where there is room.
 
     Args:
-        predicted: what a simulation gave.
-        measured: what a run did, drawn below on the same time axis.
+        predicted: the actions of a simulation.
+        measured: the actions of a run, drawn below on the same time axis.
         until_s: where the chart ends, in seconds; by default with the last action.
     Raises: UsageError: there are no actions.
     """
@@ -168,7 +171,7 @@ def plot_accuracy(
 
     Args:
         series: name to pairs of predicted and measured seconds, all positive; a series has a colour.
-        subject: what is predicted, for the title.
+        subject: the predicted quantity, for the title.
         tolerance: width of the band that is drawn around the diagonal, as a share.
     Raises: UsageError: there are no pairs, or one is not positive.
     """
@@ -188,7 +191,7 @@ def plot_accuracy(
         float(max(predicted.max(), measured.max())) * factor * 1.3,
     )
     line = np.array([low, high])
-    axes.fill_between(line, line * (1 - tolerance), line * (1 + tolerance), color="#e8e8e8", label=f"within {tolerance:.0%}")
+    axes.fill_between(line, line * (1 - tolerance), line * (1 + tolerance), color=BAND, label=f"within {tolerance:.0%}")
     axes.plot(line, line, color=GREY, linewidth=1)
     for number, (name, points) in enumerate(series.items()):
         x, y = np.array(points).reshape(-1, 2).T * factor
@@ -201,7 +204,50 @@ def plot_accuracy(
     axes.set_xlabel(f"predicted [{unit}]")
     axes.set_ylabel(f"measured [{unit}]")
     off = np.abs(predicted / measured - 1)
-    axes.set_title(f"{subject}: off by {np.median(off):.1%} in the median, {off.max():.1%} at most", fontsize=11, loc="left")
+    title(figure, f"{subject}: off by {np.median(off):.1%} in the median, {off.max():.1%} at most")
     figure.legend(loc="outside lower left", frameon=False, fontsize=9)
+    bare(axes)
+    return figure
+
+
+def plot_tradeoff(ways: Mapping[str, tuple[float, float]], chosen: str, subject: str) -> Picture:
+    """Throughput beside latency of each way to run a model; a line joins the ways that no other way beats in both.
+
+    Args:
+        ways: name to seconds of a request alone, and items per second.
+        chosen: the name of the way that is marked with a star.
+        subject: the title.
+    Raises: UsageError: there is no way of this name.
+    """
+    if chosen not in ways:
+        raise UsageError(f"'{chosen}' is none of the ways to draw: {', '.join(ways) or 'there are none'}")
+    factor, unit = time_unit(max(latency_s for latency_s, _ in ways.values()))
+    front = [
+        (latency_s, rate)
+        for latency_s, rate in sorted(set(ways.values()))
+        if not any(s <= latency_s and r >= rate and (s, r) != (latency_s, rate) for s, r in ways.values())
+    ]
+    figure, axes = sheet(width=9.0, height=4.2)
+    axes.step([s * factor for s, _ in front], [rate for _, rate in front], where="post", color=GREY, linestyle=":", linewidth=1)
+    for number, (name, (latency_s, rate)) in enumerate(ways.items()):
+        is_chosen = name == chosen
+        marker, size = ("*", 220) if is_chosen else ("osD^vP"[number % 6], 40)
+        label = f"{name} (chosen)" if is_chosen else name
+        axes.scatter(
+            latency_s * factor,
+            rate,
+            color=colour(number),
+            marker=marker,
+            s=size,
+            edgecolors="white",
+            zorder=3 + is_chosen,
+            label=label,
+        )
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"latency of a request alone [{unit}]")
+    axes.set_ylabel("throughput [items/s]")
+    title(figure, subject)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     bare(axes)
     return figure

@@ -98,9 +98,6 @@ class ModelFiles:
         Raises: failure: it refuses no op or every op. BackendError: it refuses a subgraph.
         """
         refused = failure.refused
-        if not refused:
-            with contextlib.suppress(BackendError):  # the compiler may crash again
-                refused = get_backend(backend).refuses(self.program)
         while refused and len(refused) < len(self.program.ops):
             try:
                 return self._accepted(backend, refused)

@@ -14,7 +14,7 @@ import torch
 from autosplit.devices.processes import thread_times_s
 from autosplit.running.modules import PythonFunction
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Device
 

@@ -24,7 +24,7 @@ class Workers:
     queue_depth: int
 
 
-def in_flight(stages: Sequence[Workers], host_bytes: int, in_order: bool = True) -> tuple[int, int]:
+def in_flight(stages: Sequence[Workers], host_bytes: int) -> tuple[int, int]:
     """The most requests in flight, and the most while small ones come fast.
 
     Every replica has work and every ring is half full then.
@@ -32,16 +32,13 @@ def in_flight(stages: Sequence[Workers], host_bytes: int, in_order: bool = True)
     Args:
         stages: the stages.
         host_bytes: bytes that the host writes and reads for one request.
-        in_order: False lets requests overtake each other.
     """
     window = sum(stage.replicas * (stage.streams + max(1, stage.queue_depth // 2)) for stage in stages)
     burst = BURST * min(BURST_DEPTH, *(stage.queue_depth for stage in stages)) // BURST_DEPTH
-    return window, max(window, min(burst, BURST_BYTES // max(1, host_bytes))) if in_order else window
+    return window, max(window, min(burst, BURST_BYTES // max(1, host_bytes)))
 
 
-def num_slots(
-    stages: Sequence[Workers], source: int, target: int, levels: Sequence[int], most: int, in_order: bool = True
-) -> int:
+def num_slots(stages: Sequence[Workers], source: int, target: int, levels: Sequence[int], most: int) -> int:
     """Slots of each ring from one stage to another, where a ring carries each ``lcm``-th request of the replicas of both.
 
     Args:
@@ -50,14 +47,13 @@ def num_slots(
         target: the number of the stage that receives, or HOST.
         levels: for each stage up to the target, the most stages before it on a path from the host.
         most: the most requests in flight.
-        in_order: False gives every ring a slot for each request in flight.
     """
     replicas = [1 if number == HOST else stages[number].replicas for number in (source, target)]
     share = -(-most // math.lcm(*replicas))
     if source == HOST:
         # The host never waits for a slot, and a slot keeps its request for a replay until the answer is delivered.
         return share + 1
-    if target == HOST or not in_order:
+    if target == HOST:
         return share
     # A value that skips stages waits for them: one more slot for each.
     return min(share, stages[target].queue_depth + levels[target] - levels[source] - 1)

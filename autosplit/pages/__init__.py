@@ -2,7 +2,8 @@
 
 ::
 
-    contents   what a run, a search and a profile say, as plain values; written and read as JSON (a run file)
-    charts     plotly charts of these values
-    document   the page: verdict, charts and tables
+    contents      the values of a run, a search and a profile; written and read as JSON (a run file)
+    graphdrawing  the model's graph, to be zoomed and explained
+    document      the page: header, verdict, charts and tables
+    writing       a page or a run file of a run
 """

@@ -1,7 +1,13 @@
-"""Contents: everything that a report page shows, as plain values, and the run file that keeps them as JSON."""
+"""Contents: everything that a report page shows, and the run file that keeps it as JSON."""
 
 import json
+import platform
+import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -10,170 +16,62 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from autosplit.errors import UsageError
-from autosplit.figures.layout import lay_out
 from autosplit.files import read_mapping, validated, write_atomic
 from autosplit.parsing import json_safe
+from autosplit.planning.caps import front_rows
 from autosplit.reports.accuracy import Run
-from autosplit.reports.outcomes import Outcome
 from autosplit.reports.runreport import RunReport, predicted_actions
 from autosplit.values.constraints import Constraints
-from autosplit.values.graph import Graph, Op
+from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.timeline import Action
 
-SCHEMA = 2
+SCHEMA = 3
 NUM_REQUESTS = 12
 """Requests of each schedule that a page draws."""
 PAUSE = 10.0
 """A time between two requests that is more than this many times the median is a pause."""
 
-Rows = list[dict[str, str | float | None]]
+Rows = list[dict[str, str | int | float | None]]
 
 
-class Row(BaseModel):
-    """A row of the contents: its fields are checked when a run file is read."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Way(Row):
-    """The plan or a baseline: its rounds, its prediction and its largest relative error."""
-
-    name: str
-    chosen: bool
-    rounds_per_s: list[float]
-    alone_s: list[float]
-    latency_s: float
-    predicted_per_s: float | None
-    predicted_latency_s: float | None
-    num_stages: int
-    max_error: float | None
-    fault: str
-
-
-class StageRow(Row):
-    """A stage of the chosen plan."""
-
-    name: str
-    devices: list[str]
-    backend: str
-    num_ops: int
-    predicted_s: float | None
-    weight_bytes: int
-    cap_bytes: int | None
-
-
-class OpRow(Row):
-    """An op: its stage (an index), its place in the drawing, seconds by setting, bytes, and demands that name it."""
-
-    name: str
-    operator: str
-    module: str
-    stage: int
-    x: float
-    y: float
-    seconds: dict[str, float]
-    output_bytes: int
-    weight_bytes: int
-    demands: list[str]
-
-
-class Edge(Row):
-    """A line of the drawing; ``cut`` where its value goes to another stage."""
-
-    points: list[tuple[float, float]]
-    cut: bool
-
-
-class Step(Row):
-    """A piece of a worker's work on a request, from ``start_s`` on."""
-
-    lane: str
-    request: int
-    start_s: float
-    duration_s: float
-    kind: str
-
-
-class Worker(Row):
-    """The seconds of a worker for each request (medians), and its memory."""
-
-    name: str
-    predicted_s: float | None
-    busy_s: float
-    transfer_s: float
-    wait_s: float
-    resident_bytes: int
-    proportional_bytes: int
-    predicted_bytes: int | None
-    held_bytes: int
-
-
-class FrontPlan(Row):
-    """A plan of the planner's front: throughput, latency and the memory of its fullest device, as predicted."""
-
-    number: int
-    items_per_s: float
-    latency_s: float
-    peak_bytes: float
-    stages: str
-
-
-class Prediction(Row):
-    """A stored run of the model."""
-
-    date: str
-    way: str
-    predicted_per_s: float
-    measured_per_s: float
-
-
-class Contents(Row):
-    """The contents of a page. Times are in seconds, sizes in bytes.
+class Contents(BaseModel):
+    """The contents of a page, which a run file keeps.
 
     Attributes:
-        model: the model's name.
-        verdict: which way to use and why, in a sentence.
-        sure: whether the measurements tell that way from the next best one.
-        objective: ``throughput`` or ``latency``.
-        ways: the plan and each baseline.
-        left_out: each baseline that did not run, with the reason.
-        peers: the splits of other tools, predicted, as rows of one table.
-        notes: further sentences for the user.
-        stages: the stages of the chosen plan.
-        ops: the ops of the model.
-        edges: the lines between them.
-        schedules: ``predicted`` and ``measured`` work on the first requests.
-        workers: the workers of the chosen plan.
-        host_s: what a request alone takes beyond the compute and transfer of its stages.
-        candidates: what the search tried, as rows of one table.
-        front: predicted plans of which none is better than another in throughput, latency and memory.
+        header: model, machine, date, command and versions.
+        details: further facts of the run: request, precision, errors, dates and hashes.
+        report: the plan and its baselines, measured; without the times of single requests.
+        graph: the model, as the chosen way cuts it.
+        caps_bytes: device to its memory cap.
+        seconds: op to its seconds in each measured setting.
+        demands: op to the user's demands that decide its place.
+        schedules: ``predicted`` and ``measured`` work on the same first requests.
+        candidates: the trials of the search, as rows of one table.
+        front: predicted plans of which none is better than another in throughput, latency and memory, as rows of one table.
         runs: stored runs of the model, oldest first.
-        why: why the plan is not faster, a sentence each.
-        provenance: model, devices, processor, dates and versions.
     """
 
-    model: str
-    verdict: str
-    sure: bool
-    objective: str
-    ways: list[Way]
-    left_out: dict[str, str]
-    peers: Rows = []
-    notes: list[str]
-    stages: list[StageRow]
-    ops: list[OpRow]
-    edges: list[Edge]
-    schedules: dict[str, list[Step]]
-    workers: list[Worker]
-    host_s: float
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    header: dict[str, str]
+    details: dict[str, str]
+    report: RunReport
+    graph: Graph
+    caps_bytes: dict[str, int]
+    seconds: dict[str, dict[str, float]]
+    demands: dict[str, list[str]]
+    schedules: dict[str, list[Action]]
     candidates: Rows
-    front: list[FrontPlan]
-    runs: list[Prediction]
-    why: list[str]
-    provenance: dict[str, str]
+    front: Rows
+    runs: list[Run]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the chosen way."""
+        return self.report.best.plan
 
 
 def contents_of(
@@ -184,51 +82,45 @@ def contents_of(
     profile: Profile | None = None,
     constraints: Constraints = Constraints(),  # noqa: B008 (a frozen value)
     candidates: Sequence[Mapping[str, Any]] = (),
-    front: Sequence[Mapping[str, Any]] = (),
+    front: Sequence[tuple[Plan, int]] = (),
     runs: Iterable[Run] = (),
 ) -> Contents:
     """Collect the contents of a page.
 
     Args:
         report: the plan beside its baselines, measured.
-        graph: the model, as the chosen plan cuts it.
+        graph: the model, as the chosen way cuts it.
         machine: the devices.
         profile: gives each op its times.
         constraints: the user's demands, named where they decide the place of an op.
-        candidates: rows of what a search tried.
-        front: rows of the planner's front, as ``front_rows`` gives them.
+        candidates: the trials of a search, as rows.
+        front: the planner's front, each plan with the bytes of its fullest device.
         runs: stored runs of the model, oldest first.
     """
     plan = report.best.plan
+    demands: dict[str, list[str]] = {}
+    for (op, _), words in constraints.placement(graph, machine).barred.items():
+        if words not in demands.setdefault(op, []):
+            demands[op].append(words)
+    chosen = ["*" if other.hash == plan.hash else "" for other, _ in front]
     return Contents(
-        model=report.model,
-        verdict=report.sentence,
-        sure=report.verdict.sure,
-        objective=plan.objective,
-        ways=[_way(name, outcome, report.chosen) for name, outcome in report.distinct().items()],
-        left_out=dict(report.left_out),
-        peers=json_safe(report.peer_rows()),
-        notes=[report.call, *report.notes],
-        stages=_stages(plan, graph, machine),
-        ops=_ops(plan, graph, machine, profile, constraints),
-        edges=_edges(plan, graph),
-        schedules={"predicted": _steps(predicted_actions(plan, graph, NUM_REQUESTS)), "measured": _steps(report.best.actions)},
-        workers=[_worker(row) for row in report.stage_rows()],
-        host_s=_host_s(report.best),
+        header=_header(report, machine, profile),
+        details=_details(report, profile),
+        report=replace(report, outcomes={name: replace(outcome, actions=()) for name, outcome in report.outcomes.items()}),
+        graph=graph,
+        caps_bytes={device.name: device.memory_bytes for device in machine.devices if device.memory_bytes is not None},
+        seconds=_seconds(graph, profile),
+        demands=demands,
+        schedules=_schedules(report, graph),
         candidates=json_safe([dict(row) for row in candidates]),
-        front=[FrontPlan(**row) for row in front],
-        runs=[
-            Prediction(date=run.date, way=run.way, predicted_per_s=run.predicted_per_s, measured_per_s=run.measured_per_s)
-            for run in runs
-        ],
-        why=plan.why.text.splitlines() if plan.why is not None else [],
-        provenance=_provenance(plan, report, machine, profile),
+        front=json_safe([{"chosen": mark, **row} for mark, row in zip(chosen, front_rows(front), strict=True)]),
+        runs=list(runs),
     )
 
 
 def write_contents(contents: Contents, path: Path) -> None:
     """Write a run file. Raises: UsageError: the file cannot be written."""
-    write_atomic(path, json.dumps({"schema": SCHEMA, **contents.model_dump()}, allow_nan=False))
+    write_atomic(path, json.dumps({"schema": SCHEMA, **contents.model_dump(mode="json")}, allow_nan=False))
 
 
 def read_contents(path: Path) -> Contents:
@@ -238,130 +130,80 @@ def read_contents(path: Path) -> Contents:
     return validated(Contents, data, UsageError, f"run file '{path}' is not understood")
 
 
-def _way(name: str, outcome: Outcome, chosen: str) -> Way:
-    prediction = outcome.plan.prediction
-    return Way(
-        name=name,
-        chosen=chosen in name.split(" = "),
-        rounds_per_s=list(outcome.rounds_per_s),
-        alone_s=list(outcome.alone_s),
-        latency_s=outcome.latency.p50_s,
-        predicted_per_s=prediction.throughput_per_s or None,
-        predicted_latency_s=prediction.latency_s or None,
-        num_stages=len(outcome.plan.stages),
-        max_error=json_safe(outcome.max_relative_error),
-        fault=outcome.fault,
-    )
-
-
-def _stages(plan: Plan, graph: Graph, machine: Machine) -> list[StageRow]:
-    caps = {device.name: device.memory_bytes for device in machine.devices if device.memory_bytes is not None}
-    return [
-        StageRow(
-            name=stage.name,
-            devices=list(stage.devices),
-            backend=stage.backend,
-            num_ops=len(stage.ops),
-            predicted_s=stage.load_s or None,
-            weight_bytes=graph.stage_bytes(stage.ops),
-            cap_bytes=min((caps[name] for name in stage.devices if name in caps), default=None),
-        )
-        for stage in plan.stages
-    ]
-
-
-def _ops(plan: Plan, graph: Graph, machine: Machine, profile: Profile | None, constraints: Constraints) -> list[OpRow]:
-    positions, stage_of = lay_out(graph).positions, _stage_of(plan)
-    demands: dict[str, list[str]] = {}
-    for (name, _), words in constraints.placement(graph, machine).barred.items():
-        demands.setdefault(name, []).append(words)
-    return [
-        OpRow(
-            name=op.name,
-            operator=op.operator,
-            module=op.module,
-            stage=stage_of[op.name],
-            x=positions[op.name][0],
-            y=positions[op.name][1],
-            seconds=_seconds(op, profile),
-            output_bytes=sum(graph.values[name].num_bytes for name in op.outputs),
-            weight_bytes=sum(graph.weights[name].num_bytes for name in op.weights),
-            demands=sorted(set(demands.get(op.name, []))),
-        )
-        for op in graph.ops
-    ]
-
-
-def _stage_of(plan: Plan) -> dict[str, int]:
-    return {op: number for number, stage in enumerate(plan.stages) for op in stage.ops}
-
-
-def _seconds(op: Op, profile: Profile | None) -> dict[str, float]:
-    """Seconds of an op in each measured setting that can run it."""
+def _seconds(graph: Graph, profile: Profile | None) -> dict[str, dict[str, float]]:
+    """Seconds of each op in each measured setting that can run it."""
     if profile is None:
         return {}
-    return {str(setting): profile.op_s(op, *setting) for setting in profile.measured if op.name in profile.accepted(setting)}
+    accepted = {setting: profile.accepted(setting) for setting in profile.measured}
+    return {
+        op.name: {str(setting): profile.op_s(op, *setting) for setting, names in accepted.items() if op.name in names}
+        for op in graph.ops
+    }
 
 
-def _edges(plan: Plan, graph: Graph) -> list[Edge]:
-    stage_of = _stage_of(plan)
-    return [
-        Edge(points=list(curve), cut=stage_of[maker] != stage_of[reader])
-        for (maker, reader), curves in lay_out(graph).edges.items()
-        for curve in curves
-    ]
+def _schedules(report: RunReport, graph: Graph) -> dict[str, list[Action]]:
+    """Predicted and measured work on the first requests after a pause, numbered and timed from 0."""
+    measured = first_requests(report.best.actions)
+    num_requests = len({action.request for action in measured}) or NUM_REQUESTS
+    return {"predicted": list(predicted_actions(report.best.plan, graph, num_requests)), "measured": measured}
 
 
-def _steps(actions: Sequence[Action]) -> list[Step]:
-    """The work on requests that follow each other without a pause, from 0 s on."""
-    chosen = _burst(actions)
-    kept = [action for action in actions if action.request in chosen]
-    start_s = min((action.start_s for action in kept), default=0.0)
-    return [Step(lane=a.lane, request=a.request, start_s=a.start_s - start_s, duration_s=a.duration_s, kind=a.kind) for a in kept]
+def first_requests(actions: Sequence[Action]) -> list[Action]:
+    """The work on the first requests of a round, at most ``NUM_REQUESTS``: with no pause between them.
 
-
-def _burst(actions: Sequence[Action]) -> list[int]:
-    """The first ``NUM_REQUESTS`` requests with no pause between them, or as many as there are. A run pauses between rounds."""
+    A run pauses between rounds; a round of fewer requests counts if there is no longer one. Requests and times start at 0.
+    """
     start_s: dict[int, float] = {}
     for action in actions:
         start_s[action.request] = min(action.start_s, start_s.get(action.request, action.start_s))
     requests = sorted(start_s)
     waits_s = [start_s[later] - start_s[earlier] for earlier, later in pairwise(requests)]
-    bursts: list[list[int]] = [requests[:1]]
+    rounds: list[list[int]] = [requests[:1]]
     for request, wait_s in zip(requests[1:], waits_s, strict=True):
         if wait_s > PAUSE * median(waits_s):
-            bursts.append([])
-        bursts[-1].append(request)
-    return next((burst for burst in bursts if len(burst) >= NUM_REQUESTS), max(bursts, key=len))[:NUM_REQUESTS]
+            rounds.append([])
+        rounds[-1].append(request)
+    kept = next((one for one in rounds if len(one) >= NUM_REQUESTS), max(rounds, key=len))[:NUM_REQUESTS]
+    zero_s = min((start_s[request] for request in kept), default=0.0)
+    return [
+        action._replace(request=kept.index(action.request), start_s=action.start_s - zero_s, end_s=action.end_s - zero_s)
+        for action in actions
+        if action.request in kept
+    ]
 
 
-def _worker(row: Mapping[str, Any]) -> Worker:
-    return Worker(
-        name=f"{row['stage']} on {row['device']}",
-        **{name: row[name] for name in Worker.model_fields if name != "name"},
-    )
-
-
-def _host_s(outcome: Outcome) -> float:
-    """Median seconds of a request alone, less those that its stages compute and transfer."""
-    stages: dict[str, float] = {}
-    for stats in outcome.stats.stages:
-        stages[stats.stage] = max(stages.get(stats.stage, 0.0), stats.busy.p50_s + stats.transfer.p50_s)
-    return max(0.0, outcome.latency.p50_s - sum(stages.values()))
-
-
-def _provenance(plan: Plan, report: RunReport, machine: Machine, profile: Profile | None) -> dict[str, str]:
+def _header(report: RunReport, machine: Machine, profile: Profile | None) -> dict[str, str]:
+    """Facts that stand above all figures: model, machine, date, command and versions."""
+    source = report.best.plan.source
     stamps = [measured.provenance for measured in profile.measured.values()] if profile is not None else []
-    dates = sorted(stamp.date for stamp in stamps if stamp.date)
+    processors = sorted({stamp.cpu for stamp in stamps if stamp.cpu}) or [platform.machine()]
+    devices = ", ".join(device.name for device in machine.devices)
+    versions = {"autosplit": version("autosplit"), "python": platform.python_version(), **report.best.plan.versions}
     return {
-        "model": plan.source.spec or "a Python object",
+        "model": f"{report.model}, made from {source.spec}" if source.spec else f"{report.model}, a Python object",
+        "machine": f"{' and '.join(processors)}, {platform.system()}; devices {devices}",
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": _command(),
+        "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+    }
+
+
+def _command() -> str:
+    """The command of this process, with ``autosplit`` in place of the path of its program."""
+    program, *arguments = sys.argv or [""]
+    name = "autosplit" if Path(program).name == "__main__.py" else Path(program).name or "python"
+    return shlex.join([name, *arguments])
+
+
+def _details(report: RunReport, profile: Profile | None) -> dict[str, str]:
+    plan = report.best.plan
+    stamps = [measured.provenance.date for measured in profile.measured.values()] if profile is not None else []
+    dates = sorted(filter(None, stamps))
+    return {
         "request": report.request,
         "precision": plan.precision,
         "errors": report.errors,
-        "devices": ", ".join(device.name for device in machine.devices),
-        "processor": ", ".join(sorted({stamp.cpu for stamp in stamps if stamp.cpu})) or "unknown",
         "profile measured": f"{dates[0]} to {dates[-1]}" if dates else "not known",
         "plan found by": f"{plan.method} ({plan.status})",
         "plan, graph and profile": f"{plan.hash}, {plan.graph_hash}, {plan.profile_hash}",
-        **{f"{name} version": number for name, number in plan.versions.items()},
     }

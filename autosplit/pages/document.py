@@ -1,125 +1,179 @@
-"""The report page: one HTML file that holds its data, its charts and the chart library, and loads nothing."""
+"""The report page: one HTML file that holds its data and its drawings, and loads nothing."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from statistics import median
 from typing import Any
 
-from plotly.offline import get_plotlyjs
-
-from autosplit.pages import charts
+from autosplit.figures import plot_accuracy, plot_baselines, plot_memory, plot_schedule, plot_stage_balance, plot_tradeoff
+from autosplit.figures.picture import Picture
 from autosplit.pages.contents import Contents
+from autosplit.pages.graphdrawing import graph_drawing
 from autosplit.tables import bytes_text, cell, heading, seconds_text
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1100px; padding: 24px; color: #222; }
+:root { color-scheme: light dark; --paper: #fff; --ink: #222; --pale: #c4c4c4; --band: #e8e8e8; --soft: #666; --box: #f2f5fa; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #17191d; --ink: #e4e4e4; --pale: #555; --band: #2c2f36; --soft: #a5a5a5; --box: #22262e; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1000px; padding: 24px; }
+html { background: var(--paper); color: var(--ink); }
 h1 { font-size: 24px; margin-bottom: 4px; } h2 { font-size: 18px; margin: 36px 0 4px; }
-p.verdict { font-size: 18px; border-left: 4px solid #4c72b0; padding: 6px 14px; background: #f4f6fa; }
-p.unsure { border-color: #dd8452; background: #fdf6f0; } p.hint { color: #666; margin: 0 0 8px; }
-table { border-collapse: collapse; font-size: 14px; } th, td { text-align: left; padding: 3px 14px 3px 0; vertical-align: top; }
-th { border-bottom: 1px solid #bbb; font-weight: 600; } td { border-bottom: 1px solid #eee; } td.number { white-space: nowrap; }
+p.verdict { font-size: 18px; border-left: 4px solid #0072b2; padding: 6px 14px; background: var(--box); }
+p.unsure { border-color: #e69f00; } p.hint { color: var(--soft); margin: 0 0 8px; } code { white-space: nowrap; }
+svg { display: block; max-width: 100%; height: auto; } div.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 14px; }
+th, td { text-align: left; padding: 3px 14px 3px 0; vertical-align: top; }
+th { border-bottom: 1px solid var(--pale); font-weight: 600; }
+td { border-bottom: 1px solid var(--band); }
+td.number { white-space: nowrap; }
+table.header th { border: 0; white-space: nowrap; } table.header td { border: 0; overflow-wrap: anywhere; }
+#graph { width: 100%; max-height: 70vh; border: 1px solid var(--band); touch-action: pinch-zoom; cursor: grab; }
+#graph path { fill: none; stroke: var(--pale); } #graph path.cut { stroke: currentColor; stroke-width: 1.8; }
+#graph circle { stroke: var(--paper); }
+#op { background: var(--box); padding: 8px 14px; min-height: 7.5em; white-space: pre-wrap; }
+p.legend span { margin-right: 18px; }
+p.legend i { display: inline-block; width: 11px; height: 11px; border-radius: 6px; margin-right: 6px; }
 """
+
+CLEAR = {
+    True: "The measured rounds are clear about it.",
+    False: "The measured rounds do not show which of the best ways is better. More rounds on a quiet machine may show it.",
+}
+WAYS = "Median of interleaved rounds. A thin line spans the worst to the best round, a thick mark is the prediction."
+GRAPH = (
+    "Scroll to zoom, drag to move, double-click to go back, and point at an op for its times. Dark lines cross from stage to "
+    "stage. A line that leaves its row comes in at the op that reads the value."
+)
+SCHEDULE = "The same first requests of a round, predicted and measured, each in its colour. Pale parts are transfers."
+TIME = (
+    "The predicted time of each stage beside the measured one. A worker waits when it has no request, or no free slot for its "
+    "outputs."
+)
+MEMORY = (
+    "Predicted and held: weights, values and the backend's own memory, without the memory of a bare worker and without "
+    "rings. Resident: pages that several processes map are divided among them."
+)
+TRADE = "The dotted line joins the ways that no other way beats in both; the star is the chosen way."
+FRONT = (
+    "Plans of the planner, as predicted: none is better than another in throughput, latency and memory together. The star is the "
+    "chosen way, as predicted; a row with * has its plan."
+)
+TRIALS = "Each row is a plan that the search tried. Its speed is compared with that of the first plan."
+PEERS = "How vLLM, accelerate, exo and ollama would split the model over these devices; all figures are predicted."
+ACCURACY = "Seconds of an item in all stored runs of this model, predicted and measured."
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+"""An option of a command, which must not be broken at the end of a line."""
 
 
 def report_page(contents: Contents) -> str:
-    """The page as HTML. It needs no network: plotly's library is inside (5 MB)."""
-    sections = [
-        _section("Ways compared", _WAYS, charts.ways_chart(contents)),
-        _section("The plan on the model's graph", _GRAPH, charts.graph_chart(contents)),
-        _section("Stages", "", _stages(contents)),
-        _section("Schedule", _SCHEDULE, charts.schedule_chart(contents)),
-        _section("Where the time goes", _TIME, charts.time_chart(contents)),
-        _section("Memory", _MEMORY, charts.memory_chart(contents)),
-        _section("Throughput and latency, measured", _TRADE, charts.trade_chart(contents)),
-    ]
-    if contents.front:
-        chart = charts.front_chart(contents) if len(contents.front) > 1 else ""
-        body = chart + _table([plan.model_dump() for plan in contents.front])
-        sections.append(_section("What other plans trade", _FRONT, body))
-    if contents.why:
-        sections.append(_section("Why it is not faster", "", _list(contents.why)))
-    if contents.candidates:
-        sections.append(_section("What the search tried", "", _table(contents.candidates)))
-    if contents.left_out:
-        rows = [{"way": way, "reason": reason} for way, reason in contents.left_out.items()]
-        sections.append(_section("Ways left out", "", _table(rows)))
-    if contents.peers:
-        sections.append(_section("The rules of other tools", _PEERS, _table(contents.peers)))
-    if contents.runs:
-        sections.append(_section("Accuracy of predictions", _ACCURACY, charts.accuracy_chart(contents)))
-    if contents.notes:
-        sections.append(_section("Notes", "", _list(contents.notes)))
-    sections.append(
-        _section("Provenance", "", _table([{"what": name, "value": text} for name, text in contents.provenance.items()]))
+    """The page as HTML. It needs no network, and no file but itself."""
+    report = contents.report
+    facts = "".join(f"<tr><th>{escape(name)}</th><td>{_text(value)}</td></tr>" for name, value in contents.header.items())
+    body = "".join(
+        f"<section><h2>{escape(title)}</h2>{_hint(hint)}{drawn}</section>" for title, hint, drawn in _sections(contents)
     )
-    title = f"autosplit: {escape(contents.model)}"
-    confidence = "" if contents.sure else " unsure"
+    name = escape(report.model)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-        f"<script>{get_plotlyjs()}</script></head><body><h1>{escape(contents.model)}</h1>"
-        f'<p class="verdict{confidence}">{escape(contents.verdict)}</p>'
-        f'<p class="hint">{_CONFIDENCE[contents.sure]}</p>{"".join(sections)}</body></html>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>autosplit: {name}</title><style>{STYLE}</style></head><body><h1>{name}</h1>"
+        f'<table class="header">{facts}</table>'
+        f'<p class="verdict{"" if report.verdict.sure else " unsure"}">{_text(report.sentence)}</p>'
+        f"{_hint(CLEAR[report.verdict.sure])}{body}</body></html>"
     )
 
 
-_CONFIDENCE = {
-    True: "The rounds tell this way from the next best one.",
-    False: "The rounds do not tell this way from the next best one: run more rounds on a quiet machine to know.",
-}
-_WAYS = "Median of interleaved rounds; thin lines span the slowest to the fastest round, thick marks are predictions."
-_GRAPH = (
-    "Scroll to zoom, drag to move, point at an op for its times. Dark lines cross a cut. A line that leaves its row comes in at "
-    "the op that reads the value."
-)
-_SCHEDULE = "Each colour is a request; pale parts are transfers. Predicted above, measured below."
-_TIME = (
-    "A worker waits when it has no request, or no free slot for its outputs. The host's bar is what a request alone takes beyond "
-    "compute and transfer."
-)
-_MEMORY = (
-    "Predicted and held: weights, values and what the backend takes, without what a bare worker has for itself and without "
-    "rings. Resident: pages that several processes map are divided among them."
-)
-_TRADE = "The dotted line joins the ways that no other way beats in both; the star is the way to use."
-_FRONT = "The planner's front, as predicted: no plan is better than another in throughput, latency and memory together."
-_PEERS = "How vLLM, accelerate, exo and ollama would split the model over these devices; all figures are predicted."
-_ACCURACY = "All stored runs of this model; above zero the prediction promised too much."
+def _sections(contents: Contents) -> Iterator[tuple[str, str, str]]:
+    """Title, hint and content of each section."""
+    report, plan = contents.report, contents.plan
+    yield "Ways compared", WAYS, _chart(plot_baselines(report), "Ways compared")
+    yield "The chosen way on the model's graph", GRAPH, graph_drawing(contents)
+    yield "Stages of the chosen way", "", _table(_stages(contents))
+    if any(contents.schedules.values()):
+        yield (
+            "Schedule",
+            SCHEDULE,
+            _chart(plot_schedule(contents.schedules["predicted"], contents.schedules["measured"]), "Schedule"),
+        )
+    yield "Where the time goes", TIME, _chart(plot_stage_balance(plan, report.best.stats), "Where the time goes")
+    yield "Memory", MEMORY, _chart(plot_memory(report), "Memory")
+    ways = {report.label(name): (one.latency.p50_s, median(one.rounds_per_s)) for name, one in report.distinct().items()}
+    chosen = next(report.label(name) for name in report.distinct() if report.chosen in name.split(" = "))
+    yield "Throughput and latency, measured", TRADE, _chart(plot_tradeoff(ways, chosen, "Measured"), "Throughput and latency")
+    if contents.front:
+        yield "What other plans trade", FRONT, _front(contents) + _table(contents.front)
+    if plan.why is not None:
+        yield "Why it is not faster", "", _list(plan.why.text.splitlines())
+    if contents.candidates:
+        yield "What the search tried", TRIALS, _table(contents.candidates)
+    if report.left_out:
+        yield "Ways left out", "", _table([{"way": way, "reason": reason} for way, reason in report.left_out.items()])
+    if peers := report.peer_rows():
+        yield "The rules of other tools", PEERS, _table(peers)
+    pairs = [(1 / run.predicted_per_s, 1 / run.measured_per_s) for run in contents.runs if run.predicted_per_s > 0]
+    if pairs:
+        yield "Accuracy of predictions", ACCURACY, _chart(plot_accuracy({"stored runs": pairs}), "Accuracy of predictions")
+    yield "Notes", "", _list([report.call, *report.notes])
+    yield "Details", "", _table([{"what": name, "value": text} for name, text in contents.details.items()])
 
 
-def _section(title: str, hint: str, body: str) -> str:
-    hint = f'<p class="hint">{escape(hint)}</p>' if hint else ""
-    return f"<section><h2>{escape(title)}</h2>{hint}{body}</section>"
+def _front(contents: Contents) -> str:
+    """The chart of the planner's front, with the chosen way among its plans or beside them."""
+    points = {f"plan {row['number']}": (row["latency_s"], row["items_per_s"]) for row in contents.front}
+    same = [f"plan {row['number']}" for row in contents.front if row["chosen"]]
+    if not same:
+        prediction = contents.report.best_plan.prediction
+        same = [contents.report.label(contents.report.chosen)]
+        points[same[0]] = (prediction.latency_s, prediction.throughput_per_s)
+    return _chart(plot_tradeoff(points, same[0], "Predicted"), "What other plans trade")  # type: ignore[arg-type]
+
+
+def _stages(contents: Contents) -> list[dict[str, str | int]]:
+    return [
+        {
+            "stage": stage.name,
+            "devices": "+".join(stage.devices),
+            "backend": stage.backend,
+            "ops": len(stage.ops),
+            "predicted for each request": seconds_text(stage.load_s) if stage.load_s else "-",
+            "weights": bytes_text(contents.graph.stage_bytes(stage.ops)),
+            "memory cap": bytes_text(min(caps)) if (caps := _caps(contents, stage.devices)) else "none",
+        }
+        for stage in contents.plan.stages
+    ]
+
+
+def _caps(contents: Contents, devices: Sequence[str]) -> list[int]:
+    return [contents.caps_bytes[name] for name in devices if name in contents.caps_bytes]
+
+
+def _chart(picture: Picture, name: str) -> str:
+    return f'<div class="chart">{picture.inline(name)}</div>'
+
+
+def _hint(text: str) -> str:
+    return f'<p class="hint">{_text(text)}</p>' if text else ""
+
+
+def _text(text: str) -> str:
+    return OPTION.sub(lambda found: f"<code>{found[0]}</code>", escape(text))
 
 
 def _list(lines: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+    return "<ul>" + "".join(f"<li>{_text(line)}</li>" for line in lines) + "</ul>"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     head = "".join(f"<th>{escape(heading(name))}</th>" for name in rows[0])
     body = "".join(
-        "<tr>" + "".join(f"<td{_one_line(value)}>{escape(cell(name, value))}</td>" for name, value in row.items()) + "</tr>"
+        "<tr>" + "".join(f"<td{_one_line(value)}>{_text(cell(name, value))}</td>" for name, value in row.items()) + "</tr>"
         for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _one_line(value: Any) -> str:
     """Keeps a number beside its unit."""
     return ' class="number"' if isinstance(value, int | float) else ""
-
-
-def _stages(contents: Contents) -> str:
-    return _table(
-        [
-            {
-                "stage": stage.name,
-                "devices": "+".join(stage.devices),
-                "backend": stage.backend,
-                "ops": stage.num_ops,
-                "predicted for each request": seconds_text(stage.predicted_s) if stage.predicted_s else "",
-                "weights": bytes_text(stage.weight_bytes),
-                "memory cap": bytes_text(stage.cap_bytes) if stage.cap_bytes else "none",
-            }
-            for stage in contents.stages
-        ]
-    )

@@ -14,7 +14,7 @@ from autosplit.memory.stages import footprints_of
 from autosplit.pages.contents import Contents, contents_of, read_contents, write_contents
 from autosplit.pages.document import report_page
 from autosplit.parsing import MALFORMED
-from autosplit.planning.caps import front_rows, front_within_caps
+from autosplit.planning.caps import front_within_caps
 from autosplit.planning.plans import Query
 from autosplit.planning.predicting import measured_backends
 from autosplit.reports.accuracy import Run
@@ -33,10 +33,10 @@ FRONT_S = 5.0
 def write_report(
     result: AutoResult, path: str | Path, *, constraints: Constraints | None = None, store: str | Path | None = None
 ) -> Path:
-    """Write what ``auto`` found as one HTML page that loads nothing (``.html``), or as its run file (``.json``).
+    """Write the result of ``auto`` as one HTML page that loads nothing (``.html``), or as its run file (``.json``).
 
     Args:
-        result: what ``auto`` returned.
+        result: the result of ``auto``.
         path: the file.
         constraints: the demands, named where they decide the place of an op.
         store: the folder of the profile store, whose runs show how good predictions were.
@@ -50,7 +50,7 @@ def write_report(
         profile=result.profile,
         constraints=constraints or Constraints(),
         candidates=result.search.rows(),
-        front=front_rows(_front(result, constraints or Constraints())),
+        front=_front(result, constraints or Constraints()),
         runs=_runs(result.traced, store),
     )
     return _write(found, Path(path))

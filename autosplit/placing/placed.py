@@ -23,7 +23,7 @@ from autosplit.tracing.aliasing import Aliases, aliases_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
-from autosplit.values.plan import UNKNOWN, Plan, Stage
+from autosplit.values.plan import QUEUE_DEPTH, UNKNOWN, Plan, Stage
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
@@ -138,7 +138,7 @@ class Placed:
             objective=self.planned.objective if self.planned else "throughput",
             method=f"annotated, {self.planned.method}" if self.planned else "annotated",
             microbatch=self.traced.source.batch,
-            queue_depth=self.planned.queue_depth if self.planned else 4,
+            queue_depth=self.planned.queue_depth if self.planned else QUEUE_DEPTH,
             precision=own,
         )
         held = {stage.ops: stage.memory for stage in self.planned.stages} if self.planned else {}

@@ -8,7 +8,6 @@ from autosplit.errors import BackendError
 from autosplit.placing.sites import Choice, Site
 from autosplit.tables import bytes_text
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.splitting import unsplit
 from autosplit.values.constraints import unsupported
 from autosplit.values.machine import Machine
 
@@ -45,15 +44,12 @@ def _refused(traced: Traced, choices: Mapping[str, Choice], machine: Machine) ->
     for site in dict.fromkeys(choice.site for choice in choices.values()):
         mine = [op for op, choice in choices.items() if choice.site == site]
         foreign = unsupported(traced.graph, machine[site.device])
-        backend = get_backend(site.backend)
         try:
-            require_precision(backend, site.precision)
+            require_precision(get_backend(site.backend), site.precision)
         except BackendError as failure:
             reasons |= dict.fromkeys(mine, str(failure))
             continue
-        refusals = (
-            {**backend.refuses(unsplit(traced)), **conformance.refused(traced, site.backend)} if site.backend != "eager" else {}
-        )
+        refusals = conformance.refused(traced, site.backend)
         for op in mine:
             if op in foreign:
                 reasons[op] = f"op '{op}' is not supported on {site.device} ({foreign[op]})"

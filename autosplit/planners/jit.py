@@ -20,6 +20,7 @@ import numba
 import numpy as np
 from numba.core import event
 
+from autosplit.compat.numbacache import stamp_cache
 from autosplit.errors import is_interrupt
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -63,23 +64,8 @@ def interruptible() -> Iterator[None]:
 
 def _cached(function: Function, **options: bool) -> Function:
     dispatcher: Any = numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True, **options)(function)
-    # numba checks only the file of the function itself, but functions from other files are compiled into it
-    dispatcher._cache._cache_file._source_stamp = source_stamp(Path(__file__).parent)
-    forget_lost_classes(dispatcher._cache._cache_file)
+    stamp_cache(dispatcher, source_stamp(Path(__file__).parent))
     return cast(Function, dispatcher)
-
-
-def forget_lost_classes(cache_file: Any) -> None:
-    """Let a cache that names classes of other sources count as empty; numba raises AttributeError where a class was renamed."""
-    load_index = cache_file._load_index
-
-    def load_known() -> Any:
-        try:
-            return load_index()
-        except (AttributeError, ImportError):
-            return {}
-
-    cache_file._load_index = load_known
 
 
 @cache

@@ -24,7 +24,7 @@ from autosplit.planning.predicting import bounded, predicted
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
-from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
+from autosplit.values.plan import QUEUE_DEPTH, UNKNOWN, Plan, Source, Stage
 from autosplit.values.profile import Profile
 
 Log = Callable[[str], None]
@@ -63,7 +63,7 @@ class Query:
     profile: Profile
     source: Source
     constraints: Constraints = field(default_factory=Constraints)
-    queue_depth: int = 4
+    queue_depth: int = QUEUE_DEPTH
     microbatch: int | None = None
     max_threads: int | None = None
     time_limit_s: float = 10.0

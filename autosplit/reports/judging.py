@@ -19,7 +19,7 @@ BUSY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which plan to use, why, and whether the measurements tell it from the next best one."""
+    """Which way to use, why, and whether the measurements show that no other way is better."""
 
     chosen: str
     sentence: str
@@ -44,24 +44,23 @@ def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: 
     fit = {} if forced else {name: outcome for name, outcome in right.items() if not faults[name]}
     if fit and not plan.outputs_equal:
         best = _best(fit, plan, objective)
-        return Verdict(best, f"The plan gives wrong numbers, so '{best}' becomes the plan.", sure=True)
+        return Verdict(best, f"The plan gives wrong numbers, so '{best}' is the chosen way.", sure=True)
     if not plan.outputs_equal:
         because = "it was given" if forced else "no baseline is what was asked for"
-        return Verdict(PLAN, f"The plan gives wrong numbers, and is kept because {because}.", sure=True)
+        return Verdict(PLAN, f"The plan gives wrong numbers, and stays the chosen way because {because}.", sure=True)
     what = "as low a latency" if objective == "latency" else "as fast"
     ahead = {name: outcome for name, outcome in fit.items() if outcome is not plan and outcome.against(plan, objective).ahead}
     if ahead:
         best = _best(ahead, plan, objective)
         ratio = ahead[best].against(plan, objective)
-        sentence = f"'{best}' measures {ratio.median:.2f} times {what} as the plan ({ratio}), so it becomes the plan."
+        sentence = f"'{best}' measures {ratio.median:.2f} times {what} as the plan ({ratio}), so it is the chosen way."
         return Verdict(best, sentence, sure=True)
     fastest = _best(right, plan, objective)
     ratio = right[fastest].against(plan, objective)
     if ratio.ahead and right[fastest] is not plan:
         because = "it was given" if forced else f"that baseline is not what was asked for: {faults[fastest]}"
-        sentence = (
-            f"'{fastest}' measures {ratio.median:.2f} times {what} as the plan ({ratio}); the plan is kept because {because}."
-        )
+        sentence = f"'{fastest}' measures {ratio.median:.2f} times {what} as the plan ({ratio}); "
+        sentence += f"the plan stays the chosen way because {because}."
         return Verdict(PLAN, sentence, sure=True)
     rival = _best(fit or right, plan, objective)
     ratio = plan.against((fit or right)[rival], objective)
@@ -104,17 +103,20 @@ def _simpler(name: str, simple: Plan, plan: Plan, ratio: Ratio, what: str) -> st
     fewer = " and ".join(f"{few} {noun}{'s' * (few != 1)} instead of {many}" for noun, few, many in parts if few < many)
     busy, level = f"The machine was busy: cannot tell the plan from '{name}'", f"The plan and '{name}' are level within the noise"
     found = f"{busy if _is_busy(ratio) else level} (the plan measured {ratio.median:.2f} times {what}, {ratio})"
-    return f"{found}. '{name}' becomes the plan because it is simpler: {fewer}."
+    return f"{found}. '{name}' is the chosen way because it is simpler: {fewer}."
 
 
 def _cannot_tell(rival: str, ratio: Ratio, what: str) -> str:
     """Why the plan is kept although the measurements do not tell it from a baseline."""
     measured = f"the plan measured {ratio.median:.2f} times {what}"
     if ratio.num_rounds == 1:
-        return f"One round cannot tell the plan from '{rival}' ({measured}), so the plan is kept; run more rounds."
+        return f"One round cannot tell the plan from '{rival}' ({measured}), so the plan stays the chosen way; run more rounds."
     if _is_busy(ratio):
-        return f"The machine was busy: cannot tell the plan from '{rival}' ({measured}, {ratio}), so the plan is kept."
-    return f"The plan and the best baseline, '{rival}', are level within the noise ({measured}, {ratio}), so the plan is kept."
+        return (
+            f"The machine was busy: cannot tell the plan from '{rival}' ({measured}, {ratio}), so the plan stays the chosen way."
+        )
+    level = f"The plan and the best baseline, '{rival}', are level within the noise ({measured}, {ratio})"
+    return f"{level}, so the plan stays the chosen way."
 
 
 def _best(some: Mapping[str, Outcome], plan: Outcome, objective: str) -> str:

@@ -46,12 +46,27 @@ class RunReport:
 
     @property
     def chosen(self) -> str:
-        """The name of the plan to use."""
+        """The name of the chosen way."""
         return self.verdict.chosen
 
     @property
+    def searched(self) -> str:
+        """The plan that was asked for, in two words: a planner found it, or somebody wrote it."""
+        return "given plan" if self.plan.plan.status == "manual" else "searched plan"
+
+    def label(self, name: str) -> str:
+        """The name of a way for a reader; that of the plan says which plan it is, and how it runs."""
+        first, *others = name.split(" = ")
+        if first != PLAN:
+            return name
+        stages = self.plan.plan.stages
+        backends = ", ".join(dict.fromkeys(stage.backend for stage in stages))
+        way = f"{self.searched}, {len(stages)} stage{'s' * (len(stages) != 1)} ({backends})"
+        return " = ".join([way, *others])
+
+    @property
     def sentence(self) -> str:
-        """Why the chosen plan is to be used."""
+        """Why the chosen way is to be used."""
         return self.verdict.sentence
 
     @property

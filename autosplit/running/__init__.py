@@ -3,27 +3,28 @@
 The modules, in the order of their use::
 
     modules         what a worker can run: StageFolder, PythonFunction, LocalFunction
-    wiring          StagePlacement; wire(): placements to channels
+    stage           StagePlacement: a stage, the same value from the plan to the worker
+    wiring          wire(): stages to channels
     ring            shared memory: tensors, from one sender to one receiver; copying: into and out of it
-    statusblock     shared memory: deadlines and priorities of requests, and the state of each worker
+    statusblock     shared memory: deadlines and numbers of requests, and the state of each worker
     messages        what the host and a worker say to each other
-    inbox           the requests that lie ready for a worker, where they may overtake each other
     stageworker     the loop of one stage replica: messages, requests; nullworker: the same loop in a thread
-    stagerings      a worker's ends of its rings; lookahead: requests begun early; versions: a stage's weights
+    stagerings      a worker's ends of its rings; lookahead: requests begun early
     provisioner     puts the stages on their devices, all or none
-    executor        one thread that takes results and sees to workers; it owns what follows
-    admission       which requests are fed, wait in the queue or are refused
-    inflight        the requests between the first stage and their answer; lanes: their numbers
-    hostrings       the host's ends of the rings: InputRings, ResultRings
-    answers         gives answers to callers; request: one request; flow: where requests are; interrupts: safe from Ctrl-C
+    request         one request, made of tensors that fit; answers: gives answers to callers
+    waitingroom     the queue of requests, and callers that wait for a place there
+    admission       which requests are sent, wait in the queue or are refused; Transport: what carries them
+    inflight        the requests between the first stage and their answer, and their numbers; flow: where requests are
+    hostrings       the host's ends of the rings: InputRings, ResultRings; inputcopies: the inputs of waiting requests
     recovery        kills hanging workers, replaces dead ones and replays; restarts: when; keptfiles: the files they need
-    pipeline        Pipeline: all of it for one network; swapping: its weights while it runs
-    buffer          Buffer: the inputs of a request, filled in the ring
-    engine          Engine: what a Pipeline and an InProcess share; intake: tensors become a request; feed: what runs it
-    inprocess       InProcess: one stage in the caller's process, without rings
+    monitor         latency, times and health of workers
+    ringtransport   workers and rings, with one thread that takes results and sees to workers
+    localstage      a stage that is loaded in the caller's process; turns: callers compute their requests themselves
+    callertransport copies of one stage in the caller's process
+    swapping        stages with other weights
+    engine          Engine: a network that takes requests, over any transport
+    pipeline        Pipeline: an engine over workers; inprocess: InProcess: an engine over the caller's process
     awaiting        awaits requests in event loops
-    localexecutor   runs the requests of an InProcess; stagecopy: the stage, loaded there
-    monitor         latency, times and health of a running pipeline
     recording       record(): what a pipeline did, as a timeline
 
 Several networks, batches, chains and configs of pipelines are in ``serving``, which imports this package.
@@ -35,12 +36,10 @@ In code::
         ...
     ]
     with Pipeline(stages, inputs=graph.inputs, outputs=graph.outputs) as pipeline:
-        answers = pipeline.run_many(requests)        # a request is a sequence of tensors; answers in order
+        answers = pipeline.run_many(requests)        # a request is a sequence of tensors; answers in their order
         for answer in pipeline.stream(requests):     # for any number of requests: few are in memory at a time
             ...
         future = pipeline.submit(request, priority=0, deadline_s=None, timeout_s=None)
-        with pipeline.buffer() as buffer:            # inputs to fill in place: in the ring, without a copy
-            future = buffer.submit()
         stats = pipeline.stats(clear=True)           # results.RunStats: latency, busy / wait / transfer of each worker
         live = pipeline.health()                     # state and sums of each worker, read without asking it
         trace = chrome_trace(predicted, record(pipeline))

@@ -1,92 +1,33 @@
-"""Admission control: a request is fed at once if the window has room, waits in the admission queue, or is refused."""
+"""Admission control: a request is sent at once if the transport has room, waits in the admission queue, or is refused.
 
-import heapq
-import itertools
+``Transport`` is the protocol of what carries requests to the stages and their results back, below one ``Admission``.
+"""
+
 import math
 import threading
-from collections.abc import Callable, Collection, Sequence
-from operator import itemgetter
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+from autosplit.compat.futures import SafeCondition
 from autosplit.errors import AutosplitError, RefusedError
-from autosplit.running.entrance import Entrance
-from autosplit.running.hostrings import InputRings
-from autosplit.running.inflight import InFlight
-from autosplit.running.interrupts import SafeCondition
-from autosplit.running.lanes import Lanes
-from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors, spent
-
-FILL_S = 10.0
-"""Seconds for which ``close`` waits for a caller that fills a buffer while other requests wait behind it."""
-
-
-class AdmissionQueue:
-    """Requests that wait, the most urgent first, then in order of arrival. Not for several threads at once."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[int, int, Request]] = []
-        self._arrivals = itertools.count()
-        self.num_borrowed = 0
-        """Requests that take no room, as their callers keep the inputs for them."""
-
-    @property
-    def num_all(self) -> int:
-        """Requests that wait."""
-        return len(self._waiting)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that take room."""
-        return len(self._waiting) - self.num_borrowed
-
-    @property
-    def first(self) -> Request:
-        """The next request, which stays."""
-        return self._waiting[0][2]
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def push(self, request: Request, priority: int) -> None:
-        """Let a request wait."""
-        heapq.heappush(self._waiting, (priority, next(self._arrivals), request))
-        self.num_borrowed += request.borrowed
-
-    def pop(self) -> tuple[Request, int]:
-        """The next request, and its priority."""
-        priority, _, request = heapq.heappop(self._waiting)
-        self.num_borrowed -= request.borrowed
-        return request, priority
-
-    def pop_expired(self) -> list[Request]:
-        """Take away the requests whose deadline has passed."""
-        return self.remove([request for _, _, request in self._waiting if request.expired()])
-
-    def next_deadline_ns(self) -> float:
-        """The first deadline of a waiting request; infinity if there is none."""
-        return min((request.deadline_ns for _, _, request in self._waiting if request.deadline_ns), default=math.inf)
-
-    def remove(self, leaving: Collection[Request]) -> list[Request]:
-        """Take these requests away; return those that were here, in the order in which they would have been fed."""
-        leaving = set(leaving)
-        found = [request for _, _, request in sorted(self._waiting, key=itemgetter(0, 1)) if request in leaving]
-        if found:
-            self._waiting = [entry for entry in self._waiting if entry[2] not in leaving]
-            heapq.heapify(self._waiting)
-            self.num_borrowed -= sum(request.borrowed for request in found)
-        return found
-
-    def clear(self) -> list[Request]:
-        """Take all requests away, and return them."""
-        return self.remove([request for _, _, request in self._waiting])
+from autosplit.reports.results import StageStats
+from autosplit.running.answers import Answers
+from autosplit.running.messages import WorkerEvent
+from autosplit.running.monitor import WorkerHealth
+from autosplit.running.request import AnswerFuture, Request
+from autosplit.running.waitingroom import AdmissionQueue, WaitingRoom
+from autosplit.running.wiring import Wiring
 
 
 def wait_until(
     holds: Callable[[], bool], changed: threading.Condition, timeout_s: float | None, check_thread: Callable[[], None]
 ) -> bool:
-    """Wait until ``holds`` is true, which is looked at when ``changed``, which the caller has entered, is notified.
+    """Wait on ``changed`` (held by the caller) until ``holds()`` is true.
 
     Args:
-        holds: what is waited for.
+        holds: the condition.
         changed: notified when a request is done.
         timeout_s: how long to wait; None waits without limit.
         check_thread: called before a wait; raises UsageError in a thread that must not wait.
@@ -99,141 +40,181 @@ def wait_until(
     return changed.wait_for(holds, None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
 
 
-def no_room(num_running: int, window: int, num_waiting: int, room: int) -> RefusedError:
-    """The refusal of a request that found no room in time."""
-    return RefusedError(
-        f"the request was refused: {num_running} requests are running (limit {window}) and {num_waiting} are waiting "
-        f"(limit {room}). Submit with a longer timeout_s, or less often."
-    )
-
-
 def closed() -> RefusedError:
     """The refusal of a request that came too late."""
     return RefusedError("the request was refused: the pipeline is closed")
 
 
-class Admission:
-    """Decides which requests are fed, wait or are refused; a condition guards them until their results are here.
+class Paced(Protocol):
+    """The most requests in flight, and the number of answers to collect at once, for now."""
 
-    Args:
-        in_flight: the requests that were fed.
-        inputs: where requests are fed.
-        room: requests that may wait in the admission queue while the window is full.
-        wake: wakes the executor's thread.
-        check_thread: raises UsageError in the executor's thread, which must never wait for room.
+    size: int
+    batch_to_collect: int
 
-    Attributes:
-        changed: held around each change; waiters for room, or for the end, are notified.
-        failure: why every further request is refused, once there is a reason.
-        alarm_ns: no deadline of a waiting request passes before.
+
+@dataclass(slots=True)
+class FixedPace:
+    """A pace that does not change with the load; answers are collected one by one."""
+
+    size: int
+    batch_to_collect: int = 1
+
+
+class CallersTurns(Protocol):
+    """Computes requests in the threads of their callers, one at a time (see ``turns``)."""
+
+    @property
+    def returns_immediately(self) -> bool:
+        """Whether ``submit`` would return soon."""
+
+    def submit(self, request: Request, timeout_s: float | None) -> AnswerFuture:
+        """Compute a request; the future has its answer."""
+
+    def enter(self, request: Request, timeout_s: float | None = None) -> None:
+        """Compute a request in this thread, or wait until another thread has."""
+
+
+class Transport(Protocol):
+    """Rings between workers (``RingTransport``), the caller's process (``CallerTransport``) or hosts (``HostsTransport``).
+
+    The admission calls ``has_room``, ``hold``, ``send`` and ``cancel`` with its lock held, so they never wait.
+
     """
 
-    def __init__(
-        self,
-        in_flight: InFlight,
-        inputs: InputRings,
-        room: int,
-        wake: Callable[[], None],
-        check_thread: Callable[[], None],
-    ) -> None:
+    @property
+    def turns(self) -> "CallersTurns | None":
+        """Computes requests in the threads of their callers, if the transport has no thread of its own."""
+
+    @property
+    def wiring(self) -> Wiring:
+        """The stages."""
+
+    @property
+    def pace(self) -> Paced:
+        """The most requests in flight."""
+
+    @property
+    def restarts(self) -> int:
+        """Workers that were started anew so far."""
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each copy of each stage."""
+
+    def start(self, admission: "Admission") -> None:
+        """Take requests, and settle them with this admission. Raises: BackendError: a stage could not be loaded."""
+
+    def has_room(self) -> bool:
+        """Whether one more request may be sent now."""
+
+    def hold(self, request: Request, *, is_soonest: bool) -> None:
+        """Copy the inputs of a request that waits, unless its caller keeps them. ``is_soonest``: no deadline comes earlier."""
+
+    def send(self, request: Request) -> None:
+        """Hand a numbered request to the first stages."""
+
+    def cancel(self, request: Request) -> None:
+        """Let the stages skip a request, if they have it."""
+
+    def health(self, network: str) -> list[WorkerHealth]:
+        """The state and the sums of each copy of each stage."""
+
+    def stats(self, *, clear: bool) -> tuple[Sequence[StageStats], int]:
+        """The work of each copy of each stage, and how many workers were started anew."""
+
+    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
+        """The times of the last requests of each copy."""
+
+    def close(self, *, patiently: bool) -> None:
+        """Fail requests without an answer, and end the stages; a second call does nothing. ``patiently``: in good order."""
+
+
+class Occupancy(NamedTuple):
+    """Queued and running request counts.
+
+    ``num_waiting`` of at most ``queue_capacity`` are in the admission queue, ``num_held`` wait beside them in memory of their
+    callers, ``num_running`` of at most ``max_in_flight`` are between the first stage and their answer; ``num_answered`` are past
+    it.
+    """
+
+    num_waiting: int
+    queue_capacity: int
+    num_held: int
+    num_running: int
+    max_in_flight: int
+    num_answered: int
+
+
+class Admission:
+    """Sends requests, lets them wait or refuses them; one lock guards them until they are settled.
+
+    Args:
+        transport: where requests go.
+        answers: gives the answers.
+        queue_capacity: requests that may wait in the queue.
+
+    Attributes:
+        changed: held around each change; waiters for the end are notified.
+        failure: why every further request is refused, once there is a reason.
+        alarm_ns: earliest deadline among waiting requests, or earlier.
+        num_sent: number of the next request that is sent.
+        num_running: requests that were sent and are not settled.
+    """
+
+    def __init__(self, transport: Transport, answers: Answers, queue_capacity: int) -> None:
         self.changed = SafeCondition()
-        self._entrance = Entrance(self.changed.beside(), self._has_room, check_thread)
-        self.room = room
-        self.queue = AdmissionQueue()
+        self.answers = answers
+        self.queue, self.queue_capacity = AdmissionQueue(), queue_capacity
         self.failure: AutosplitError | None = None
         self.alarm_ns: float = math.inf
-        self._in_flight = in_flight
-        self._inputs = inputs
-        self._wake = wake
-        self._check_thread = check_thread
-        self._is_open = True
-        self._is_feeding = True
-        self._filling: Request | None = None
-        """The request whose caller fills its slots now; none is fed until it is done."""
-        self._last_awaited = -1
-        """Number of the last request in flight that a caller may wait for alone."""
-        self._idle = False
-        """Whether the executor's thread waits for more than the next result."""
+        self.num_sent = self.num_running = 0
+        self.is_open, self._is_sending = True, True
+        self._transport = transport
+        self._waiting_room = WaitingRoom(self.changed.beside(), self._has_room, answers.check_thread)
 
-    def enter(self, request: Request, priority: int, timeout_s: float | None) -> bool:
-        """Feed a request, or let it wait; True if its deadline has passed already, so that it is to be answered now.
+    def enter(self, request: Request, timeout_s: float | None = None) -> None:
+        """Send a request, or let it wait; answer it if its deadline has passed already.
 
         Args:
             request: the request; its inputs were checked.
-            priority: lower is sooner, then arrival counts.
-            timeout_s: how long to wait for room in the queue; 0 refuses at once, None waits.
-        Raises: RefusedError: no room in time, or closed. WorkerError: the pipeline has given up.
+            timeout_s: how long to wait for a place in the queue; 0 refuses at once, None waits.
+        Raises: RefusedError: no place in time, or closed. WorkerError: the pipeline has given up.
         """
+        self.answers.check_process()
+        is_late = False
         with self.changed:
             try:
-                if not request.borrowed and not self._entrance.enter(timeout_s):
-                    raise self._no_room()
-                self._check_open()
-                if self._may_feed():  # then the queue is empty
-                    return self._feed(request, priority)
-                self.queue.push(request, priority)
-            finally:  # a request that is late, for example, will not end and call the next caller
-                if not (self.queue or self._in_flight):
-                    self._entrance.call(1)
-            if not request.borrowed:
-                self._inputs.copy_inputs(request)
-            if 0 < request.deadline_ns < self.alarm_ns:
-                self.alarm_ns = request.deadline_ns
-                self._wake()
-            elif request.awaited and self._idle:
-                self._wake()
-        return False
+                if not request.caller_keeps_inputs and not self._waiting_room.enter(timeout_s):
+                    raise self.no_room()
+                self.check_open()
+                if self._may_send():  # then the queue is empty
+                    is_late = self._send(request)
+                else:
+                    self.queue.push(request)
+            finally:  # a request that is late, for example, will not end and wake the next caller
+                if not (self.queue or self.num_running):
+                    self._waiting_room.wake(1)
+            if request.number < 0 and not is_late:
+                is_soonest = 0 < request.deadline_ns < self.alarm_ns
+                self.alarm_ns = request.deadline_ns if is_soonest else self.alarm_ns
+                self._transport.hold(request, is_soonest=is_soonest)
+        if is_late:
+            self.answers.deliver((request,))
 
-    def await_turn(self, request: Request, timeout_s: float | None) -> bool:
-        """Wait until it is the turn of an unfilled request that has entered. In any case ``fill`` or ``leave`` must follow.
+    def settle(self, done: list[Request], release: Callable[[list[Request]], list[Request]] = list) -> list[Request]:
+        """Send waiting requests in place of finished ones; return the requests to be answered now, also late ones.
 
-        Returns: whether its inputs may be filled; otherwise it was answered with an error. Raises: RefusedError: not in time.
-        """
-        if request is not self._filling and not request.answered:
-            self._check_thread()
-        in_time = request.wait(timeout_s)
-        with self.changed:
-            if not in_time and self.queue.remove([request]):
-                raise self._no_room()
-        return not request.answered
-
-    def fill(self, request: Request, priority: int) -> list[Request]:
-        """Feed a request whose inputs lie in its slots, and then waiting ones; return those to be answered now.
-
-        Raises: RefusedError, WorkerError: the pipeline was closed or has given up meanwhile. UsageError: it was given up. Then
-            ``leave`` must follow.
+        Args:
+            done: requests with all their results.
+            release: called with them and the lock held, so that free places are for waiting requests and not for new ones;
+                returns those without an answer.
         """
         with self.changed:
-            wait_until(lambda: self._is_feeding or self.failure is not None, self.changed, None, self._check_thread)
-            self._check_open()
-            if request is not self._filling:  # another thread gave it up, and its slots are those of another request
-                raise spent()
-            self._filling = None
-            late = [request] if self._feed(request, priority) else []
-            late += self._feed_waiting()
-            self._call()
-        return late
-
-    def leave(self, request: Request) -> list[Request]:
-        """Give up an unfilled request, and feed waiting ones; return those to be answered now."""
-        with self.changed:
-            self.queue.remove([request])
-            self._filling = None if request is self._filling else self._filling
-            late = self._feed_waiting()
-            self._call()
-        return late
-
-    def slots_of(self, request: Request) -> Tensors:
-        """The tensors that are the inputs of a request whose turn it is."""
-        return self._inputs.slots_of(request.sequence)
-
-    def settle(self, done: list[Request], times: Sequence[RequestTimes]) -> list[Request]:
-        """Let go of finished requests and feed waiting ones; return those to be answered now, also the late ones."""
-        with self.changed:
-            due = self._in_flight.settle(done, times)  # with the lock: new room is for waiting requests, not for new ones
-            due += self._feed_waiting()
-            self._entrance.call_at_half(self.queue.num_waiting, self.room)
-            if not self._is_open:
+            due = release(done)
+            self.num_running -= len(due)
+            due += self._send_waiting()
+            self._waiting_room.wake_when_half_empty(self.queue.num_waiting, self.queue_capacity)
+            if not self.is_open:
                 self.changed.notify_all()
         return due
 
@@ -242,128 +223,128 @@ class Admission:
         with self.changed:
             expired = self.queue.pop_expired()
             self.alarm_ns = self.queue.next_deadline_ns()
-            self._call()
+            self._wake_callers()
         return expired
 
     def cancel(self, request: Request, future: AnswerFuture) -> None:
         """End a request: the stages skip it, or it leaves the queue."""
         with self.changed:
-            if not self._in_flight.skip(request.sequence) and self.queue.remove([request]):
+            if request.number >= 0:
+                self._transport.cancel(request)
+            elif self.queue.remove([request]):
                 future.set_running_or_notify_cancel()
-                self._call()
+                self._wake_callers()
 
     def suspend(self) -> None:
-        """Feed no request until ``resume``."""
+        """Send no request until ``resume``."""
         with self.changed:
-            self._is_feeding = False
+            self._is_sending = False
 
-    def resume(self, restart: Callable[[Lanes], None]) -> list[Request]:
-        """Run all requests in flight again, which ``restart`` prepares, and feed waiting ones; return those that are late."""
+    def resume(self, restart: Callable[[], None]) -> list[Request]:
+        """Run all requests in flight again, which ``restart`` prepares, and send waiting ones; return those that are late."""
         with self.changed:
-            self._in_flight.restart()
-            restart(self._in_flight.lanes)
-            self._is_feeding = True
-            late = self._feed_waiting()
-            self._call()
+            restart()
+            self._is_sending = True
+            late = self._send_waiting()
+            self._wake_callers()
         return late
 
-    def fail(self, error: AutosplitError) -> list[Request]:
-        """Refuse every further request with ``error``; return the requests without an answer."""
+    def fail(self, error: AutosplitError, in_flight: Sequence[Request] = ()) -> None:
+        """Refuse every further request with ``error``, and answer the waiting ones and those in flight with it."""
         with self.changed:
             self.failure = self.failure or error
-            requests = [*self._in_flight.clear(), *self.queue.clear()]
+            requests = [*in_flight, *self.queue.clear()]
+            self.num_running -= len(in_flight)
             self._end()
-        return requests
+        self.answers.fail(requests, error)
 
     def close(self, *, drain: bool) -> None:
-        """Refuse new requests and buffers that are not submitted; wait for the end of requests taken in if ``drain``.
-
-        Requests behind a buffer that is neither submitted nor given up within ``FILL_S`` are not waited for.
-        """
+        """Refuse new requests; wait for the end of requests taken in if ``drain``."""
         with self.changed:
-            self._is_open = False
+            self.is_open = False
             self._end()
             if drain:
-                check = self._check_thread
-                wait_until(lambda: self._filling is None or self._is_done(), self.changed, FILL_S, check)
-                wait_until(lambda: self._is_done() or self._is_stuck(), self.changed, None, check)
+                wait_until(self._is_done, self.changed, None, self.answers.check_thread)
 
-    def num_to_await(self) -> int:
-        """Results that the executor's thread waits for now: several if no caller waits for one of them alone.
-
-        From here to ``awake``, a request that a caller waits for alone wakes the thread.
-        """
-        in_flight = self._in_flight
-        alone = self._last_awaited >= in_flight.num_answered or self.queue.num_waiting > 0
-        self._idle = in_flight.in_order and in_flight.pace.num_soon > 1 and in_flight.num_running > 0 and not alone
-        return in_flight.pace.num_soon if self._idle else 1
-
-    def awake(self) -> None:
-        """The executor's thread does not wait any more."""
-        self._idle = False
-
-    def _is_done(self) -> bool:
-        return self.failure is not None or not (self.queue or self._in_flight)
-
-    def _is_stuck(self) -> bool:
-        return self._filling is not None and not self._in_flight
+    def hand_over(self, successor: "Admission") -> int:
+        """Refuse new requests, which go to the successor; return the number of its first request (the lock is held)."""
+        self.close(drain=False)
+        successor.num_sent = self.num_sent + self.queue.num_all
+        return successor.num_sent
 
     def is_free(self) -> bool:
         """Whether a request need not wait to be taken in, or is refused in any case."""
-        return self._entrance.is_free()
+        return self._waiting_room.is_free()
 
-    def _call(self) -> None:
-        """Call callers for whom there is room, and let those who wait for something else look again (the lock is held)."""
-        self._entrance.call(self.room - self.queue.num_waiting)
-        self.changed.notify_all()
+    def occupancy(self) -> Occupancy:
+        """Queued and running request counts."""
+        return Occupancy(
+            num_waiting=self.queue.num_waiting,
+            queue_capacity=self.queue_capacity,
+            num_held=self.queue.num_held,
+            num_running=self.num_running,
+            max_in_flight=self._transport.pace.size,
+            num_answered=self.num_sent - self.num_running,
+        )
 
-    def _end(self) -> None:
-        """Let nobody wait for room any more: every further request is refused (the lock is held)."""
-        self._entrance.end()
-        self.changed.notify_all()
+    def number(self, request: Request) -> None:
+        """Number a request that is sent now (the lock is held)."""
+        request.number, request.sent_ns = self.num_sent, time.monotonic_ns()
+        if request.future is not None:
+            request.future.number = request.number
+        self.num_sent += 1
+        self.num_running += 1
 
-    def _has_room(self) -> bool:
-        return self.queue.num_waiting < self.room or self._may_feed()
-
-    def _may_feed(self) -> bool:
-        return self._is_feeding and self._filling is None and self._in_flight.has_room()
-
-    def _check_open(self) -> None:
-        if not self._is_open:
+    def check_open(self) -> None:
+        """Raises: RefusedError: closed. WorkerError: the pipeline has given up."""
+        if not self.is_open:
             raise closed()
         if self.failure is not None:
             raise type(self.failure)(str(self.failure))
 
-    def _no_room(self) -> RefusedError:
-        return no_room(self._in_flight.num_running, self._in_flight.pace.size, self.queue.num_waiting, self.room)
+    def no_room(self) -> RefusedError:
+        """The refusal of a request that found no place in time."""
+        here = self.occupancy()
+        return RefusedError(
+            f"the request was refused: {here.num_running} requests are running (limit {here.max_in_flight}) and "
+            f"{here.num_waiting} are waiting (limit {here.queue_capacity}). Submit with a longer timeout_s, or less often."
+        )
 
-    def _feed_waiting(self) -> list[Request]:
-        """Feed waiting requests while the window has room (the lock is held); return those to be answered with their error."""
+    def _is_done(self) -> bool:
+        return self.failure is not None or not (self.queue or self.num_running)
+
+    def _wake_callers(self) -> None:
+        """Wake callers for free places, and waiters for the end (the lock is held)."""
+        self._waiting_room.wake(self.queue_capacity - self.queue.num_waiting)
+        self.changed.notify_all()
+
+    def _end(self) -> None:
+        """Wake all waiting callers; refuse further requests (the lock is held)."""
+        self._waiting_room.end()
+        self.changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return self.queue.num_waiting < self.queue_capacity or self._may_send()
+
+    def _may_send(self) -> bool:
+        return self._is_sending and self._transport.has_room()
+
+    def _send_waiting(self) -> list[Request]:
+        """Send waiting requests while the transport has room (the lock is held); return those to be answered with their error."""
         late = []
-        while self.queue and self._may_feed():
-            request, priority = self.queue.pop()
-            if self._feed(request, priority):
+        while self.queue and self._may_send():
+            request = self.queue.pop()
+            if self._send(request):
                 late.append(request)
         return late
 
-    def _feed(self, request: Request, priority: int) -> bool:
-        """Feed a request, unless it was cancelled; True if it is to be answered with its error (the lock is held)."""
+    def _send(self, request: Request) -> bool:
+        """Send a request, unless it was cancelled; True if it is to be answered with its error (the lock is held)."""
         if request.deadline_ns and request.expired():
             return True
         if request.future is not None and request.future.cancelled():
             request.future.set_running_or_notify_cancel()
             return False
-        if request.unfilled and request.sequence < 0:
-            if not self._is_open:  # its inputs would be filled in vain
-                request.error = closed()
-                return True
-            self._filling, request.sequence = request, self._in_flight.lanes.peek()
-            request.wake()
-            return False
-        self._in_flight.add(request, priority)
-        if request.awaited:
-            self._last_awaited = request.number
-            if self._idle:
-                self._wake()
-        self._inputs.write(request)
+        self.number(request)
+        self._transport.send(request)
         return False

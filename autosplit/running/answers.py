@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from autosplit.errors import AutosplitError, RefusedError, UsageError
@@ -19,18 +19,18 @@ class Answers:
     """The answers of one pipeline.
 
     Args:
-        outputs: names of the pipeline's outputs, in the order in which answers bring them.
-        threads: those that deliver answers, which no callback may end.
+        outputs: names of the pipeline's outputs, in the order of an answer.
 
     Attributes:
+        threads: threads that deliver answers; no callback may end them.
         times: the times of the last ``NUM_TIMES`` requests.
         owner: the process that gives the answers.
     """
 
-    def __init__(self, outputs: Sequence[str], threads: Collection[threading.Thread]) -> None:
+    def __init__(self, outputs: Sequence[str]) -> None:
         self.times: deque[RequestTimes] = deque(maxlen=NUM_TIMES)
         self._outputs = outputs
-        self._threads = threads
+        self.threads: set[threading.Thread] = set()
         self.owner = os.getpid()
 
     def deliver(self, requests: Sequence[Request]) -> None:
@@ -48,8 +48,6 @@ class Answers:
                 request.wake()
             future, request.future = request.future, None  # without a reference cycle the answer's memory is free at once
             if future is None or not future.set_running_or_notify_cancel():
-                if request.lent is not None:
-                    request.lent()  # nobody reads the answer
                 continue
             try:
                 try:
@@ -59,7 +57,7 @@ class Answers:
                 else:
                     future.set_result(result)
             except BaseException as failure:  # a callback raised SystemExit, for example; a future catches every Exception
-                if threading.current_thread() in self._threads:
+                if threading.current_thread() in self.threads:
                     log.exception("a callback of request %d ended its thread, which goes on with others", request.number)
                 else:
                     ended = failure
@@ -94,7 +92,7 @@ class Answers:
         Raises: UsageError: this is a callback, for the end of which other requests wait. RefusedError: as ``check_process``.
         """
         self.check_process()
-        if threading.current_thread() in self._threads:
+        if threading.current_thread() in self.threads:
             raise UsageError("a callback of an answer cannot wait for the same pipeline, nor close it; do that in another thread")
 
     def check_process(self) -> None:
@@ -105,21 +103,3 @@ class Answers:
     def take_times(self, *, clear: bool) -> list[RequestTimes]:
         """The times of the last requests; with ``clear``, each comes once."""
         return [self.times.popleft() for _ in range(len(self.times))] if clear else list(self.times)
-
-
-class Answering:
-    """The common base of executors, which give the answers and the times of their ``Answers``."""
-
-    _answers: Answers
-
-    def result(self, request: Request) -> Tensors:
-        """The outputs of a request, once it is answered. Raises: the error with which it failed."""
-        return self._answers.wait_for(request)
-
-    def check_thread(self) -> None:
-        """Raises: UsageError, RefusedError: see ``Answers.check_thread``."""
-        self._answers.check_thread()
-
-    def last_times(self) -> list[RequestTimes]:
-        """The times of the last requests, the newest last."""
-        return list(self._answers.times)

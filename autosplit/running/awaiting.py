@@ -25,7 +25,7 @@ class Awaiting:
         self,
         submit: "Callable[..., Future[Any]]",
         *,
-        prompt: bool,
+        returns_immediately: bool,
         timeout_s: float | None = None,
         deadline_s: float | None = None,
     ) -> Any:
@@ -33,14 +33,14 @@ class Awaiting:
 
         Args:
             submit: takes ``timeout_s`` and ``deadline_s`` and returns the future.
-            prompt: whether it returns soon if it need not wait; otherwise it is called in another thread.
+            returns_immediately: whether it returns soon if it need not wait; otherwise it is called in another thread.
             timeout_s: seconds to wait for room; None waits without limit.
             deadline_s: seconds after which no stage begins the request; None for no limit.
         Raises: what ``submit`` raises, or the error of the request.
         """
         begun_s = time.monotonic()
         future: Future[Any] | None = None
-        if prompt:
+        if returns_immediately:
             try:
                 future = submit(timeout_s=0, deadline_s=deadline_s)
             except RefusedError:  # no room by now, or closed: the other thread waits for it, or tells it

@@ -6,13 +6,13 @@ first write to 600 KB of new memory takes ten times as long as copying 600 KB.
 """
 
 import ctypes
-import sys
+import weakref
 from collections import deque
 from typing import Any
 
 import torch
 
-from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, extent_bytes
+from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, extent_bytes, is_laid_out
 
 KEPT_BYTES = 64 << 20
 """The most memory that is kept for the answers of one value; larger answers get new memory each time."""
@@ -20,32 +20,21 @@ KEPT_BYTES = 64 << 20
 _TRIES = 2
 """Kept arrays to try before new memory is allocated: a caller may still hold some of them."""
 
-_FREE_REFERENCES = 3
-"""References to a kept array that no caller holds: in the deque, in a variable, and as the argument of getrefcount."""
-
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Copier:
     """Copies values into tensors of one spec."""
 
-    __slots__ = ("_num_bytes", "_stride")
+    __slots__ = ("_num_bytes", "_spec")
 
     def __init__(self, spec: TensorSpec) -> None:
-        self._stride = spec.stride
-        # Gaps may belong to other tensors, and the memory of a lazily conjugated tensor differs from its values.
-        moves = extent_bytes(spec) == spec.num_bytes and not spec.torch_dtype.is_complex
-        self._num_bytes = spec.num_bytes if moves else -1
+        self._spec = spec
+        self._num_bytes = spec.num_bytes if extent_bytes(spec) == spec.num_bytes else 0  # gaps may belong to other tensors
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy ``source``, which has the spec's shape and dtype, into ``target``, which has its strides too."""
-        if (
-            source.nbytes == self._num_bytes
-            and source.stride() == self._stride
-            and source.__class__ is torch.Tensor
-            and source.is_cpu
-            and not source.is_neg()
-        ):
+        if self._num_bytes and is_laid_out(source, self._spec, anywhere=True):
             ctypes.memmove(target.data_ptr(), source.data_ptr(), self._num_bytes)
         else:
             with torch.no_grad():
@@ -66,7 +55,7 @@ class CopyPool:
         self._copier = Copier(spec)
         num_bytes = extent_bytes(spec)
         self._max_kept = min(max_kept, KEPT_BYTES // num_bytes) if num_bytes else 0
-        self._kept: deque[Any] = deque()
+        self._kept: deque[tuple[Any, weakref.ref[Any]]] = deque()
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         """A copy of ``source``, which has the spec's shape and dtype. Not for several threads at once."""
@@ -77,19 +66,21 @@ class CopyPool:
     def empty(self) -> torch.Tensor:
         """Memory for one tensor, with any contents. Not for several threads at once."""
         for _ in range(min(_TRIES, len(self._kept))):
-            array = self._kept[0]
+            array, lent = self._kept[0]
             self._kept.rotate(-1)
-            if sys.getrefcount(array) == _FREE_REFERENCES:
+            if lent() is None:
+                self._kept.pop()
                 return self._lend(array)
         tensor = empty_like_spec(self._spec)
         if len(self._kept) >= self._max_kept:
             return tensor
-        self._kept.append(_array(tensor))
-        return self._lend(self._kept[-1])
+        return self._lend(_array(tensor))
 
     def _lend(self, array: Any) -> torch.Tensor:
-        """A tensor on the memory of the array; the tensor and its views hold a reference to the array."""
-        tensor = torch.from_numpy(array)
+        """Keep the array, and lend its memory as a tensor. The tensor and its views hold a NumPy view, which ends with them."""
+        view = array.view()
+        self._kept.append((array, weakref.ref(view)))
+        tensor = torch.from_numpy(view)
         return tensor if tensor.dtype == self._dtype else tensor.view(self._dtype)
 
 

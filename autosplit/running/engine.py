@@ -1,53 +1,87 @@
-"""Engine: a network that takes requests, in worker processes (``Pipeline``) or in the caller's process (``InProcess``)."""
+"""Engine: a network that takes requests until it is closed, over any transport."""
 
 import atexit
+import functools
+import logging
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from autosplit.errors import AutosplitError, UsageError
+from autosplit.devices.limits import refusals_named
+from autosplit.errors import AutosplitError, BackendError, PlanError, RefusedError, UsageError, listed, raise_faults
 from autosplit.reports.results import LatencyStats, RunStats
-from autosplit.running.buffer import Buffer
-from autosplit.running.feed import Feed
-from autosplit.running.intake import Intake
+from autosplit.running.admission import Admission, Occupancy, Transport, closed
+from autosplit.running.answers import Answers
 from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import BatchCounts, WorkerHealth, latency_of
-from autosplit.running.request import AnswerFuture, Request, Tensors, monotonic_deadline
+from autosplit.running.monitor import BatchCounts, WorkerHealth, latency_of, run_stats
+from autosplit.running.request import AnswerFuture, Intake, Request, Tensors, monotonic_deadline
+from autosplit.running.swapping import with_swapped_weights
 from autosplit.running.wiring import Wiring
-from autosplit.tracing.tensorspec import empty_like_spec
+from autosplit.tables import bytes_text
+
+log = logging.getLogger(__name__)
 
 
-class Engine(ABC):
-    """One network that takes requests until it is closed.
+class Engine:
+    """One network that takes requests until ``close``, best used in a ``with`` block.
 
     Args:
+        open_transport: makes a transport for the stages.
         wiring: the stages.
-        room: requests that may wait in the admission queue; by default the number of requests in flight.
-    Raises: UsageError: the room is below 0.
+        queue_capacity: requests that may wait in the admission queue; by default the number of requests in flight.
+        groups: names of parameter groups, each with the names of its stages, for ``swap``.
+    Raises: UsageError: the capacity is below 0. PlanError: a group names no stage. BackendError: a stage could not be loaded.
+        WorkerError: a worker died. Nothing is left running.
     """
 
-    _executor: Feed
-    _num_lanes = 1
-    """Lanes of replicas that never meet (see ``lanes``)."""
-
-    def __init__(self, wiring: Wiring, room: int | None) -> None:
-        if room is not None and room < 0:
-            raise UsageError(f"room must be at least 0 requests, but is {room}")
-        self.wiring = wiring
+    def __init__(
+        self,
+        open_transport: Callable[[Wiring], Transport],
+        wiring: Wiring,
+        queue_capacity: int | None,
+        groups: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        if queue_capacity is not None and queue_capacity < 0:
+            raise UsageError(f"room must be at least 0 requests, but is {queue_capacity}")
+        self.groups = {name: listed(f"group '{name}'", members, str) for name, members in (groups or {}).items()}
+        known = [stage.name for stage in wiring.stages]
+        strange = [(group, stage) for group, members in self.groups.items() for stage in members if stage not in known]
+        faults = [f"group '{group}' names '{stage}'; the stages are: {', '.join(known)}" for group, stage in strange]
+        raise_faults(PlanError, "the parameter groups do not fit the pipeline", faults)
         self.batches = BatchCounts()
         """The rows that a Batcher, if there is one, has put into requests."""
-        self._room = wiring.window if room is None else room
-        self._intake = Intake(wiring)
+        self._open_transport = open_transport
+        self._queue_capacity = wiring.window if queue_capacity is None else queue_capacity
+        self._intake, self._answers = Intake(wiring), Answers(wiring.outputs)
         self._owner, self._closed = os.getpid(), False
         self._lifecycle = threading.Lock()
-        """Held while the engine is opened again or closed."""
+        """Held while the engine is opened again, swaps weights or is closed."""
+        self._since_s, self._past_restarts = time.monotonic(), 0
+        self._use(*self._open(wiring))
+        atexit.register(self.close, drain=False)  # a thread that the interpreter stops in torch aborts the process
+
+    @refusals_named()
+    def _open(self, wiring: Wiring) -> tuple[Transport, Admission]:
+        """A transport with loaded stages, and the admission before it."""
+        transport = self._open_transport(wiring)
+        admission = Admission(transport, self._answers, self._queue_capacity)
+        try:
+            transport.start(admission)
+        except BaseException:
+            transport.close(patiently=False)
+            raise
+        return transport, admission
+
+    def _use(self, transport: Transport, admission: Admission) -> None:
+        """Send requests there from now on."""
+        self._transport, self._admission = transport, admission
 
     def submit(
         self,
@@ -57,76 +91,56 @@ class Engine(ABC):
         deadline_s: float | None = None,
         timeout_s: float | None = None,
         returns: Callable[[Tensors], Any] | None = None,
-        in_place: bool = False,
     ) -> AnswerFuture:
         """Take in one request and return its future; the caller may write to the inputs once this returns.
 
-        Cancelling the future, or passing the deadline, ends the request at the next stage border.
+        The future resolves when its own answer is there. Cancelling it, or passing the deadline, ends the request at the next
+        stage border. With one copy of a stage in the caller's process, the answer is there when this returns.
 
         Args:
             inputs: one tensor for each input, with the shapes and dtypes that the pipeline was built for.
-            priority: lower is sooner, then arrival counts: in the admission queue, and at every stage if not ``in_order``.
+            priority: lower leaves the admission queue sooner; then arrival counts.
             deadline_s: seconds from now after which no stage begins the request; a request in its last stage is answered.
-            timeout_s: seconds to wait for room in the admission queue; None waits without limit, 0 refuses at once.
+            timeout_s: seconds to wait for a place in the admission queue; None waits without limit, 0 refuses at once.
             returns: makes the future's result of the outputs; by default they are the result.
-            in_place: leave the outputs in the ring, where that is possible (one stage brings all of them, and answers keep
-                their order), until ``release`` of the future or the end of the pipeline. A stage waits for a free slot while
-                all of them are lent.
         Raises:
             UsageError: the inputs do not fit, or a setting is not understood.
-            RefusedError: no room within ``timeout_s`` (the message has the numbers), or the pipeline is closed.
+            RefusedError: no place within ``timeout_s`` (the message has the numbers), or the pipeline is closed.
             WorkerError: the pipeline has given up.
         """
         if not isinstance(priority, int):
             raise UsageError(f"priority must be a whole number, lower is sooner, but is {priority!r}")
         request = self._intake(inputs, monotonic_deadline(deadline_s))
-        request.returns, request.in_place = returns, in_place
-        return self._executor.submit(request, priority, timeout_s)
+        request.returns, request.priority = returns, priority
+        return self._submit(request, timeout_s)
 
-    def buffer(self, *, priority: int = 0, deadline_s: float | None = None, timeout_s: float | None = None) -> Buffer:
-        """The inputs of one request as tensors to fill in place, once it is the turn of the request; arguments as for ``submit``.
-
-        Raises: RefusedError: not in time, or closed. WorkerError: the pipeline has given up. DeadlineError: the deadline passed.
-            UsageError: no stage reads some input, so its layout is not known.
-        """
-        specs = self.wiring.input_specs
-        if unread := [name for name in self.wiring.inputs if name not in specs]:
-            raise UsageError(f"no stage reads {', '.join(map(repr, unread))}, so a buffer cannot be made; use submit")
-        request = Request((), monotonic_deadline(deadline_s), time.monotonic_ns(), borrowed=True, unfilled=True)
-        buffer = Buffer(self._executor, request, priority)
-        try:
-            tensors = self._executor.reserve(request, priority, timeout_s)
-        except BaseException:  # Ctrl-C, for example
-            buffer.close()
-            raise
-        buffer.tensors = tuple(empty_like_spec(specs[name]) for name in self.wiring.inputs) if tensors is None else tensors
-        return buffer
-
-    def forward(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> AnswerFuture:
-        """Take in tensors that will not change any more, whether there is room or not: the caller bounds their number.
+    def submit_unbounded(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> AnswerFuture:
+        """Take in tensors that will not change any more, whether the queue is full or not: the caller bounds their number.
 
         Raises: UsageError: the inputs do not fit. RefusedError: the pipeline is closed. WorkerError: it has given up.
         """
-        return self._executor.submit(self._intake(inputs, deadline_ns, borrowed=True), priority, None)
+        request = self._intake(inputs, deadline_ns, caller_keeps_inputs=True)
+        request.priority = priority
+        return self._submit(request, None)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """Submit one request and wait for its answer."""
         request = self._intake(inputs)
-        self._executor.enter(request)
-        return self._executor.result(request)
+        self._enter(request)
+        return self._answers.wait_for(request)
 
     def run_many(self, requests: Sequence[Sequence[torch.Tensor]]) -> list[Tensors]:
         """The answers to all requests, in their order; the inputs must not change until then.
 
         Raises: StageError, WorkerError: the first request that failed, once all are done.
         """
-        taken = [self._intake(inputs, borrowed=True) for inputs in requests]
+        taken = [self._intake(inputs, caller_keeps_inputs=True) for inputs in requests]
         for request in taken:
-            self._executor.enter(request)
+            self._enter(request)
         self.check_thread()
         for request in reversed(taken):  # most of the others are done when the last one is
             request.wait()
-        return [self._executor.result(request) for request in taken]
+        return [self._answers.wait_for(request) for request in taken]
 
     def stream(self, requests: Iterable[Sequence[torch.Tensor]]) -> Iterator[Tensors]:
         """The answers to any number of requests, in their order, with only a few of either in memory at a time.
@@ -137,51 +151,62 @@ class Engine(ABC):
         """
         under_way: deque[Request] = deque()
         for inputs in requests:
-            request = self._intake(inputs, borrowed=True)
-            self._executor.enter(request)
+            request = self._intake(inputs, caller_keeps_inputs=True)
+            self._enter(request)
             under_way.append(request)
-            while len(under_way) >= 2 * self._executor.pace.size:
+            while len(under_way) >= 2 * self._transport.pace.size:
                 if not under_way[0].answered:
                     self.check_thread()
-                    under_way[self._executor.pace.num_soon - 1].wait()
-                yield self._executor.result(under_way.popleft())
+                    under_way[self._transport.pace.batch_to_collect - 1].wait()
+                yield self._answers.wait_for(under_way.popleft())
         while under_way:
-            yield self._executor.result(under_way.popleft())
+            yield self._answers.wait_for(under_way.popleft())
 
     @property
-    def prompt(self) -> bool:
-        """Whether ``submit`` would return soon: there is room, and it does not compute for long in the calling thread."""
-        return self._executor.prompt()
+    def wiring(self) -> Wiring:
+        """The stages."""
+        return self._transport.wiring
+
+    @property
+    def returns_immediately(self) -> bool:
+        """Whether ``submit`` would return soon: there is a place, and it does not compute for long in the calling thread."""
+        turns = self._transport.turns
+        return self._admission.is_free() if turns is None else turns.returns_immediately
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """Queued and running request counts."""
+        return self._admission.occupancy()
 
     @property
     def num_waiting(self) -> int:
         """Requests in the admission queue."""
-        return self._executor.occupancy().num_waiting
+        return self.occupancy.num_waiting
 
     @property
     def num_held(self) -> int:
-        """Requests of ``run_many``, ``stream`` and chains that wait in memory of their callers and take no room in the queue."""
-        return self._executor.occupancy().num_held
+        """Requests of ``run_many``, ``stream`` and chains that wait in memory of their callers and take no place in the queue."""
+        return self.occupancy.num_held
 
     @property
     def num_running(self) -> int:
         """Requests between the first stage and their answer."""
-        return self._executor.occupancy().num_running
+        return self.occupancy.num_running
 
     @property
     def window(self) -> int:
         """The most requests between the first stage and their answer, for now: more if they are small and come fast."""
-        return self._executor.occupancy().window
+        return self.occupancy.max_in_flight
 
     @property
     def num_answered(self) -> int:
-        """Requests that have their answer, as all requests before them."""
-        return self._executor.occupancy().num_answered
+        """Requests that have their answer."""
+        return self.occupancy.num_answered
 
     @property
     def room(self) -> int:
         """Requests that may wait in the admission queue."""
-        return self._executor.occupancy().room
+        return self._queue_capacity
 
     @property
     def num_rows(self) -> int | None:
@@ -192,46 +217,112 @@ class Engine(ABC):
     @property
     def failure(self) -> AutosplitError | None:
         """Why the pipeline has given up or was closed, if it has."""
-        return self._executor.failure
+        return self._admission.failure
 
     @property
-    @abstractmethod
     def pids(self) -> list[int]:
         """The process of each copy of each stage."""
+        return self._transport.pids
 
     @property
-    @abstractmethod
     def restarts(self) -> int:
         """Workers that died and were started anew so far."""
+        return self._past_restarts + self._transport.restarts
 
     def latency(self, last: int = 16_384) -> LatencyStats:
         """Seconds from the first stage to the answer, for the ``last`` requests."""
-        return latency_of(self._executor.last_times()[-last:])
+        return latency_of(list(self._answers.times)[-last:])
 
     def made_ns(self, count: int) -> list[list[int]]:
         """Times at which the last stage computed the last ``count`` requests (at most 16,384), ascending, for each lane.
 
-        Monotonic nanoseconds. The host may take an answer later: together with others, or after those of earlier requests.
+        Monotonic nanoseconds. The host may take an answer later, together with others.
         """
         lanes: dict[int, list[int]] = {}
-        for one in self._executor.last_times()[-count:]:
-            lanes.setdefault(one.sequence % self._num_lanes, []).append(one.made_ns)
+        for one in list(self._answers.times)[-count:]:
+            lanes.setdefault(one.lane, []).append(one.made_ns)
         return [sorted(times_ns) for times_ns in lanes.values()]
 
-    @abstractmethod
     def health(self, network: str = "") -> list[WorkerHealth]:
         """The state and the sums of each copy of each stage."""
+        return self._transport.health(network)
 
-    @abstractmethod
     def stats(self, *, clear: bool = False) -> RunStats:
         """Latency and the times of each copy, since the start or since the last call with ``clear``."""
+        with self._admission.changed:  # at once: asking workers takes a while, and answers come meanwhile
+            now_s = time.monotonic()
+            elapsed_s, times = now_s - self._since_s, self._answers.take_times(clear=clear)
+            self._since_s = now_s if clear else self._since_s
+        stages, restarts = self._transport.stats(clear=clear)
+        return run_stats(times, elapsed_s, stages, self._past_restarts + restarts)
 
-    @abstractmethod
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last requests of each copy."""
+        return self._transport.events(clear=clear)
+
+    def swap(self, group: str, weights: Mapping[str, torch.Tensor], folder: Path) -> int:
+        """Give the stages of a parameter group other weights while requests run; no request sees both old and new ones.
+
+        All stages are loaded a second time, beside those in use. Until the last request on the old weights is answered, the
+        pipeline takes up to twice its memory (see ``swap_bytes``).
+
+        Args:
+            group: a parameter group.
+            weights: new tensors by weight name, as in the stages' programs; other weights stay.
+            folder: an empty folder for the stages with their new weights.
+        Returns: the number of the first request that runs on the new weights.
+        Raises: UsageError: no such group or weight, or a tensor that does not fit. BackendError, WorkerError: a worker could
+            not load them; the old weights stay in use. RefusedError: the pipeline is closed.
+        """
+        if group not in self.groups:
+            raise UsageError(f"there is no parameter group '{group}'; the groups are: {', '.join(self.groups) or 'none'}")
+        self.check_thread()
+        with self._lifecycle:
+            if self._closed:
+                raise closed()
+            wiring = with_swapped_weights(self.wiring, self.groups[group], group, weights, folder)
+            more = ", ".join(f"{bytes_text(num_bytes)} on {device}" for device, num_bytes in self.swap_bytes.items())
+            log.info("stages are loaded beside those in use, which takes %s more until the old ones are closed", more)
+            try:
+                transport, admission = self._open(wiring)
+            except BackendError as failure:
+                raise BackendError(f"the new weights could not be loaded, and the old ones stay in use: {failure}") from None
+            old_transport, old_admission = self._transport, self._admission
+            with old_admission.changed:
+                first = old_admission.hand_over(admission)
+                self._use(transport, admission)
+            self._end(old_transport, old_admission, drain=True)
+            self._past_restarts += old_transport.restarts
+        return first
+
+    @property
+    def swap_bytes(self) -> dict[str, int]:
+        """Device name to the bytes that ``swap`` takes there beside those in use; a stage of unknown size counts as 0."""
+        found: Counter[str] = Counter()
+        for stage in self.wiring.stages:
+            for device in stage.devices:
+                found[device.name] += stage.needs_bytes(device.name) or 0
+        return dict(found)
+
+    def reopen(self) -> None:
+        """Load all stages anew after the pipeline has given up; it takes requests again, on the weights that it had.
+
+        Raises: UsageError: it has not given up, or this is a callback. RefusedError: it is closed. BackendError, WorkerError: a
+            stage could not be loaded; the pipeline can be opened again later.
+        """
+        self.check_thread()
+        with self._lifecycle:
+            if self._closed:
+                raise RefusedError("the pipeline is closed and cannot be opened again; make a new one")
+            if self.failure is None:
+                raise UsageError("the pipeline runs and need not be opened again")
+            self._transport.close(patiently=False)  # first: all requests of this one have failed then
+            restarts = self._transport.restarts
+            self._use(*self._open(self.wiring))
+            self._past_restarts += restarts
 
     def close(self, *, drain: bool = True) -> None:
-        """Answer the requests that were taken in (``drain``) or fail them, then end.
+        """Answer the requests that were taken in (``drain``) or fail them, then end the stages.
 
         The end of the process fails the requests of an engine that is still open. In a process that was forked from the one that
         opened the engine, nothing happens.
@@ -246,15 +337,40 @@ class Engine(ABC):
                 return
             self._closed = True
             atexit.unregister(self.close)
-            self._end(drain=drain)
+            self._end(self._transport, self._admission, drain=drain)
 
-    @abstractmethod
-    def _end(self, *, drain: bool) -> None:
-        """End the executor and what it runs on; called once."""
+    def _end(self, transport: Transport, admission: Admission, *, drain: bool) -> None:
+        """Wait for answers if ``drain``; then end the stages, also after Ctrl-C."""
+        patiently = False
+        try:
+            admission.close(drain=drain)
+            patiently = drain
+        finally:
+            transport.close(patiently=patiently)
 
-    def _end_at_exit(self) -> None:
-        """Close this engine at the end of the process: a thread that the interpreter stops in torch aborts the process."""
-        atexit.register(self.close, drain=False)
+    def _submit(self, request: Request, timeout_s: float | None) -> AnswerFuture:
+        """Take a request in, and return the future of its answer. Raises: as ``Admission.enter``."""
+        while True:
+            transport, admission = self._transport, self._admission
+            try:
+                if transport.turns is not None:
+                    return transport.turns.submit(request, timeout_s)
+                request.future = future = AnswerFuture(functools.partial(admission.cancel, request))
+                admission.enter(request, timeout_s)
+                return future
+            except RefusedError:
+                if admission is self._admission:
+                    raise  # otherwise weights were swapped meanwhile, and the request goes to the new stages
+
+    def _enter(self, request: Request) -> None:
+        """Take a request in. Raises: as ``Admission.enter``."""
+        while True:
+            transport, admission = self._transport, self._admission
+            try:
+                return (transport.turns or admission).enter(request)
+            except RefusedError:
+                if admission is self._admission:
+                    raise
 
     def check_thread(self) -> None:
         """Raise an error in a thread that must not wait for the pipeline.
@@ -262,7 +378,7 @@ class Engine(ABC):
         Raises: UsageError: this is a callback of an answer, which must not close the pipeline either. RefusedError: this process
             was forked from the one that opened it.
         """
-        self._executor.check_thread()
+        self._answers.check_thread()
 
     def __enter__(self) -> Self:
         return self

@@ -25,7 +25,6 @@ class Flow:
 
     def __init__(self, wiring: Wiring) -> None:
         self._wiring = wiring
-        self._at = statusblock.SEQUENCE if wiring.in_order else statusblock.FLOOR
         self._workers = list(wiring.workers())
         self._replicas = [len(stage.devices) for stage in wiring.stages]
         self._first = [sum(self._replicas[:stage]) for stage in range(len(self._replicas))]
@@ -33,7 +32,7 @@ class Flow:
     def places(self, block: StatusBlock) -> list[Position]:
         """The position of each worker now."""
         found = (block.status(number) for number in range(len(self._workers)))
-        return [Position(status[statusblock.STATE], status[self._at]) for status in found]
+        return [Position(status[statusblock.STATE], status[statusblock.SEQUENCE]) for status in found]
 
     def num_queued(self, number: int, places: Sequence[Position], nexts: Sequence[int]) -> int:
         """Requests that lie ready for a worker, all their inputs there.

@@ -11,19 +11,15 @@ import select
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-
-import torch
 
 from autosplit.errors import AutosplitError, DeadlineError, StageError
 from autosplit.memory.slots import HOST
 from autosplit.running.copying import CopyPool
-from autosplit.running.inbox import Inbox
-from autosplit.running.lanes import Lanes
+from autosplit.running.inflight import Lanes
+from autosplit.running.inputcopies import InputCopies
 from autosplit.running.provisioner import Deployment
-from autosplit.running.request import Request, Tensors
+from autosplit.running.request import Request
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, RingEnd, Slot
-from autosplit.tracing.tensorspec import empty_like_spec
 
 
 class InputRings:
@@ -31,38 +27,22 @@ class InputRings:
 
     Args:
         deployment: the rings.
-        room: requests that may wait in the admission queue, whose inputs are copied.
+        queue_capacity: requests that may wait in the admission queue, whose inputs are copied.
     """
 
-    def __init__(self, deployment: Deployment, room: int) -> None:
+    def __init__(self, deployment: Deployment, queue_capacity: int) -> None:
         wiring = deployment.wiring
         self._ends = [
             ([RingEnd(ring, sends=True) for ring in rings], channel.source_index)
             for channel, rings in zip(wiring.channels, deployment.rings, strict=True)
             if channel.source == HOST
         ]
-        self._names, self._specs = wiring.inputs, wiring.input_specs
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
-        self._copies = [
-            CopyPool(wiring.input_specs[name], room) if name in wiring.input_specs and name not in wiring.outputs else None
-            for name in wiring.inputs
-        ]
+        self._copies = InputCopies(wiring, queue_capacity)
 
-    def copy_inputs(self, request: Request) -> None:
+    def hold(self, request: Request) -> None:
         """Copy the inputs of a request that has to wait: its caller may write into its tensors once submit returns."""
-        request.inputs = tuple(
-            copies.copy(value) if copies is not None else value.clone()
-            for copies, value in zip(self._copies, request.inputs, strict=True)
-        )
-
-    def slots_of(self, sequence: int) -> Tensors:
-        """A tensor for each input, in the slot of request ``sequence`` if a stage reads the input from there."""
-        found: list[torch.Tensor | None] = [None] * len(self._names)
-        for ends, index in self._ends:
-            slot = ends[sequence % len(ends)].acquire(sequence, timeout_s=0.0)
-            for position, tensor in zip(index, slot.tensors, strict=True):
-                found[position] = tensor if found[position] is None else found[position]
-        return tuple(empty_like_spec(self._specs[self._names[at]]) if one is None else one for at, one in enumerate(found))
+        self._copies.hold(request)
 
     def write(self, request: Request) -> None:
         """Hand the inputs of a request to the first stages; inputs that are outputs too go into its values.
@@ -100,46 +80,30 @@ class ResultRing:
     first: int
     every: int
     next: int
-    inbox: Inbox | None
-    """Takes results in the order in which they come, where requests may overtake each other."""
-    lends: bool
-    """Whether answers may be read in its slots: they keep their order, and no other ring brings a part of them."""
 
     def rewind(self, lanes: Lanes) -> None:
         """Expect the oldest unfinished request of this ring next."""
         base = lanes.base(self.first)
         self.next = base + (self.first - base) % self.every
-        if self.inbox is not None:
-            self.inbox.restart()
 
     def last_of(self, num_results: int, lanes: Lanes) -> int:
         """The request to wait for if ``num_results`` of those that were fed are to be taken together."""
         ahead = min(num_results, lanes.next(self.first) - self.next) - 1
         return self.next + max(0, ahead) // self.every * self.every
 
-    def ready(self, until: int) -> bool:
-        """Whether a result is here; in order: that of request ``until``."""
-        return self.end.ready(until) if self.inbox is None else self.inbox.waits()
-
     def take(self) -> Iterator[tuple[int, Slot]]:
         """The requests whose results are here, with their slots."""
-        if self.inbox is not None:
-            while (found := self.inbox.pick()) is not None:
-                yield found[0], found[1][0]
-            return
         while self.end.ready(sequence := self.next):
             self.next += self.every
             yield sequence, self.end.acquire(sequence)
 
     def read(self, slot: Slot, request: Request) -> None:
-        """Copy a result, or its error, into the request, and free the slot; or lend the slot to the caller."""
-        request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
+        """Copy a result, or its error, into the request, and free the slot."""
         request.tokens -= 1
-        if slot.header[FLAG] == DATA and request.in_place and self.lends:
-            request.values |= zip(self.copies, slot.tensors, strict=True)
-            self.end.lend(request.sequence)
-            request.lent = partial(self.end.release, request.sequence)
+        if request.answered:  # it ran again beside an older request
+            self.end.release(request.sequence)
             return
+        request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
         if slot.header[FLAG] == DATA:
             for (name, copies), value in zip(self.copies.items(), slot.tensors, strict=True):
                 request.values[name] = copies.copy(value)
@@ -162,13 +126,11 @@ class ResultRings:
         wiring = deployment.wiring
         self._deployment = deployment
         self._rings: list[ResultRing] = []
-        lends = wiring.in_order and sum(channel.target == HOST for channel in wiring.channels) == 1
         for channel, rings in zip(wiring.channels, deployment.rings, strict=True):
             for first, ring in enumerate(rings if channel.target == HOST else ()):
                 end = RingEnd(ring, sends=False)
                 copies = {spec.name: CopyPool(spec, 4 * wiring.most_in_flight) for spec in channel.specs}
-                inbox = None if wiring.in_order else Inbox([[end]], deployment.status_block)
-                self._rings.append(ResultRing(end, copies, first, channel.every, first, inbox, lends))
+                self._rings.append(ResultRing(end, copies, first, channel.every, first))
         self._ring_fds = {ring.end.fd for ring in self._rings}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.RLock()
@@ -213,9 +175,9 @@ class ResultRings:
         """
         here = False
         for ring in self._rings:
-            until = ring.last_of(num_results, lanes) if ring.inbox is None else 0
+            until = ring.last_of(num_results, lanes)
             ring.end.fall_asleep(until)
-            here = ring.ready(until) or here
+            here = ring.end.ready(until) or here
         found = {fd for fd, _ in self._poll.poll(0 if here else patience_ms)}
         for ring in self._rings:
             ring.end.wake_up(called=ring.end.fd in found)

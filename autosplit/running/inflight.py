@@ -1,18 +1,25 @@
-"""The requests between the first stage and their answer, and how many of them there may be.
+"""The requests between the first stage and their answer: how many there may be, and their numbers in lanes of replicas.
 
 Waking the host for one answer takes longer than all other work that the host does for it, and takes a core from the stages.
 So where answers come fast, and no caller waits for one of them alone, several are taken together, while as many other
 requests keep the stages busy::
 
     in flight  0 1 2 3 4 5 6 7      the host wakes when 3 is done, takes 0 1 2 3, feeds 8 9 10 11
+
+Request ``k`` runs on replica ``k mod r`` of a stage with ``r`` replicas. If all stages have the same number of replicas,
+replica ``i`` of one stage hands over to replica ``i`` of the next and to no other. The replicas then form lanes that never
+meet, and each lane counts by itself. The next request goes to the lane with the fewest requests under way, so no lane waits
+for a slower one::
+
+    two lanes, the second half as fast:   lane 0 runs 0 2 4 6 8 10   while lane 1 runs 1 3 5
+
+In other pipelines there is one lane, and requests are numbered by arrival.
 """
 
-from collections import deque
 from collections.abc import Sequence
 
 from autosplit.errors import WorkerError
 from autosplit.memory.slots import HOST
-from autosplit.running.lanes import Lanes
 from autosplit.running.request import Request, RequestTimes
 from autosplit.running.statusblock import StatusBlock
 from autosplit.running.wiring import Wiring
@@ -33,111 +40,136 @@ class Pace:
 
     Attributes:
         size: requests in flight at most, for now.
-        num_soon: answers that come within ``SOON_NS``, at most half of those in flight; 1 at first.
+        batch_to_collect: answers that come within ``SOON_NS``, at most half of those in flight; 1 at first.
     """
 
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
         self.size = least
-        self.num_soon = 1
+        self.batch_to_collect = 1
 
     def look(self, times: Sequence[RequestTimes]) -> None:
         """Take the rate from the times of the last answers, the newest last."""
         if len(times) >= _NUM_RECENT:
             period_ns = max(1, times[-1].done_ns - times[-_NUM_RECENT].done_ns) / _NUM_RECENT
-            self.num_soon = max(1, min(int(SOON_NS / period_ns), self._most // 2))
-            self.size = max(self._least, min(2 * self.num_soon, self._most))
+            self.batch_to_collect = max(1, min(int(SOON_NS / period_ns), self._most // 2))
+            self.size = max(self._least, min(2 * self.batch_to_collect, self._most))
+
+
+class Lanes:
+    """Numbers of the oldest and the next request of each lane. The executor holds its lock around each call.
+
+    Attributes:
+        bases: for each lane, the number of its oldest unfinished request.
+        nexts: for each lane, the number of its next request.
+    """
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.num = wiring.num_lanes
+        self.bases = list(range(self.num))
+        self.nexts = list(range(self.num))
+        self._last = -1
+
+    @property
+    def num_places(self) -> int:
+        """Requests from the oldest unfinished one of each lane to its newest."""
+        return (sum(self.nexts) - sum(self.bases)) // self.num
+
+    def base(self, number: int) -> int:
+        """The oldest unfinished request in the lane of a request or replica."""
+        return self.bases[number % self.num]
+
+    def next(self, number: int) -> int:
+        """The request to be fed next in the lane of a request or replica."""
+        return self.nexts[number % self.num]
+
+    def take(self) -> int:
+        """Number a request that is fed now, in the lane with the fewest requests under way."""
+        turns = [(self._last + turn) % self.num for turn in range(1, self.num + 1)]
+        self._last = min(turns, key=lambda one: self.nexts[one] - self.bases[one])
+        self.nexts[self._last] += self.num
+        return self.nexts[self._last] - self.num
+
+    def settle(self, window: dict[int, Request]) -> None:
+        """Take the oldest requests of each lane, as far as they are done, out of the window."""
+        for lane, base in enumerate(self.bases):
+            while (oldest := window.get(base)) is not None and oldest.tokens == 0:
+                del window[base]
+                base += self.num
+            self.bases[lane] = base
 
 
 class InFlight:
     """The requests in flight; the executor holds its lock around each call that changes them.
 
-    Order: a request is answered when it is the first one of those without an answer, and only the executor's thread answers
-    requests that were fed. A restart takes away results and never places, so that dying workers cannot change the order.
+    A request is answered when its own results have arrived, also before older ones. Its place is free once it is the oldest of
+    its lane. A restart takes away results and never places, and requests that have an answer are skipped when they run again.
 
     Attributes:
-        lanes: which numbers requests get.
-        pace: how many requests there may be.
-        num_fed: requests that were fed so far.
-        in_order: whether answers keep the order of admission.
+        lanes: the numbers of requests.
+        pace: the most requests in flight, for now.
+        num_unanswered: requests in flight without an answer.
+        num_with_waiter: of these, requests for whose answer alone a caller may wait.
     """
 
     def __init__(self, wiring: Wiring, status_block: StatusBlock) -> None:
         self.lanes = Lanes(wiring)
         self.pace = Pace(wiring.window, wiring.most_in_flight)
-        self.num_fed = 0
         self._status_block = status_block
-        self.in_order = wiring.in_order
+        self.num_unanswered = self.num_with_waiter = 0
         self._num_tokens = sum(channel.target == HOST for channel in wiring.channels)
         self._requests: dict[int, Request] = {}
         """By number: the requests that are not done, or that come after such a request in their lane."""
-        self._unanswered: deque[Request] = deque()
-        """In the order of admission, where answers keep it."""
-
-    def __bool__(self) -> bool:
-        return bool(self._requests)
 
     def __getitem__(self, sequence: int) -> Request:
         return self._requests[sequence]
 
-    @property
-    def num_running(self) -> int:
-        """Requests between the first stage and their answer."""
-        return len(self._unanswered) if self.in_order else self.num_fed - self.lanes.bases[0]
-
-    @property
-    def num_answered(self) -> int:
-        """Requests that were fed and have their answer, and so have all before them."""
-        return self.num_fed - self.num_running
-
     def has_room(self) -> bool:
-        """Whether one more request may be fed."""
-        return self.num_running < self.pace.size
+        """Whether one more request may be sent: there is a place, and so a slot in every ring from the host."""
+        return self.lanes.num_places < self.pace.size
 
-    def add(self, request: Request, priority: int) -> None:
-        """Number a request that is fed now, and tell the stages its deadline and priority."""
-        sequence = request.sequence if request.unfilled else self.lanes.peek()
-        self.lanes.take(sequence)
-        request.feed(sequence, self.num_fed)
-        request.unfilled, request.tokens = False, self._num_tokens
-        self._status_block.describe(sequence, request.deadline_ns, priority, request.number)
+    def add(self, request: Request) -> None:
+        """Number a request that is sent now in its lane, and write its deadline for the stages."""
+        request.sequence = sequence = self.lanes.take()
+        request.lane, request.tokens = sequence % self.lanes.num, self._num_tokens
+        if request.future is not None:
+            request.future.sequence = sequence
+        self._status_block.describe(sequence, request.deadline_ns, request.number)
         self._requests[sequence] = request
-        if self.in_order:
-            self._unanswered.append(request)
-        self.num_fed += 1
+        self.num_unanswered += 1
+        self.num_with_waiter += request.has_waiter
 
     def settle(self, done: list[Request], times: Sequence[RequestTimes]) -> list[Request]:
-        """Let go of finished requests; return those whose answers are due now.
+        """Let go of finished requests; return those without an answer yet.
 
         Args:
             done: requests whose results are all here.
             times: the times of the last answers, for the pace.
         """
         self.lanes.settle(self._requests)
-        due = [] if self.in_order else done
-        while self._unanswered and self._unanswered[0].tokens == 0:
-            due.append(self._unanswered.popleft())
+        due = [request for request in done if not request.answered]
+        self.num_unanswered -= len(due)
+        self.num_with_waiter -= sum(request.has_waiter for request in due)
         self.pace.look(times)
         return due
 
-    def skip(self, sequence: int, error: WorkerError | None = None) -> bool:
-        """Let the stages skip a request, which fails with ``error`` if there is one; False if it is not in flight."""
+    def skip(self, sequence: int, error: WorkerError | None = None) -> None:
+        """Let the stages skip a request without an answer, which then fails with ``error`` if there is one."""
         request = self._requests.get(sequence)
-        if request is not None:
+        if request is not None and not request.answered:
             request.error = error or request.error
             self._status_block.skip(sequence)
-        return request is not None
 
     def restart(self) -> None:
-        """All requests in flight run again, so all their results are missing again."""
-        for request in self._requests.values():
+        """All requests in flight run again, so all their results are missing again; those with an answer are skipped."""
+        for sequence, request in self._requests.items():
             request.tokens = self._num_tokens
-            if request.lent is not None:  # no caller has this answer yet, and it comes again in the same slot
-                request.lent()
+            if request.answered:
+                self._status_block.skip(sequence)
 
     def clear(self) -> list[Request]:
-        """Forget all requests; return them."""
-        found = list(dict.fromkeys([*self._unanswered, *self._requests.values()]))
-        self._unanswered.clear()
+        """Forget all requests; return those without an answer."""
+        found = [request for request in self._requests.values() if not request.answered]
         self._requests.clear()
+        self.num_unanswered = self.num_with_waiter = 0
         return found

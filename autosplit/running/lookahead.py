@@ -13,10 +13,9 @@ import torch
 from autosplit.running.ring import DATA, FLAG, Slot
 from autosplit.running.stagerings import StageRings
 from autosplit.running.statusblock import StatusBlock
-from autosplit.running.versions import Versions
 
 if TYPE_CHECKING:
-    from autosplit.backends.base import Begun
+    from autosplit.backends.base import Begun, Runnable
 
 LOOK_AHEAD_S = 1e-3
 """How long a request that comes while another one is computed may have to wait for an idle stream."""
@@ -52,9 +51,9 @@ class Lookahead:
         alone_until: no request is begun while one before this number is computed.
     """
 
-    def __init__(self, rings: StageRings, versions: Versions, status_block: StatusBlock) -> None:
+    def __init__(self, rings: StageRings, run: "Runnable", num_contexts: int, status_block: StatusBlock) -> None:
         self._rings = rings
-        self._versions = versions
+        self._run, self._num_contexts = run, num_contexts
         self._status_block = status_block
         self._taken: deque[Ahead] = deque()
         self.alone_until = 0
@@ -69,9 +68,9 @@ class Lookahead:
 
     def compute(self, sequence: int, inputs: Sequence[torch.Tensor], begun: "Begun | None") -> "Begun":
         """Begin a request unless it is begun, and wait until it is computed; meanwhile begin those after it."""
-        begun = begun or self._versions.of(sequence)[1].begin(inputs)  # type: ignore[attr-defined]
+        begun = begun or self._run.begin(inputs)  # type: ignore[attr-defined]
         self._begin_following(sequence)
-        while len(self._taken) < self._versions.num_contexts - 1:
+        while len(self._taken) < self._num_contexts - 1:
             if begun.wait(LOOK_AHEAD_S):
                 return begun
             self._begin_following(sequence)
@@ -83,16 +82,16 @@ class Lookahead:
         if sequence < self.alone_until:
             return
         newest = self._taken[-1].sequence if self._taken else sequence
-        while len(self._taken) < self._versions.num_contexts - 1 and (found := self._rings.take_ready(newest)) is not None:
+        while len(self._taken) < self._num_contexts - 1 and (found := self._rings.take_ready(newest)) is not None:
             newest, slots = found
             ahead = Ahead(newest, slots)
             if all(slot.header[FLAG] == DATA for slot in slots) and not self._status_block.expired(newest):
-                ahead = Ahead(newest, slots, self._begin(newest, self._rings.inputs(slots)))
+                ahead = Ahead(newest, slots, self._begin(self._rings.inputs(slots)))
             self._taken.append(ahead)
 
-    def _begin(self, sequence: int, inputs: Sequence[torch.Tensor]) -> "Begun":
+    def _begin(self, inputs: Sequence[torch.Tensor]) -> "Begun":
         """Begin a request, once only: another try would come after later requests, which have their turns in order."""
         try:
-            return self._versions.of(sequence)[1].begin(inputs)  # type: ignore[attr-defined, no-any-return]
+            return self._run.begin(inputs)  # type: ignore[attr-defined, no-any-return]
         except Exception as failure:
             return _NotBegun(failure)

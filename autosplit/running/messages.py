@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autosplit.running.modules import Module
 from autosplit.running.ring import RingHandle
+from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import StatusBlockHandle
+from autosplit.values.machine import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,42 +22,23 @@ class RingPort:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """A module, and the first request that runs on it."""
-
-    first: int
-    module: Module
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The first message to a worker: its stage, its requests and its rings.
+    """The first message to a worker: its stage, which replica of it, and its rings."""
 
-    There are several ``versions`` while requests from before a swap of weights may have to be replayed.
-    """
-
-    stage: str
-    device: str
-    versions: tuple[Version, ...]
-    num_inputs: int
-    num_outputs: int
-    threads: int
+    stage: StagePlacement
     replica: int
-    num_replicas: int
     sources: tuple[RingPort, ...]
     sinks: tuple[RingPort, ...]
     status_block: StatusBlockHandle
     number: int
     spin_s: float
-    in_order: bool = True
-    """False lets the worker take the most urgent of the requests that are ready."""
     providers: Mapping[str, str] = field(default_factory=dict)
     """Import path of the provider of each kind of accelerator (``accelerators.PROVIDERS`` of the host)."""
 
     @property
-    def module(self) -> Module:
-        """The version for new requests."""
-        return self.versions[-1].module
+    def device(self) -> Device:
+        """The device of the replica."""
+        return self.stage.devices[self.replica]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +77,6 @@ class Pause:
 @dataclass(frozen=True, slots=True)
 class Paused:
     """The worker touches no ring now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Load a module beside the present one; answered with Loaded or Failed."""
-
-    module: Module
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The module of the last Load is ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """Use the module that was loaded last, from request ``first`` on; answered with Using."""
-
-    first: int
-
-
-@dataclass(frozen=True, slots=True)
-class Using:
-    """The worker will use the new module."""
 
 
 @dataclass(frozen=True, slots=True)

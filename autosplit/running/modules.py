@@ -5,22 +5,19 @@ Backends are imported inside functions: they take a third of the start of a work
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from autosplit.devices.accelerators import Accelerator, Queue, open_accelerator
-from autosplit.errors import BackendError, PlanError, UsageError, listed
+from autosplit.errors import BackendError, UsageError, listed
 from autosplit.tables import bytes_text
+from autosplit.values.samples import BACKENDS
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Backend, Precision, Runnable
-
-
-COMPILED = ("onnxruntime", "openvino", "inductor")
-"""Kinds of modules that run no Python of the model."""
 
 
 class Module(Protocol):
@@ -45,35 +42,25 @@ class Module(Protocol):
     def import_packages(self) -> None:
         """Import the packages of ``load`` first, so that their memory is not counted as the stage's."""
 
-    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
-        """The function of tensors in host memory; called in the worker. ``shared``: others compute on the worker's cores."""
+    def load(self, threads: int, device: str, shared: bool, streams: int) -> "Runnable":
+        """The function of tensors in host memory, loaded where it runs.
+
+        Args:
+            threads: threads of one copy.
+            device: the name of its device.
+            shared: whether others compute on its cores.
+            streams: requests that it works on at once.
+        """
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
-        """The name of the op that raises on these inputs, or None if it is not known."""
+        """The op that raises on these inputs, with its line of code if that is known; None if the op is not known."""
 
 
-def refuse_isolated(name: str, module: Module) -> None:
-    """Raises: PlanError: a module would run in the caller's process, and it may run in worker processes only."""
-    if module.isolated:
-        raise PlanError(
-            f"stage '{name}' comes from a file and runs in torch: without trust in the maker of the file it runs in a worker "
-            "process, not in the caller's; place it on CPU cores or an accelerator, or give trust=True"
-        )
+def is_compiled(kind: str) -> bool:
+    """Whether modules of this kind run on a backend that compiles them, and so run no Python of the model."""
+    from autosplit.backends.base import FileBackend, named_backend
 
-
-def failure_text(place: str, number: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> str:
-    """The text of a StageError: the stage, the request, the op if it is known, and the cause.
-
-    The traceback follows, unless a compiled stage failed: its frames are none of the user's.
-    """
-    try:
-        op = module.failing_op(inputs)
-    except Exception:
-        op = None
-    where = f" while executing '{op}'" if op else ""
-    cause = trace.strip().splitlines()[-1]
-    told = f"{place} failed on request {number}{where}: {cause}"
-    return told if module.kind in COMPILED else f"{told}\nThe traceback follows.\n{trace}"
+    return kind in BACKENDS and isinstance(named_backend(kind), FileBackend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +73,6 @@ class StageFolder:
     packages: tuple[str, ...] = ()
     """Modules that define custom operators of the stage (``StageProgram.packages``)."""
     warms_up: bool = True
-    records: bool = True
-    """Whether an accelerator may record the stage as one graph (a CUDA graph)."""
-    streams: int = 1
-    """Requests to work on at once, each on its share of the threads; an accelerator chooses for itself."""
     trust: bool = False
     """Whether the user trusts the maker of the folder. If not, native code in it is refused, and so are operators that are not
     known to be safe."""
@@ -121,14 +104,14 @@ class StageFolder:
         with torch.inference_mode():
             torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))
 
-    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
+    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """Load the stage with its backend. Raises: BackendError: the backend does not run on this kind of device."""
         from autosplit.backends.base import get_backend, require_device, require_streams
 
         backend, accelerator = get_backend(self.backend), open_accelerator(device)
         self.require_trust()
-        if accelerator is None and self.streams > 1:
-            return require_streams(backend).load_streams(self.folder, threads, self.streams, self.precision)
+        if accelerator is None and streams > 1:
+            return require_streams(backend).load_streams(self.folder, threads, streams, self.precision)
         if accelerator is None:
             return backend.load(self.folder, threads, self.precision, shared, self.trust)
         require_device(backend, device)
@@ -159,7 +142,7 @@ class StageFolder:
         def place(device: Accelerator, queue: Queue) -> "tuple[Runnable, bool]":
             return backend.place(self.folder, device, queue, self.precision, self.trust)
 
-        return place_runnable(accelerator, place, program.inputs, program.outputs, record=self.records)
+        return place_runnable(accelerator, place, program.inputs, program.outputs)
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Run the stage op by op, in eager, up to the one that raises."""
@@ -168,8 +151,22 @@ class StageFolder:
         return failing_node(load_stage(self.folder, trust=self.trust).module, inputs)
 
 
-@dataclass(frozen=True, slots=True)
-class PythonFunction:
+class _Function:
+    """The part that functions of the user share: nobody knows them before a request runs."""
+
+    warms_up = False
+    isolated = False
+
+    def import_packages(self) -> None:
+        """Do nothing: ``load`` imports what is needed."""
+
+    def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
+        """None: the traceback names the line."""
+        return None
+
+
+@dataclass(frozen=True)
+class PythonFunction(_Function):
     """A function of tensors that returns one tensor or several.
 
     ``path`` is ``package.module:function``. The module, or a package that contains it, must be among ``allowed``.
@@ -177,43 +174,25 @@ class PythonFunction:
 
     path: str
     allowed: tuple[str, ...]
-    kind: str = field(default="python", init=False)
-    warms_up: bool = field(default=False, init=False)
-    isolated: bool = field(default=False, init=False)
-    num_bytes: int | None = field(default=None, init=False)
+    kind = "python"
+    num_bytes = None
 
-    def import_packages(self) -> None:
-        """Do nothing: ``load`` imports the function's module."""
-
-    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
+    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """Import the function. Raises: UsageError: it is not allowed, or does not exist."""
         return positional(import_function(self.path, self.allowed))
 
-    def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
-        """None: the traceback names the line."""
-        return None
 
-
-@dataclass(frozen=True, slots=True)
-class LocalFunction:
+@dataclass(frozen=True)
+class LocalFunction(_Function):
     """A function of this process, for null devices, whose workers are threads."""
 
     function: Callable[..., Any]
-    kind: str = field(default="local", init=False)
-    warms_up: bool = field(default=False, init=False)
-    isolated: bool = field(default=False, init=False)
     num_bytes: int = 0
+    kind = "local"
 
-    def import_packages(self) -> None:
-        """Do nothing."""
-
-    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
+    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """The function itself."""
         return positional(self.function)
-
-    def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
-        """None: the traceback names the line."""
-        return None
 
 
 def positional(function: Callable[..., Any]) -> "Runnable":
@@ -262,21 +241,24 @@ def check_allowed(path: str, allowed: Sequence[str]) -> tuple[str, str]:
 
 
 def failing_node(module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str | None:
-    """Run a graph op by op up to the one that raises, and return its name."""
+    """Run a graph op by op up to the one that raises, and return its name and the line of the model's code."""
+    from autosplit.tracing.programs import user_line
+
     walk = _Walk(module)
     try:
         walk.run(*inputs)
     except Exception:
-        return walk.op
+        line = user_line(walk.op)
+        return f"'{walk.op.name}' ({line})" if line else f"'{walk.op.name}'"
     return None
 
 
 class _Walk(torch.fx.Interpreter):
     """An interpreter that remembers the present op."""
 
-    op = ""
+    op: torch.fx.Node
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Note the name of a node, then run it."""
-        self.op = n.name
+        """Note a node, then run it."""
+        self.op = n
         return super().run_node(n)

@@ -10,8 +10,8 @@ from autosplit.devices.processes import memory_held, resident_bytes
 from autosplit.errors import RefusedError, WorkerError
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.running import statusblock
-from autosplit.running.executor import Executor
 from autosplit.running.flow import Flow
+from autosplit.running.inflight import Lanes
 from autosplit.running.messages import Events, Ready, SendEvents, WorkerEvent
 from autosplit.running.provisioner import Deployment
 from autosplit.running.request import RequestTimes
@@ -98,46 +98,38 @@ def worker_health(
 
 def latency_of(times: Sequence[RequestTimes]) -> LatencyStats:
     """Seconds from the first stage to the answer."""
-    return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times])
+    return LatencyStats.of([(one.done_ns - one.sent_ns) / 1e9 for one in times])
 
 
 def run_stats(times: Sequence[RequestTimes], elapsed_s: float, stages: Iterable[StageStats], restarts: int) -> RunStats:
     """The statistics of the requests with these times, and of the workers of the stages."""
-    waiting = LatencyStats.of([(one.fed_ns - one.submitted_ns) / 1e9 for one in times])
+    waiting = LatencyStats.of([(one.sent_ns - one.submitted_ns) / 1e9 for one in times])
     return RunStats(len(times), elapsed_s, latency_of(times), waiting, tuple(stages), restarts)
 
 
 class Monitor:
-    """Observes one pipeline from the start of its workers on."""
+    """Observes the workers of one deployment."""
 
-    def __init__(self, deployment: Deployment, executor: Executor) -> None:
-        self._deployment = deployment
-        self._executor = executor
+    def __init__(self, deployment: Deployment, lanes: Lanes) -> None:
+        self._deployment, self._lanes = deployment, lanes
         self._flow = Flow(deployment.wiring)
-        self._started = time.monotonic()
 
-    def health(self, network: str = "") -> list[WorkerHealth]:
+    def health(self, network: str) -> list[WorkerHealth]:
         """The state and the sums of each worker, read from shared memory without asking it."""
         found = []
         places = self._flow.places(self._deployment.status_block)
         for number, (config, worker) in enumerate(zip(self._deployment.worker_configs, self._deployment.workers, strict=True)):
             status = self._deployment.status_block.status(number)
-            num_queued = self._flow.num_queued(number, places, self._executor.lanes.nexts)
-            place = config.stage, config.replica, config.device
+            num_queued = self._flow.num_queued(number, places, self._lanes.nexts)
+            place = config.stage.name, config.replica, config.device.name
             found.append(worker_health(network, *place, worker.pid, worker.alive(), status, num_queued))
         return found
 
-    def stats(self, restarts: int, *, clear: bool = False) -> RunStats:
-        """Latency and the times of each worker, since the start or since the last call with ``clear``; ``restarts`` so far."""
-        now = time.monotonic()
-        elapsed_s = now - self._started
-        times = self._executor.take_times(clear=clear)  # at once: asking the workers takes a while, and answers come meanwhile
-        if clear:
-            self._started = now
-        stages = [self._stage_stats(number, events) for number, events in enumerate(self.events(clear=clear))]
-        return run_stats(times, elapsed_s, stages, restarts)
+    def stats(self, *, clear: bool) -> list[StageStats]:
+        """The work of each worker, since its start or since the last call with ``clear``."""
+        return [self._stage_stats(number, events) for number, events in enumerate(self.events(clear=clear))]
 
-    def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
+    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
         """The times of the last requests in each worker; empty for a worker that does not answer."""
         found: list[list[WorkerEvent]] = []
         with self._deployment.control_lock:
@@ -152,7 +144,8 @@ class Monitor:
     def _stage_stats(self, number: int, events: Sequence[WorkerEvent]) -> StageStats:
         config, ready = self._deployment.worker_configs[number], self._deployment.ready[number]
         status, pid = self._deployment.status_block.status(number), self._deployment.workers[number].pid
-        place = config.stage, config.device, config.replica, config.module.kind, config.threads
+        stage, replica = config.stage, config.replica
+        place = stage.name, config.device.name, replica, config.stage.module.kind, stage.num_threads(replica)
         return stage_stats(place, status, events, ready, pid)
 
 

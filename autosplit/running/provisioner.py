@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from autosplit.devices.accelerators import PROVIDERS
-from autosplit.devices.limits import affinity, usable_threads
+from autosplit.devices.limits import affinity
 from autosplit.devices.processes import Worker, hang_up, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
 from autosplit.memory.slots import HOST
+from autosplit.running.inflight import Lanes
 from autosplit.running.keptfiles import KeptFiles
-from autosplit.running.lanes import Lanes
-from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, Version, WorkerConfig
-from autosplit.running.modules import StageFolder, refuse_isolated
+from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, WorkerConfig
+from autosplit.running.modules import StageFolder
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
-from autosplit.running.statusblock import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
-from autosplit.running.wiring import StagePlacement, Wiring
-from autosplit.values.machine import Device
+from autosplit.running.statusblock import SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
+from autosplit.running.wiring import Wiring
 
 Reply = TypeVar("Reply")
 
@@ -62,21 +61,12 @@ class Deployment:
             deadline = time.monotonic() + timeout_s
             for number in range(len(self.worker_configs)):
                 self.ready.append(self._await(number, max(0.0, deadline - time.monotonic())))
-            self.keep_files()
+            for module in (config.stage.module for config in self.worker_configs):
+                if isinstance(module, StageFolder) and module.folder not in self.kept:
+                    self.kept[module.folder] = KeptFiles(module.folder)
         except BaseException:
             self.close(timeout_s=0.5)
             raise
-
-    def keep_files(self) -> None:
-        """Keep the files of all stages open that a restart would load, and no others."""
-        for folder in self.kept.keys() - self._folders():
-            self.kept.pop(folder).close()
-        for folder in self._folders() - self.kept.keys():
-            self.kept[folder] = KeptFiles(folder)
-
-    def _folders(self) -> set[Path]:
-        modules = [version.module for config in self.worker_configs for version in config.versions]
-        return {module.folder for module in modules if isinstance(module, StageFolder)}
 
     def replace(self, numbers: Sequence[int]) -> dict[int, str]:
         """Start new workers in place of dead ones, all at once; return those that failed before they had loaded, with the reason.
@@ -113,12 +103,6 @@ class Deployment:
         for worker, config in zip(self.workers, self.worker_configs, strict=True):
             with contextlib.suppress(OSError):  # the death of a worker is found by its descriptor
                 worker.connection.send(RunFrom(lanes.base(config.replica), lanes.next(config.replica) if alone else 0))
-
-    def device(self, number: int) -> Device:
-        """The device of a worker."""
-        config = self.worker_configs[number]
-        stage = next(stage for stage in self.wiring.stages if stage.name == config.stage)
-        return stage.devices[config.replica]
 
     def ask(self, number: int, question: object, what: str) -> None:
         """Drop late answers to earlier questions and send a message. Raises: WorkerError: the worker has died."""
@@ -159,14 +143,14 @@ class Deployment:
                 ends.callback(_end, worker, until)
 
     def _launch(self, number: int) -> Worker:
-        config, device = self.worker_configs[number], self.device(number)
+        config = self.worker_configs[number]
+        device = config.device
         status = self.status_block.status(number)
         # The words of its predecessor do not hold for this worker.
-        status[STATE], status[SEQUENCE], status[FLOOR], status[SINCE_NS] = STARTING, 0, 0, time.monotonic_ns()
-        name = f"{config.stage}/{config.replica} on {device.name}"
+        status[STATE], status[SEQUENCE], status[SINCE_NS] = STARTING, 0, time.monotonic_ns()
+        name = f"{config.stage.name}/{config.replica} on {device.name}"
         if device.kind == "null":
-            for version in config.versions:
-                refuse_isolated(config.stage, version.module)
+            config.stage.refuse_isolated()
             return start_thread(name, config)
         handles = [handle for port in (*config.sources, *config.sinks) for handle in port.rings if handle is not None]
         fds = [config.status_block.fd, *(fd for handle in handles for fd in handle.fds)]
@@ -175,7 +159,7 @@ class Deployment:
             name=name,
             cores=device.cores,
             fds=fds,
-            threads=config.threads,
+            threads=config.stage.num_threads(config.replica),
             stop=self.stopping,
         )
         with contextlib.suppress(ConnectionError):
@@ -186,7 +170,7 @@ class Deployment:
         worker, config = self.workers[number], self.worker_configs[number]
         answer = receive(worker, timeout_s, "loading its stage", self.stopping)
         if isinstance(answer, Failed):
-            raise BackendError(f"stage '{config.stage}' could not be loaded on device '{config.device}': {answer.text}")
+            raise BackendError(f"stage '{config.stage.name}' could not be loaded on device '{config.device.name}': {answer.text}")
         assert isinstance(answer, Ready)
         return answer
 
@@ -234,7 +218,7 @@ def _config_of(
     replica: int,
     shared: Counter[int],
 ) -> WorkerConfig:
-    stage: StagePlacement = wiring.stages[position]
+    stage = wiring.stages[position]
     device = stage.devices[replica]
     owns = bool(device.cores) and len(affinity()) > 1 and all(shared[core] == 1 for core in device.cores)
 
@@ -257,19 +241,12 @@ def _config_of(
         return tuple(port for _, port in sorted(found, key=itemgetter(0)))
 
     return WorkerConfig(
-        stage=stage.name,
-        device=device.name,
-        versions=(Version(0, stage.module),),
-        num_inputs=len(stage.inputs),
-        num_outputs=len(stage.outputs),
-        threads=stage.threads or usable_threads(device.cores),
+        stage=stage,
         replica=replica,
-        num_replicas=len(stage.devices),
         sources=ports(1),
         sinks=ports(0),
         status_block=status_block.handle,
         number=number,
         spin_s=SPIN_S if owns else 0.0,
-        in_order=wiring.in_order,
         providers=dict(PROVIDERS),
     )

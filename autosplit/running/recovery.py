@@ -20,7 +20,7 @@ from autosplit.errors import RefusedError, WorkerError
 from autosplit.memory.slots import HOST
 from autosplit.running import statusblock
 from autosplit.running.flow import Flow
-from autosplit.running.lanes import Lanes
+from autosplit.running.inflight import Lanes
 from autosplit.running.messages import Pause, Paused
 from autosplit.running.provisioner import Deployment
 from autosplit.running.restarts import Record
@@ -45,10 +45,7 @@ class Recovery:
         self._ready_s = [time.monotonic()] * len(deployment.worker_configs)
         """When each worker had loaded its stage."""
         self._tries: Counter[int] = Counter()
-        self._limits_s = [
-            next(stage.hang_s for stage in deployment.wiring.stages if stage.name == config.stage)
-            for config in deployment.worker_configs
-        ]
+        self._limits_s = [config.stage.hang_s for config in deployment.worker_configs]
         self._flow = Flow(deployment.wiring)
         self._hung: dict[int, str] = {}
         """By worker, why it was killed, until its death is counted."""
@@ -149,7 +146,7 @@ class Recovery:
 
     def _name(self, number: int) -> str:
         config = self._deployment.worker_configs[number]
-        return f"the worker of stage '{config.stage}' (replica {config.replica}, device '{config.device}')"
+        return f"the worker of stage '{config.stage.name}' (replica {config.replica}, device '{config.device.name}')"
 
     def _count(self, stories: Mapping[int, str], up_s: Mapping[int, float], idle: bool) -> None:
         """Count deaths for which no request is to blame, and wait before the restart as long as the worst of them demands.

@@ -1,8 +1,7 @@
-"""A request, from its inputs to its answer."""
+"""A request, from its inputs to its answer; Intake makes it of tensors that fit the network."""
 
 import contextlib
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autosplit.errors import AutosplitError, DeadlineError, UsageError
-from autosplit.running.interrupts import SafeCondition, SafeFuture
+from autosplit.compat.futures import DoneFuture, SafeFuture
+from autosplit.errors import AutosplitError, DeadlineError, UsageError, raise_faults
+from autosplit.running.wiring import Wiring
+from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -20,22 +21,22 @@ _NEVER_NS = 2.0**62
 """The latest deadline, in 146 years: a word of shared memory still holds it."""
 
 
-class Checked(tuple[torch.Tensor, ...]):
-    """Tensors of which it is known that they have the layout of the network's inputs."""
+class MatchingTensors(tuple[torch.Tensor, ...]):
+    """Tensors with the layout of the network's inputs, which need no further check."""
 
     __slots__ = ()
 
 
 class RequestTimes(NamedTuple):
-    """Times at which a request was submitted, fed, finished by the last stage, and answered, in monotonic nanoseconds.
+    """Times at which a request was submitted, sent, finished by the last stage, and answered, in monotonic nanoseconds.
 
-    ``sequence`` is its number in its lane, ``number`` the number of requests that were fed before it.
+    ``number`` requests were sent before it; ``lane`` is its lane of replicas that never meet (see ``inflight``).
     """
 
-    sequence: int
+    lane: int
     number: int
     submitted_ns: int
-    fed_ns: int
+    sent_ns: int
     made_ns: int
     done_ns: int
 
@@ -45,8 +46,7 @@ class AnswerFuture(SafeFuture[Any]):
 
     Attributes:
         number: the number by which messages and logs name the request; None while it waits in the queue.
-        sequence: the number in its lane (see ``lanes``), by which workers know the request; None while it waits in the queue.
-        lent_by: the request, if its answer may lie in the ring.
+        sequence: the number in its lane (see ``inflight``), by which workers know the request; None while it waits in the queue.
     """
 
     def __init__(self, stop: "Callable[[AnswerFuture], None]") -> None:
@@ -54,15 +54,6 @@ class AnswerFuture(SafeFuture[Any]):
         self.number: int | None = None
         self.sequence: int | None = None
         self._stop = stop
-        self.lent_by: Request | None = None
-
-    def release(self) -> None:
-        """Give back the memory of an answer that was asked for ``in_place``: its tensors must not be read any more.
-
-        Nothing happens to another answer, nor a second time.
-        """
-        if self.lent_by is not None and self.lent_by.lent is not None:
-            self.lent_by.lent()
 
     def cancel(self) -> bool:
         """Cancel the request; if it runs, it ends at the next stage border."""
@@ -72,31 +63,12 @@ class AnswerFuture(SafeFuture[Any]):
         return True
 
 
-class Finished(AnswerFuture):
-    """A future that is done from the start. Nobody waits for it, so all of them share what a future needs to be waited for."""
-
-    _condition = SafeCondition()
-    _state = "FINISHED"
-    _waiters: list[Any] = []  # noqa: RUF012
-    _done_callbacks: list[Any] = []  # noqa: RUF012
+class Finished(DoneFuture[Any], AnswerFuture):
+    """The future of a request that was answered at once."""
 
     def __init__(self, number: int, result: Any, error: Exception | None) -> None:
-        self.number, self.sequence, self.lent_by = number, number, None
-        self._result, self._exception = result, error
-
-    def result(self, timeout: float | None = None) -> Any:
-        """The result. Raises: the error."""
-        if self._exception is not None:
-            raise self._exception
-        return self._result
-
-
-def _renew() -> None:
-    """In a forked process: nobody holds the lock of finished futures."""
-    Finished._condition = SafeCondition()
-
-
-os.register_at_fork(after_in_child=_renew)
+        DoneFuture.__init__(self, result, error)
+        self.number, self.sequence = number, number
 
 
 @dataclass(eq=False, slots=True)
@@ -112,17 +84,16 @@ class Request:
     future: AnswerFuture | None = None
     returns: Callable[[Tensors], Any] | None = None
     """Makes the result of the future; None for the tensors themselves."""
-    borrowed: bool = False
-    """The inputs stay in memory of the caller, which does not change them until the answer; they take no room in the queue."""
-    in_place: bool = False
-    """The answer may lie in the ring until the caller releases it; ``lent`` gives the slot back."""
-    lent: Callable[[], None] | None = None
-    unfilled: bool = False
-    """The caller will write the inputs into the slots of the request, once it is its turn to be fed."""
+    caller_keeps_inputs: bool = False
+    """The caller does not change the inputs until the answer, so the request takes no place in the queue."""
+    holds_inputs: bool = False
+    """The inputs are a copy that nobody else changes."""
+    priority: int = 0
     sequence: int = -1
-    """The number in its lane (see ``lanes``) once it was fed; ``number``: the number of requests that were fed before it."""
+    """The number in its lane once it was sent to workers; ``number``: the number of requests that were sent before it."""
+    lane: int = 0
     number: int = -1
-    fed_ns: int = 0
+    sent_ns: int = 0
     made_ns: int = 0
     tokens: int = 0
     values: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -131,20 +102,14 @@ class Request:
     waiter: "threading.Lock | None" = None
 
     @property
-    def awaited(self) -> bool:
+    def has_waiter(self) -> bool:
         """Whether a caller may wait for this answer alone, and not for the last of many."""
-        return self.future is not None or not self.borrowed
-
-    def feed(self, sequence: int, number: int) -> None:
-        """Number a request that is fed now."""
-        self.sequence, self.number, self.fed_ns = sequence, number, time.monotonic_ns()
-        if self.future is not None:
-            self.future.number, self.future.sequence = number, sequence
+        return self.future is not None or not self.caller_keeps_inputs
 
     def times(self) -> RequestTimes:
         """The times of a request that is answered now."""
         now_ns = time.monotonic_ns()
-        return RequestTimes(self.sequence, self.number, self.submitted_ns, self.fed_ns, self.made_ns or now_ns, now_ns)
+        return RequestTimes(self.lane, self.number, self.submitted_ns, self.sent_ns, self.made_ns or now_ns, now_ns)
 
     def will_wait(self) -> None:
         """Let ``wake`` end the next ``wait``, also if it is called before."""
@@ -176,11 +141,6 @@ class Request:
         return True
 
 
-def spent() -> UsageError:
-    """The refusal of a buffer that has lost its turn."""
-    return UsageError("the buffer was submitted or given up already; ask for another one")
-
-
 def monotonic_deadline(deadline_s: float | None) -> int:
     """A deadline in seconds from now as monotonic nanoseconds; 0 stands for no deadline."""
     if deadline_s is None:
@@ -188,3 +148,33 @@ def monotonic_deadline(deadline_s: float | None) -> int:
     if not deadline_s > 0 or math.isinf(deadline_s):
         raise UsageError(f"deadline_s must be more than 0 seconds from now, but is {deadline_s}")
     return time.monotonic_ns() + int(min(deadline_s * 1e9, _NEVER_NS))
+
+
+class Intake:
+    """Makes requests of tensors that fit the inputs of a network."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._names, self._specs = wiring.inputs, wiring.input_specs
+        named = list(enumerate(wiring.inputs))
+        self._checks = [(at, self._specs[name].shape, self._specs[name].torch_dtype) for at, name in named if name in self._specs]
+        self._unread = [(at, name) for at, name in named if name not in self._specs]
+
+    def __call__(self, inputs: Sequence[torch.Tensor], deadline_ns: int = 0, *, caller_keeps_inputs: bool = False) -> Request:
+        """The request. Raises: UsageError: the number, a shape, a dtype or the kind of a tensor does not fit."""
+        if inputs.__class__ is MatchingTensors:
+            return Request(inputs, deadline_ns, time.monotonic_ns(), caller_keeps_inputs=caller_keeps_inputs)
+        names = self._names
+        if not isinstance(inputs, Sequence):
+            raise UsageError(f"a request is a list of tensors, one for each input, but is {kind_of(inputs) or 'one tensor'}")
+        if len(inputs) != len(names):
+            raise UsageError(f"{len(inputs)} inputs were given, and the pipeline takes {len(names)}: {', '.join(names)}")
+        for position, shape, dtype in self._checks:
+            value = inputs[position]
+            if not is_dense(value) or value.shape != shape or value.dtype != dtype:
+                specs = [self._specs[names[at]] for at, _, _ in self._checks]
+                faults = differences(specs, [inputs[at] for at, _, _ in self._checks])
+                raise_faults(UsageError, "the inputs do not fit the pipeline", faults)
+        for position, name in self._unread:
+            if not is_dense(inputs[position]):
+                raise UsageError(f"input '{name}' is {kind_of(inputs[position])}, and a dense tensor is expected")
+        return Request(tuple(inputs), deadline_ns, time.monotonic_ns(), caller_keeps_inputs=caller_keeps_inputs)

@@ -51,8 +51,8 @@ DATA, ERROR, SKIPPED = range(3)
 HALF_S = 2e-3
 """Seconds for which a sender waits until half of a full ring is free, so that it is woken less often; then one slot will do."""
 
-EMPTY, LENT = -1, -2
-"""The number of an empty slot, and of one that its receiver has taken and whose tensors a caller reads."""
+EMPTY = -1
+"""The number of an empty slot."""
 
 _ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
 """Whether the processor keeps the order of stores and that of loads; only a store and a later load may change places."""
@@ -96,10 +96,9 @@ class Slot:
         self._copiers = [Copier(spec) for spec in specs]
 
     def write(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors in, apart from those that are the slot's own; they have the shapes and dtypes of the specs."""
+        """Copy the tensors in; they have the shapes and dtypes of the specs."""
         for copier, target, source in zip(self._copiers, self.tensors, tensors, strict=True):
-            if source is not target:
-                copier.copy(target, source)
+            copier.copy(target, source)
         self.header[FLAG] = DATA
         self.header[POSTED_NS] = time.monotonic_ns()
 
@@ -180,12 +179,9 @@ class Ring:
         return self.slots[sequence // self.handle.every % self.handle.num_slots]
 
     def refill(self, held: Sequence[int] = ()) -> None:
-        """Number the slots anew: the ``held`` requests wait for the receiver, and other slots are empty unless they are lent.
-
-        No end may be in use.
-        """
+        """Number the slots anew: the ``held`` requests wait for the receiver, and other slots are empty. No end may be in use."""
         for slot in self.slots:
-            slot.header[SEQUENCE] = LENT if slot.header[SEQUENCE] == LENT else EMPTY
+            slot.header[SEQUENCE] = EMPTY
         for sequence in held:
             self.slot(sequence).header[SEQUENCE] = sequence
         for sleep_word, fd in zip(self.sleep_words, (self.handle.free_fd, self.handle.filled_fd), strict=True):
@@ -258,10 +254,6 @@ class RingEnd:
         if 0 < self._other_asleep[0] <= sequence + 1:
             self._other_asleep[0] = 0  # before the wake-up: if the other end sets it again, it needs a second wake-up
             os.eventfd_write(self._other_fd, 1)
-
-    def lend(self, sequence: int) -> None:
-        """Keep the acquired slot from the sender until ``release``, also when slots are numbered anew."""
-        self._headers[sequence // self._every % self._num_slots][SEQUENCE] = LENT
 
     def fall_asleep(self, until: int = 0) -> None:
         """Ask for a wake-up once the other end hands over request ``until`` or a later one.

@@ -6,13 +6,8 @@ from typing import Any
 
 import torch
 
-from autosplit.running.inbox import Inbox
 from autosplit.running.messages import RingPort, WorkerConfig
 from autosplit.running.ring import DATA, Interrupted, Ring, RingEnd, Slot
-from autosplit.running.statusblock import StatusBlock
-
-Taken = tuple[int, list[Slot]]
-"""A request and the slots that hold its inputs, one for each source."""
 
 
 class StageRings:
@@ -20,36 +15,16 @@ class StageRings:
 
     Args:
         config: names the rings.
-        status_block: tells the priorities of requests, where they may overtake each other.
         control_fd: a descriptor whose messages interrupt each wait.
         handle_interrupt: called with the request at hand when a message has come; the wait goes on when it returns.
     """
 
-    def __init__(
-        self, config: WorkerConfig, status_block: StatusBlock, control_fd: int, handle_interrupt: Callable[[int], None]
-    ) -> None:
-        self._step = config.num_replicas
-        self._num_inputs = config.num_inputs
+    def __init__(self, config: WorkerConfig, control_fd: int, handle_interrupt: Callable[[int], None]) -> None:
+        self._step = len(config.stage.devices)
+        self._num_inputs = len(config.stage.inputs)
         self._handle_interrupt = handle_interrupt
         self._sources = [(_open(port, control_fd, config.spin_s, sends=False), port.index) for port in config.sources]
         self._sinks = [(_open(port, control_fd, 0.0, sends=True), port.index) for port in config.sinks]
-        self._inbox: Inbox | None = None
-        self._overtaking: set[int] = set()
-        """Requests that were handed over before older ones."""
-        if not config.in_order:
-            ports = [[end for end in ends if end is not None] for ends, _ in self._sources]
-            self._inbox = Inbox(ports, status_block, control_fd, config.spin_s)
-
-    @property
-    def in_order(self) -> bool:
-        """Whether requests are taken in the order of their numbers."""
-        return self._inbox is None
-
-    def restart(self) -> None:
-        """All slots were numbered anew."""
-        if self._inbox is not None:
-            self._inbox.restart()
-            self._overtaking.clear()
 
     def output_slots(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Position of each output that a ring takes, and a tensor of the shape and dtype that its slots have."""
@@ -64,25 +39,16 @@ class StageRings:
                 inputs[position] = view
         return inputs
 
-    def zeros(self) -> list[torch.Tensor]:
-        """Inputs of zeros, as requests will bring them."""
-        slots = [_any_ring(ends).slots[0] for ends, _ in self._sources]
-        return [torch.zeros_like(view) for view in self.inputs(slots)]
-
-    def take(self, first: int) -> Taken:
-        """Wait for the request to run now: the oldest one, ``first``, or the most urgent one where they may overtake."""
+    def take(self, sequence: int) -> list[Slot]:
+        """Wait for the inputs of a request; return the slots that hold them, one for each source."""
         while True:
             try:
-                if self._inbox is not None:
-                    return self._inbox.wait()
-                return first, [_end(ends, first).acquire(first) for ends, _ in self._sources]
+                return [_end(ends, sequence).acquire(sequence) for ends, _ in self._sources]
             except Interrupted:
-                self._handle_interrupt(first)
+                self._handle_interrupt(sequence)
 
-    def take_ready(self, sequence: int) -> Taken | None:
-        """The request to run after ``sequence``, if its inputs are here."""
-        if self._inbox is not None:
-            return self._inbox.pick()
+    def take_ready(self, sequence: int) -> tuple[int, list[Slot]] | None:
+        """The request after ``sequence`` and the slots of its inputs, if these have arrived."""
         following = sequence + self._step
         ends = [_end(ends, following) for ends, _ in self._sources]
         ready = all(end.ready(following) for end in ends)
@@ -111,17 +77,6 @@ class StageRings:
         if not self._sinks:
             self._free_inputs(sequence)
         return blocked_ns
-
-    def oldest_after(self, sequence: int, first: int) -> int:
-        """The oldest request that was not handed over, once ``sequence`` was; ``first`` is the oldest before."""
-        if sequence != first:
-            self._overtaking.add(sequence)
-            return first
-        first += self._step
-        while first in self._overtaking:
-            self._overtaking.remove(first)
-            first += self._step
-        return first
 
     def _await_slot(self, end: RingEnd, sequence: int) -> None:
         while True:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autosplit.devices.accelerators import PROVIDERS
+from autosplit.devices.forking import freed_memory_returned
 from autosplit.devices.processes import anonymous_bytes, reset_peak
 from autosplit.errors import AutosplitError
 from autosplit.running import statusblock
@@ -20,22 +21,16 @@ from autosplit.running.lookahead import Lookahead
 from autosplit.running.messages import (
     Events,
     Failed,
-    Load,
-    Loaded,
     Pause,
     Paused,
     Ready,
     RunFrom,
     SendEvents,
-    Use,
-    Using,
     WorkerConfig,
 )
-from autosplit.running.modules import Module, failure_text
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Slot
 from autosplit.running.stagerings import StageRings
 from autosplit.running.statusblock import StatusBlock, WorkerStatus
-from autosplit.running.versions import Versions
 from autosplit.tracing.tensorspec import check_outputs
 
 if TYPE_CHECKING:
@@ -67,20 +62,15 @@ def serve_stage(control: Connection, config: WorkerConfig) -> None:
     start = time.perf_counter()
     try:
         PROVIDERS.update(config.providers)
-        config.module.import_packages()
+        config.stage.module.import_packages()
         before_bytes = anonymous_bytes(os.getpid())
         worker = StageWorker(config, control)
-        note = worker.load_versions()
-    except Exception as failure:
-        control.send(_failed(failure))
+        note = worker.load()
+    except Exception as failure:  # an error of our own says what is wrong; any other one needs its traceback
+        control.send(Failed(str(failure) if isinstance(failure, AutosplitError) else traceback.format_exc()))
         return
     control.send(Ready(before_bytes, time.perf_counter() - start, note))
     worker.serve()
-
-
-def _failed(failure: Exception) -> Failed:
-    """The answer to the host: an error of our own says what is wrong, and any other one needs its traceback."""
-    return Failed(str(failure) if isinstance(failure, AutosplitError) else traceback.format_exc())
 
 
 class StageWorker:
@@ -93,18 +83,18 @@ class StageWorker:
         self._control_poll.register(control.fileno(), select.POLLIN)
         self._status_block = StatusBlock(config.status_block)
         self.status = WorkerStatus(self._status_block.status(config.number))
-        self._versions = Versions(config)
-        self._rings = StageRings(config, self._status_block, control.fileno(), self._handle_interrupt)
-        self._lookahead = Lookahead(self._rings, self._versions, self._status_block)
+        self._rings = StageRings(config, control.fileno(), self._handle_interrupt)
         self._events: deque[tuple[int, ...]] = deque(maxlen=KEPT_EVENTS)
         self._announced = [(position, view.shape, view.dtype) for position, view in self._rings.output_slots()]
 
-    def load_versions(self) -> str:
-        """Load every version of the stage; return the note of the newest one."""
-        for version in self._config.versions:
-            self._versions.load(version.module, self._rings.zeros)
-            self._versions.use(version.first)
-        return self._versions.note
+    def load(self) -> str:
+        """Load the stage; return its note about itself, or ''."""
+        with freed_memory_returned():
+            self._run = self._config.stage.load(self._config.replica, shared=self._config.spin_s == 0)
+        self._config.stage.warm_up(self._run)
+        self._num_contexts: int = getattr(self._run, "num_contexts", 1)
+        self._lookahead = Lookahead(self._rings, self._run, self._num_contexts, self._status_block)
+        return str(getattr(self._run, "note", ""))
 
     def serve(self) -> None:
         """Handle messages and take requests, in turn, until the control channel closes."""
@@ -127,25 +117,13 @@ class StageWorker:
             match self._control.recv():
                 case RunFrom(first, alone_until):
                     self._lookahead.alone_until = alone_until
-                    replica, count = self._config.replica, self._config.num_replicas
+                    replica, count = self._config.replica, len(self._config.stage.devices)
                     sequence = first + (replica - first) % count
-                    self._rings.restart()
                 case Pause():
                     self.status.enter(statusblock.PAUSED, 0)
-                    self.status[statusblock.FLOOR] = 0
                     self._lookahead.clear()
                     self._control.send(Paused())
                     sequence = None
-                case Load(module):
-                    self.status[statusblock.STATE] = statusblock.STARTING  # loading is not hanging
-                    try:
-                        self._versions.load(module, self._rings.zeros)
-                        self._control.send(Loaded())
-                    except Exception as failure:
-                        self._control.send(_failed(failure))
-                case Use(first):
-                    self._versions.use(first)
-                    self._control.send(Using())
                 case SendEvents(clear):
                     self._control.send(Events(tuple(self._events)))
                     if clear:
@@ -160,29 +138,28 @@ class StageWorker:
             raise _Restarted(first) from None
         self.status[statusblock.STATE] = state
 
-    def _serve_one(self, first: int) -> int:
-        """Serve one request: wait for its inputs, run, write its outputs, free its inputs, hand over the last output.
+    def _serve_one(self, sequence: int) -> int:
+        """Wait for the inputs of a request, run it, write its outputs, free its inputs, hand over the last output.
 
         Args:
-            first: the oldest request that was not handed over yet.
-        Returns: the oldest one for the next call.
+            sequence: the oldest request that was not handed over yet.
+        Returns: the next request.
         """
         status = self.status
-        if not self._rings.in_order:
-            status[statusblock.FLOOR] = first
-        asked = status.enter(statusblock.WAITING, first)
-        sequence, slots, begun = self._lookahead.pop() or (*self._rings.take(first), None)
+        asked = status.enter(statusblock.WAITING, sequence)
+        ahead = self._lookahead.pop()
+        slots, begun = (ahead.slots, ahead.begun) if ahead else (self._rings.take(sequence), None)
         got = status.enter(statusblock.RUNNING, sequence)
         flag, result = self._compute(sequence, slots, begun)
         ran = status.enter(statusblock.SENDING, sequence)
-        if self._versions.num_contexts > 1 and flag == DATA:
+        if self._num_contexts > 1 and flag == DATA:
             flag, result = self._checked(sequence, slots, result.outputs)
         posted = max([slot.header[POSTED_NS] for slot in slots])
         blocked = self._rings.hand_over(sequence, flag, result)
         sent = time.monotonic_ns()
         self._events.append((sequence, flag, asked, posted, got, ran, sent, blocked))
         status.count(flag, ran - got, got - asked + blocked, sent - ran - blocked, max(0, got - posted))
-        return self._rings.oldest_after(sequence, first)
+        return sequence + len(self._config.stage.devices)
 
     def _compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | None") -> tuple[int, Any]:
         """The flag of the request from here on, and its outputs or the text of the error.
@@ -196,25 +173,22 @@ class StageWorker:
         if self._status_block.expired(sequence):
             return SKIPPED, b""
         inputs = self._rings.inputs(slots)
-        version, run = self._versions.of(sequence)
-        if self._versions.num_contexts == 1:
-            return self._checked(sequence, slots, lambda: run(inputs))
+        if self._num_contexts == 1:
+            return self._checked(sequence, slots, lambda: self._run(inputs))
         try:
             return DATA, self._lookahead.compute(sequence, inputs, begun)
         except Exception:
-            return ERROR, self._explain(sequence, version.module, inputs, traceback.format_exc())
+            return ERROR, self._explain(sequence, inputs, traceback.format_exc())
 
     def _checked(self, sequence: int, slots: Sequence[Slot], make: Callable[[], Sequence[torch.Tensor]]) -> tuple[int, Any]:
         """Make the outputs of a request, which fit their slots, or the text of the error."""
         try:
             outputs = make()
-            check_outputs(outputs, self._config.num_outputs, self._announced)
+            check_outputs(outputs, len(self._config.stage.outputs), self._announced)
             return DATA, outputs
         except Exception:
-            module, inputs = self._versions.of(sequence)[0].module, self._rings.inputs(slots)
-            return ERROR, self._explain(sequence, module, inputs, traceback.format_exc())
+            return ERROR, self._explain(sequence, self._rings.inputs(slots), traceback.format_exc())
 
-    def _explain(self, sequence: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
-        config = self._config
-        place = f"stage '{config.stage}' (replica {config.replica} of {config.num_replicas}, device '{config.device}')"
-        return failure_text(place, self._status_block.number(sequence), module, inputs, trace).encode()
+    def _explain(self, sequence: int, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
+        config, number = self._config, self._status_block.number(sequence)
+        return config.stage.failure_text(config.replica, number, inputs, trace).encode()

@@ -1,10 +1,10 @@
-"""Shared memory of one pipeline: deadlines and priorities of requests, and the state of each worker.
+"""Shared memory of one pipeline: deadlines and numbers of requests, and the state of each worker.
 
 ::
 
-    one deadline    one priority   one number     STATUS_WORDS
-    a request       a request      a request      a worker
-    [............]  [...........]  [............]  [................] [................] ...
+    one deadline    one number     STATUS_WORDS
+    a request       a request      a worker
+    [............]  [............]  [................] [................] ...
      written by the host, read by workers           written by the worker, read by the host
 
 Each word has 8 aligned bytes and one writer, so a reader sees the old value or the new one.
@@ -18,12 +18,9 @@ from dataclasses import dataclass
 from autosplit.running.ring import create_shared, map_shared
 
 STATUS_WORDS = 16
-SINCE_NS, SEQUENCE, STATE, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, QUEUE_NS, FLOOR = range(11)
-"""What each word of a worker holds; sums run since the pipeline was started and outlive a restart.
-
-``FLOOR``: in a pipeline that answers as ready, the worker has handed over all its requests before this one, and perhaps some
-after it; elsewhere ``SEQUENCE`` says so.
-"""
+SINCE_NS, SEQUENCE, STATE, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, QUEUE_NS = range(10)
+"""Words of a worker. Sums run since the pipeline was started and outlive a restart; the worker has handed over all its requests
+before ``SEQUENCE``."""
 
 SUMS = range(DONE, QUEUE_NS + 1)
 """The words that only grow."""
@@ -33,7 +30,6 @@ STATES = ("starting", "waiting", "running", "sending", "paused")
 
 _PLACE, _SUMS = struct.Struct("@3q"), struct.Struct(f"@{len(SUMS)}q")
 _PAST = 1
-_MOST = 2**63 - 1
 
 
 class WorkerStatus:
@@ -77,7 +73,7 @@ class StatusBlockHandle:
     @property
     def num_bytes(self) -> int:
         """Size of the block."""
-        return 8 * (3 * self.num_places + STATUS_WORDS * self.num_workers)
+        return 8 * (2 * self.num_places + STATUS_WORDS * self.num_workers)
 
     @property
     def num_places(self) -> int:
@@ -104,27 +100,21 @@ class StatusBlock:
 
     def status(self, worker: int) -> memoryview:
         """The words of one worker."""
-        start = 3 * self.handle.num_places + STATUS_WORDS * worker
+        start = 2 * self.handle.num_places + STATUS_WORDS * worker
         return self._words[start : start + STATUS_WORDS]
 
-    def describe(self, sequence: int, deadline_ns: int, priority: int, number: int) -> None:
-        """Tell the stages about request ``sequence``, which was fed after ``number`` others.
+    def describe(self, sequence: int, deadline_ns: int, number: int) -> None:
+        """Write for the stages that request ``sequence`` was fed after ``number`` others.
 
-        They skip it from ``deadline_ns`` (monotonic) on, where 0 stands for never, and those that may choose take the request
-        with the lowest priority first.
+        The stages skip the request from ``deadline_ns`` (monotonic) on; 0 stands for never.
         """
-        place, num_places = self._place(sequence), self.handle.num_places
+        place = self._place(sequence)
         self._words[place] = deadline_ns
-        self._words[num_places + place] = max(-_MOST, min(priority, _MOST))
-        self._words[2 * num_places + place] = number
-
-    def priority(self, sequence: int) -> int:
-        """The priority of request ``sequence``."""
-        return self._words[self.handle.num_places + self._place(sequence)]
+        self._words[self.handle.num_places + place] = number
 
     def number(self, sequence: int) -> int:
         """How many requests were fed before request ``sequence``: its number in messages."""
-        return self._words[2 * self.handle.num_places + self._place(sequence)]
+        return self._words[self.handle.num_places + self._place(sequence)]
 
     def skip(self, sequence: int) -> None:
         """Let the stages skip request ``sequence`` from now on."""

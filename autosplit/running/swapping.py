@@ -1,6 +1,5 @@
-"""Swap the weights of running stages: load new ones beside the old ones, then switch all stages at the same request."""
+"""Stages with other weights, for ``Engine.swap``."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,46 +8,42 @@ import torch
 from torch import fx
 
 from autosplit.backends.base import get_backend
-from autosplit.errors import BackendError, UsageError, WorkerError, raise_faults
-from autosplit.running.executor import Executor
-from autosplit.running.lanes import Lanes
-from autosplit.running.messages import Failed, Load, Loaded, Use, Using, Version
-from autosplit.running.modules import Module, StageFolder
-from autosplit.running.provisioner import LOAD_TIMEOUT_S, Deployment
+from autosplit.errors import UsageError, raise_faults
+from autosplit.running.modules import StageFolder
+from autosplit.running.wiring import Wiring
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage
 from autosplit.tracing.tensorspec import differences, laid_out, spec_of
 
 
-def swap_weights(
-    deployment: Deployment,
-    executor: Executor,
-    groups: Mapping[str, Sequence[str]],
-    group: str,
-    weights: Mapping[str, torch.Tensor],
-    folder: Path,
-) -> int:
-    """See ``Pipeline.swap``."""
+def with_swapped_weights(
+    wiring: Wiring, names: Sequence[str], group: str, weights: Mapping[str, torch.Tensor], folder: Path
+) -> Wiring:
+    """Save the stages of a group with their new weights, and return the wiring with them.
+
+    Args:
+        wiring: the stages of the pipeline.
+        names: the stages of the group.
+        group: the name of the group.
+        weights: new tensors by weight name; other weights stay.
+        folder: an empty folder for the stages with their new weights.
+    Raises: UsageError: a weight is unknown, or a tensor does not fit. BackendError: a backend cannot run a stage.
+    """
     if not isinstance(weights, Mapping):
         raise UsageError(f"weights must be a mapping of names to tensors, but are {type(weights).__name__}")
     if not isinstance(folder, Path):
         raise UsageError(f"folder must be the path of an empty folder, but is {folder!r}")
-    if group not in groups:
-        raise UsageError(f"there is no parameter group '{group}'; the groups are: {', '.join(groups) or 'none'}")
-    stages = {stage.name: stage for stage in deployment.wiring.stages if stage.name in groups[group]}
-    present = {config.stage: config.module for config in deployment.worker_configs if config.stage in stages}
-    programs = {
-        name: load_stage(module.folder, trust=module.trust) for name, module in present.items() if isinstance(module, StageFolder)
-    }
+    members = [stage for stage in wiring.stages if stage.name in names]
+    modules = {stage.name: stage.module for stage in members if isinstance(stage.module, StageFolder)}
+    programs = {name: load_stage(module.folder, trust=module.trust) for name, module in modules.items()}
     raise_faults(UsageError, f"the weights do not fit group '{group}'", _faults(programs, weights))
-    modules: dict[str, Module] = {}
     for name, program in programs.items():
-        module = present[name]
-        if isinstance(module, StageFolder) and program.weights.keys() & weights.keys():
-            changed = with_weights(program, weights)
+        if program.weights.keys() & weights.keys():
+            changed, module = with_weights(program, weights), modules[name]
             save_stage(changed, folder / name)
             get_backend(module.backend).prepare(changed, folder / name, module.precision)
             modules[name] = replace(module, folder=folder / name)
-    return swap_modules(deployment, executor, modules)
+    stages = tuple(replace(stage, module=modules.get(stage.name, stage.module)) for stage in wiring.stages)
+    return replace(wiring, stages=stages)
 
 
 def with_weights(program: StageProgram, weights: Mapping[str, torch.Tensor]) -> StageProgram:
@@ -59,38 +54,6 @@ def with_weights(program: StageProgram, weights: Mapping[str, torch.Tensor]) -> 
         new = laid_out(weights[name].detach(), replace(spec_of(name, old), offset_bytes=0))
         merged[name] = new.detach().requires_grad_(old.requires_grad)
     return replace(program, module=fx.GraphModule(merged, program.module.graph, class_name=type(program.module).__name__))
-
-
-def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[str, Module]) -> int:
-    """Let stages run other modules from the next request on; return its number. Raises: BackendError, WorkerError."""
-    numbers = [number for number, config in enumerate(deployment.worker_configs) if config.stage in modules]
-    switched = []
-
-    def switch(lanes: Lanes, fed: int) -> None:
-        """Tell every worker the new version before the first request for it is fed."""
-        for number in numbers:
-            config = deployment.worker_configs[number]
-            base, first = lanes.base(config.replica), lanes.next(config.replica)
-            versions = (*config.versions, Version(first, modules[config.stage]))
-            kept = [
-                one for one, after in zip(versions, (*versions[1:], None), strict=True) if after is None or after.first > base
-            ]
-            deployment.worker_configs[number] = replace(config, versions=tuple(kept))
-            with contextlib.suppress(WorkerError):  # if the worker died, its successor loads both versions
-                deployment.ask(number, Use(first), "the swap")
-                deployment.hear(number, LOAD_TIMEOUT_S, "a swap", Using)
-        switched.append(fed)
-
-    with deployment.control_lock:
-        for number in numbers:
-            deployment.ask(number, Load(modules[deployment.worker_configs[number].stage]), "the swap")
-        answers = [deployment.hear(number, LOAD_TIMEOUT_S, "loading new weights", Loaded, Failed) for number in numbers]
-        for answer in answers:
-            if isinstance(answer, Failed):
-                raise BackendError(f"the new weights could not be loaded, and the old ones stay in use: {answer.text}")
-        executor.at_next_request(switch)
-        deployment.keep_files()
-    return switched[0]
 
 
 def _faults(programs: Mapping[str, StageProgram], weights: Mapping[str, torch.Tensor]) -> list[str]:

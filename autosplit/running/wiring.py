@@ -1,55 +1,20 @@
 """Connect stages: placements become channels between stages, and each channel has rings between their replicas.
 
-Requests have numbers (see ``lanes``), and replica ``i`` of a stage with ``r`` replicas takes those with ``number % r == i``. So
-the ring of a request between two stages follows from its number, and every worker takes its requests in order. Every
-request puts exactly one token on one ring of each channel, even if it fails. With bounded rings that is a deterministic
-process network (Kahn 1974), in which the oldest request can always advance.
+Requests have numbers (see ``inflight``). Replica ``i`` of a stage with ``r`` replicas takes the requests with
+``number % r == i``. So the ring of a request between two stages follows from its number, and every worker takes its requests in
+order. Every request puts exactly one token on one ring of each channel, even if it fails. With bounded rings that is a
+deterministic process network (Kahn 1974), in which the oldest request can always advance.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autosplit.errors import DeviceError, PlanError, listed, raise_faults
 from autosplit.memory.slots import HOST, Workers, in_flight, num_slots
-from autosplit.running.modules import Module
+from autosplit.running.stage import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
-from autosplit.values.machine import Device
-from autosplit.values.plan import MAX_QUEUE_DEPTH
-
-
-@dataclass(frozen=True, slots=True)
-class StagePlacement:
-    """A stage with its devices.
-
-    Attributes:
-        name: for messages and reports.
-        module: loaded by each worker.
-        inputs: the values it reads, in the module's order; names are those of graph inputs or of other stages' outputs.
-        outputs: the values it makes, in the module's order.
-        devices: one for each replica; a device may occur twice, and may hold other stages.
-        threads: threads of each replica; the number of the device's cores by default.
-        queue_depth: slots of each ring that leads to this stage.
-        hang_s: seconds after which a request has hung, so that its worker is killed and replaced; None for no limit.
-        streams: requests that each replica works on at once.
-        memory_bytes: device name to the bytes that the stage takes there, as its plan counts them; on other devices it takes the
-            most of these, and without them its weights.
-    """
-
-    name: str
-    module: Module
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    devices: tuple[Device, ...]
-    threads: int | None = None
-    queue_depth: int = 4
-    hang_s: float | None = 300.0
-    streams: int = 1
-    memory_bytes: Mapping[str, int] = field(default_factory=dict)
-
-    def needs_bytes(self, device: str) -> int | None:
-        """The bytes that the stage takes on a device; None if they are not known."""
-        return self.memory_bytes.get(device, max(self.memory_bytes.values(), default=self.module.num_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +48,7 @@ class Channel:
 class Wiring:
     """The stages of a pipeline with their channels.
 
-    At most ``window`` requests are in flight, or ``most_in_flight`` while small ones come fast; rings have room for those.
+    At most ``window`` requests are in flight, or ``most_in_flight`` while small ones come fast; rings have room for as many.
     """
 
     stages: tuple[StagePlacement, ...]
@@ -93,26 +58,19 @@ class Wiring:
     window: int
     most_in_flight: int
     input_specs: dict[str, TensorSpec] = field(default_factory=dict)
-    in_order: bool = True
 
     @property
     def num_lanes(self) -> int:
-        """The number of replicas, if all stages have the same number and requests keep their order; else 1 (see ``lanes``)."""
+        """The number of replicas, if all stages have the same number; else 1 (see ``inflight``)."""
         counts = {len(stage.devices) for stage in self.stages}
-        return counts.pop() if self.in_order and len(counts) == 1 else 1
+        return counts.pop() if len(counts) == 1 else 1
 
     def workers(self) -> Iterator[tuple[int, int]]:
         """(stage, replica) of each worker, in order."""
         return ((number, replica) for number, stage in enumerate(self.stages) for replica in range(len(stage.devices)))
 
 
-def wire(
-    stages: Sequence[StagePlacement],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    window: int | None = None,
-    in_order: bool = True,
-) -> Wiring:
+def wire(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], window: int | None = None) -> Wiring:
     """Connect the stages by the names of their values.
 
     Args:
@@ -121,15 +79,13 @@ def wire(
         outputs: names of the pipeline's outputs: values of stages or inputs; a name may stand twice.
         window: the most requests in flight; by default enough to keep every replica at work and every ring half full,
             and up to ``BURST`` if they are small and come fast.
-        in_order: False lets requests overtake each other; then every ring has a slot for each request in flight.
     Raises: PlanError: every value that no stage makes, that is made twice or too late, and every wrong setting.
     """
     inputs, outputs = listed("inputs", inputs, str), listed("outputs", outputs, str)
-    makers = {spec.name: number for number, stage in enumerate(stages) for spec in stage.outputs}
-    raise_faults(PlanError, "the stages do not fit together", list(_faults(stages, inputs, outputs, makers)))
+    raise_faults(PlanError, "the stages do not fit together", faults_of(stages, inputs, outputs))
     workers = [Workers(len(stage.devices), stage.streams, stage.queue_depth) for stage in stages]
     if window is None:
-        window, most = in_flight(workers, _host_bytes(stages, inputs, outputs), in_order)
+        window, most = in_flight(workers, _host_bytes(stages, inputs, outputs))
     elif window < 1:
         raise PlanError(f"the number of requests in flight must be at least 1, but is {window}")
     else:
@@ -145,7 +101,7 @@ def wire(
             specs = [stage.inputs[position] for position in wanted]
             made = [places[spec.name][1] for spec in specs]
             channels.append(
-                _channel(workers, source, target, specs, made, wanted, num_slots(workers, source, target, levels, most, in_order))
+                _channel(workers, source, target, specs, made, wanted, num_slots(workers, source, target, levels, most))
             )
         places |= {spec.name: (target, position) for position, spec in enumerate(stage.outputs)}
     read = {channel.source for channel in channels}
@@ -153,15 +109,13 @@ def wire(
         drained = [position for position, spec in enumerate(stage.outputs) if spec.name in outputs]
         if drained or source not in read:
             specs = [stage.outputs[position] for position in drained]
-            channels.append(
-                _channel(workers, source, HOST, specs, drained, [], num_slots(workers, source, HOST, levels, most, in_order))
-            )
+            channels.append(_channel(workers, source, HOST, specs, drained, [], num_slots(workers, source, HOST, levels, most)))
     input_specs = {spec.name: spec for stage in stages for spec in stage.inputs if spec.name in inputs}
-    return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, most, input_specs, in_order)
+    return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, most, input_specs)
 
 
 def require_here(wiring: Wiring) -> None:
-    """Raises: DeviceError: stages are on devices of a cluster's hosts, and what asks runs stages on this machine."""
+    """Raises: DeviceError: stages are on devices of a cluster's hosts, and the caller runs stages on this machine."""
     names = dict.fromkeys(device.name for stage in wiring.stages for device in stage.devices if device.host)
     if names:
         raise DeviceError(
@@ -189,33 +143,24 @@ def _channel(
     return Channel(source, target, tuple(specs), tuple(source_index), tuple(target_index), senders, receivers, slots)
 
 
-def _faults(
-    stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], makers: dict[str, int]
-) -> Iterator[str]:
-    if not stages:
-        yield "there are no stages"
+def faults_of(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """A sentence for each stage, value and output that keeps these stages from being a pipeline."""
+    makers = {spec.name: number for number, stage in enumerate(stages) for spec in stage.outputs}
     names = [stage.name for stage in stages]
-    yield from (f"{names.count(name)} stages are called '{name}'" for name in dict.fromkeys(names) if names.count(name) > 1)
+    faults = [] if stages else ["there are no stages"]
+    faults += [f"{count} stages are called '{name}'" for name, count in Counter(names).items() if count > 1]
     for number, stage in enumerate(stages):
-        if not stage.devices:
-            yield f"stage '{stage.name}' is on no device"
-        if not 1 <= stage.queue_depth <= MAX_QUEUE_DEPTH:
-            limits = f"it must be at least 1 and at most {MAX_QUEUE_DEPTH}"
-            yield f"stage '{stage.name}' has a queue depth of {stage.queue_depth}; {limits}"
-        for what, value in (("threads", stage.threads), ("streams", stage.streams), ("hang_s", stage.hang_s)):
-            if value is not None and not value > 0:
-                yield f"stage '{stage.name}' has {what}={value}; it must be more than 0"
-        if callable(stage.module):
-            way_out = "give a StageFolder, a PythonFunction, or on null devices a LocalFunction"
-            yield f"stage '{stage.name}' has a {type(stage.module).__name__} as its module; {way_out}"
-        yield from _input_faults(stages, number, inputs, makers)
-        for spec in stage.outputs:
-            if spec.name in inputs or makers[spec.name] != number:
-                yield f"value '{spec.name}' is made twice, once by stage '{stage.name}'"
-    yield from _reader_faults(stages, inputs)
-    for name in outputs:
-        if name not in makers and name not in inputs:
-            yield f"output '{name}' is not an input, and no stage makes it"
+        faults += stage.faults()
+        faults += _input_faults(stages, number, inputs, makers)
+        made = Counter(spec.name for spec in stage.outputs)
+        faults += [
+            f"value '{name}' is made twice, once by stage '{stage.name}'"
+            for name, count in made.items()
+            if name in inputs or makers[name] != number or count > 1
+        ]
+    faults += _reader_faults(stages, inputs)
+    known = {*inputs, *makers}
+    return faults + [f"output '{name}' is not an input, and no stage makes it" for name in outputs if name not in known]
 
 
 def _input_faults(stages: Sequence[StagePlacement], number: int, inputs: Sequence[str], makers: dict[str, int]) -> Iterator[str]:

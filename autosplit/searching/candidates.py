@@ -14,7 +14,7 @@ from autosplit.reports.outcomes import Outcome
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
-from autosplit.values.plan import Plan, Source
+from autosplit.values.plan import QUEUE_DEPTH, Plan, Source
 from autosplit.values.profile import Profile
 
 EXPLAIN_S = 1.0
@@ -41,7 +41,7 @@ class Job:
     source: Source
     constraints: Constraints
     backends: tuple[str, ...]
-    queue_depth: int = 4
+    queue_depth: int = QUEUE_DEPTH
     time_limit_s: float = 10.0
     seed: int = 0
     log: Log | None = None
@@ -114,10 +114,10 @@ class Trial:
     def row(self) -> dict[str, Any]:
         """One row of the table of trials."""
         return {
-            "asked": ", ".join(f"{key}={value}" for key, value in self.asked.items()) or "the planner's choice",
+            "changed_settings": ", ".join(f"{key}={value}" for key, value in self.asked.items()) or "the planner's choice",
             "stages": " | ".join(f"{len(s.ops)} on {'+'.join(s.devices)} ({s.backend})" for s in self.plan.stages),
             "predicted_per_s": self.plan.prediction.throughput_per_s,
             "measured_per_s": float("nan") if self.measured_per_s is None else self.measured_per_s,
-            "of_first": float("nan") if self.times_first is None else self.times_first,
+            "speed_against_first": float("nan") if self.times_first is None else self.times_first,
             "note": self.note,
         }

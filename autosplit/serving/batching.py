@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from autosplit.arguments import checked
+from autosplit.compat.futures import SafeCondition, SafeFuture
 from autosplit.devices.limits import refusals_named
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
 from autosplit.running.engine import Engine
-from autosplit.running.interrupts import SafeCondition, SafeFuture
 from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.serving.rowcheck import require_independent_rows
 from autosplit.tracing.tensorspec import differences, is_dense, kind_of

@@ -108,7 +108,7 @@ class Chain:
         if failure is None and number + 1 < len(self._pipelines):
             following = self._pipelines[number + 1]
             try:
-                step = following.forward(done.result(), priority=request.priority, deadline_ns=request.deadline_ns)
+                step = following.submit_unbounded(done.result(), priority=request.priority, deadline_ns=request.deadline_ns)
             except AutosplitError as refusal:
                 failure = refusal
             else:

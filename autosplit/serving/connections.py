@@ -1,16 +1,17 @@
-"""Connections between the modules of a PipelineConfig: what may feed what, checked at each connection."""
+"""Connections between the stages of a PipelineConfig: which port may feed which, checked at each connection.
+
+Whether the tensors fit is checked where all stages are wired (``wiring.faults_of``).
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
-from autosplit.backends.base import Precision
 from autosplit.errors import PlanError
-from autosplit.running.modules import PythonFunction, StageFolder
-from autosplit.tracing.splitting import StageProgram
-from autosplit.tracing.tensorspec import TensorSpec, layout
-from autosplit.values.machine import Device
+from autosplit.running.modules import PythonFunction
+from autosplit.running.stage import StagePlacement
+from autosplit.tracing.tensorspec import TensorSpec
 
 Kind = Literal["input", "output", "module input", "module output", "parameter group", "module parameters"]
 
@@ -37,8 +38,6 @@ class Port:
     kind: Kind
     module: str
     name: str
-    spec: TensorSpec | None = None
-    """The type of the values of a module's input or output."""
 
     def connect(self, target: "Port") -> None:
         """Let the values of this port flow to ``target``. Raises: PlanError: they do not fit together; nothing changed."""
@@ -54,70 +53,57 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleEntry:
-    """A module of a config, with its placement.
-
-    ``source`` is a stage in memory until the config is saved. ``memory`` is what each replica holds, such as ``500MB``; None for
-    the bytes of its weights.
-    """
+class ModulePorts:
+    """A module of a config: its stage, and the ports to connect it."""
 
     connections: "Connections"
-    name: str
-    source: StageProgram | StageFolder | PythonFunction
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    devices: tuple[Device, ...]
-    backend: str = "eager"
-    precision: Precision = "f32"
-    threads: int | None = None
-    queue_depth: int = 4
-    hang_s: float | None = 300.0
-    memory: str | int | None = None
+    stage: StagePlacement
 
     def input(self, name: str) -> Port:
         """The input called ``name``. Raises: PlanError: there is none."""
-        return self._port("module input", name, self.inputs)
+        return self._port("module input", name, self.stage.inputs)
 
     def output(self, which: int | str) -> Port:
         """The output by position or by name. Raises: PlanError: there is none."""
+        outputs = self.stage.outputs
         if isinstance(which, int):
-            if not 0 <= which < len(self.outputs):
-                raise PlanError(f"module '{self.name}' has no output {which}; it has {len(self.outputs)}")
-            which = self.outputs[which].name
-        return self._port("module output", which, self.outputs)
+            if not 0 <= which < len(outputs):
+                raise PlanError(f"module '{self.stage.name}' has no output {which}; it has {len(outputs)}")
+            which = outputs[which].name
+        return self._port("module output", which, outputs)
 
     @property
     def parameters(self) -> Port:
         """The port for a parameter group."""
-        return Port(self.connections, "module parameters", self.name, "parameters")
+        return Port(self.connections, "module parameters", self.stage.name, "parameters")
 
     def _port(self, kind: Kind, name: str, specs: Sequence[TensorSpec]) -> Port:
-        spec = next((spec for spec in specs if spec.name == name), None)
-        if spec is None:
+        if name not in [spec.name for spec in specs]:
             what, known = kind.removeprefix("module "), ", ".join(spec.name for spec in specs) or "none"
-            raise PlanError(f"module '{self.name}' has no {what} '{name!s:.200}'; its {what}s are: {known}")
-        return Port(self.connections, kind, self.name, name, spec)
+            raise PlanError(f"module '{self.stage.name}' has no {what} '{name!s:.200}'; its {what}s are: {known}")
+        return Port(self.connections, kind, self.stage.name, name)
 
 
 class Connections:
-    """The modules of a config and what feeds each of their inputs.
+    """The stages of a config, and the source of each of their inputs.
 
     Attributes:
-        modules: by name, in the order in which they were added.
+        stages: by name, in the order in which they were added; their values have the names that the modules use.
         fed: label of each fed module input to the port that feeds it.
         outputs: name of each output of the pipeline to the port that feeds it.
-        inputs: names of the inputs of the pipeline, in the order of their first connection.
         groups: name of each parameter group to the names of its modules.
     """
 
     def __init__(self) -> None:
-        self.modules: dict[str, ModuleEntry] = {}
+        self.stages: dict[str, StagePlacement] = {}
         self.fed: dict[str, Port] = {}
         self.outputs: dict[str, Port] = {}
-        self.inputs: list[str] = []
         self.groups: dict[str, list[str]] = {}
-        self._carried: dict[str, TensorSpec | None] = {}
-        """The type of each input of the pipeline, which follows from its first connection."""
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs of the pipeline, in the order of their first connection."""
+        return list(dict.fromkeys(port.name for port in self.fed.values() if port.kind == "input"))
 
     def connect(self, source: Port, target: Port) -> None:
         """Connect two ports. Raises: PlanError: they do not fit together; nothing changed."""
@@ -126,32 +112,31 @@ class Connections:
                 f"cannot connect {source} to {target!r}: a port is expected, such as config['net'].input('x') "
                 "or config.output('y')"
             )
-        refusal = self._refusal(source, target)
-        if refusal:
+        if refusal := self._refusal(source, target):
             raise PlanError(f"cannot connect {source} to {target}: {refusal}")
         if source.kind == "parameter group":
             self.groups.setdefault(source.name, []).append(target.module)
         elif target.kind == "output":
             self.outputs[target.name] = source
         else:
-            if source.kind == "input" and source.name not in self.inputs:
-                self.inputs.append(source.name)
-                self._carried[source.name] = target.spec
             self.fed[target.label] = source
 
-    def feeding(self, module: str) -> Iterator[Port]:
-        """The ports that feed the inputs of a module, in order; inputs that are not connected are left out."""
-        labels = (f"{module}.{spec.name}" for spec in self.modules[module].inputs)
-        return (self.fed[label] for label in labels if label in self.fed)
+    def feeding(self, name: str) -> Iterator[tuple[TensorSpec, Port]]:
+        """The connected inputs of a module, in order, each with the port that feeds it."""
+        labels = ((spec, f"{name}.{spec.name}") for spec in self.stages[name].inputs)
+        return ((spec, self.fed[label]) for spec, label in labels if label in self.fed)
 
     def order(self) -> list[str]:
-        """The modules so that each comes after those that feed it, otherwise as they were added."""
-        before = {name: {port.module for port in self.feeding(name) if port.module} for name in self.modules}
-        return list(TopologicalSorter(before).static_order())
+        """The modules, each after its feeders, otherwise as they were added."""
+        return list(TopologicalSorter(self._before()).static_order())
 
     def targets(self, name: str) -> list[str]:
         """Labels of the module inputs that an input of the pipeline feeds."""
         return [label for label, port in self.fed.items() if port.kind == "input" and port.name == name]
+
+    def _before(self) -> dict[str, set[str]]:
+        """Each module with its feeders."""
+        return {name: {port.module for _, port in self.feeding(name) if port.module} for name in self.stages}
 
     def _refusal(self, source: Port, target: Port) -> str | None:
         """Why the two ports do not fit together, or None."""
@@ -162,7 +147,7 @@ class Connections:
             places = f"{' or '.join(kinds)} only" if kinds else "nothing"
             return _WRONG.get((source.kind, target.kind), f"{source} feeds {places}")
         if source.kind == "parameter group":
-            if isinstance(self.modules[target.module].source, PythonFunction):
+            if isinstance(self.stages[target.module].module, PythonFunction):
                 return f"module '{target.module}' is a function and has no parameters"
             taken = [name for name, members in self.groups.items() if target.module in members]
             return f"they are in group '{taken[0]}' already" if taken else None
@@ -171,23 +156,16 @@ class Connections:
         feeder = self.outputs.get(target.name) if target.kind == "output" else self.fed.get(target.label)
         if feeder is not None:
             return f"{target} is fed by {feeder} already"
-        return self._misfit(source, target) or self._cycle(source, target)
+        return self._cycle(source.module, target.module) if source.module and target.module else None
 
-    def _misfit(self, source: Port, target: Port) -> str | None:
-        """How the types differ, or None."""
-        made, wanted = source.spec or self._carried.get(source.name), target.spec
-        if made is None or wanted is None or (made.shape, made.dtype) == (wanted.shape, wanted.dtype):
-            return None
-        return f"the one is {layout(made)} and the other {layout(wanted)}"
-
-    def _cycle(self, source: Port, target: Port) -> str | None:
-        """The cycle that the connection would close, or None."""
-        if not source.module or not target.module:
-            return None
-        paths = [[source.module]]
-        while paths:
-            path = paths.pop()
-            if path[-1] == target.module:
-                return f"that makes a cycle: {' -> '.join([*reversed(path), target.module])}"
-            paths += [[*path, port.module] for port in self.feeding(path[-1]) if port.module]
+    def _cycle(self, source: str, target: str) -> str | None:
+        """The cycle that a connection between two modules would close, or None."""
+        before = self._before()
+        before[target].add(source)
+        try:
+            TopologicalSorter(before).prepare()
+        except CycleError as failure:
+            cycle: list[str] = failure.args[1][:-1]
+            begin = cycle.index(target)
+            return f"that makes a cycle: {' -> '.join([*cycle[begin:], *cycle[:begin], target])}"
         return None

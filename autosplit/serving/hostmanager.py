@@ -22,7 +22,7 @@ from autosplit.running.monitor import WorkerHealth
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record_all
 from autosplit.running.request import AnswerFuture, Tensors
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.serving.chaining import Chain
 from autosplit.serving.devicemanager import DeviceManager, device_health
 from autosplit.serving.limit import Limit, Policy
@@ -72,7 +72,7 @@ class HostManager:
     def __init__(
         self,
         machine: Machine | None = None,
-        opener: Callable[..., Pipeline] = Pipeline,
+        opener: Callable[..., Engine] = Pipeline,
         *,
         limit: int | None = None,
         when_full: Policy = "block",
@@ -208,9 +208,11 @@ class HostManager:
         **settings: Any,
     ) -> Tensors:
         """Submit one request and await its answer; waiting for room in the queue does not block the event loop either."""
-        prompt = self._limit is None and self[name].prompt
+        immediately = self._limit is None and self[name].returns_immediately
         submit = functools.partial(self.submit, name, inputs, **settings)
-        outputs: Tensors = await self._awaiting[name](submit, prompt=prompt, timeout_s=timeout_s, deadline_s=deadline_s)
+        outputs: Tensors = await self._awaiting[name](
+            submit, returns_immediately=immediately, timeout_s=timeout_s, deadline_s=deadline_s
+        )
         return outputs
 
     def chain(self, *names: str) -> Chain:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Literal, TypeVar
 
+from autosplit.compat.futures import SafeFuture
 from autosplit.errors import RefusedError, UsageError
-from autosplit.running.interrupts import SafeFuture
 from autosplit.running.request import Tensors
 
 Policy = Literal["block", "refuse", "drop_oldest"]

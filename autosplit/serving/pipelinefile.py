@@ -9,23 +9,24 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from autosplit.backends.base import Precision
 from autosplit.errors import PlanError
 from autosplit.files import read_mapping, validated, write_atomic
 from autosplit.parsing import shown
 from autosplit.running.modules import PythonFunction, StageFolder, check_allowed
-from autosplit.serving.connections import ModuleEntry, Port
+from autosplit.running.stage import HANG_S
+from autosplit.serving.connections import Port
 from autosplit.serving.pipelineconfig import SETTINGS, PipelineConfig
 from autosplit.tracing.operators import WRITING, allowed_graph
 from autosplit.tracing.splitting import load_stage, save_stage
-from autosplit.tracing.tensorspec import TensorSpec, spec_fault
+from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device
-from autosplit.values.plan import MAX_QUEUE_DEPTH
+from autosplit.values.plan import QUEUE_DEPTH
 
 SCHEMA = 1
 FILE = "pipeline.yaml"
@@ -38,31 +39,17 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class _Spec(_Strict):
-    name: _Name
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: str
-    offset_bytes: int = 0
-
-    @model_validator(mode="after")
-    def _fits_a_tensor(self) -> "_Spec":
-        if fault := spec_fault(TensorSpec(**self.model_dump())):
-            raise ValueError(fault)
-        return self
-
-
 class _Module(_Strict):
     stage: _Name | None = None
     function: _Name | None = None
-    inputs: list[_Spec] = []
-    outputs: list[_Spec] = []
+    inputs: list[TensorSpec] = []
+    outputs: list[TensorSpec] = []
     devices: list[str] = Field(min_length=1)
     backend: str = "eager"
     precision: Precision = "f32"
-    threads: int | None = Field(default=None, ge=1)
-    queue_depth: int = Field(default=4, ge=1, le=MAX_QUEUE_DEPTH)
-    hang_s: float | None = Field(default=300.0, gt=0)
+    threads: int | None = None
+    queue_depth: int = QUEUE_DEPTH
+    hang_s: float | None = HANG_S
     memory: str | int | None = None
 
 
@@ -84,12 +71,9 @@ def save_config(config: PipelineConfig, folder: Path, *, trust: bool = False) ->
     folder.mkdir(parents=True, exist_ok=True)
     data = {
         "schema": SCHEMA,
-        "modules": {name: _module(entry, folder, trust) for name, entry in config.modules.items()},
-        "inputs": {
-            name: [label for label, port in config.connections.items() if port.kind == "input" and port.name == name]
-            for name in config.inputs
-        },
-        "connections": [[port.label, label] for label, port in config.connections.items() if port.kind != "input"],
+        "modules": {name: _module(config, name, folder, trust) for name in config.stages},
+        "inputs": {name: config.targets(name) for name in config.inputs},
+        "connections": [[port.label, label] for label, port in config.fed.items() if port.kind != "input"],
         "outputs": {name: port.label for name, port in config.outputs.items()},
         "groups": config.groups,
     }
@@ -127,41 +111,44 @@ def load_config(folder: Path, allowed: Sequence[str] = (), *, trust: bool = Fals
     return config.verify()
 
 
-def _module(entry: ModuleEntry, folder: Path, trust: bool) -> dict[str, Any]:
-    placement = {"devices": [device.name for device in entry.devices], **{key: getattr(entry, key) for key in SETTINGS}}
-    if isinstance(entry.source, PythonFunction):
-        specs = {
-            "inputs": [_plain(spec) for spec in entry.inputs],
-            "outputs": [_plain(spec) for spec in entry.outputs],
-        }
-        return {"function": entry.source.path, **specs, **placement}
-    stage = folder / entry.name
-    if not isinstance(entry.source, StageFolder):
+def _module(config: PipelineConfig, name: str, folder: Path, trust: bool) -> dict[str, Any]:
+    """The row of a module, whose stage is written to the folder."""
+    stage, module = config.stages[name], config.stages[name].module
+    row = {
+        "devices": [device.name for device in stage.devices],
+        "threads": stage.threads,
+        "queue_depth": stage.queue_depth,
+        "hang_s": stage.hang_s,
+        "memory": max(stage.memory_bytes.values(), default=None),
+    }
+    if isinstance(module, PythonFunction):
+        return {"function": module.path, "inputs": _plain(stage.inputs), "outputs": _plain(stage.outputs), **row}
+    assert isinstance(module, StageFolder)
+    if program := config.programs.get(name):
         if not trust:
-            allowed_graph(entry.source.module.graph, f"stage '{entry.name}' is not for everybody: {WRITING}")
-        save_stage(entry.source, stage)
-    elif entry.source.folder.resolve() != stage.resolve():
-        shutil.copytree(entry.source.folder, stage, dirs_exist_ok=True)
-    return {"stage": entry.name, **placement}
+            allowed_graph(program.module.graph, f"stage '{name}' is not for everybody: {WRITING}")
+        save_stage(program, folder / name)
+    elif module.folder.resolve() != (folder / name).resolve():
+        shutil.copytree(module.folder, folder / name, dirs_exist_ok=True)
+    return {"stage": name, "backend": module.backend, "precision": module.precision, **row}
 
 
-def _plain(spec: TensorSpec) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(spec).items()}
+def _plain(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+    return [{**asdict(spec), "shape": list(spec.shape), "stride": list(spec.stride)} for spec in specs]
 
 
-def _add(config: PipelineConfig, folder: Path, name: str, entry: _Module, allowed: Sequence[str], trust: bool) -> None:
-    devices = [parse_device(device) for device in entry.devices]
-    settings = entry.model_dump(include=set(SETTINGS))
-    if (entry.stage is None) == (entry.function is None):
+def _add(config: PipelineConfig, folder: Path, name: str, row: _Module, allowed: Sequence[str], trust: bool) -> None:
+    devices = [parse_device(device) for device in row.devices]
+    settings = row.model_dump(include=set(SETTINGS))
+    if (row.stage is None) == (row.function is None):
         raise PlanError(f"module '{name}' must name a stage or a function, one of the two")
-    if entry.stage is not None:
-        place = _inside(folder, entry.stage)
+    if row.stage is not None:
+        place = _inside(folder, row.stage)
         for package in load_stage(place, trust=trust).packages:
             check_allowed(f"{package}:operator", allowed)
         config.add_stage(name, place, devices, trust=trust, **settings)
     else:
-        inputs, outputs = ([TensorSpec(**one.model_dump()) for one in side] for side in (entry.inputs, entry.outputs))
-        config.add_function(name, str(entry.function), allowed, inputs, outputs, devices, **settings)
+        config.add_function(name, str(row.function), allowed, row.inputs, row.outputs, devices, **settings)
 
 
 def _inside(folder: Path, stage: str) -> Path:
@@ -175,7 +162,6 @@ def _inside(folder: Path, stage: str) -> Path:
     return place
 
 
-def _port(config: PipelineConfig, label: str, side: str) -> Port:
+def _port(config: PipelineConfig, label: str, side: Literal["input", "output"]) -> Port:
     module, _, name = label.partition(".")
-    entry = config[module]
-    return entry.input(name) if side == "input" else entry.output(name)
+    return config[module].input(name) if side == "input" else config[module].output(name)

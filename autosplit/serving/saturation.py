@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.values.machine import Device
 
 

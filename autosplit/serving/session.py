@@ -64,7 +64,7 @@ class Session:
             raise UsageError(f"inputs were not set: {', '.join(missing)}")
         following = [values[name in self._used and len(values) > 1] for name, values in self._inputs.items()]
         self._futures.append(
-            self._limit.submit(lambda: self._pipeline.forward([value.clone() for value in following]), timeout_s)
+            self._limit.submit(lambda: self._pipeline.submit_unbounded([value.clone() for value in following]), timeout_s)
         )
         for name, values in self._inputs.items():
             if name in self._used and len(values) > 1:

@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from autosplit.compat.torchparts import FakeTensor, FakeTensorMode
 from autosplit.memory.stages import ValueMemory
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op, is_pick
@@ -55,8 +55,8 @@ def _found(traced: Traced) -> Aliases:
     def see(node: fx.Node, value: object) -> None:
         if not isinstance(value, torch.Tensor):
             return
-        kept.append(value.untyped_storage())  # else another storage may get its address
-        owner[node] = kept[-1]._cdata
+        kept.append(value.untyped_storage())  # else another storage may get its id
+        owner[node] = id(kept[-1])
         sources = node.all_input_nodes[0].all_input_nodes if is_pick(node) else node.all_input_nodes
         for source in sources:
             if owner.get(source) == owner[node]:

@@ -16,6 +16,7 @@ import psutil
 import torch
 from torch import nn
 
+from autosplit.compat.models import missing_packages
 from autosplit.errors import MissingExtraError, ModelError, close_names, raise_faults
 from autosplit.examples.batch_norm import calibrate_batch_norm, tracking_norms
 from autosplit.tables import bytes_text
@@ -245,7 +246,7 @@ def find_class(class_name: str) -> Any:
             f"model 'transformers:{class_name}' needs the transformers package: pip install 'autosplit[transformers]'"
         ) from None
     found = getattr(transformers, class_name, None) or _find_part(class_name)
-    if needed := getattr(found, "_backends", None):  # a placeholder for a class whose packages are missing
+    if needed := missing_packages(found):  # a placeholder for a class whose packages are missing
         raise MissingExtraError(f"model 'transformers:{class_name}' needs packages that are not installed: {', '.join(needed)}")
     if not (isinstance(found, type) and issubclass(found, nn.Module) and getattr(found, "config_class", None)):
         known = [name for name in dir(transformers) if not name.endswith(("Config", "Processor"))]

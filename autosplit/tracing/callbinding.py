@@ -4,8 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch.utils import _pytree as pytree
-
+from autosplit.compat.torchparts import pytree
 from autosplit.errors import UsageError
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_ONLY)

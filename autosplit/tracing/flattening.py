@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
+from autosplit.compat.torchparts import FakeTensor, renamed
 from autosplit.errors import TraceError, raise_faults
 from autosplit.tracing.devicecopies import chain_of, chains_into, copied_to, in_host_memory
 from autosplit.tracing.tensorspec import laid_out, spec_of
@@ -69,11 +69,7 @@ def move_reserved(exported: ExportedProgram) -> ExportedProgram:
     specs = exported.graph_signature.input_specs
     paths = _free_paths({spec.target: spec.target for spec in specs if spec.target is not None})
     moved = copy.copy(exported)  # the user's program keeps its names
-    moved._graph_signature = replace(
-        exported.graph_signature, input_specs=[replace(spec, target=paths.get(spec.target or "")) for spec in specs]
-    )
-    stores = exported.state_dict, exported.constants
-    moved._state_dict, moved._constants = ({paths.get(name, name): item for name, item in store.items()} for store in stores)
+    renamed(moved, paths)
     return moved
 
 
@@ -237,7 +233,7 @@ def _weight_names(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tenso
 def _place(tensor: torch.Tensor) -> Any:
     """The address of a weight; a fake one has a storage, and no address."""
     if isinstance(tensor, FakeTensor):
-        return tensor.untyped_storage()._cdata, tensor.storage_offset()
+        return id(tensor.untyped_storage()), tensor.storage_offset()
     return tensor.data_ptr()
 
 

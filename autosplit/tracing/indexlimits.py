@@ -1,4 +1,4 @@
-"""Limits of integer arguments, beyond which torch raises: indices of a table, divisors."""
+"""Integer arguments that torch refuses: indices beyond a table, divisors of 0."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,8 +6,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from autosplit.compat.torchparts import OpOverload, schema_of
+
 Limits = tuple[int, int]
 """The least and the largest value."""
+
+DIVIDING = ("div", "floor_divide", "remainder", "fmod")
 
 Shape = Callable[[fx.Node], Sequence[int]]
 
@@ -19,7 +23,7 @@ def base_name(node: fx.Node) -> str:
     >>> base_name(graph.call_function(torch.ops.aten.add.Tensor, (1, 2)))
     'add'
     """
-    return node.target._schema.name.rpartition("::")[2] if isinstance(node.target, torch._ops.OpOverload) else ""
+    return schema_of(node.target).name.rpartition("::")[2] if isinstance(node.target, OpOverload) else ""
 
 
 def index_limits(node: fx.Node, shape: Shape) -> dict[fx.Node, Limits]:
@@ -31,7 +35,7 @@ def index_limits(node: fx.Node, shape: Shape) -> dict[fx.Node, Limits]:
     """
     args: Any = node.args
     match base_name(node):
-        case "embedding":
+        case "embedding" | "embedding_bag" | "_embedding_bag":
             return {args[1]: (0, shape(args[0])[0] - 1)}
         case "index_select" | "gather":
             return {args[2]: (0, _size(shape(args[0]), args[1]) - 1)}
@@ -46,6 +50,12 @@ def index_limits(node: fx.Node, shape: Shape) -> dict[fx.Node, Limits]:
         case "one_hot":
             return {args[0]: (0, args[1] - 1)} if len(args) > 1 and args[1] > 0 else {}
     return {}
+
+
+def divisor(node: fx.Node) -> fx.Node | None:
+    """The tensor that an op divides by; if it holds integers, torch refuses 0 in it."""
+    found = node.args[1] if base_name(node) in DIVIDING and len(node.args) > 1 else None
+    return found if isinstance(found, fx.Node) else None
 
 
 def _size(shape: Sequence[int], dim: int) -> int:

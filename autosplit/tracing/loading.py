@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
+from autosplit.compat.torchparts import FakeTensorMode, pytree
 from autosplit.errors import BRIEF, ModelError, raise_faults
 from autosplit.tracing import architectures, checkpoints
 from autosplit.tracing.importing import import_function
 from autosplit.tracing.modelspec import parse_options, typed_options
 from autosplit.tracing.tensorspec import is_dense, kind_of
 from autosplit.values.plan import PYTHON_OBJECT, Source
+
+WITHOUT_WEIGHTS = "no weights were loaded, and nothing was computed: this trace can be planned, and not run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ def load_model(
         _require_exported_shapes(name, found, args, kwargs)
     made_up = inputs is None and bool(note)
     way_out = architectures.WAY_OUT if made_up else ""
-    return Model(name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out, (note,) if note else ())
+    notes = tuple(filter(None, (note, "" if weights else WITHOUT_WEIGHTS)))
+    return Model(name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out, notes)
 
 
 def _load_spec(
@@ -300,4 +302,4 @@ def _require_eval(name: str, module: nn.Module | ExportedProgram) -> None:
 
 
 def _class_name(source: nn.Module | ExportedProgram) -> str:
-    return source.graph_module._get_name() if isinstance(source, ExportedProgram) else type(source).__name__
+    return type(source.graph_module if isinstance(source, ExportedProgram) else source).__name__

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._library.custom_ops import OPDEFS
-from torch._library.simple_registry import singleton as registry
 
+from autosplit.compat.torchparts import OpOverload, custom_source, schema_of
 from autosplit.errors import PlanError, raise_faults
 from autosplit.tracing.tensorspec import is_plain
 
@@ -128,18 +127,18 @@ def allowed_graph(graph: fx.Graph, subject: str = READING) -> fx.Graph:
 
 def _faults(graph: fx.Graph) -> Iterator[str]:
     for node in graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, OpOverload):
             fault = operator_fault(node.target) or argument_fault(node.target, node.args, node.kwargs)
             if fault:
                 yield f"op '{node.name}': operator '{node.target}' is not allowed: {fault}"
 
 
-def operator_fault(operator_: torch._ops.OpOverload) -> str | None:
+def operator_fault(operator_: OpOverload) -> str | None:
     """The reason why a graph may not call this operator without trust, or None.
 
     A custom operator is allowed if it returns tensors and writes to none: it is the user's code, which this process has imported.
     """
-    schema = operator_._schema
+    schema = schema_of(operator_)
     if schema.is_mutable or torch.Tag.inplace_view in operator_.tags:
         return "it writes to its arguments"
     if not schema.returns or not all(_is_made_of(result.type, ("Tensor",)) for result in schema.returns):
@@ -152,21 +151,21 @@ def operator_fault(operator_: torch._ops.OpOverload) -> str | None:
     return f"its argument '{strange[0]}' is not a plain value" if strange else None
 
 
-def _is_listed(operator_: torch._ops.OpOverload) -> bool:
-    namespace, _, name = operator_._schema.name.partition("::")
+def _is_listed(operator_: OpOverload) -> bool:
+    namespace, _, name = schema_of(operator_).name.partition("::")
     if namespace == "quantized_decomposed":
         return name in QUANTISED
     tagged = namespace in ("aten", "prims") and torch.Tag.pointwise in operator_.tags and "polynomial" not in name  # one loops
-    return tagged or (namespace == "aten" and not ALLOWED.isdisjoint((name, f"{name}.{operator_._overloadname}")))
+    return tagged or (namespace == "aten" and not ALLOWED.isdisjoint((name, f"{name}.{schema_of(operator_).overload_name}")))
 
 
-def argument_fault(operator_: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+def argument_fault(operator_: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """The reason why a graph may not call an allowed operator with these arguments without trust, or None.
 
     Kernels take a tensor without memory (``meta``), of a sparse layout or of quantised numbers for a dense one. An integer in
     place of a dtype is not checked. Sums of sizes near 2^63 wrap round: ``reflection_pad1d`` by -2^63 ended the process.
     """
-    types = {argument.name: argument.real_type for argument in operator_._schema.arguments}
+    types = {argument.name: argument.real_type for argument in schema_of(operator_).arguments}
     given = [*zip(types, args, strict=False), *kwargs.items()]
     for name, value in given:
         if name == "training" and value is not False:
@@ -187,13 +186,10 @@ def argument_fault(operator_: torch._ops.OpOverload, args: Sequence[Any], kwargs
     return None
 
 
-def defined_in(operator_: torch._ops.OpOverload) -> str:
+def defined_in(operator_: OpOverload) -> str:
     """The file that defines a custom operator, or '' for an operator of torch."""
-    rule, made = registry.find(operator_._schema.name).fake_impl.kernel, OPDEFS.get(operator_._schema.name)
-    if rule is None:
-        return ""
-    file: str = rule.source.rpartition(":")[0] if made is None else made._init_fn.__code__.co_filename
-    return "" if Path(file).is_relative_to(Path(torch.__file__).parent) else file
+    file = custom_source(operator_)
+    return "" if file is None or Path(file).is_relative_to(Path(torch.__file__).parent) else file
 
 
 def _is_made_of(kind: Any, names: Sequence[str]) -> bool:

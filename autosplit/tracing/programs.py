@@ -15,13 +15,25 @@ from typing import Any
 import torch
 from torch import fx
 
+from autosplit.compat.torchparts import OpOverload
 from autosplit.errors import PlanError
 from autosplit.tracing.operators import allowed_graph, defined_in
 
 KINDS: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 PICK = "getitem"
+LINE = "line"
+"""The key under which a node of a saved stage holds its ``user_line`` in ``meta``."""
+
+FRAME = re.compile(r'File "(?P<file>[^"<]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
 WEIGHT_NAME = re.compile(r"[\w.\-]+")
+
+
+def user_line(node: fx.Node) -> str:
+    """The line of the model's code that made an op, as 'file:line: code', or ''."""
+    frames = [frame for frame in FRAME.finditer(node.meta.get("stack_trace") or "") if "/torch/" not in frame["file"]]
+    own = f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
+    return str(node.meta.get(LINE, own))
 
 
 class Observer(fx.Interpreter):
@@ -58,7 +70,7 @@ def packages(graph: fx.Graph) -> tuple[str, ...]:
     Raises: PlanError: the file cannot be imported as a module, because it is the main program or a notebook.
     """
     found: dict[str, None] = {}
-    for operator_ in dict.fromkeys(node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)):
+    for operator_ in dict.fromkeys(node.target for node in graph.nodes if isinstance(node.target, OpOverload)):
         file = defined_in(operator_)
         if file:
             homes = [module for module in [*sys.modules.values()] if getattr(module, "__file__", None) == file]
@@ -172,7 +184,7 @@ def _decode_target(kind: str, target: str) -> Any:
     found: Any = torch.ops
     for part in parts:
         found = getattr(found, part, None)
-    if len(parts) != 3 or not isinstance(found, torch._ops.OpOverload):
+    if len(parts) != 3 or not isinstance(found, OpOverload):
         raise PlanError(f"operator '{target:.200}' is not registered in this process; import the module that defines it first")
     return found
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.errors import PlanError, raise_faults
 from autosplit.files import content_hash, hidden_beside, read_mapping
 from autosplit.parsing import MALFORMED
@@ -34,7 +35,10 @@ from autosplit.tracing.valueranges import Assumed, assumed_limits
 from autosplit.tracing.weightsfile import map_weights, write_weights
 from autosplit.values.placement import placement_faults
 
-SCHEMA = 4
+SCHEMA = 5
+MOST_LINE = 300
+"""Most characters of the line of code of an op."""
+
 WEIGHTS = "weights.safetensors"
 DESCRIBED = ("name", "ops", "inputs", "outputs", "limits", "weights", "requires_grad", "nodes")
 
@@ -168,7 +172,8 @@ def save_stage(program: StageProgram, folder: Path) -> None:
     draft.mkdir()
     try:
         size = write_weights(draft / WEIGHTS, key, program.weights, specs)
-        text = json.dumps({"schema": SCHEMA, "key": key, "weights_file_bytes": size, **description}, indent=1)
+        lines = {node.name: programs.user_line(node) for node in program.module.graph.nodes if is_op(node)}
+        text = json.dumps({"schema": SCHEMA, "key": key, "weights_file_bytes": size, **description, "lines": lines}, indent=1)
         (draft / "stage.json").write_text(text, encoding="utf-8")
         _replace(folder, draft)
     finally:
@@ -216,6 +221,8 @@ def load_stage(folder: Path, *, trust: bool = False) -> StageProgram:
         faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
         raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
         found = assemble(str(data["name"]), graph, weights, data["requires_grad"], specs["inputs"], specs["outputs"])
+        for node in filter(is_op, found.module.graph.nodes):
+            node.meta[programs.LINE] = f"{data['lines'][node.name]:.{MOST_LINE}}"
         return replace(found, limits=_limits(data))
     except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
         raise _incomplete(folder, failure) from None
@@ -296,6 +303,6 @@ def place_stage(program: StageProgram, device: torch.device | str) -> StageProgr
 
 def _creates(node: fx.Node) -> bool:
     """Whether an op creates a tensor without inputs; without a device argument it is in host memory."""
-    if node.all_input_nodes or not isinstance(node.target, torch._ops.OpOverload):
+    if node.all_input_nodes or not isinstance(node.target, OpOverload):
         return False
-    return any(argument.name == "device" for argument in node.target._schema.arguments)
+    return any(argument.name == "device" for argument in schema_of(node.target).arguments)

@@ -12,8 +12,8 @@ from math import prod
 from typing import Any, TypeGuard
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from autosplit.compat.torchparts import FakeTensor, FakeTensorMode, is_functorch_wrapped_tensor
 from autosplit.memory.lives import ALIGNMENT
 from autosplit.parsing import shown
 
@@ -173,12 +173,35 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
     target.copy_(source)
 
 
-def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The tensor if it has the layout of the spec, else a copy with it; shape and dtype must be the spec's."""
-    if spec_of(spec.name, tensor) == spec:
+def is_laid_out(tensor: torch.Tensor, spec: TensorSpec, *, anywhere: bool = False) -> bool:
+    """Whether a kernel or a copy may read the memory of a dense tensor as that of the spec.
+
+    It may not if the tensor is lazily conjugated or negated (its memory differs from its values), on a device, of a subclass, or
+    followed by autograd. Strides of a dimension of size 1 count too: a kernel may choose its path by them.
+
+    Args:
+        tensor: dense (see ``is_dense``), with the spec's shape and dtype: outputs and requests were checked before.
+        spec: the layout.
+        anywhere: take any distance from a 64-byte boundary, for readers that copy.
+    """
+    return (
+        tensor.stride() == spec.stride
+        and tensor.__class__ is torch.Tensor
+        and tensor.is_cpu
+        and not (tensor.requires_grad or tensor.is_neg() or tensor.is_conj())
+        and (anywhere or 0 in spec.shape or tensor.data_ptr() % ALIGNMENT == spec.offset_bytes)
+    )
+
+
+def laid_out(tensor: torch.Tensor, spec: TensorSpec, *, anywhere: bool = False) -> torch.Tensor:
+    """The tensor without autograd if ``is_laid_out``, else a copy that is; it is dense and of the spec's shape."""
+    if tensor.requires_grad or tensor.__class__ is not torch.Tensor:
+        tensor = tensor.detach()
+    if tensor.dtype is spec.torch_dtype and is_laid_out(tensor, spec, anywhere=anywhere):
         return tensor
     copy = empty_like_spec(spec)
-    copy_into(copy, tensor)
+    with torch.no_grad():
+        copy_into(copy, tensor)
     return copy
 
 
@@ -194,7 +217,7 @@ def is_dense(value: object) -> TypeGuard[torch.Tensor]:
     if value.__class__ is not torch.Tensor:
         return kind_of(value) == ""
     strided = value.layout is torch.strided and not (value.is_meta or value.is_nested)
-    return strided and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return strided and not is_functorch_wrapped_tensor(value)
 
 
 def fake_mode(tensors: Iterable[Any]) -> FakeTensorMode:
@@ -209,7 +232,7 @@ def kind_of(value: object) -> str:
         return type(value).__name__
     if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return type(value).__name__
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if is_functorch_wrapped_tensor(value):
         return "a tensor inside torch.func (vmap, grad or functionalize)"
     if value.layout is not torch.strided or value.is_meta or value.is_nested:
         return f"{'nested' if value.is_nested else value.layout} on {value.device}"

@@ -5,7 +5,6 @@ its place, control flow, and tensors that are not dense.
 """
 
 import operator
-import re
 from collections.abc import Container
 from typing import Any
 
@@ -13,11 +12,11 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
-from torch.utils import _pytree as pytree
 
+from autosplit.compat.torchparts import OpOverload, pytree, schema_of
+from autosplit.tracing.programs import user_line
 from autosplit.tracing.tensorspec import is_dense, kind_of
 
-FRAME = re.compile(r'File "(?P<file>[^"<]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
 MASKED = {torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default}
 """Ops whose second argument alone determines the size of their result."""
 
@@ -38,17 +37,11 @@ def reasons_not_to_cut(exported: ExportedProgram, live: Container[fx.Node]) -> l
     """
     varying = _of_varying_size(exported)
     faults = _changed_state(exported) + [
-        f"{reason} ({line})" if (line := _user_line(node)) else reason
+        f"{reason} ({line})" if (line := user_line(node)) else reason
         for node in exported.graph.nodes
         if node.op == "call_function" and (reason := _refusal(node, node in live, node in varying))
     ]
     return list(dict.fromkeys(faults))
-
-
-def _user_line(node: fx.Node) -> str:
-    """The line of the user's code that made this op, as 'file:line: code', or ''."""
-    frames = [frame for frame in FRAME.finditer(node.meta.get("stack_trace") or "") if "/torch/" not in frame["file"]]
-    return f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
 
 
 def _of_varying_size(exported: ExportedProgram) -> set[fx.Node]:
@@ -80,7 +73,7 @@ def _changed_state(exported: ExportedProgram) -> list[str]:
         if spec.kind is OutputKind.BUFFER_MUTATION and buffers.get(spec.arg.name) == spec.target:
             continue  # assigned to itself, as by ``self.table = self.table.to(x.device)``
         if spec.kind in MUTATIONS:
-            line = _user_line(makers[spec.arg.name]) if spec.arg.name in makers else ""
+            line = user_line(makers[spec.arg.name]) if spec.arg.name in makers else ""
             place = f" ({line})" if line else ""
             kept = spec.kind is not OutputKind.USER_INPUT_MUTATION
             way_out = (
@@ -102,23 +95,23 @@ def _refusal(node: fx.Node, is_live: bool, is_varying: bool) -> str:
     target = node.target
     if target is operator.getitem:
         return ""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return (
             f"'{node.name}' is control flow or Python code in the graph ({target}); write it with tensor ops" if is_live else ""
         )
-    if target._schema.is_mutable:
+    if schema_of(target).is_mutable:
         return (
             f"'{node.name}' ({target}) writes into its input and could not be made functional; use the op without the underscore"
         )
-    if not target._schema.returns:
+    if not schema_of(target).returns:
         return (
             ""
-            if target._schema.name.split("::")[-1].startswith(("_assert", "sym_constrain"))
+            if schema_of(target).name.split("::")[-1].startswith(("_assert", "sym_constrain"))
             else (f"'{node.name}' ({target}) returns nothing, so it acts on something outside the graph; take it out")
         )
     if not is_live:
         return ""
-    if target._schema.name.startswith("aten::as_strided"):
+    if schema_of(target).name.startswith("aten::as_strided"):
         return f"'{node.name}' ({target}) reads memory by its place, which is another one in each process; use slices or unfold"
     if not _all_tensors(node.meta.get("val")):
         return f"'{node.name}' ({target}) reads a number out of a tensor, which a fixed graph cannot follow; keep it a tensor"
@@ -126,7 +119,7 @@ def _refusal(node: fx.Node, is_live: bool, is_varying: bool) -> str:
         return f"'{node.name}' ({target}) gives a tensor whose size depends on values, and sizes are fixed; mask with torch.where"
     if any(item.layout is not torch.strided for item in _tensors(node)):
         return f"'{node.name}' ({target}) gives a tensor that is not dense, which stages cannot hand over; keep it dense"
-    if torch.Tag.nondeterministic_seeded in target.tags and not _switched_off(node, target._schema):
+    if torch.Tag.nondeterministic_seeded in target.tags and not _switched_off(node, schema_of(target)):
         return f"'{node.name}' ({target}) draws random numbers; call eval(), or make the noise an input"
     return ""
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
+from autosplit.compat.models import attention_of
+from autosplit.compat.torchparts import FakeTensor, pytree, stores_of
 from autosplit.errors import BRIEF, TraceError
 from autosplit.tracing.differing import NumericalError, difference, larger
 from autosplit.tracing.tensorspec import copy_into, differences, empty_like_spec, laid_out, spec_of
@@ -151,7 +151,7 @@ def _has_fast_path(module: Any) -> bool:
 def _attributes_kept(module: Any) -> Iterator[None]:
     """Put back what calls of the module assign to attributes of it and of its parts."""
     parts = list(module.modules()) if isinstance(module, nn.Module) else []
-    stores = [store for part in parts for store in (vars(part), part._buffers, part._parameters)]
+    stores = [store for part in parts for store in stores_of(part)]
     before = [dict(store) for store in stores]
     try:
         yield
@@ -164,7 +164,7 @@ def _attributes_kept(module: Any) -> Iterator[None]:
 
 def _why_other(module: Any) -> str:
     """A cause that makes a graph compute something else than its module, and the way out."""
-    if getattr(getattr(module, "config", None), "_attn_implementation", "") == "sdpa":
+    if attention_of(module) == "sdpa":
         return (
             "Models of transformers may make other attention masks while they are traced: give '?attn_implementation=eager', "
             "or model.set_attn_implementation('eager')."

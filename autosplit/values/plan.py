@@ -24,8 +24,8 @@ In the caller's process a request passes no ring, and a crash of the stage ends 
 the thread that calls. Replicas have a thread each.
 """
 
-MAX_QUEUE_DEPTH = 1024
-"""Largest number of slots of a ring. Each slot takes memory from the start, and more slots only make requests wait longer."""
+QUEUE_DEPTH, MAX_QUEUE_DEPTH = 4, 1024
+"""Slots of a ring: by default, and at most. Each takes memory from the start, and more only make requests wait longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Plan:
     status: Status = "manual"
     chosen: str = "plan"
     microbatch: int = 1
-    queue_depth: int = 4
+    queue_depth: int = QUEUE_DEPTH
     precision: Precision = "f32"
     loads_s: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
 from autosplit.values.machine import parse_device
 from autosplit.values.placement import ops_are, unknown_op
-from autosplit.values.plan import UNKNOWN, Plan, Prediction, Process, Source, Stage, StageMemory, Status, check_graph
+from autosplit.values.plan import QUEUE_DEPTH, UNKNOWN, Plan, Prediction, Process, Source, Stage, StageMemory, Status, check_graph
 from autosplit.values.samples import Precision, backend_fault
 
 SCHEMA = 1
@@ -149,7 +149,7 @@ class PlanFile(_Strict):
     status: Status = "manual"
     predicted: Prediction = UNKNOWN
     microbatch: int = Field(default=1, ge=1)
-    queue_depth: int = Field(default=4, ge=1)
+    queue_depth: int = Field(default=QUEUE_DEPTH, ge=1)
     precision: Precision = "f32"
     process: Process = "workers"
     loads_s: dict[str, float] = {}

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from autosplit.backends import translating
 from autosplit.backends.onnxfile import write_onnx
-from autosplit.backends.translating import kept_translations
+from autosplit.compat import runtimes
+from autosplit.compat.runtimes import kept_translations
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import split
@@ -33,9 +33,9 @@ class Table:
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Table]]:
     monkeypatch.setitem(sys.modules, REGISTRATION, SimpleNamespace(ONNXRegistry=Table))
     monkeypatch.setattr(Table, "made", 0)
-    translating._made.cache_clear()
+    runtimes._made.cache_clear()
     yield Table
-    translating._made.cache_clear()
+    runtimes._made.cache_clear()
 
 
 def test_the_table_is_made_once_for_each_version_of_the_format(table: type[Table]) -> None:
@@ -63,8 +63,8 @@ def test_the_exporter_of_this_torch_takes_the_table_that_is_kept(tmp_path) -> No
     traced = trace(load_model("autosplit.examples.mlp:mlp?depth=2&width=8"))
     [program] = split(traced, [[op.name for op in traced.graph.ops]])
     write_onnx(program, tmp_path / "first.onnx")
-    before = translating._made.cache_info()
+    before = runtimes._made.cache_info()
     write_onnx(program, tmp_path / "second.onnx")
-    after = translating._made.cache_info()
+    after = runtimes._made.cache_info()
     assert (after.misses, after.hits) == (before.misses, before.hits + 1)
     assert (tmp_path / "first.onnx").read_bytes() == (tmp_path / "second.onnx").read_bytes()

@@ -184,7 +184,10 @@ def rename_file(data, name):
         (lambda data: rename_file(data, "../n0p0.json"), r"file '../n0p0.json' is not a plain name"),
         (lambda data: rename_file(data, "/etc/passwd"), r"file '/etc/passwd' is not a plain name"),
         (lambda data: data["files"].pop(WEIGHTS), f"it lists no '{WEIGHTS}'"),
-        (lambda data: data["networks"]["skips"]["parts"][0].update(backend="pickle"), "backend 'pickle' does not exist"),
+        (
+            lambda data: data["networks"]["skips"]["parts"][0].update(backend="pickle"),
+            "no file for backend 'pickle', or that does not exist",
+        ),
         (lambda data: data["networks"]["skips"]["parts"][0].update(devices=["tape"]), "part 'stage0': device 'tape'"),
         (lambda data: data["networks"]["skips"].update(answer={"value": "nothing"}), "an answer that cannot be built"),
     ],

@@ -28,10 +28,9 @@ from autosplit import scratch
 from autosplit.clusters import frames, hostprofile
 from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.handshake import dial
-from autosplit.clusters.remote import HostsPipeline
 from autosplit.costs.wires import Wires
 from autosplit.deploying.service import open_pipeline
-from autosplit.deploying.workspace import Workspace, deploy, place
+from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.measuring.store import Store
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
@@ -44,9 +43,20 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[autosplit.Cluster]:
-    with autosplit.Cluster("local:3") as opened:
-        yield opened
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[autosplit.Cluster]:
+    """Three local nodes. Their folder has a long name: nodes failed there, because a socket's path has at most 107 bytes."""
+    folder = tmp_path_factory.mktemp("x" * 90)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TMPDIR", str(folder))
+        patched.setattr(tempfile, "tempdir", None)  # read TMPDIR again
+        with autosplit.Cluster("local:3") as opened:
+            yield opened
+    for _ in range(300):  # small processes remove the files of agents that were killed
+        left = list(folder.glob("autosplit-*"))
+        if not left:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"a closed cluster left {left}")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +130,7 @@ def test_agents_let_no_stranger_in(traced: autosplit.Traced, cluster: autosplit.
     [x] = traced.example_inputs
     address = cluster.address("node-a")
     with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
-        hello = {PURPOSE: REQUESTS, SEGMENT: model.pipeline._deployment._names[0], SENDER: "stranger"}  # type: ignore[attr-defined]
+        hello = {PURPOSE: REQUESTS, SEGMENT: model.pipeline._transport._route._segments[0].name, SENDER: "stranger"}  # type: ignore[attr-defined]
         with socket.create_connection(address, 10) as sock, suppress(ConnectionResetError):
             sock.sendall(b"GET / HTTP/1.1".ljust(200))
             assert len(b"".join(iter(lambda: sock.recv(4096), b""))) == 64, "a random number and a keyed hash of it"
@@ -155,9 +165,6 @@ def test_what_was_measured_on_hosts_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert setup.store is not None
-    kept = Store(Path(setup.store)).links(cluster.hosts["node-a"].provenance)
-    [relay] = [link for link in kept if (link.source, link.target) == (HOST, "node-a")]
-    assert min(relay.send_s, relay.receive_s, relay.cold_send_s, relay.cold_receive_s) > 0
     assert set(Store(Path(setup.store)).load(traced.graph).measured) <= set(profile.measured)
     monkeypatch.setattr(hostprofile, "unsplit", lambda traced: pytest.fail("the hosts measure again what the store holds"))
     again = autosplit.measure(traced, setup=setup)
@@ -227,7 +234,6 @@ def test_every_kind_of_request_runs_over_hosts(traced: autosplit.Traced, cluster
         one = host["one"]
         found = {
             "submit, the networks in turn": [host.submit("one" if k % 2 else "two", [x]) for k, x in enumerate(inputs)],
-            "in place": [one.submit([x], in_place=True) for x in inputs],
         }
         answers = {way: [future.result(300)[0] for future in futures] for way, futures in found.items()}
         answers["run"] = [host.run("one", [x])[0] for x in inputs]
@@ -241,11 +247,6 @@ def test_every_kind_of_request_runs_over_hosts(traced: autosplit.Traced, cluster
             session.set_input(one.wiring.inputs[0], x)
             session.run()
         answers["session"] = [session.get_output()[0] for _ in inputs]
-        answers["buffer"] = []
-        for x in inputs:
-            with one.buffer() as buffer:
-                buffer.tensors[0].copy_(x)
-                answers["buffer"] += buffer.submit().result(300)
         for way, ys in answers.items():
             assert all(torch.equal(y, right) for y, right in zip(ys, expected, strict=True)), way
         [chained] = host.chain("one", "two").run([inputs[0]])
@@ -280,26 +281,6 @@ def test_a_stopped_host_holds_callers_up_and_urgent_requests_overtake(
                 future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
         assert all(torch.equal(future.result(300), traced.run(x)) for future in futures)
         assert order == ["urgent", "plain"]
-
-
-def test_urgent_requests_overtake_on_hosts_where_answers_come_as_ready(
-    traced: autosplit.Traced, cluster: autosplit.Cluster
-) -> None:
-    """Agents opened their segments in order, so an urgent request waited on each host for all that had come before."""
-    [x] = traced.example_inputs
-    order: list[str] = []
-    with Workspace() as workspace:
-        stages = place(traced, halves(traced, cluster), cluster.machine, workspace)
-        with HostsPipeline(cluster, stages, traced.graph.inputs, traced.graph.outputs, in_order=False) as pipeline:
-            pipeline.run([x])
-            with stopped(pipeline.pids[1]):
-                futures = [pipeline.submit([x], priority=priority) for priority in (0, 0, -1)]
-                for name, future in zip(("first", "second", "urgent"), futures, strict=True):
-                    future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
-                while pipeline.health()[1].num_queued < 3:
-                    time.sleep(0.01)
-            assert all(torch.equal(future.result(300)[0], traced.run(x)) for future in futures)
-    assert order.index("urgent") < order.index("second")
 
 
 def test_the_trace_has_a_process_for_each_host_on_one_clock(
@@ -367,7 +348,8 @@ def test_a_silent_host_is_replaced(
         assert "host 'node-c' was lost: it was silent for 1.5 s" in note or "says that it was silent" in note
     assert set(cluster.lost) == {"node-c"}
     assert [device.host for device in cluster.machine.devices] == ["node-a", "node-b"]
-    assert cluster.refresh() == ["node-c"] and not cluster.lost
+    assert cluster.refresh() == ["node-c"], cluster.lost
+    assert not cluster.lost
     with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
         assert [stage.devices[0].host for stage in model.pipeline.wiring.stages] == ["node-a", "node-c"]
         assert torch.equal(model(x), traced.run(x))

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from pipelines import Gate, local, request
 
 from autosplit.clusters import frames, handshake, hostlinks, runningsegment
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, CREDIT, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
 from autosplit.clusters.handshake import LET_IN, dial, welcome
-from autosplit.clusters.runningsegment import RunningSegment, SegmentOrder
+from autosplit.clusters.runningsegment import RunningSegment
+from autosplit.clusters.segments import Segment
 from autosplit.errors import WorkerError
 from autosplit.tracing.tensorspec import spec_of
 from autosplit.values.links import Link, Wire
@@ -359,7 +359,7 @@ def test_the_drivers_card_carries_what_it_sends_to_all_hosts_at_once(monkeypatch
 def test_an_answer_waits_for_the_connection_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first request may be quicker than the thread that lets the connection in. Its answer was lost, and its caller hung."""
     monkeypatch.setattr(runningsegment, "Pipeline", lambda *given, **settings: None)
-    segment = RunningSegment("b", SegmentOrder("one", "", (), (), (), 1, ()))
+    segment = RunningSegment("b", Segment("one", (), ("b",), (), (), 1))
     one, two = _tcp_pair()
     log = Log()
     driver = Connection(two, "b", log, num_slots=1)
@@ -370,28 +370,3 @@ def test_an_answer_waits_for_the_connection_that_takes_it(monkeypatch: pytest.Mo
     late.join()
     driver.close()
     segment._targets[""].close()
-
-
-@pytest.mark.parametrize("in_order,last", [(True, 2), (False, 1)])
-def test_urgent_requests_overtake_in_a_segment_where_answers_come_as_ready(in_order: bool, last: int) -> None:
-    """Agents opened their segments in order, so an urgent request waited for all before it on each host."""
-    gate, log = Gate(), Log()
-    stage = local("stage0", gate, "x", "y")
-    segment = RunningSegment("b", SegmentOrder("one", "", (stage,), stage.inputs, stage.outputs, 3, (), in_order))
-    (out, back), (to, taken) = _tcp_pair(), _tcp_pair()
-    driver = Connection(out, "b", log, stage.inputs, num_credits=3)
-    results = Connection(to, "b", log, stage.outputs, num_slots=3)
-    segment.feed_from(back, "driver")
-    segment.send_to("", taken, 3)
-    for number, priority in enumerate((0, 0, -1)):
-        driver.post(Outgoing(REQUEST, number, priority, tensors=request(number)))
-        if not number:
-            assert gate.entered.acquire(timeout=WAIT_S)
-    until_s = time.monotonic() + WAIT_S
-    while segment.pipeline.num_running < 3 and time.monotonic() < until_s:
-        time.sleep(0.001)
-    gate.opened.set()
-    assert [log.next()[0].number for _ in range(3)][-1] == last
-    for connection in (driver, results):
-        connection.close()
-    segment.close()

@@ -16,34 +16,29 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from hosts import SECRET, Hosts, on_hosts
 from pipelines import Gate, double, request, spec
 
-from autosplit.backends.base import Runnable
 from autosplit.clusters import runningsegment
 from autosplit.clusters.agent import ANSWERS, CONTROL, NUM_SLOTS, PROBE, PURPOSE, REQUESTS, SEGMENT, SENDER, Agent
 from autosplit.clusters.frames import BEAT, BROKEN, CANCEL, CREDIT, ERROR, REQUEST
 from autosplit.clusters.handshake import dial
 from autosplit.clusters.listener import Listener
 from autosplit.clusters.remote import HostsPipeline
-from autosplit.clusters.runningsegment import DRIVER, SegmentOrder
+from autosplit.clusters.segments import DRIVER, Segment
 from autosplit.errors import AutosplitError, WorkerError
-from autosplit.running.modules import StageFolder, positional
-from autosplit.running.wiring import StagePlacement
-from autosplit.values.machine import parse_device
+from autosplit.running.stage import StagePlacement
 
 NUM_CASES = int(os.environ.get("AUTOSPLIT_FUZZ_CASES", "100"))
 MOST_BYTES = 200 << 20
-SECRET = b"secret of the run"
 WAIT_S = 5.0
 
 pytestmark = pytest.mark.timeout(60 + NUM_CASES)
@@ -93,52 +88,8 @@ def mutated_stream(draw: random.Random) -> bytes:
     return stream[: draw.randrange(len(stream) + 1)] if draw.random() < 0.2 else stream
 
 
-@dataclass(frozen=True, slots=True)
-class Doubling(StageFolder):
-    """A stage that needs no files."""
-
-    function: Callable[..., Any] = double
-
-    @property
-    def num_bytes(self) -> int:
-        """None."""
-        return 0
-
-    def load(self, threads: int, device: str, shared: bool) -> Runnable:
-        """The function."""
-        return positional(self.function)
-
-    def import_packages(self) -> None:
-        """Do nothing."""
-
-
 def stage(device: str, function: Callable[..., Any] = double) -> StagePlacement:
-    module = Doubling(Path("folder"), warms_up=False, trust=True, function=function)
-    return StagePlacement("double", module, (spec("x"),), (spec("y"),), (parse_device(device),))
-
-
-class Hosts:
-    """What a pipeline asks of a Fleet, without Ray: agents in this process, or listeners that stand for hosts."""
-
-    def __init__(self, **hosts: Agent | Listener) -> None:
-        self.secret, self.lost = SECRET, dict[str, str]()
-        self._hosts = hosts
-
-    def lose(self, host: str, reason: str) -> None:
-        """Note a lost host."""
-        self.lost[host] = reason
-
-    def address(self, host: str) -> tuple[str, int]:
-        """Where a host listens."""
-        return self._hosts[host].address
-
-    def ask(self, calls: Sequence[tuple[Any, ...]], timeout_s: float = 0.0) -> list[Any]:
-        """Call agents; a listener does nothing."""
-        return [getattr(self._hosts[host], method, lambda *_: None)(*given) for host, method, *given in calls]
-
-    def ship(self, folders: Mapping[str, Collection[Path]]) -> tuple[dict[Path, str], dict[str, dict[str, str]]]:
-        """Ship nothing."""
-        return {Path("folder"): "folder"}, {"folder": {}}
+    return on_hosts(function, device)
 
 
 def pipeline(**hosts: Agent | Listener) -> HostsPipeline:
@@ -206,9 +157,7 @@ def opened(
     agent: Agent, name: str, sources: tuple[str, ...] = ("evil",), function: Callable[..., Any] = double
 ) -> Iterator[None]:
     """A segment that runs on the agent for a block, with two slots for each source."""
-    agent.open_segment(
-        SegmentOrder(name, "", (stage("null:0", function),), (spec("x"),), (spec("y"),), 2, (), sources=sources), {}
-    )
+    agent.open_segment(Segment(name, (stage("null:0", function),), ("b",), (spec("x"),), (spec("y"),), 2, sources), {})
     try:
         yield
     finally:

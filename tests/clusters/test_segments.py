@@ -6,20 +6,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
+from pipelines import double, local, request
 
 import autosplit
 from autosplit.bundling.bundler import write_bundle
-from autosplit.clusters.hostsfeed import Answered, HostsFeed, Inbox, Lost, Route
+from autosplit.clusters.hoststransport import Answered, Events, HostsTransport, Lost, Route
 from autosplit.clusters.raynodes import connected
 from autosplit.clusters.segments import segments_of
 from autosplit.errors import DeadlineError, DeviceError, PlanError, RefusedError, StageError, UsageError, WorkerError
+from autosplit.running.engine import Engine
 from autosplit.running.modules import LocalFunction
-from autosplit.running.request import AnswerFuture, Request, monotonic_deadline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.request import AnswerFuture
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import wire
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Process, Stage
@@ -51,7 +54,7 @@ def test_segments_hand_on_what_later_ones_read() -> None:
         ("xybc", "xbd", ("b",)),
         ("xbd", "eb", ("b", "a")),
     ]
-    assert [[device.name for device in one.devices] for one in found[2].on("a")] == [["cpu:0"]]
+    assert [[device.name for device in one.devices] for one in found[2].on("a").stages] == [["cpu:0"]]
 
 
 def test_a_stage_on_this_machine_is_refused() -> None:
@@ -74,7 +77,8 @@ def test_stages_on_hosts_do_not_run_here_nor_in_a_bundle(tmp_path: Path) -> None
 class FakeRoute(Route):
     """Keeps what is sent."""
 
-    window = 2
+    max_in_flight = 2
+    wiring = wire([local("a", double, "x", "y")], ["x"], ["y"])
 
     def __init__(self) -> None:
         self.sent: list[int] = []
@@ -90,57 +94,22 @@ class FakeRoute(Route):
         pass
 
 
-def none(lost: Lost, route: Route) -> Route:
+def none(lost: Lost, route: Route, events: Events) -> Route:
     raise WorkerError(f"host '{lost.host}' was lost: {lost.reason}")
 
 
 class Bench:
-    """A feed on a fake route; it answers with the value ``10 * number``."""
+    """An engine on a fake route; it answers with the value ``10 * number``."""
 
-    def __init__(self, replace: Callable[[Lost, Route], Route] = none, room: int = 8, in_order: bool = True) -> None:
-        self.inbox, self.route = Inbox(), FakeRoute()
-        self.feed = HostsFeed(self.route, self.inbox, ["y"], room=room, in_order=in_order, replace=replace)
+    def __init__(self, replace: Callable[[Lost, Route, Events], Route] = none, room: int = 8) -> None:
+        self.events, self.route = Events(), FakeRoute()
+        self.engine = Engine(lambda wiring: HostsTransport(self.route, self.events, replace), FakeRoute.wiring, room)
 
-    def request(self, deadline_s: float | None = None) -> Request:
-        return Request((torch.zeros(1),), monotonic_deadline(deadline_s), 0)
-
-    def submit(self, priority: int = 0, timeout_s: float | None = 0.0, deadline_s: float | None = None):  # type: ignore[no-untyped-def]
-        return self.feed.submit(self.request(deadline_s), priority, timeout_s)
+    def submit(self, timeout_s: float | None = 0.0, **settings: Any) -> AnswerFuture:
+        return self.engine.submit(request(0), timeout_s=timeout_s, **settings)
 
     def answer(self, number: int) -> None:
-        self.inbox.put(Answered(number, {"y": torch.tensor(10.0 * number)}, ""))
-
-
-def test_answers_keep_the_order_of_admission() -> None:
-    bench = Bench()
-    first, second = bench.submit(), bench.submit()
-    bench.answer(1)
-    assert not first.done() and not second.done()
-    bench.answer(0)
-    assert [float(future.result(5)[0]) for future in (first, second)] == [0.0, 10.0]
-    bench.feed.close(drain=True)
-
-
-def test_answers_out_of_order_come_at_once() -> None:
-    bench = Bench(in_order=False)
-    first, second = bench.submit(), bench.submit()
-    bench.answer(1)
-    assert float(second.result(5)[0]) == 10.0 and not first.done()
-    bench.feed.close(drain=False)
-    with pytest.raises(RefusedError, match="closed before"):
-        first.result(5)
-
-
-def test_the_window_the_queue_and_priorities() -> None:
-    bench = Bench(room=2)
-    futures = [bench.submit(), bench.submit(), bench.submit(priority=5), bench.submit(priority=1)]
-    assert bench.route.sent == [0, 1]
-    with pytest.raises(RefusedError, match=r"2 requests are running \(limit 2\) and 2 are waiting \(limit 2\)"):
-        bench.submit()
-    for number in range(4):
-        bench.answer(number)
-    assert [float(future.result(5)[0]) for future in futures] == [0.0, 10.0, 30.0, 20.0], "the more urgent one is fed first"
-    bench.feed.close(drain=True)
+        self.events.put(Answered(number, {"y": torch.tensor(10.0 * number)}, ""))
 
 
 def test_callers_at_the_door_are_let_in_once_the_queue_is_half_empty() -> None:
@@ -151,13 +120,13 @@ def test_callers_at_the_door_are_let_in_once_the_queue_is_half_empty() -> None:
     callers = [threading.Thread(target=lambda: late.put(bench.submit(timeout_s=None))) for _ in range(3)]
     for caller in callers:
         caller.start()
-    while bench.feed._entrance._num_outside < 3:
+    while bench.engine._admission._waiting_room._num_here < 3:
         time.sleep(0.001)
     bench.answer(0)
     futures[0].result(5)
     with pytest.raises(RefusedError, match="3 are waiting"):
         bench.submit()  # there is room, which is for those who came before
-    assert bench.feed.occupancy().num_waiting == 3 and late.empty()
+    assert bench.engine.num_waiting == 3 and late.empty()
     for number in range(1, 9):
         while number not in bench.route.sent:
             time.sleep(0.001)
@@ -165,7 +134,7 @@ def test_callers_at_the_door_are_let_in_once_the_queue_is_half_empty() -> None:
     for caller in callers:
         caller.join(5)
     assert all(future.result(5) for future in [*futures, *(late.get() for _ in callers)])
-    bench.feed.close(drain=True)
+    bench.engine.close(drain=True)
 
 
 def test_deadlines_in_the_queue_and_cancelling() -> None:
@@ -177,42 +146,42 @@ def test_deadlines_in_the_queue_and_cancelling() -> None:
     assert unwanted.cancel() and running[0].cancel()
     assert bench.route.cancelled == [0]
     bench.answer(0)
-    bench.inbox.put(Answered(1, None, "StageError\nhost 'b': op 'fc' failed"))
+    bench.events.put(Answered(1, None, "StageError\nhost 'b': op 'fc' failed"))
     with pytest.raises(StageError, match="host 'b': op 'fc' failed"):
         running[1].result(5)
-    bench.feed.close(drain=True)
+    bench.engine.close(drain=True)
     assert bench.route.sent == [0, 1]
 
 
 def test_a_lost_host_fails_what_it_had_and_all_that_comes() -> None:
     bench = Bench()
     future = bench.submit()
-    bench.inbox.put(Lost("b", "it closed the connection"))
+    bench.events.put(Lost("b", "it closed the connection"))
     with pytest.raises(WorkerError, match="host 'b' was lost"):
         future.result(5)
     with pytest.raises(WorkerError, match="host 'b' was lost"):
         bench.submit()
-    bench.feed.close(drain=True)
+    bench.engine.close(drain=True)
 
 
 def test_requests_run_again_on_another_route() -> None:
     again, ready = FakeRoute(), threading.Event()
 
-    def replace(lost: Lost, route: Route) -> Route:
+    def replace(lost: Lost, route: Route, events: Events) -> Route:
         ready.set()
         return again
 
     bench = Bench(replace)
     futures = [bench.submit() for _ in range(3)]
     bench.answer(1)
-    bench.inbox.put(Lost("b", "it was silent"))
+    bench.events.put(Lost("b", "it was silent"))
     assert ready.wait(5)
     for number in (0, 2):
         bench.answer(number)
     assert [float(future.result(5)[0]) for future in futures] == [0.0, 10.0, 20.0]
-    assert bench.route.sent == [0, 1] and again.sent == [0, 2], "the request with a result does not run again"
-    assert bench.feed.restarts == 1
-    bench.feed.close(drain=True)
+    assert bench.route.sent == [0, 1, 2] and again.sent == [0, 2], "the request with a result does not run again"
+    assert bench.engine.restarts == 1
+    bench.engine.close(drain=True)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def halves(graph: Graph) -> Plan:
         Stage("stage0", tuple(names[:middle]), ("cpu:0",), load_s=0.004),
         Stage("stage1", tuple(names[middle:]), ("cpu:1", "cpu:2"), load_s=0.006),
     )
-    return Plan(Source("m:f"), graph.hash, "p", stages, Prediction(0.004, 0.01, 0.004, 0.0, 250.0), method="dp")
+    return Plan(Source("m:f"), graph.hash, "p", stages, Prediction(0.004, 0.01, 0.004, 0.0, 250.0), method="dp", status="optimal")
 
 
 def stats_of(plan: Plan) -> RunStats:

@@ -8,7 +8,7 @@ from matplotlib.patches import Rectangle
 
 from autosplit.costs.schedule import chain, simulate
 from autosplit.errors import UsageError
-from autosplit.figures import plot_accuracy, plot_plans, plot_schedule, plot_stage_balance
+from autosplit.figures import plot_accuracy, plot_plans, plot_schedule, plot_stage_balance, plot_tradeoff
 from autosplit.figures.picture import colour, time_unit
 from autosplit.reports.results import RunStats
 from autosplit.values.graph import Graph
@@ -78,7 +78,7 @@ def test_a_schedule_can_be_cut_off_and_needs_actions() -> None:
 def test_accuracy_states_how_far_off_the_prediction_is() -> None:
     figure = plot_accuracy({"stages": [(0.01, 0.01), (0.01, 0.011)], "whole": [(0.05, 0.04)], "none": []}, "Stage times")
     [axes] = figure.axes
-    assert axes.get_title(loc="left") == "Stage times: off by 9.1% in the median, 25.0% at most"
+    assert figure.get_suptitle() == "Stage times: off by 9.1% in the median, 25.0% at most"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted [ms]", "measured [ms]")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["within 10%", "stages", "whole", "none"]
     assert figure._repr_png_().startswith(b"\x89PNG")
@@ -86,6 +86,16 @@ def test_accuracy_states_how_far_off_the_prediction_is() -> None:
         plot_accuracy({"z": [(0.0, 1.0)]})
     with pytest.raises(UsageError, match="nothing to compare"):
         plot_accuracy({"z": []})
+
+
+def test_a_tradeoff_joins_undominated_ways_and_marks_the_chosen_one() -> None:
+    ways = {"fast": (0.02, 90.0), "quick": (0.01, 50.0), "poor": (0.03, 40.0)}
+    figure = plot_tradeoff(ways, "quick", "Measured")
+    [axes] = figure.axes
+    assert [tuple(point) for point in axes.lines[0].get_xydata()] == [(10.0, 50.0), (20.0, 90.0)]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fast", "quick (chosen)", "poor"]
+    with pytest.raises(UsageError, match="'other' is none of the ways"):
+        plot_tradeoff(ways, "other", "Measured")
 
 
 @pytest.mark.parametrize("largest,unit", [(2.0, "s"), (0.5, "ms"), (2e-4, "us"), (0.0, "us")])

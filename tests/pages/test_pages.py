@@ -4,43 +4,41 @@ import json
 import re
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 import autosplit
 from autosplit.errors import UsageError
-from autosplit.pages import contents as contents_module
 from autosplit.pages import writing
-from autosplit.pages.contents import Contents, contents_of, read_contents, write_contents
+from autosplit.pages.contents import NUM_REQUESTS, Contents, contents_of, first_requests, read_contents, write_contents
 from autosplit.pages.document import report_page
-from autosplit.planning.caps import front_rows
 from autosplit.values.constraints import Constraints
 from autosplit.values.timeline import Action
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync"
+MAX_BYTES = 1_500_000
 
-TEXTS_IN_THE_WAY = """<i id="in-the-way">not checked</i><script>
-addEventListener("load", () => setTimeout(() => {
-  const hit = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+CHECK = """<i id="check">not checked</i><script>
+addEventListener("load", () => {
   const faults = [];
-  for (const plot of document.querySelectorAll(".plotly-graph-div")) {
-    const inside = plot.getBoundingClientRect();
-    const texts = [...plot.querySelectorAll(".legendtext, .ytick text, .g-xtitle text, .g-ytitle text, .modebar")];
-    const boxes = texts.map(text => text.getBoundingClientRect());
-    boxes.forEach((box, at) => {
-      if (box.left < inside.left - 1 || box.right > inside.right + 1) faults.push("clipped: " + texts[at].textContent);
-      boxes.slice(0, at).forEach((other, before) => {
-        if (!hit(box, other) || !box.width || !other.width) return;
-        faults.push(texts[before].textContent + " over " + texts[at].textContent);
-      });
-    });
+  if (document.body.scrollWidth > innerWidth) faults.push("wider than the window: " + document.body.scrollWidth);
+  for (const drawing of document.querySelectorAll("svg")) {
+    const inside = drawing.getBoundingClientRect();
+    for (const text of drawing.querySelectorAll("g[id], text, use")) {
+      const box = text.getBoundingClientRect();
+      if (box.left < inside.left - 1 || box.right > inside.right + 1) faults.push("clipped in " + drawing.ariaLabel);
+    }
   }
-  document.getElementById("in-the-way").textContent = faults.join("; ");
-}, 1000));
+  for (const option of document.querySelectorAll("code"))
+    if (option.getClientRects().length > 1) faults.push("broken: " + option.textContent);
+  document.querySelector("circle").dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
+  document.getElementById("check").textContent = faults.join("; ") || document.getElementById("op").textContent;
+});
 </script>"""
-"""Writes into the page which texts of its charts lie over each other, over the buttons, or outside of their chart."""
+"""Writes into the page what is wrong with its layout, or else the text about its first op."""
 
 
 @pytest.fixture(scope="module")
@@ -56,64 +54,85 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[autosplit.AutoResul
         profile=result.profile,
         constraints=wanted,
         candidates=result.search.rows(),
-        front=front_rows(writing._front(result, wanted)),
+        front=writing._front(result, wanted),
     )
     return result, contents
 
 
 def test_every_op_has_its_times_and_the_reason_for_its_place(found: tuple[autosplit.AutoResult, Contents]) -> None:
     result, contents = found
-    assert [op.name for op in contents.ops] == [op.name for op in result.traced.graph.ops]
-    assert all(len(op.seconds) == 2 and min(op.seconds.values()) > 0 for op in contents.ops)
-    pinned = next(op for op in contents.ops if op.name == "linear")
-    assert pinned.demands == ["'linear' is pinned to 'cpu:0'"]
-    assert contents.stages[pinned.stage].devices == ["cpu:0"]
+    assert list(contents.seconds) == [op.name for op in result.traced.graph.ops]
+    assert all(len(seconds) == 2 and min(seconds.values()) > 0 for seconds in contents.seconds.values())
+    assert contents.demands["linear"] == ["'linear' is pinned to 'cpu:0'"]
+    page = report_page(contents)
+    assert page.count("<circle ") == len(contents.graph.ops) and 'class="cut"' in page
+    assert "linear is pinned" not in page and "'linear' is pinned to 'cpu:0'" in page
 
 
-def test_cuts_are_the_edges_between_stages(found: tuple[autosplit.AutoResult, Contents]) -> None:
-    result, contents = found
-    assert any(edge.cut for edge in contents.edges)
-    assert len(contents.stages) == len(result.plan.stages) == 2
-    assert {step.lane for step in contents.schedules["measured"]} == {step.lane for step in contents.schedules["predicted"]}
+def test_schedules_show_the_same_requests(found: tuple[autosplit.AutoResult, Contents]) -> None:
+    predicted, measured = found[1].schedules["predicted"], found[1].schedules["measured"]
+    assert {action.lane for action in predicted} == {action.lane for action in measured}
+    requests = {action.request for action in measured}
+    assert requests == {action.request for action in predicted} == set(range(len(requests)))
+    assert min(action.start_s for action in predicted) == min(action.start_s for action in measured) == 0.0
 
 
-def test_a_page_draws_requests_without_the_pause_between_rounds() -> None:
+def test_a_schedule_has_no_pause_between_rounds() -> None:
     """A round of three requests, a pause, and a round of twenty."""
     starts_s = [0.0, 0.1, 0.2, *(6 + 0.1 * number for number in range(20))]
     actions = [Action("s", 0, number, start_s, start_s + 0.1, "compute") for number, start_s in enumerate(starts_s)]
-    drawn = contents_module._steps(actions)
-    assert [step.request for step in drawn] == list(range(3, 3 + contents_module.NUM_REQUESTS))
-    assert drawn[0].start_s == 0 and contents_module._steps([]) == [] and len(contents_module._steps(actions[:2])) == 2
+    drawn = first_requests(actions)
+    assert [action.request for action in drawn] == list(range(NUM_REQUESTS))
+    assert (drawn[0].start_s, drawn[-1].end_s) == (0, pytest.approx(0.1 * NUM_REQUESTS))
+    assert first_requests([]) == [] and len(first_requests(actions[:2])) == 2
 
 
-def test_the_front_is_the_planners_and_keeps_to_the_demands(found: tuple[autosplit.AutoResult, Contents]) -> None:
+def test_the_front_is_the_planners_and_marks_the_chosen_way(found: tuple[autosplit.AutoResult, Contents]) -> None:
     _, contents = found
-    assert contents.front and all(plan.stages.count("|") == 1 and plan.peak_bytes > 0 for plan in contents.front)
-    assert max(plan.items_per_s for plan in contents.front) > 0
+    assert contents.front and all(str(plan["stages"]).count("|") == 1 for plan in contents.front)
+    page = report_page(contents)
+    assert page.count("(chosen)") == 2, "once among the measured ways, once in the front"
+
+
+def test_a_page_begins_with_model_machine_date_command_and_versions(found: tuple[autosplit.AutoResult, Contents]) -> None:
+    page = report_page(found[1])
+    header = page[page.index("<h1>") : page.index('<p class="verdict')]
+    assert re.findall("<th>(.*?)</th>", header) == ["model", "machine", "date", "command", "versions"]
+    assert "autosplit.examples.mlp:mlp?depth=4&amp;width=32" in header and "cpu:0, cpu:1" in header
+    assert f"autosplit {version('autosplit')}, python" in header and re.search(r"<td>20\d\d-\d\d-\d\d \d\d:\d\d UTC</td>", header)
+
+
+def test_a_page_is_small_and_loads_nothing(found: tuple[autosplit.AutoResult, Contents]) -> None:
+    page = report_page(found[1])
+    assert len(page.encode()) < MAX_BYTES
+    assert not re.search(r'<(link|img|iframe|object)\b|\b(src|href)="(?!#)|@import|url\((?!#)|fetch\(|XMLHttp|import\(', page)
 
 
 def test_a_run_file_gives_the_same_page(found: tuple[autosplit.AutoResult, Contents], tmp_path: Path) -> None:
     _, contents = found
     write_contents(contents, tmp_path / "run.json")
-    assert read_contents(tmp_path / "run.json") == contents
+    assert report_page(read_contents(tmp_path / "run.json")) == report_page(contents)
 
 
-def test_a_page_loads_nothing_and_escapes_what_it_shows(found: tuple[autosplit.AutoResult, Contents]) -> None:
-    _, contents = found
-    page = report_page(contents.model_copy(update={"model": "<script>alert(1)</script>", "notes": ["a < b & c"]}))
+def test_a_page_escapes_what_it_shows_and_keeps_options_whole(found: tuple[autosplit.AutoResult, Contents]) -> None:
+    contents = found[1]
+    report = found[0].report
+    strange = contents.report.__class__(
+        "<script>alert(1)</script>", 1, report.outcomes, report.verdict, notes=("a < b & c; --isolate rules it out",)
+    )
+    page = report_page(contents.model_copy(update={"report": strange}))
     assert "<script>alert(1)" not in page
-    assert "a &lt; b &amp; c" in page
-    assert contents.verdict.replace("'", "&#x27;") in page
-    assert not re.search(r'<(script|link|img)[^>]+(src|href)="', page)
+    assert "a &lt; b &amp; c; <code>--isolate</code> rules it out" in page
+    assert contents.report.sentence.replace("'", "&#x27;") in page
 
 
 @pytest.mark.parametrize(
     "change,words",
     [
         ({"schema": 99}, "schema version 99"),
-        ({"ops": [{"name": "x"}]}, "ops.0"),
-        ({"ways": 3}, "ways"),
-        ({"runs": [{"date": "", "way": "", "predicted_per_s": float("nan"), "measured_per_s": 1}]}, "predicted_per_s"),
+        ({"graph": {"name": "x"}}, "graph.ops"),
+        ({"report": 3}, "report"),
+        ({"more": 3}, "more"),
     ],
 )  # fmt: skip
 def test_a_broken_run_file_is_refused_in_a_sentence(
@@ -127,14 +146,15 @@ def test_a_broken_run_file_is_refused_in_a_sentence(
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_a_browser_draws_every_chart(found: tuple[autosplit.AutoResult, Contents], tmp_path: Path) -> None:
-    contents = found[1].model_copy(update={"front": found[1].front * 2})
-    (tmp_path / "page.html").write_text(report_page(contents) + TEXTS_IN_THE_WAY)
-    flags = [*QUIET.split(), "--window-size=700,1000", f"--user-data-dir={tmp_path}", "--virtual-time-budget=9000", "--dump-dom"]
+@pytest.mark.parametrize("width", [700, 1200])
+def test_a_browser_draws_every_chart_inside_the_page(
+    found: tuple[autosplit.AutoResult, Contents], tmp_path: Path, width: int
+) -> None:
+    (tmp_path / "page.html").write_text(report_page(found[1]) + CHECK)
+    flags = [*QUIET.split(), f"--window-size={width},1000", f"--user-data-dir={tmp_path}", "--virtual-time-budget=3000"]
     shown = subprocess.run(
-        [str(CHROMIUM), *flags, f"file://{tmp_path}/page.html"], capture_output=True, text=True, timeout=100, check=True
-    ).stdout
-    assert shown.count('class="main-svg"') >= 6
-    assert "predicted items/s" in shown
-    assert "stage1: cpu:1, eager" in shown
-    assert re.findall(r'<i id="in-the-way">(.*?)</i>', shown) == [""]
+        [str(CHROMIUM), *flags, "--dump-dom", f"file://{tmp_path}/page.html"],
+        capture_output=True, text=True, timeout=100, check=True,
+    ).stdout  # fmt: skip
+    [checked] = re.findall(r'<i id="check">(.*?)</i>', shown, re.DOTALL)
+    assert checked.startswith("linear: aten.")

@@ -1,7 +1,6 @@
 """Machine code is kept by the sources of all compiled modules, and everything can be compiled ahead of time."""
 
 import os
-import pickle
 import subprocess
 import sys
 from math import inf
@@ -9,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numba.core.caching import IndexDataCacheFile
 from problems import chain
 
 from autosplit.planners import bounds, jit, warming
 from autosplit.planners.contiguous import downset_enumeration, downsets
 from autosplit.planners.contiguous.device_usage import usage_of
 from autosplit.planners.contiguous.downsets import Prices
-from autosplit.planners.contiguous.growing_block import add
 from autosplit.planners.items import contract
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
@@ -32,23 +29,6 @@ def test_a_changed_module_changes_the_stamp_of_all(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("from autosplit.planners.jit import inner, compiled\n")
     jit.source_stamp.cache_clear()
     assert jit.source_stamp(tmp_path) != before
-
-
-def test_numba_keeps_machine_code_by_that_stamp() -> None:
-    stamp = jit.source_stamp(Path(jit.__file__).parent)
-    for function in (add, downset_enumeration.run):
-        assert function._cache._cache_file._source_stamp == stamp
-
-
-def test_a_cache_that_names_a_renamed_class_is_made_anew(tmp_path: Path) -> None:
-    # the machine code of the version before ended in a traceback
-    file = IndexDataCacheFile(str(tmp_path), "add", "stamp")
-    lost = b"cautosplit.planners.contiguous.growing_block\nFilling\n."
-    Path(file._index_path).write_bytes(pickle.dumps(file._version, protocol=-1) + lost)
-    with pytest.raises(AttributeError):
-        file._load_index()
-    jit.forget_lost_classes(file)
-    assert file._load_index() == {}
 
 
 def test_everything_is_compiled_ahead(capsys) -> None:

@@ -28,7 +28,7 @@ def judged(outcomes: dict[str, Outcome], objective: str = "throughput", forced: 
 
 def test_a_faster_baseline_becomes_the_plan() -> None:
     verdict = judge({PLAN: outcome(10, 10), "replicas": outcome(12, 12.4)}, "throughput", forced=False)
-    words = "'replicas' measures 1.22 times as fast as the plan (1.20 to 1.24 in 2 rounds), so it becomes the plan."
+    words = "'replicas' measures 1.22 times as fast as the plan (1.20 to 1.24 in 2 rounds), so it is the chosen way."
     assert verdict == Verdict("replicas", words, sure=True)
 
 
@@ -75,7 +75,7 @@ EIGHT = replace(
             (10.1, 9.9, 10.0, 10.05, 9.95),
             "replicas",
             "The plan and 'replicas' are level within the noise (the plan measured 1.00 times as fast, 0.99 to 1.01 in 5 "
-            "rounds). 'replicas' becomes the plan because it is simpler: 1 stage instead of 8 and 1 backend instead of 3.",
+            "rounds). 'replicas' is the chosen way because it is simpler: 1 stage instead of 8 and 1 backend instead of 3.",
         ),
         (
             (10.2, 9.0, 10.1, 8, 14),
@@ -120,7 +120,7 @@ def test_a_baseline_ahead_of_the_plan_is_not_put_aside_for_one_that_is_not() -> 
 
 def test_a_plan_that_was_given_is_kept_and_the_sentence_says_so() -> None:
     chosen, sentence = judged({PLAN: outcome(10), "replicas": outcome(12)}, forced=True)
-    assert chosen == PLAN and sentence.endswith("the plan is kept because it was given.")
+    assert chosen == PLAN and sentence.endswith("the plan stays the chosen way because it was given.")
 
 
 def test_a_baseline_that_breaks_a_demand_is_not_chosen_however_fast_it_is() -> None:
@@ -134,8 +134,8 @@ def test_a_baseline_that_breaks_a_demand_is_not_chosen_however_fast_it_is() -> N
     assert chosen == "all cores" and "'all cores' measures 1.20 times as fast as the plan" in sentence
     assert judged(outcomes, unfit=unfit("replicas", "all cores")) == (
         PLAN,
-        "'replicas' measures 1.30 times as fast as the plan (1.30 to 1.30 in 2 rounds); the plan is kept because that baseline "
-        "is not what was asked for: it has 2 replicas.",
+        "'replicas' measures 1.30 times as fast as the plan (1.30 to 1.30 in 2 rounds); the plan stays the chosen way "
+        "because that baseline is not what was asked for: it has 2 replicas.",
     )
     chosen, sentence = judged({**outcomes, PLAN: outcome(20)}, unfit=unfit("replicas"))
     assert chosen == PLAN and "as fast as the best baseline, 'all cores'" in sentence
@@ -153,7 +153,7 @@ def test_a_baseline_with_wrong_numbers_is_never_chosen() -> None:
 @pytest.mark.parametrize("rate", [5, 20])
 def test_a_plan_with_wrong_numbers_gives_way_to_one_with_right_ones_however_fast_it_is(rate: float) -> None:
     outcomes = {PLAN: outcome(rate, equal=False), "slow": outcome(3), "wrong": outcome(99, equal=False), "right": outcome(10)}
-    assert judged(outcomes) == ("right", "The plan gives wrong numbers, so 'right' becomes the plan.")
+    assert judged(outcomes) == ("right", "The plan gives wrong numbers, so 'right' is the chosen way.")
     assert judged(outcomes, forced=True) == (PLAN, "The plan gives wrong numbers, and is kept because it was given.")
     assert judged({PLAN: outcomes[PLAN], "wrong": outcomes["wrong"]})[0] == PLAN
 

@@ -12,7 +12,7 @@ from autosplit.errors import StageError
 from autosplit.running.modules import LocalFunction, StageFolder
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import save_stage, split
@@ -24,7 +24,7 @@ NULL = parse_device("null:0")
 class Placed(LocalFunction):
     """A function of tensors on a simulated accelerator of its own, in a thread."""
 
-    def load(self, threads, device, shared):
+    def load(self, threads, device, shared, streams=1):
         spec_of = (spec("x"),)
         return place_runnable(Simulated(), lambda *_: (lambda inputs: (self.function(*inputs),), True), spec_of, spec_of)
 
@@ -79,7 +79,7 @@ def test_a_stage_with_streams_answers_in_order(tmp_path) -> None:
     [program] = split(traced, [[op.name for op in traced.graph.ops]])
     save_stage(program, tmp_path / "stage")
     get_backend("openvino").prepare(program, tmp_path / "stage")
-    module = StageFolder(tmp_path / "stage", "openvino", streams=2)
+    module = StageFolder(tmp_path / "stage", "openvino")
     placed = StagePlacement("both", module, program.inputs, program.outputs, (NULL,), threads=2, streams=2)
     requests = [[torch.full((1, 16), float(number))] for number in range(12)]
     with Pipeline([placed], traced.graph.inputs, traced.graph.outputs) as pipeline:

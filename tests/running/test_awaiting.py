@@ -48,7 +48,7 @@ def test_answers_that_come_together_wake_the_loop_once(monkeypatch: pytest.Monke
         loop, calls = asyncio.get_running_loop(), []
         call = loop.call_soon_threadsafe
         monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *args: calls.append(args) or call(*args))
-        waits = [asyncio.ensure_future(awaiting(server.submit, prompt=True)) for _ in range(5)]
+        waits = [asyncio.ensure_future(awaiting(server.submit, returns_immediately=True)) for _ in range(5)]
         await asyncio.sleep(0)
         for number, future in enumerate(server.futures):
             future.set_result(number)
@@ -60,12 +60,12 @@ def test_answers_that_come_together_wake_the_loop_once(monkeypatch: pytest.Monke
         server.futures.clear()
 
 
-@pytest.mark.parametrize("prompt", [True, False])
-def test_a_request_without_room_is_submitted_in_another_thread_and_errors_arrive(prompt: bool) -> None:
+@pytest.mark.parametrize("immediately", [True, False])
+def test_a_request_without_room_is_submitted_in_another_thread_and_errors_arrive(immediately: bool) -> None:
     server, awaiting = Server(room=False), Awaiting()
 
     async def run() -> Any:
-        wait = asyncio.ensure_future(awaiting(server.submit, prompt=prompt))
+        wait = asyncio.ensure_future(awaiting(server.submit, returns_immediately=immediately))
         while not server.futures:
             await asyncio.sleep(1e-3)
         server.futures[0].set_exception(ValueError("wrong"))
@@ -80,7 +80,7 @@ def test_a_wait_that_is_cancelled_cancels_the_request() -> None:
 
     async def run() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(awaiting(server.submit, prompt=True), 0.01)
+            await asyncio.wait_for(awaiting(server.submit, returns_immediately=True), 0.01)
 
     asyncio.run(run())
     assert server.futures[0].cancelled()
@@ -91,7 +91,7 @@ def test_requests_that_wait_for_room_leave_the_threads_of_the_loop_to_others() -
     server.space.clear()
 
     async def run() -> list[Any]:
-        waits = [asyncio.ensure_future(awaiting(server.submit, prompt=True)) for _ in range(40)]
+        waits = [asyncio.ensure_future(awaiting(server.submit, returns_immediately=True)) for _ in range(40)]
         await asyncio.sleep(0.01)
         assert await asyncio.wait_for(asyncio.to_thread(lambda: "read"), 5) == "read" and not server.futures
         server.space.set()
@@ -109,12 +109,12 @@ def test_limits_of_time_count_from_the_call_on_and_behind_others_too() -> None:
     server.space.clear()
 
     async def run() -> None:
-        first = asyncio.ensure_future(awaiting(server.submit, prompt=True, deadline_s=10.0))
+        first = asyncio.ensure_future(awaiting(server.submit, returns_immediately=True, deadline_s=10.0))
         await asyncio.sleep(0.05)
         with pytest.raises(RefusedError, match=r"still wait for room after 0\.05 s"):
-            await awaiting(server.submit, prompt=True, timeout_s=0.05)
+            await awaiting(server.submit, returns_immediately=True, timeout_s=0.05)
         with pytest.raises(RefusedError, match="no room"):
-            await awaiting(server.submit, prompt=True, timeout_s=0)
+            await awaiting(server.submit, returns_immediately=True, timeout_s=0)
         server.space.set()
         while not server.futures:
             await asyncio.sleep(1e-3)
@@ -133,13 +133,13 @@ def test_nobody_is_told_of_a_refusal_that_nobody_waits_for(caplog: pytest.LogCap
         raise RefusedError("closed")
 
     async def run() -> None:
-        wait = asyncio.ensure_future(awaiting(refuse, prompt=False))
+        wait = asyncio.ensure_future(awaiting(refuse, returns_immediately=False))
         await asyncio.sleep(0.05)
         wait.cancel()
         await asyncio.wait([wait])
         refuses.set()
         with pytest.raises(RefusedError, match="closed"):
-            await awaiting(refuse, prompt=False)  # behind the first one in the thread
+            await awaiting(refuse, returns_immediately=False)  # behind the first one in the thread
 
     asyncio.run(run())
     gc.collect()
@@ -151,7 +151,7 @@ def test_what_is_cancelled_while_it_waits_for_room_is_not_computed() -> None:
     server.space.clear()
 
     async def run() -> None:
-        waits = [asyncio.ensure_future(awaiting(server.submit, prompt=True)) for _ in range(3)]
+        waits = [asyncio.ensure_future(awaiting(server.submit, returns_immediately=True)) for _ in range(3)]
         await asyncio.sleep(0.05)
         for wait in waits[:2]:
             wait.cancel()
@@ -172,7 +172,7 @@ def test_other_tasks_run_between_answers_that_are_there_at_once() -> None:
 
     async def busy() -> None:
         for _ in range(3):
-            await awaiting(lambda timeout_s, deadline_s: done, prompt=True)
+            await awaiting(lambda timeout_s, deadline_s: done, returns_immediately=True)
         seen.append("busy")
 
     async def other() -> None:
@@ -196,7 +196,7 @@ def test_nothing_is_left_after_a_storm_of_limits_and_cancellations_in_two_loops(
             submit = functools.partial(engine.submit, request(number))
             limits = {"timeout_s": random.choice([None, 0, 1e-3]), "deadline_s": random.choice([None, 1e-3, 10.0])}
             with contextlib.suppress(RefusedError, DeadlineError):
-                answer = await awaiting(submit, prompt=engine.prompt, **limits)
+                answer = await awaiting(submit, returns_immediately=engine.returns_immediately, **limits)
                 assert answer[0][0] == 2 * number
                 answers.append(number)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipelines import Gate, Once, increment, local, request, spawned
 
 from autosplit.errors import AutosplitError, PlanError, UsageError
-from autosplit.running import admission, hostrings
+from autosplit.running import hostrings
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
@@ -44,10 +44,7 @@ def dies_once_while_it_frees(number: int) -> "type[RingEnd.release]":
     return release_or_die  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-def test_a_worker_that_dies_between_its_answer_and_its_slot_stalls_nobody(
-    in_order: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_dies_between_its_answer_and_its_slot_stalls_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Request 1 is overtaken by all others in flight, so its answer makes room for four more, and one of them wants its slot.
 
     The thread that would have seen the death then waited a minute for the slot, and one future never resolved.
@@ -55,7 +52,7 @@ def test_a_worker_that_dies_between_its_answer_and_its_slot_stalls_nobody(
     monkeypatch.setattr(RingEnd, "release", dies_once_while_it_frees(1))
     gate = Gate()
     stages = [local("a", lambda x: gate(x) if x[0] == 0 else x + 1, "x", "y")]
-    with Pipeline(stages, ["x"], ["y"], in_order=in_order, max_in_flight=4, room=40) as pipeline:
+    with Pipeline(stages, ["x"], ["y"], max_in_flight=4, room=40) as pipeline:
         futures = [pipeline.submit(request(k), priority=int(k == 1)) for k in range(4)]
         futures += [pipeline.submit(request(k)) for k in range(4, 40)]
         gate.opened.set()
@@ -70,17 +67,16 @@ def die(*_: object, **__: object) -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     ending=st.sampled_from(["close", "fail", "crash", "exit in a callback", "deadly request", "give up"]),
-    in_order=st.booleans(),
     priorities=st.lists(st.integers(-1, 1), min_size=12, max_size=12),
     cancelled=st.sets(st.integers(0, 11)),
     late=st.sets(st.integers(0, 11)),
 )
 def test_every_future_resolves_whatever_ends_the_pipeline(
-    ending: str, in_order: bool, priorities: list[int], cancelled: set[int], late: set[int]
+    ending: str, priorities: list[int], cancelled: set[int], late: set[int]
 ) -> None:
     gate, deadly = Gate(), Once(5, 10 if ending in ("deadly request", "give up") else 0)
     stages = [local("a", gate, "x", "y", 2), local("b", lambda y: deadly(y - 1), "y", "z")]
-    pipeline = Pipeline(stages, ["x"], ["z"], in_order=in_order, max_in_flight=4, room=12, max_restarts=0)
+    pipeline = Pipeline(stages, ["x"], ["z"], max_in_flight=4, room=12, max_restarts=0)
     futures = [pipeline.submit(request(k), priority=priorities[k], deadline_s=1e-4 if k in late else None) for k in range(12)]
     if ending == "exit in a callback":
         for future in futures[:3]:
@@ -119,15 +115,6 @@ def test_an_interrupt_while_inputs_are_written_holds_up_no_other_request(monkeyp
             with pytest.raises(KeyboardInterrupt):
                 pipeline.submit(request(1))
         assert pipeline.submit(request(2)).result(10)[0][0] == 3
-
-
-def test_an_interrupt_while_a_buffer_is_submitted_lets_the_next_request_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Pipeline([local("a", increment, "x", "y")], ["x"], ["y"]) as pipeline, pipeline.buffer() as buffer:
-        waiting = pipeline.submit(request(2))
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(admission, "wait_until", lambda *_: exec("raise KeyboardInterrupt"))
-            buffer.submit()
-        assert waiting.result(10)[0][0] == 3
 
 
 def test_a_callback_that_exits_in_a_callers_thread_keeps_no_answer_from_others() -> None:

@@ -21,13 +21,13 @@ from autosplit.devices.processes import MemoryHeld
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running import admission, monitor
 from autosplit.running.copying import CopyPool
-from autosplit.running.entrance import Entrance
 from autosplit.running.inprocess import InProcess
 from autosplit.running.messages import SendEvents, WorkerEvent
 from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recovery import Recovery
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
+from autosplit.running.waitingroom import WaitingRoom
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -136,38 +136,13 @@ def test_a_stage_that_cannot_be_loaded_leaves_nothing_running() -> None:
         return {thread for thread in threading.enumerate() if thread.name.startswith(("good", "bad"))}
 
     class Broken(LocalFunction):
-        def load(self, threads: int, device: str, shared: bool) -> Any:
+        def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> Any:
             raise BackendError("it is broken")
 
     bad = StagePlacement("bad", Broken(double), (), (), local("n", double, "x", "y").devices)
     with pytest.raises(BackendError, match="stage 'bad' could not be loaded on device 'null:0'"):
         Pipeline([local("good", double, "x", "y"), bad], ["x"], ["y"])
     assert live() == set()
-
-
-def test_a_full_pipeline_refuses_with_numbers_or_times_out_or_blocks() -> None:
-    gate = Gate()
-    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=2, room=1) as pipeline:
-        taken = [pipeline.submit(request(number)) for number in range(3)]
-        with pytest.raises(RefusedError, match=r"2 requests are running \(limit 2\) and 1 are waiting \(limit 1\)"):
-            pipeline.submit(request(9), timeout_s=0)
-        start = time.monotonic()
-        with pytest.raises(RefusedError):
-            pipeline.submit(request(9), timeout_s=0.05)
-        assert time.monotonic() - start >= 0.05
-        threading.Timer(0.05, gate.opened.set).start()
-        taken.append(pipeline.submit(request(3)))
-        assert [float(future.result(10)[0][0]) for future in taken] == [1, 2, 3, 4]
-
-
-def test_the_lowest_priority_number_is_fed_first_then_arrival() -> None:
-    gate = Gate()
-    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=9) as pipeline:
-        first = pipeline.submit(request(0))
-        futures = [pipeline.submit(request(number), priority=priority) for number, priority in [(1, 5), (2, 0), (3, 5), (4, -1)]]
-        gate.opened.set()
-        assert [float(future.result(10)[0][0]) for future in (first, *futures)] == [1, 2, 3, 4, 5]
-    assert gate.seen == [0, 4, 2, 1, 3]
 
 
 def test_a_sooner_request_overtakes_a_hundred_in_the_queue() -> None:
@@ -188,14 +163,14 @@ def test_a_caller_that_enters_too_late_lets_the_next_one_in() -> None:
     gate = Gate()
     with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=0) as pipeline:
         futures = [pipeline.submit(request(0))]
-        entrance = pipeline._executor._admission._entrance
+        entrance = pipeline._admission._waiting_room
         callers = [
             threading.Thread(target=lambda n=n, s=s: futures.append(pipeline.submit(request(n), deadline_s=s)))
             for n, s in ((1, 1e-3), (2, None))
         ]
         for number, caller in enumerate(callers):
             caller.start()
-            while entrance._num_outside <= number:
+            while entrance._num_here <= number:
                 time.sleep(0.001)
         gate.opened.set()
         for caller in callers:
@@ -203,19 +178,6 @@ def test_a_caller_that_enters_too_late_lets_the_next_one_in() -> None:
         with pytest.raises(DeadlineError):
             futures[1].result(10)
         assert [float(futures[number].result(10)[0][0]) for number in (0, 2)] == [1, 3]
-
-
-def test_inputs_of_waiting_requests_are_not_overwritten() -> None:
-    gate = Gate()
-    with Pipeline([local("a", gate, "x", "y")], ["x"], ["x", "y"], max_in_flight=1) as pipeline:
-        value = torch.zeros(4)
-        futures = []
-        for number in range(2):
-            value.fill_(number)
-            futures.append(pipeline.submit([value]))
-        value.fill_(99)
-        gate.opened.set()
-        assert [[float(part[0]) for part in future.result(10)] for future in futures] == [[0, 1], [1, 2]]
 
 
 def test_a_request_that_waits_is_copied_without_the_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,12 +207,11 @@ def test_callers_enter_once_half_of_the_queue_is_free_and_nobody_overtakes_them(
         while engine.num_waiting:  # a copy that starts late would take its request from the full queue
             time.sleep(0.001)
         futures += [engine.submit(request(number)) for number in range(2, 6)]
-        executor = engine._executor
-        entrance = executor._entrance if make is InProcess else executor._admission._entrance
+        entrance = engine._admission._waiting_room
         outside = [threading.Thread(target=lambda n=n: futures.append(engine.submit(request(n)))) for n in (6, 7)]
         for number, caller in enumerate(outside):
             caller.start()
-            while entrance._num_outside <= number:
+            while entrance._num_here <= number:
                 time.sleep(0.001)
             if number == 0:
                 let_out.release()
@@ -259,7 +220,7 @@ def test_callers_enter_once_half_of_the_queue_is_free_and_nobody_overtakes_them(
                     time.sleep(0.001)
         with pytest.raises(RefusedError, match=r"3 are waiting \(limit 4\)"):
             engine.submit(request(9), timeout_s=0)
-        assert len(futures) == 6 and engine.num_waiting == 3 and not executor.prompt()
+        assert len(futures) == 6 and engine.num_waiting == 3 and not engine.returns_immediately
         let_out.release(7)
         for caller in outside:
             caller.join(10)
@@ -333,49 +294,23 @@ def test_whoever_waits_for_a_request_that_was_cancelled_in_the_queue_is_told() -
         gate.opened.set()
 
 
-def test_many_requests_of_one_caller_take_no_room_from_others() -> None:
-    gate = Gate()
-    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=1) as pipeline:
-        caller = threading.Thread(target=lambda: pipeline.run_many([request(number) for number in range(9)]))
-        caller.start()
-        while pipeline.num_held < 8:
-            time.sleep(0.001)
-        future = pipeline.submit(request(9), priority=-1, timeout_s=0)
-        assert (pipeline.num_running, pipeline.num_waiting, pipeline.num_held) == (1, 1, 8)
-        with pytest.raises(RefusedError, match=r"1 requests are running \(limit 1\) and 1 are waiting \(limit 1\)"):
-            pipeline.submit(request(9), timeout_s=0)
-        gate.opened.set()
-        caller.join()
-        assert future.result(0)[0][0] == 10 and (pipeline.num_waiting, pipeline.num_held) == (0, 0)
-
-
-def test_answers_as_ready_do_not_wait_for_older_ones() -> None:
-    gate = Gate()
-
-    def hold_0(x: torch.Tensor) -> torch.Tensor:
-        return gate(x) if x[0] == 0 else x + 1
-
-    stages = [local("a", hold_0, "x", "y", 2)]
-    with Pipeline(stages, ["x"], ["y"], in_order=False, max_in_flight=4) as pipeline:
-        held = pipeline.submit(request(0))
-        assert pipeline.submit(request(1)).result(10)[0][0] == 2
-        assert not held.done()
-        gate.opened.set()
-        assert held.result(10)[0][0] == 1
-    gate.opened.clear()
+def test_an_answer_of_unlike_stages_waits_for_no_other_request_and_none_is_computed_twice_for_a_caller() -> None:
+    """Two replicas feed one more stage, so there is one lane: a death replays requests that have their answers."""
+    gate, dies = Gate(), Once(3, 1)
+    stages = [local("a", lambda x: x + 1, "x", "u"), local("b", lambda u: dies(gate(u)) if u[0] % 2 else u + 1, "u", "y", 2)]
     with Pipeline(stages, ["x"], ["y"], max_in_flight=4) as pipeline:
-        futures: list[Future[tuple[torch.Tensor, ...]]] = [pipeline.submit(request(number)) for number in range(2)]
-        time.sleep(0.05)
-        assert not futures[1].done()
+        slow, quick = pipeline.submit(request(0)), pipeline.submit(request(1))
+        assert quick.result(10)[0][0] == 3 and not slow.done()
+        assert (pipeline.num_running, pipeline.num_answered) == (1, 1)
         gate.opened.set()
-        assert [float(future.result(10)[0][0]) for future in futures] == [1, 2]
+        dying = pipeline.submit(request(2))
+        assert [float(future.result(20)[0][0]) for future in (slow, quick)] == [3, 3]
+        assert dying.result(20)[0][0] == 5
 
 
 @settings(max_examples=10, deadline=None)
-@given(networks(), st.integers(0, 29), st.integers(0, 4), st.booleans())
-def test_a_replay_loses_nothing(
-    network: tuple[list[StagePlacement], list[tuple[int, int]]], number: int, victim: int, in_order: bool
-) -> None:
+@given(networks(), st.integers(0, 29), st.integers(0, 4))
+def test_a_replay_loses_nothing(network: tuple[list[StagePlacement], list[tuple[int, int]]], number: int, victim: int) -> None:
     stages, reads = network
     deadly = Once(number, 1)
 
@@ -383,7 +318,7 @@ def test_a_replay_loses_nothing(
         return deadly(x) - 1 + y
 
     first = local("s0", add_or_die, "w w", "v0", 1 + victim % 2, queue_depth=1)
-    with Pipeline([first, *stages], ["w"], [f"v{len(stages)}"], in_order=in_order) as pipeline:
+    with Pipeline([first, *stages], ["w"], [f"v{len(stages)}"]) as pipeline:
         answers = pipeline.run_many([request(k) for k in range(30)])
         assert pipeline.stats().restarts == 1
     for k, answer in enumerate(answers):
@@ -412,7 +347,7 @@ def test_reports_asked_for_under_load_disturb_nothing() -> None:
 def test_a_report_that_came_too_late_is_not_taken_for_the_next() -> None:
     with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
         pipeline.run(request(0))
-        connection = pipeline._deployment.workers[0].connection
+        connection = pipeline._transport.deployment.workers[0].connection
         connection.send(SendEvents())  # and whoever asked did not wait for the answer
         assert connection.poll(20)
         pipeline.run_many([request(number) for number in range(3)])
@@ -436,7 +371,7 @@ def test_a_request_that_kills_twice_is_given_up_and_the_others_go_on() -> None:
 @pytest.mark.timeout(30)
 def test_a_request_that_comes_while_an_idle_pipeline_recovers_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     recovering, asked = threading.Event(), threading.Event()
-    replace_dead, enter = Recovery.replace_dead, Entrance.enter
+    replace_dead, enter = Recovery.replace_dead, WaitingRoom.enter
 
     def replace(*args: Any) -> Any:
         recovering.set()
@@ -448,32 +383,11 @@ def test_a_request_that_comes_while_an_idle_pipeline_recovers_is_let_in(monkeypa
         return enter(*args)
 
     monkeypatch.setattr(Recovery, "replace_dead", replace)
-    monkeypatch.setattr(Entrance, "enter", ask)
+    monkeypatch.setattr(WaitingRoom, "enter", ask)
     with Pipeline([spawned("a", "increment", "x", "y")], ["x"], ["y"], room=0) as pipeline:
         os.kill(pipeline.pids[0], signal.SIGKILL)
         assert recovering.wait(20)
         assert pipeline.submit(request(1)).result(20)[0][0] == 2
-
-
-def test_close_drains_or_fails_what_it_holds() -> None:
-    gate = Gate()
-    pipeline = Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=2)
-    futures = [pipeline.submit(request(number)) for number in range(4)]
-    threading.Timer(0.05, gate.opened.set).start()
-    pipeline.close()
-    assert [float(future.result(0)[0][0]) for future in futures] == [1, 2, 3, 4]
-    with pytest.raises(RefusedError, match="the pipeline is closed"):
-        pipeline.submit(request(0))
-
-    gate = Gate()
-    pipeline = Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=2)
-    futures = [pipeline.submit(request(number)) for number in range(4)]
-    gate.entered.acquire()
-    threading.Timer(0.05, gate.opened.set).start()
-    pipeline.close(drain=False)
-    for future in futures:
-        with pytest.raises(RefusedError, match="closed before the request was done"):
-            future.result(0)
 
 
 def test_close_ends_all_that_it_holds_also_when_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -616,7 +530,7 @@ def test_stats_add_up_and_can_be_cleared() -> None:
 
 def test_no_request_is_lost_between_two_stats(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
-        monitor, events = pipeline._monitor, pipeline._monitor.events
+        monitor, events = pipeline._transport.monitor, pipeline._transport.monitor.events
 
         def answered_meanwhile(*, clear: bool) -> list[list[WorkerEvent]]:
             pipeline.run(request(1))

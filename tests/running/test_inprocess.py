@@ -11,7 +11,7 @@ import torch
 from pipelines import Gate, double, fail_on_7, local, request
 
 from autosplit.errors import DeadlineError, PlanError, RefusedError, StageError, UsageError
-from autosplit.running import localexecutor
+from autosplit.running import turns
 from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.pipeline import Pipeline
@@ -59,12 +59,12 @@ def test_one_slow_request_does_not_make_a_quick_stage_slow_for_event_loops(monke
         time.sleep(float(x[0]))
         return x + 1
 
-    monkeypatch.setattr(localexecutor, "PROMPT_NS", 20_000_000)
+    monkeypatch.setattr(turns, "SHORT_NS", 20_000_000)
     with InProcess([local("a", sleep, "x", "y")], ["x"], ["y"]) as engine:
         seen = []
         for seconds in (0, 0, 0.03, 0, 0.03, 0.03, 0.03, 0):
             engine.run([torch.full((4,), float(seconds))])
-            seen.append(engine.prompt)
+            seen.append(engine.returns_immediately)
     assert seen == [True, True, True, True, True, True, False, True]
 
 
@@ -98,27 +98,6 @@ def test_a_request_that_fails_or_is_late_hurts_nobody_else() -> None:
         assert (stage.num_requests, stage.num_failed, stage.num_skipped) == (1, 1, 1)
         with pytest.raises(UsageError, match="float32"):
             engine.submit([torch.zeros(3)])
-
-
-def test_answers_keep_the_order_of_requests_also_after_one_that_fails() -> None:
-    """Each copy of a stage answered as it ended, so that of 1,000 answers 89 came before those of earlier requests."""
-    gate, answered = Gate(), []
-
-    def compute(x: torch.Tensor) -> torch.Tensor:
-        if x[0] == 0:
-            return gate(x)
-        if x[0] == 3:
-            gate.opened.set()
-        return fail_on_7(x)
-
-    with InProcess([local("a", compute, "x", "y", replicas=2)], ["x"], ["y"], room=20) as engine:
-        futures = [engine.submit(request(number)) for number in (0, 7, 2, 3, *range(4, 20))]
-        for number, future in enumerate(futures):
-            future.add_done_callback(lambda _, number=number: answered.append(number))
-        assert wait(futures, 20).not_done == set()
-        assert [number for number, future in enumerate(futures) if future.exception() is not None] == [1, 7]
-        assert engine.num_answered == 20 and engine.num_running == 0
-    assert answered == list(range(20))
 
 
 def test_a_stage_that_exits_ends_neither_its_thread_nor_other_requests(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,22 +158,6 @@ def test_one_thread_computes_what_others_bring_and_a_thread_that_is_interrupted_
         assert sorted(answers) == [2, 4] and gate.seen == [0, 1, 3, 2], "the first thread was interrupted in the third request"
         assert sorted(failures) == ["", "the thread that computed the request was interrupted; submit it again"]
         assert engine.submit(request(5)).result()[0][0] == 10
-
-
-def test_threads_wait_for_room_and_give_up_what_was_cancelled() -> None:
-    gate = Gate()
-    with InProcess([local("a", gate, "x", "y", replicas=2)], ["x"], ["y"], room=1) as engine:
-        futures = [engine.submit(request(number)) for number in range(2)]
-        assert gate.entered.acquire(timeout=10) and gate.entered.acquire(timeout=10)
-        futures.append(engine.submit(request(2)))
-        with pytest.raises(RefusedError, match=r"2 requests are running \(limit 2\) and 1 are waiting \(limit 1\)"):
-            engine.submit(request(3), timeout_s=0)
-        assert futures[2].cancel() and engine.num_waiting == 0
-        gate.opened.set()
-        assert [float(future.result(10)[0][0]) for future in futures[:2]] == [1, 2]
-    assert sorted(gate.seen) == [0, 1]
-    with pytest.raises(RefusedError, match="the pipeline is closed"):
-        engine.submit(request(0))
 
 
 def test_it_tells_what_workers_tell(engine: Engine) -> None:

@@ -20,7 +20,7 @@ def answers(count: int, period_ns: int) -> list[RequestTimes]:
 
 
 @pytest.mark.parametrize(
-    ("count", "period_ns", "num_soon", "size"),
+    ("count", "period_ns", "batch_to_collect", "size"),
     [
         (31, 1, 1, 3),  # too few to tell
         (40, SOON_NS + 1_000_000, 1, 3),
@@ -28,18 +28,18 @@ def answers(count: int, period_ns: int) -> list[RequestTimes]:
         (40, 1000, 8, 16),
     ],
 )
-def test_more_are_in_flight_the_faster_they_come(count: int, period_ns: int, num_soon: int, size: int) -> None:
+def test_more_are_in_flight_the_faster_they_come(count: int, period_ns: int, batch_to_collect: int, size: int) -> None:
     pace = Pace(3, 16)
     pace.look(answers(count, period_ns))
-    assert (pace.num_soon, pace.size) == (num_soon, size)
+    assert (pace.batch_to_collect, pace.size) == (batch_to_collect, size)
     pace.look(answers(40, 2 * SOON_NS))
-    assert (pace.num_soon, pace.size) == (1, 3)
+    assert (pace.batch_to_collect, pace.size) == (1, 3)
 
 
 def test_a_window_that_was_asked_for_stays() -> None:
     pace = Pace(4, 4)
     pace.look(answers(40, 1))
-    assert (pace.num_soon, pace.size) == (2, 4)
+    assert (pace.batch_to_collect, pace.size) == (2, 4)
 
 
 def test_a_request_is_answered_before_a_slow_one_of_a_fast_stream() -> None:

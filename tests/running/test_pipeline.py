@@ -16,7 +16,7 @@ from pipelines import CORES, Telling, double, request, spawned
 from autosplit.errors import BackendError
 from autosplit.running.modules import PythonFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import save_stage, split
@@ -189,7 +189,7 @@ with scratch_folder() as folder, Pipeline([spawned("a", "increment", "x", "y")],
         assert os.waitstatus_to_exitcode(os.waitpid(forked(task), 0)[1]) == code
     assert folder.exists() and pipeline.run(request(1))[0][0] == 2 and pipeline.restarts == 0
     print(forked(signal.pause), flush=True)
-print(pipeline._deployment.workers[0].fate(), flush=True)
+print(pipeline._transport.deployment.workers[0].fate(), flush=True)
 """
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pipelines import NULL, double, increment, local
 
 from autosplit.running.provisioner import provision
-from autosplit.running.wiring import StagePlacement, wire
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import wire
 
 
 def on_core(core: int, stage: StagePlacement) -> StagePlacement:

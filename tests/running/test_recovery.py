@@ -18,7 +18,8 @@ from autosplit.running import pipeline as pipeline_module
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.provisioner import Deployment, provision
-from autosplit.running.wiring import StagePlacement, Wiring
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import Wiring
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import StageProgram, save_stage, unsplit

@@ -18,7 +18,7 @@ from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.restarts import LONGEST_PAUSE_S, WINDOW_S, Record
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.serving.hostmanager import HostManager
 
 pytestmark = pytest.mark.timeout(60)
@@ -51,7 +51,7 @@ class Loading(LocalFunction):
     on_load: Callable[[int], None] = field(default=lambda count: None, kw_only=True)
     loads: list[int] = field(default_factory=list, kw_only=True)
 
-    def load(self, threads: int, device: str, shared: bool) -> Any:
+    def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> Any:
         self.loads.append(len(self.loads))
         self.on_load(self.loads[-1])
         return LocalFunction.load(self, threads, device, shared)
@@ -94,7 +94,7 @@ def test_a_result_that_was_handed_over_during_a_recovery_is_not_computed_again()
         futures = [pipeline.submit(request(k)) for k in range(3)]
         assert slow.entered.acquire(timeout=20)
         busy.set()
-        while pipeline._deployment.workers[0].alive():
+        while pipeline._transport.deployment.workers[0].alive():
             time.sleep(0.001)
         slow.opened.set()
         assert [float(future.result(20)[0][0]) for future in futures] == [2, 3, 4]
@@ -127,11 +127,10 @@ def test_a_worker_that_dies_while_it_loads_is_tried_again() -> None:
         assert pipeline.restarts == 4
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-def test_a_stage_that_cannot_be_loaded_ends_the_pipeline_in_order_and_it_can_be_opened_again(in_order: bool) -> None:
+def test_a_stage_that_cannot_be_loaded_ends_the_pipeline_and_it_can_be_opened_again() -> None:
     gate, deadly = Gate(), Once(0, 9)
     module = Loading(lambda x: deadly(gate(x) - 1), on_load=dies_while_it_loads(*range(1, 5)))
-    with Pipeline([stage(module)], ["x"], ["y"], max_restarts=2, max_in_flight=2, room=40, in_order=in_order) as pipeline:
+    with Pipeline([stage(module)], ["x"], ["y"], max_restarts=2, max_in_flight=2, room=40) as pipeline:
         with pytest.raises(UsageError, match="the pipeline runs and need not be opened again"):
             pipeline.reopen()
         failed: list[int] = []
@@ -242,7 +241,7 @@ def test_close_waits_for_no_pause_before_a_restart(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_answers_keep_their_order_while_workers_die_at_each_second_load(replicas: int) -> None:
+def test_every_answer_comes_once_while_workers_die_at_each_second_load(replicas: int) -> None:
     """Workers die between requests and again while their successors load; callbacks tell the order of the answers."""
     armed = threading.Event()
 
@@ -274,5 +273,5 @@ def test_answers_keep_their_order_while_workers_die_at_each_second_load(replicas
             futures[-1].add_done_callback(lambda _, number=number: seen.append(number))  # type: ignore[misc]
         answers = [None if future.exception(60) else float(future.result()[0][0]) for future in futures]
         restarts = pipeline.restarts
-    assert seen == list(range(300)) and restarts > 8
+    assert (seen if replicas == 1 else sorted(seen)) == list(range(300)) and restarts > 8
     assert all(answer in (None, number + 2) for number, answer in enumerate(answers)) and answers.count(None) < 10

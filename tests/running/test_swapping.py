@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,10 @@ import torch
 from pipelines import CORES, Gate, increment, local
 from pipelines import request as vector
 
-from autosplit.errors import BackendError, UsageError
-from autosplit.running.messages import SendEvents
+from autosplit.errors import BackendError, RefusedError, UsageError
 from autosplit.running.modules import LocalFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.swapping import swap_modules
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import save_stage, split
@@ -85,12 +84,12 @@ def test_a_swap_under_way_is_seen_by_all_stages_at_one_request_and_survives_a_de
     assert torch.allclose(value, new)
 
 
-def test_the_files_of_old_weights_are_not_kept_for_ever(pipeline: Pipeline, traced: Traced, tmp_path: Path) -> None:
+def test_the_files_of_old_weights_are_not_kept(pipeline: Pipeline, traced: Traced, tmp_path: Path) -> None:
     for number in range(4):
         pipeline.swap("all", doubled(traced), tmp_path / str(number))
         pipeline.run(traced.example_inputs)
-        kept = {folder.parent.name for folder in pipeline._deployment.kept}
-        assert str(number) in kept and len(kept) <= 2
+        kept = {folder.parent.name for folder in pipeline._transport.deployment.kept}
+        assert kept == {str(number)}
 
 
 def test_weights_that_do_not_fit_change_nothing(pipeline: Pipeline, traced: Traced, tmp_path: Path) -> None:
@@ -111,20 +110,43 @@ def test_weights_that_do_not_fit_change_nothing(pipeline: Pipeline, traced: Trac
     assert torch.equal(pipeline.run(traced.example_inputs)[0], old)
 
 
-class Unloadable(LocalFunction):
-    """A module that cannot be loaded."""
+class Loads(LocalFunction):
+    """A function that can be loaded ``left`` times."""
 
-    def load(self, threads, device, shared):
-        raise RuntimeError("broken weights")
+    left = 1
+
+    def load(self, threads, device, shared, streams=1):
+        type(self).left -= 1
+        if type(self).left < 0:
+            raise RuntimeError("broken weights")
+        return super().load(threads, device, shared)
 
 
-def test_a_report_that_is_still_to_come_is_not_taken_for_the_new_weights() -> None:
-    gate = Gate()
-    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"]) as pipeline:
-        future = pipeline.submit(vector(1))
-        gate.entered.acquire()
-        pipeline._deployment.workers[0].connection.send(SendEvents())  # and whoever asked did not wait for the answer
-        threading.Timer(0.1, gate.opened.set).start()
+def test_weights_that_cannot_be_loaded_leave_the_old_ones_in_use(tmp_path: Path) -> None:
+    stage = replace(local("a", increment, "x", "y"), module=Loads(increment))
+    with Pipeline([stage], ["x"], ["y"], groups={"all": ["a"]}) as pipeline:
         with pytest.raises(BackendError, match=r"(?s)the old ones stay in use.*broken weights"):
-            swap_modules(pipeline._deployment, pipeline._executor, {"a": Unloadable(increment)})
-        assert future.result(20)[0][0] == 2 and pipeline.run(vector(2))[0][0] == 3
+            pipeline.swap("all", {}, tmp_path)
+        assert pipeline.run(vector(2))[0][0] == 3
+
+
+def test_requests_that_run_or_wait_when_weights_are_swapped_are_answered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some run on the old weights, some wait in their queue, and callers wait for room there."""
+    gate = Gate()
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=1, groups={"all": ["a"]}) as pipeline:
+        futures = {number: pipeline.submit(vector(number)) for number in range(2)}
+        outside = [threading.Thread(target=lambda n=n: futures.update({n: pipeline.submit(vector(n))})) for n in range(2, 5)]
+        for caller in outside:
+            caller.start()
+        threading.Timer(0.3, gate.opened.set).start()
+        with caplog.at_level("INFO"):
+            assert pipeline.swap("all", {}, tmp_path) >= 2
+        for caller in outside:
+            caller.join(10)
+        assert {number: float(future.result(10)[0][0]) for number, future in futures.items()} == {n: n + 1 for n in range(5)}
+        assert pipeline.run(vector(7))[0][0] == 8 and pipeline.num_running == pipeline.num_waiting == 0
+        assert pipeline.swap_bytes == {"null:0": 0} and "beside those in use, which takes 0 B on null:0 more" in caplog.text
+    with pytest.raises(RefusedError, match="closed"):
+        pipeline.swap("all", {}, tmp_path)

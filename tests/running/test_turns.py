@@ -1,4 +1,4 @@
-"""In whatever order requests, buffers, cancellations, deaths and the end come, every future resolves and ``close`` returns."""
+"""In whatever order requests, cancellations, deaths and the end come, every future resolves and ``close`` returns."""
 
 import contextlib
 import functools
@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import local, request
 
 from autosplit.errors import AutosplitError, RefusedError, UsageError
-from autosplit.running import admission
-from autosplit.running.buffer import Buffer
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.request import AnswerFuture
 from autosplit.serving.hostmanager import HostManager
@@ -38,12 +36,11 @@ class Interleaving:
         stage = local("a", self.compute, "x", "y", replicas=2)
         self.engine = self.host.add_network("net", [stage], ["x"], ["y"], process=process, room=3, **options)
         self.futures: dict[AnswerFuture, int] = {}
-        self.buffers: list[Buffer] = []
         self.threads: list[threading.Thread] = []
         self.permits = threading.Semaphore(0)
         self.closing = False
         self.must_drain = True
-        """Whether every request must be answered: nobody held a buffer when a close began that waits for answers."""
+        """Whether every request must be answered."""
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         """The stage: double, once it is permitted."""
@@ -61,40 +58,6 @@ class Interleaving:
     def submit_a_deadly_one(self) -> None:
         """Submit a request that ends its worker."""
         self.submit(DEADLY)
-
-    def open_buffer(self) -> None:
-        """Open a buffer, if it is its turn at once."""
-        with contextlib.suppress(RefusedError):
-            self.buffers.append(self.engine.buffer(timeout_s=0))
-
-    def wait_for_buffer(self) -> None:
-        """Let a thread wait for the turn of its buffer."""
-        number, before = 100 + len(self.threads), self.engine.num_held
-
-        def fill() -> None:
-            with contextlib.suppress(RefusedError), self.engine.buffer() as buffer:
-                buffer.tensors[0].fill_(number)
-                self.futures[buffer.submit()] = number
-
-        thread = self.start(fill)
-        until(lambda: self.engine.num_held > before or not thread.is_alive())
-
-    def submit_buffer(self) -> None:
-        """Submit the oldest buffer, which may be refused."""
-        if self.buffers:
-            buffer = self.buffers.pop(0)
-            buffer.tensors[0].fill_(50)
-            with contextlib.suppress(RefusedError):
-                self.futures[buffer.submit()] = 50
-
-    def give_up_buffer(self) -> None:
-        """Give the oldest buffer up."""
-        if self.buffers:
-            self.buffers.pop(0).close()
-
-    def forget_buffer(self) -> None:
-        """Forget the oldest buffer, as a thread that ends does."""
-        self.buffers[:1] = []
 
     def cancel(self) -> None:
         """Cancel the newest request."""
@@ -120,7 +83,7 @@ class Interleaving:
     def end(self, ending: Callable[[], None], drain: bool) -> None:
         """Run ``ending`` in a thread, and go on once requests are refused."""
         if not self.closing:
-            self.closing, self.must_drain = True, drain and not (self.buffers or self.threads)
+            self.closing, self.must_drain = True, drain
             thread = self.start(ending)
             until(lambda: self.refuses() or not thread.is_alive())
 
@@ -169,11 +132,6 @@ STEPS = [
     Interleaving.submit,
     Interleaving.submit,
     Interleaving.submit_a_deadly_one,
-    Interleaving.open_buffer,
-    Interleaving.wait_for_buffer,
-    Interleaving.submit_buffer,
-    Interleaving.give_up_buffer,
-    Interleaving.forget_buffer,
     Interleaving.cancel,
     Interleaving.answer,
     Interleaving.close,
@@ -182,30 +140,18 @@ STEPS = [
 ]
 
 
-REFUSED = [Interleaving.open_buffer, Interleaving.submit, Interleaving.close, Interleaving.submit_buffer]
-FORGOTTEN = [Interleaving.open_buffer, Interleaving.submit, Interleaving.forget_buffer]
-KEPT = [Interleaving.open_buffer, Interleaving.submit, Interleaving.remove]
-TOO_LATE = [Interleaving.open_buffer, Interleaving.wait_for_buffer, Interleaving.close, Interleaving.give_up_buffer]
-
-
 @settings(max_examples=40)
 @given(
     steps=st.lists(st.sampled_from(STEPS), max_size=12),
-    options=st.sampled_from([{}, {"in_order": False}, {"max_in_flight": 1}]),
+    options=st.sampled_from([{}, {"max_in_flight": 1}]),
 )
-@example(REFUSED, {})
-@example(FORGOTTEN, {})
-@example(KEPT, {})
-@example(TOO_LATE, {})
 def test_every_future_resolves_and_close_returns_in_any_order_of_steps(
     steps: list[Callable[[Interleaving], None]], options: dict[str, Any]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(admission, "FILL_S", 0.05)  # what is left open in the end is never submitted
-        network = Interleaving("workers", max_restarts=100, **options)
-        for step in steps:
-            step(network)
-        network.check()
+    network = Interleaving("workers", max_restarts=100, **options)
+    for step in steps:
+        step(network)
+    network.check()
 
 
 @settings(max_examples=30)
@@ -219,15 +165,14 @@ def test_it_holds_in_the_callers_process_too(steps: list[Callable[[Interleaving]
 
 @pytest.mark.parametrize("process", ["workers", "caller"])
 @pytest.mark.parametrize("seed", range(3))
-def test_threads_may_do_all_of_it_at_once(process: Process, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "FILL_S", 0.05)
+def test_threads_may_do_all_of_it_at_once(process: Process, seed: int) -> None:
     network = Interleaving(process, **({"max_restarts": 100} if process == "workers" else {}))
     steps = [step for step in STEPS[:-3] if process == "workers" or step is not Interleaving.submit_a_deadly_one]
 
     def run(seed: int) -> None:
         random = Random(seed)
         for _ in range(40):
-            with contextlib.suppress(IndexError, RuntimeError):  # another thread took the buffer, or added a request
+            with contextlib.suppress(IndexError, RuntimeError):  # another thread added a request
                 random.choice(steps)(network)
 
     network.permits.release(1000)
@@ -237,7 +182,6 @@ def test_threads_may_do_all_of_it_at_once(process: Process, seed: int, monkeypat
     random = Random(seed)
     time.sleep(random.uniform(0.0, 0.05))
     random.choice(STEPS[-3:])(network)
-    network.must_drain = False  # buffers come and go meanwhile
     for caller in callers:
         caller.join(LIMIT_S)
         assert not caller.is_alive()

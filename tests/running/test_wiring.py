@@ -9,7 +9,8 @@ from pipelines import double, local
 
 from autosplit.errors import PlanError
 from autosplit.memory.slots import HOST
-from autosplit.running.wiring import StagePlacement, wire
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import wire
 from autosplit.tracing.tensorspec import TensorSpec
 
 
@@ -122,4 +123,3 @@ def test_there_is_room_for_more_requests_if_they_are_small() -> None:
     assert most(16 * 1024) == (3, 4)  # 4 of 2 times 64 KiB in 512 KiB
     assert most(150_000) == (3, 3)
     assert most(1024, window=5) == (5, 5)
-    assert most(1024, in_order=False) == (3, 3)

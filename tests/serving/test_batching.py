@@ -15,7 +15,7 @@ from pipelines import NULL, Gate
 from autosplit.errors import RefusedError, StageError, UsageError
 from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.serving.batching import Batcher
 from autosplit.tracing.tensorspec import TensorSpec
 

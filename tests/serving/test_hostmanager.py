@@ -14,7 +14,7 @@ from pipelines import CORES, Gate, double, fail_on_7, increment, local, request,
 
 from autosplit.errors import BackendError, DeviceError, RefusedError, UsageError
 from autosplit.running.modules import LocalFunction
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.stage import StagePlacement
 from autosplit.serving.devicemanager import DeviceManager, device_health
 from autosplit.serving.hostmanager import HostManager
 from autosplit.values.machine import Machine, parse_device
@@ -33,7 +33,7 @@ def weighed(name: str, num_bytes: int, device: str = "null:0", replicas: int = 1
 class Unloadable(LocalFunction):
     """A stage that cannot be loaded, though there is memory for it; its function is called instead."""
 
-    def load(self, threads, device, shared):
+    def load(self, threads, device, shared, streams=1):
         self.function()
         raise RuntimeError("broken weights")
 

@@ -22,9 +22,9 @@ from autosplit.measuring import measure
 from autosplit.running.inprocess import InProcess
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
-from autosplit.serving.connections import ModuleEntry
+from autosplit.serving.connections import ModulePorts
 from autosplit.serving.hostmanager import HostManager
-from autosplit.serving.pipelineconfig import PipelineConfig, config_of
+from autosplit.serving.pipelineconfig import PipelineConfig
 from autosplit.serving.pipelinefile import FILE, load_config, save_config
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
@@ -38,7 +38,7 @@ from autosplit.values.machine import Machine, parse_device
 pytestmark = pytest.mark.timeout(100)
 
 
-def add(config: PipelineConfig, name: str, function: str, reads: str, makes: str = "out", width: int = 4) -> ModuleEntry:
+def add(config: PipelineConfig, name: str, function: str, reads: str, makes: str = "out", width: int = 4) -> ModulePorts:
     """A function of tests/pipelines.py on a null device."""
     inputs, outputs = ([spec(one, width) for one in side.split()] for side in (reads, makes))
     return config.add_function(name, f"pipelines:{function}", ["pipelines"], inputs, outputs, [NULL])
@@ -99,7 +99,7 @@ def test_a_function_on_a_device_with_a_cap_says_what_it_holds(tmp_path: Path) ->
     with HostManager() as host:
         host.add_network("shop", **shop().network(tmp_path))  # without a cap it may hold anything
     save_config(shop(memory="800KB"), tmp_path / "saved")
-    assert load_config(tmp_path / "saved", ["pipelines"])["f"].memory == "800KB"
+    assert load_config(tmp_path / "saved", ["pipelines"])["f"].stage.memory_bytes == {"null:0": 800_000}
     with pytest.raises(PlanError, match="memory 'much' is not a size"):
         shop(memory="much")
 
@@ -130,7 +130,7 @@ def test_a_graph_module_is_a_module_like_others(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="inputs"):
         config.add_model("net", graph, [NULL])
     net = config.add_model("net", graph, [NULL], inputs=torch.ones(1, 4))
-    config.input("x").connect(net.input(net.inputs[0].name))
+    config.input("x").connect(net.input(net.stage.inputs[0].name))
     net.output(0).connect(config.output("y"))
     with HostManager() as host, torch.inference_mode():
         host.add_network("shop", **config.network(tmp_path))
@@ -202,11 +202,11 @@ def test_a_cycle_is_refused_with_its_path() -> None:
         ),
         (
             lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [parse_device("cpu:0")], threads=8),
-            "threads is 8, and 'cpu:0' has 1 core",
+            "stage 'f' has threads=8, and 'cpu:0' has 1 core",
         ),
         (
             lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [NULL], threads=0),
-            "threads must be a whole number of at least 1, but is 0",
+            "stage 'f' has threads=0; it must be more than 0",
         ),
         (lambda c: c.input(None), "input name None is not understood"),
         (lambda c: c.output("y").connect(c["a"].input("value")), "an output of the pipeline feeds nothing"),
@@ -218,13 +218,11 @@ def test_a_cycle_is_refused_with_its_path() -> None:
         (lambda c: c["a"].input("value").connect(c.output("z")), "module input 'a.value' feeds nothing"),
         (lambda c: c.input("z").connect(c["a"].input("value")), "module input 'a.value' is fed by input 'x' already"),
         (lambda c: c["a"].output(0).connect(c.output("y")), "output 'y' is fed by module output 'b.out' already"),
-        (lambda c: add(c, "twice", "add", "v v"), "module 'twice' has two inputs that are called 'v'"),
-        (lambda c: c["b"].output(0).connect(PipelineConfig().output("z")), "they belong to two configs"),
-        (lambda c: c.input("x").connect(add(c, "d", "double", "v", width=5).input("v")), "float32[4] and the other float32[5]"),
         (
-            lambda c: c["b"].output(0).connect(add(c, "d", "double", "v", width=5).input("v")),
-            "float32[4] and the other float32[5]",
+            lambda c: add(c, "twice", "add", "v v"),
+            "module 'twice' cannot be added (1 fault):\n  * it has two inputs that are called 'v'",
         ),
+        (lambda c: c["b"].output(0).connect(PipelineConfig().output("z")), "they belong to two configs"),
         (lambda c: c.add_function("f", "os:remove", ["pipelines"], [], [], [NULL]), "is not in an allowed module (pipelines)"),
         (lambda c: add(c, "open", "double", "v") and c.verify(), "module input 'open.v' is left open"),
         (lambda c: PipelineConfig().verify(), "it has no outputs"),
@@ -233,11 +231,23 @@ def test_a_cycle_is_refused_with_its_path() -> None:
 def test_each_misuse_has_its_own_error_and_changes_nothing(
     config: PipelineConfig, misuse: Callable[[PipelineConfig], object], fault: str
 ) -> None:
-    before = dict(config.connections), dict(config.outputs), list(config.inputs)
+    before = dict(config.fed), dict(config.outputs), list(config.inputs)
     with pytest.raises((PlanError, UsageError)) as caught:
         misuse(config)
     assert fault in str(caught.value)
-    assert (config.connections, config.outputs, config.inputs) == before
+    assert (config.fed, config.outputs, config.inputs) == before
+
+
+def test_all_that_is_wrong_with_a_config_is_said_at_once(config: PipelineConfig) -> None:
+    config["a"].output(0).connect(add(config, "wide", "double", "v", width=5).input("v"))
+    config.input("x").connect(add(config, "late", "add", "v w", width=5).input("v"))
+    with pytest.raises(PlanError, match="the pipeline is not complete") as caught:
+        config.verify()
+    assert str(caught.value).splitlines()[1:] == [
+        "  * module input 'late.w' is left open",
+        "  * stage 'wide' reads 'a.out' as float32 [5], and stage 'a' makes it as float32 [4]",
+        "  * stage 'late' reads 'x' as float32 [5], and stage 'a' reads it as float32 [4]",
+    ]
 
 
 def test_many_replicas_on_a_device_are_refused_before_any_starts(saved: Path) -> None:
@@ -247,7 +257,7 @@ def test_many_replicas_on_a_device_are_refused_before_any_starts(saved: Path) ->
     name, module = next(iter(data["modules"].items()))
     module["devices"] = ["cpu:0"] * 400 + ["null:0"] * 16
     path.write_text(yaml.safe_dump(data))
-    with pytest.raises(PlanError, match=f"module '{name}' has 400 replicas on 'cpu:0', and at most 16 are allowed"):
+    with pytest.raises(PlanError, match=f"stage '{name}' has 400 replicas on 'cpu:0', and at most 16 are allowed"):
         load_config(saved, ["pipelines"])
 
 
@@ -255,7 +265,7 @@ def test_many_replicas_on_a_device_are_refused_before_any_starts(saved: Path) ->
 def test_a_module_on_a_device_that_is_not_here_is_refused_in_a_sentence(tmp_path: Path) -> None:
     config = PipelineConfig()
     net = config.add_model("net", torch.nn.Linear(4, 4).eval(), [parse_device("cuda:0")], inputs=(torch.zeros(1, 4),))
-    config.input("x").connect(net.input(net.inputs[0].name))
+    config.input("x").connect(net.input(net.stage.inputs[0].name))
     net.output(0).connect(config.output("y"))
     with pytest.raises(AutosplitError, match=r"device 'cuda:0' is not here: torch .* sees 0 CUDA devices") as caught:
         config.build(tmp_path)
@@ -274,7 +284,7 @@ def test_one_name_is_no_list_of_names(config: PipelineConfig) -> None:
     ]:
         with pytest.raises(UsageError) as caught:
             config.add_function("f", **{**asked, **wrong})  # type: ignore[arg-type]
-        assert fault in str(caught.value) and "f" not in config.modules
+        assert fault in str(caught.value) and "f" not in config.stages
     with pytest.raises(UsageError, match="inputs must be a list of str, in brackets, but is 'image'"):
         Pipeline([], "image", [])
     for demand in (Constraints(together="op"), Constraints(forbids={"op": "cpu:0"})):  # type: ignore[arg-type]
@@ -291,7 +301,7 @@ def test_a_file_round_trips_and_the_folder_moves(tmp_path: Path) -> None:
     config.add_model("net", load_model("autosplit.examples.mlp:mlp?depth=2&width=8"), [CORES[0]], threads=1)
     wide = TensorSpec("v", (1, 8), (8, 1), "float32")
     config.add_function("after", "pipelines:double", ["pipelines"], [wide], [wide], [NULL], queue_depth=2)
-    config.input("x").connect(config["net"].input(config["net"].inputs[0].name))
+    config.input("x").connect(config["net"].input(config["net"].stage.inputs[0].name))
     config["net"].output(0).connect(config["after"].input("v"))
     config["after"].output(0).connect(config.output("y"))
     config.group("weights").connect(config["net"].parameters)
@@ -325,7 +335,10 @@ def test_a_file_round_trips_and_the_folder_moves(tmp_path: Path) -> None:
         (lambda data: data["modules"]["a"]["outputs"][0].update(stride=[2**40]), "and at most 1 TiB are allowed"),
         (lambda data: data["modules"]["a"]["outputs"][0].update(offset_bytes=2), "a multiple of 4 below 64 is needed"),
         (lambda data: data["modules"]["a"]["outputs"][0].update(offset_bytes=-4), "starts -4 bytes past"),
-        (lambda data: data["modules"]["a"].update(queue_depth=10**9), "less than or equal to 1024, but is 1000000000"),
+        (
+            lambda data: data["modules"]["a"].update(queue_depth=10**9),
+            "a queue depth of 1000000000; it must be at least 1 and at most 1024",
+        ),
         (lambda data: data["connections"].append(["a.out", "b.none"]), "module 'b' has no input 'none'"),
         (lambda data: data["connections"].pop(), "module input 'b.other' is left open"),
         (lambda data: data["modules"]["a"].update(devices=["tpu:0"]), "device 'tpu:0' is not understood"),
@@ -371,7 +384,7 @@ def saved(tmp_path: Path) -> Path:
     """A pipeline folder with one stage, as a stranger may have sent it."""
     config = PipelineConfig()
     config.add_model("net", load_model("autosplit.examples.mlp:mlp?depth=2&width=8"), [NULL])
-    config.input("x").connect(config["net"].input(config["net"].inputs[0].name))
+    config.input("x").connect(config["net"].input(config["net"].stage.inputs[0].name))
     config["net"].output(0).connect(config.output("y"))
     save_config(config, tmp_path / "pipeline")
     return tmp_path / "pipeline"
@@ -409,7 +422,7 @@ def test_native_code_of_a_folder_is_loaded_only_if_it_is_allowed(saved: Path) ->
         load_config(saved)
     with pytest.raises(BackendError, match="native code"):
         StageFolder(saved / "net", "inductor").load(1, "cpu:0", shared=False)
-    allowed = load_config(saved, trust=True)["net"].source
+    allowed = load_config(saved, trust=True)["net"].stage.module
     assert isinstance(allowed, StageFolder) and allowed.trust
 
 
@@ -474,13 +487,4 @@ def test_a_custom_operator_of_a_folder_must_be_in_an_allowed_module(saved: Path,
     monkeypatch.setattr(StageProgram, "packages", ("dangerous.module",))
     with pytest.raises(UsageError, match="is not in an allowed module"):
         load_config(saved)
-    assert load_config(saved, ["dangerous"]).modules
-
-
-def test_a_plan_becomes_a_config() -> None:
-    traced = trace(load_model("autosplit.examples.unet:unet?size=16&channels=4"))
-    ops = [op.name for op in traced.graph.ops]
-    programs = split(traced, [ops[: len(ops) // 2], ops[len(ops) // 2 :]])
-    config = config_of([(program, [NULL], {"threads": 1}) for program in programs], traced.graph.inputs, traced.graph.outputs)
-    assert config.verify().order() == ["stage0", "stage1"]
-    assert config["stage0"].threads == 1
+    assert load_config(saved, ["dangerous"]).stages

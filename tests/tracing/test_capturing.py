@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from autosplit.compat.torchparts import pytree
 from autosplit.errors import TraceError, UsageError
 from autosplit.examples.mlp import mlp
 from autosplit.examples.tied import tied

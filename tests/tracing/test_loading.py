@@ -7,8 +7,8 @@ import psutil
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autosplit.compat.torchparts import FakeTensorMode
 from autosplit.errors import MissingExtraError, ModelError
 from autosplit.examples.mlp import mlp
 from autosplit.tracing import architectures

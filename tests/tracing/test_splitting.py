@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from autosplit.compat.torchparts import pytree
 from autosplit.errors import PlanError
 from autosplit.files import content_hash
 from autosplit.tracing.capturing import trace

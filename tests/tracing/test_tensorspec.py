@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,9 @@ from autosplit.tracing.tensorspec import (
     differences,
     empty_like_spec,
     extent_bytes,
+    is_laid_out,
     laid_out,
+    row_major,
     spec_of,
     storage_bytes,
     view_storage,
@@ -85,13 +89,50 @@ def test_extent_counts_repeated_elements_once_and_gaps():
     assert storage_bytes(TensorSpec("x", (2,), (1,), "float32", 12)) == 20
 
 
-def test_laid_out_copies_only_what_lies_otherwise():
-    tensor = torch.randn(4, 4)
-    assert laid_out(tensor, spec_of("x", tensor)) is tensor
-    spec = TensorSpec("x", (4, 4), (1, 4), "float32", 4)
-    copy = laid_out(tensor, spec)
-    assert torch.equal(copy, tensor)
-    assert (copy.stride(), copy.data_ptr() % ALIGNMENT) == ((1, 4), 4)
+@pytest.mark.parametrize("kind", TENSORS)
+def test_what_lies_as_its_spec_is_not_copied(kind):
+    tensor, spec = TENSORS[kind], spec_of("x", TENSORS[kind])
+    assert is_laid_out(tensor, spec) and laid_out(tensor, spec) is tensor
+    for anywhere in (False, True):
+        moved = replace(spec, offset_bytes=(spec.offset_bytes + 32) % ALIGNMENT)
+        assert is_laid_out(tensor, moved, anywhere=anywhere) == (anywhere or not tensor.numel())
+
+
+class Own(torch.Tensor):
+    """A tensor that answers ops in its own way."""
+
+
+COMPLEX = torch.randn(2, 2, dtype=torch.complex64)
+UNLIKE = {
+    "transposed": (torch.randn(4, 3).t(), {}),
+    "another stride where the size is 1": (torch.randn(2, 1).as_strided((2, 1), (1, 7)), {}),
+    "another stride of no elements": (torch.empty(0, 4).as_strided((0, 4), (9, 1)), {}),
+    "expanded": (torch.randn(1, 4).expand(3, 4), {}),
+    "at another offset": (torch.randn(9)[3:], {}),
+    "conjugated": (COMPLEX.conj(), {}),
+    "negated": (COMPLEX.conj().imag, {"stride": (4, 2)}),
+    "followed by autograd": (torch.randn(2, 2, requires_grad=True), {}),
+    "of a subclass": (torch.randn(2, 2).as_subclass(Own), {}),
+    "a parameter": (torch.nn.Parameter(torch.randn(2, 2), requires_grad=False), {}),
+}
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_what_a_kernel_would_read_otherwise_is_laid_out_anew(kind):
+    tensor, changes = UNLIKE[kind]
+    shape = tuple(tensor.shape)
+    spec = TensorSpec("x", shape, row_major(shape), str(tensor.dtype).removeprefix("torch."))
+    spec = replace(spec, **changes)
+    assert not is_laid_out(tensor, spec)
+    found = laid_out(tensor, spec)
+    assert type(found) is torch.Tensor and not (found.requires_grad or found.is_conj() or found.is_neg())
+    assert is_laid_out(found, spec) and spec_of("x", found) == spec
+    assert torch.equal(found, tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg())
+
+
+def test_numbers_of_another_dtype_are_converted():
+    spec = TensorSpec("x", (2,), (1,), "float32")
+    assert laid_out(torch.tensor([1, 2], dtype=torch.int32), spec).tolist() == [1.0, 2.0]
 
 
 def test_differences_ignore_layout_and_name_shapes():

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from autosplit.running.admission import Admission
+from autosplit.running.answers import Answers
 from autosplit.running.request import AnswerFuture, Finished
 
 
 def admission() -> Any:
-    return Admission(None, None, 1, lambda: None, lambda: None).changed  # type: ignore[arg-type]
+    return Admission(None, Answers(()), 1).changed  # type: ignore[arg-type]
 
 
 def future() -> Any:

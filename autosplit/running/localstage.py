@@ -1,4 +1,4 @@
-"""StageCopy: one loaded copy of a stage in the caller's process, for one thread at a time."""
+"""LocalStage: one loaded copy of a stage in the caller's process, for one thread at a time."""
 
 import os
 import time
@@ -10,22 +10,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from autosplit.devices.processes import anonymous_bytes
-from autosplit.errors import AutosplitError, BackendError, DeadlineError, StageError
-from autosplit.memory.lives import ALIGNMENT
+from autosplit.errors import AutosplitError, BackendError, DeadlineError, RefusedError, StageError
 from autosplit.planning.baselines import OWN_THREADS
 from autosplit.reports.results import StageStats
 from autosplit.running import statusblock
 from autosplit.running.answers import NUM_TIMES
 from autosplit.running.copying import CopyPool
 from autosplit.running.messages import Ready, WorkerEvent
-from autosplit.running.modules import failure_text
 from autosplit.running.monitor import WorkerHealth, stage_stats, worker_health
-from autosplit.running.request import Checked, Request
+from autosplit.running.request import MatchingTensors, Request
 from autosplit.running.ring import DATA, ERROR, SKIPPED
+from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import STATUS_WORDS
-from autosplit.running.versions import warm_up
 from autosplit.running.wiring import Wiring
-from autosplit.tracing.tensorspec import TensorSpec, announced, check_outputs, laid_out, zeros
+from autosplit.tracing.tensorspec import announced, check_outputs, laid_out, zeros
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Runnable
@@ -35,7 +33,7 @@ NUM_USUAL = 3
 """A core that is lent to another process makes one request slow, and seldom three in a row."""
 
 
-class StageCopy:
+class LocalStage:
     """The only stage of a network, loaded in this process with its backend; it counts what workers count.
 
     Args:
@@ -47,25 +45,19 @@ class StageCopy:
     def __init__(self, wiring: Wiring, replica: int) -> None:
         [stage] = wiring.stages
         self._stage, self.replica, self.device = stage, replica, stage.devices[replica]
-        self.threads = stage.threads or max(1, len(self.device.cores))
         self._last_ns = (1 << 62,) * NUM_USUAL
         self._words = [0] * STATUS_WORDS
         """As in the status block of a pipeline."""
         self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
-        self._sources = [(wiring.inputs.index(spec.name), spec, spec.stride) for spec in stage.inputs]
+        self._sources = [(wiring.inputs.index(spec.name), spec) for spec in stage.inputs]
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
         before_bytes, begun_s = anonymous_bytes(os.getpid()), time.perf_counter()
         try:
             stage.module.import_packages()
-            with torch.inference_mode(False):
-                run = stage.module.load(self.threads, self.device.name, shared=len(stage.devices) > 1)
+            run = stage.load(replica, shared=len(stage.devices) > 1)
             self._run = run if stage.module.kind in OWN_THREADS else _with_threads_kept(run)
-            example = [zeros(spec) for spec in stage.inputs]
-            if stage.module.warms_up:
-                warm_up(self._run, example)
-            shared = [True] * len(stage.outputs)
-            if stage.module.warms_up:
-                shared = _shared_outputs(self._run, example, len(stage.outputs))
+            stage.warm_up(self._run)
+            shared = _shared_outputs(self._run, stage) if stage.module.warms_up else [True] * len(stage.outputs)
         except AutosplitError:
             raise
         except Exception as failure:
@@ -78,8 +70,15 @@ class StageCopy:
         self._words[statusblock.STATE] = statusblock.WAITING
         self._words[statusblock.SINCE_NS] = self._idle_ns = time.monotonic_ns()
 
-    def serve(self, request: Request) -> None:
-        """Compute the answer of a request, or its error, in this thread."""
+    def compute(self, request: Request) -> None:
+        """Compute the answer of a request, or its error, in this thread. Raises: what ended the stage, such as Ctrl-C."""
+        try:
+            self._compute(request)
+        except BaseException:  # in the thread of one caller, and another one may wait for this request
+            request.error = RefusedError("the thread that computed the request was interrupted; submit it again")
+            raise
+
+    def _compute(self, request: Request) -> None:
         words, number = self._words, request.number
         got = words[statusblock.SINCE_NS] = time.monotonic_ns()
         words[statusblock.STATE], words[statusblock.SEQUENCE] = statusblock.RUNNING, number
@@ -90,10 +89,10 @@ class StageCopy:
         else:
             try:
                 given = request.inputs
-                if given.__class__ is Checked:
-                    inputs = [given[at] for at, _, _ in self._sources]
+                if given.__class__ is MatchingTensors:
+                    inputs = [given[at] for at, _ in self._sources]
                 else:
-                    inputs = [_as_traced(given[at], spec, stride) for at, spec, stride in self._sources]
+                    inputs = [laid_out(given[at], spec) for at, spec in self._sources]
                 outputs = self._run(inputs)
                 ran = time.monotonic_ns()
                 check_outputs(outputs, len(self._announced), self._announced)
@@ -129,7 +128,7 @@ class StageCopy:
 
     def stats(self, events: Sequence[WorkerEvent]) -> StageStats:
         """What it did; its process holds more than the stage, so the memory is that of the whole process."""
-        place = self._stage.name, self.device.name, self.replica, self._stage.module.kind, self.threads
+        place = self._stage.name, self.device.name, self.replica, self._stage.module.kind, self._stage.num_threads(self.replica)
         return stage_stats(place, self._words, events, self.ready, os.getpid())
 
     def health(self, network: str) -> WorkerHealth:
@@ -138,12 +137,11 @@ class StageCopy:
 
     def unload(self) -> None:
         """Let go of the weights; there are no more requests."""
-        del self._run
+        self.__dict__.pop("_run", None)
 
     def _explain(self, request: Request, trace: str) -> str:
-        stage, inputs = self._stage, [request.inputs[at] for at, _, _ in self._sources]
-        place = f"stage '{stage.name}' (replica {self.replica} of {len(stage.devices)}, device '{self.device.name}')"
-        return failure_text(place, request.number, stage.module, inputs, trace)
+        stage, inputs = self._stage, [request.inputs[at] for at, _ in self._sources]
+        return stage.failure_text(self.replica, request.number, inputs, trace)
 
 
 def _with_threads_kept(run: "Runnable") -> "Runnable":
@@ -160,29 +158,17 @@ def _with_threads_kept(run: "Runnable") -> "Runnable":
     return kept
 
 
-def _as_traced(value: torch.Tensor, spec: TensorSpec, stride: tuple[int, ...]) -> torch.Tensor:
-    """The tensor if a backend may read it in place, else a copy as in the trace."""
-    if (
-        value.stride() == stride
-        and value.__class__ is torch.Tensor
-        and value.is_cpu
-        and not (value.requires_grad or value.is_neg() or value.is_conj())
-        and value.data_ptr() % ALIGNMENT == spec.offset_bytes
-    ):
-        return value
-    return laid_out(value.detach().resolve_conj().resolve_neg(), spec)
-
-
-def _shared_outputs(run: "Runnable", inputs: Sequence[torch.Tensor], num_outputs: int) -> list[bool]:
+def _shared_outputs(run: "Runnable", stage: StagePlacement) -> list[bool]:
     """For each output whether an answer needs a copy of it.
 
     It does if its memory is that of an input, a weight or another output, or is used again, or if autograd refuses the tensor.
     """
+    inputs = [zeros(spec) for spec in stage.inputs]
     try:
         first = run(inputs)
         second = run(inputs)
     except Exception:  # the first request will show it
-        return [True] * num_outputs
+        return [True] * len(stage.outputs)
     places = [value.untyped_storage().data_ptr() for value in second]
     taken = {value.untyped_storage().data_ptr() for value in (*inputs, *first)}
     return [

@@ -13,30 +13,30 @@ import pytest
 from pipelines import double, local, request
 
 from autosplit.errors import DeadlineError, RefusedError, UsageError
-from autosplit.running.entrance import Entrance
 from autosplit.running.inprocess import InProcess
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.waitingroom import WaitingRoom
 
 pytestmark = pytest.mark.timeout(30)
 
 
 class Hall:
-    """Places behind an entrance, and who has entered."""
+    """Places behind an waiting_room, and who has entered."""
 
     def __init__(self) -> None:
         self.condition = threading.Condition()
         self.places = 0
         self.entered: list[str] = []
         self.refused: list[str] = []
-        self.entrance = Entrance(self.condition, lambda: self.places > 0, lambda: None)
+        self.waiting_room = WaitingRoom(self.condition, lambda: self.places > 0, lambda: None)
 
     def come(self, name: str, timeout_s: float | None = None) -> threading.Thread:
         """Send a caller in a thread of its own, and return once it waits or has gone."""
-        before = self.entrance._num_outside
+        before = self.waiting_room._num_here
 
         def ask() -> None:
             with self.condition:
-                if self.entrance.enter(timeout_s):
+                if self.waiting_room.enter(timeout_s):
                     self.places -= 1
                     self.entered.append(name)
                 else:
@@ -44,13 +44,13 @@ class Hall:
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
-        until(lambda: self.entrance._num_outside > before or not thread.is_alive())
+        until(lambda: self.waiting_room._num_here > before or not thread.is_alive())
         return thread
 
     def free(self, num_places: int) -> None:
         with self.condition:
             self.places += num_places
-            self.entrance.call(num_places)
+            self.waiting_room.wake(num_places)
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -73,14 +73,14 @@ def test_a_newcomer_does_not_take_the_place_of_one_who_waits() -> None:
     hall.places = 1  # there is room, and nobody was called yet
     newcomer = hall.come("newcomer")
     hall.come("at once", 0.0).join(10)
-    assert hall.entered == [] and hall.refused == ["at once"] and not hall.entrance.is_free()
+    assert hall.entered == [] and hall.refused == ["at once"] and not hall.waiting_room.is_free()
     hall.free(0)
     waiting.join(10)
     hall.free(1)
     newcomer.join(10)
     assert hall.entered == ["waiting", "newcomer"]
     hall.places = 1
-    assert hall.entrance.is_free()
+    assert hall.waiting_room.is_free()
 
 
 def test_one_who_is_interrupted_passes_the_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_nobody_waits_once_it_is_over() -> None:
     hall = Hall()
     waiting = hall.come("waiting")
     with hall.condition:
-        hall.entrance.end()
+        hall.waiting_room.end()
     for caller in (waiting, hall.come("newcomer")):
         caller.join(10)
     assert sorted(hall.entered) == ["newcomer", "waiting"]
@@ -125,11 +125,11 @@ def test_a_thread_that_must_not_wait_is_told_so() -> None:
         raise UsageError("a callback cannot wait")
 
     condition = threading.Condition()
-    entrance = Entrance(condition, lambda: False, refuse)
+    waiting_room = WaitingRoom(condition, lambda: False, refuse)
     with condition, pytest.raises(UsageError, match="cannot wait"):
-        entrance.enter(None)
+        waiting_room.enter(None)
     with condition:
-        assert not entrance.enter(0.0)
+        assert not waiting_room.enter(0.0)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -142,15 +142,10 @@ def test_threads_with_limits_of_time_never_wait_for_ever(make: Callable[..., Any
             for number in range(30):
                 limits = {"timeout_s": random.choice([None, 0.0, 1e-3]), "deadline_s": random.choice([None, 1e-4, 20.0])}
                 with contextlib.suppress(RefusedError, DeadlineError):
-                    if random.random() < 0.2:
-                        with engine.buffer(**limits) as buffer:
-                            buffer.tensors[0].fill_(number)
-                            future = buffer.submit() if random.random() < 0.7 else None
-                    else:
-                        future = engine.submit(request(number), priority=random.randrange(3), **limits)
-                    if future is not None and random.random() < 0.8:
+                    future = engine.submit(request(number), priority=random.randrange(3), **limits)
+                    if random.random() < 0.8:
                         assert future.result(10)[0][0] == 2 * number
-                    elif future is not None:
+                    else:
                         future.cancel()
 
         with ThreadPoolExecutor(6) as pool:

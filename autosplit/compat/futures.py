@@ -1,4 +1,4 @@
-"""SafeCondition and SafeFuture: a condition and a future of which Ctrl-C and ``os.fork`` at any moment leave no lock held.
+"""A condition and futures of which Ctrl-C and ``os.fork`` at any moment leave no lock held, by the private fields of a Future.
 
 A ``threading.Condition`` enters its lock in Python code. Ctrl-C between two instructions of that code leaves the lock held, and
 the next thread that needs it waits for ever. A signal is handled only between instructions of Python code, so a lock that is
@@ -22,23 +22,23 @@ _T = TypeVar("_T")
 class SafeCondition(threading.Condition):
     """A condition with a lock of its own. The slots hold the methods of the lock, so ``with`` calls them without Python code."""
 
-    __slots__ = ("__enter__", "__exit__")
+    __slots__ = ("__enter__", "__exit__", "lock")
 
     def __init__(self) -> None:
-        lock = threading.RLock()
+        self.lock = lock = threading.RLock()
         super().__init__(lock)
         self.__enter__: Any = lock.__enter__
         self.__exit__: Any = lock.__exit__
 
     def beside(self) -> threading.Condition:
         """Another condition of the same lock, for callers that wait for something else."""
-        return threading.Condition(self.__enter__.__self__)
+        return threading.Condition(self.lock)
 
 
 class SafeFuture(Future[_T]):
     """A future with such a condition; in a forked process it has its result, or fails with RefusedError.
 
-    It sets what ``Future`` sets by itself, as a condition takes 1 us to make.
+    It sets the fields that ``Future`` sets by itself, as a condition takes 1 us to make.
     """
 
     def __init__(self) -> None:
@@ -50,11 +50,30 @@ class SafeFuture(Future[_T]):
         self._done_callbacks: list[Any] = []
 
 
+class DoneFuture(SafeFuture[_T]):
+    """A future that is done from the start. Nobody waits for it, so all share the fields that a future needs to be waited for."""
+
+    _condition = SafeCondition()
+    _state = "FINISHED"
+    _waiters: list[Any] = []  # noqa: RUF012
+    _done_callbacks: list[Any] = []  # noqa: RUF012
+
+    def __init__(self, result: Any, error: Exception | None) -> None:
+        self._result, self._exception = result, error
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The result. Raises: the error."""
+        if self._exception is not None:
+            raise self._exception
+        return self._result
+
+
 _futures: "weakref.WeakSet[SafeFuture[Any]]" = weakref.WeakSet()
 
 
 def _fail_in_child() -> None:
     """In a forked process: fail each future without an answer. Its callbacks are the parent's, and are not called here."""
+    DoneFuture._condition = SafeCondition()
     for future in list(_futures):
         future._condition = SafeCondition()
         if future._state in ("PENDING", "RUNNING"):

@@ -1,0 +1,13 @@
+"""Marks that transformers leaves on classes and configs; without them an error is less exact."""
+
+from typing import Any
+
+
+def missing_packages(model_class: Any) -> list[str]:
+    """The packages that a placeholder for a model class asks for; none for a class that is there."""
+    return list(getattr(model_class, "_backends", ()))
+
+
+def attention_of(module: Any) -> str:
+    """How a model of transformers computes attention, such as ``sdpa``; '' for other models."""
+    return str(getattr(getattr(module, "config", None), "_attn_implementation", ""))

@@ -1,0 +1,103 @@
+"""Runtimes and compilers below their public classes.
+
+Where a runtime has no such part any more, requests through ONNX Runtime take its public call, bundles for OpenVINO hold more
+bytes, and ``torch.onnx`` makes its table at each call. TorchInductor has no other way: an error names the version that has one.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosplit.compat.tried import needs
+
+
+def native_session(session: Any) -> Any:
+    """The object below an ``InferenceSession``: ``run(names, feed, None)`` without checks in Python, which take about 3 us."""
+    return getattr(session, "_sess", session)
+
+
+class Binding:
+    """Memory of torch as inputs and outputs of a session: its public binding by name and device takes 18 us a request."""
+
+    def __init__(self, session: Any, device: torch.device) -> None:
+        with needs("onnxruntime"):
+            from onnxruntime.capi._pybind_state import OrtDevice
+
+            self._where = OrtDevice(getattr(OrtDevice, device.type)(), OrtDevice.default_memory(), device.index or 0)
+            binding = session.io_binding()._iobinding
+            self._bind_input, self._bind_output = binding.bind_input, binding.bind_output
+            self.run: Callable[[], None] = functools.partial(session._sess.run_with_iobinding, binding, None)
+
+    def input(self, name: str, kind: int, shape: Sequence[int], address: int) -> None:
+        """Read an input of an ONNX element type from an address."""
+        self._bind_input(name, self._where, kind, shape, address)
+
+    def output(self, name: str, kind: int, shape: Sequence[int], address: int) -> None:
+        """Write an output to an address."""
+        self._bind_output(name, self._where, kind, shape, address)
+
+
+def fold_constants(model: Any) -> None:
+    """Fold batch norms of an OpenVINO model in place; else its compiler folds them, and a blob holds their weights again."""
+    with contextlib.suppress(ImportError):
+        from openvino._offline_transformations import apply_moc_transformations
+
+        apply_moc_transformations(model, False)
+
+
+def aot_compile(module: Any, examples: tuple[torch.Tensor, ...], options: Mapping[str, Any]) -> Any:
+    """Compile an exported module by AOTInductor: the path of a library, or with ``aot_inductor.package`` the files of one.
+
+    The public ``aoti_compile_and_package`` writes an archive of them, see ``open_library``.
+    """
+    with needs("torch"):
+        from torch._inductor import aot_compile as compile_module
+    return compile_module(module, examples, options=dict(options))
+
+
+def open_library(path: Path) -> Any:
+    """The runner of a compiled library. ``aoti_load_package`` would unpack an archive that a killed worker leaves behind."""
+    with needs("torch"):
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu
+    return runner(str(path), 1)
+
+
+def write_package(path: Path, files: Mapping[str, Any]) -> None:
+    """Write one package with the compiled files of several models, which the public way writes for one model only."""
+    with needs("torch"):
+        from torch.export.pt2_archive._package import package_pt2
+    package_pt2(str(path), aoti_files=dict(files))
+
+
+_PATCHING = threading.Lock()
+
+
+@contextlib.contextmanager
+def kept_translations() -> Iterator[None]:
+    """Let ``torch.onnx.export`` reuse its table of translations, which it makes at every call in half a second.
+
+    Other callers keep their own tables, because they may add translations.
+    """
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        make: Any = vars(ONNXRegistry)["from_torchlib"]
+    except (ImportError, KeyError):
+        yield
+        return
+    with _PATCHING:
+        setattr(ONNXRegistry, "from_torchlib", functools.partial(_made, make.__get__(None, ONNXRegistry)))  # noqa: B010
+        try:
+            yield
+        finally:
+            setattr(ONNXRegistry, "from_torchlib", make)  # noqa: B010
+
+
+@functools.cache
+def _made(make: Callable[..., Any], **options: Any) -> Any:
+    return make(**options)

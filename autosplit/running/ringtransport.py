@@ -1,0 +1,214 @@
+"""RingTransport: workers that are joined by rings, with one thread that waits for everything that can happen.
+
+::
+
+    Admission -> InputRings -> stages -> ResultRings -> the thread -> Admission -> Answers
+
+The caller writes its request into the rings if there is room; otherwise the thread does once another request ends. The thread
+waits for results, the death of a worker, a deadline in the queue, and the end.
+"""
+
+import math
+import threading
+import time
+
+from autosplit.devices.processes import MOST_WAIT_S
+from autosplit.errors import AutosplitError, RefusedError, WorkerError
+from autosplit.reports.results import StageStats
+from autosplit.running.admission import Admission
+from autosplit.running.hostrings import InputRings, ResultRings
+from autosplit.running.inflight import SOON_NS, InFlight
+from autosplit.running.messages import WorkerEvent
+from autosplit.running.monitor import Monitor, WorkerHealth
+from autosplit.running.provisioner import provision
+from autosplit.running.recovery import Recovery
+from autosplit.running.request import Request
+from autosplit.running.wiring import Wiring, require_here
+
+LOOK_NS = 1_000_000
+"""How long results may keep the thread from looking at workers, deadlines and the end."""
+
+
+class RingTransport:
+    """Workers and rings of one wiring.
+
+    Args:
+        wiring: the stages.
+        max_restarts: restarts of one worker without progress after which the pipeline gives up.
+    Raises: DeviceError: a stage is on another host. BackendError: a stage could not be loaded. WorkerError: a worker died.
+    """
+
+    turns = None
+
+    def __init__(self, wiring: Wiring, max_restarts: int) -> None:
+        require_here(wiring)
+        self.wiring = wiring
+        self.deployment = deployment = provision(wiring)
+        try:
+            self._thread = threading.Thread(target=self._run, name="autosplit-executor", daemon=True)
+            self._in_flight = InFlight(wiring, deployment.status_block)
+            self._lanes, self.pace = self._in_flight.lanes, self._in_flight.pace
+            self._results = ResultRings(deployment)
+            self._recovery = Recovery(deployment, max_restarts)
+            self.monitor = Monitor(deployment, self._lanes)
+            self._is_idle = False
+            """Whether the thread waits for more than the next result."""
+        except BaseException:
+            deployment.close(timeout_s=0.5)
+            raise
+
+    def start(self, admission: Admission) -> None:
+        """Let the workers take requests."""
+        self._admission = admission
+        self._inputs = InputRings(self.deployment, admission.queue_capacity)
+        self.deployment.run(self._lanes)
+        self._thread.start()
+        admission.answers.threads.add(self._thread)
+
+    @property
+    def restarts(self) -> int:
+        """Workers that were started anew so far."""
+        return self._recovery.restarts
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each worker, in the order of stages and replicas; a null device runs in this process."""
+        return [worker.pid for worker in self.deployment.workers]
+
+    def has_room(self) -> bool:
+        """Whether one more request may be sent now."""
+        return self._in_flight.has_room()
+
+    def hold(self, request: Request, *, is_soonest: bool) -> None:
+        """Copy the inputs of a request that waits; wake the thread if it would look too late."""
+        self._inputs.hold(request)
+        if is_soonest or (self._is_idle and request.has_waiter):
+            self._results.wake()
+
+    def send(self, request: Request) -> None:
+        """Write a request into the rings of the first stages."""
+        self._in_flight.add(request)
+        if self._is_idle and request.has_waiter:
+            self._results.wake()
+        self._inputs.write(request)
+
+    def cancel(self, request: Request) -> None:
+        """Let the stages skip a request."""
+        self._in_flight.skip(request.sequence)
+
+    def health(self, network: str) -> list[WorkerHealth]:
+        """The state and the sums of each worker, read from shared memory without asking it."""
+        return self.monitor.health(network)
+
+    def stats(self, *, clear: bool) -> tuple[list[StageStats], int]:
+        """The work of each worker, and the restarts so far."""
+        return self.monitor.stats(clear=clear), self.restarts
+
+    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
+        """The times of the last requests in each worker; empty for a worker that does not answer."""
+        return self.monitor.events(clear=clear)
+
+    def close(self, *, patiently: bool) -> None:
+        """Fail requests without an answer and end every worker, which is killed after 5 s, or 0.5 s if not ``patiently``."""
+        timeout_s = 0.5
+        try:
+            self.deployment.stopping.set()
+            self._results.wake()
+            if self._thread.ident is not None:
+                self._thread.join()
+                self._admission.answers.threads.discard(self._thread)
+                self._fail(RefusedError("the pipeline was closed before the request was done"))
+            self._results.close()
+            timeout_s = 5.0 if patiently else 0.5
+        finally:  # also after Ctrl-C
+            self.deployment.close(timeout_s)
+
+    def _run(self) -> None:
+        """The thread: take results, wait while there are none, expire late requests, replace dead workers."""
+        look_ns = 0
+        admission = self._admission
+        try:
+            while True:
+                while self._take_results() and time.monotonic_ns() < look_ns:
+                    pass
+                worker_ended = self._wait()
+                look_ns = time.monotonic_ns() + LOOK_NS
+                if self.deployment.stopping.is_set():
+                    return
+                if admission.alarm_ns <= time.monotonic_ns():
+                    admission.answers.deliver(admission.pop_expired())
+                self._recovery.kill_hanging(self._lanes.nexts)
+                if worker_ended:
+                    admission.answers.deliver(self._recover())
+        except AutosplitError as failure:
+            self._fail(failure)
+        except BaseException as failure:
+            self._fail(WorkerError(f"the executor stopped: {failure!r}"))
+
+    def _wait(self) -> bool:
+        """Wait for results, or until it is time to look for hanging workers and late requests; True if a worker ended."""
+        patience_s = min(self._recovery.look_s, max(0.0, self._admission.alarm_ns - time.monotonic_ns()) / 1e9)
+        num_results = self._num_to_collect()
+        if num_results > 1:
+            patience_s = min(patience_s, SOON_NS / 1e9)
+        patience_ms = None if math.isinf(patience_s) else math.ceil(min(patience_s, MOST_WAIT_S) * 1000)
+        worker_ended = self._results.wait(patience_ms, num_results, self._lanes)
+        self._is_idle = False
+        return worker_ended
+
+    def _num_to_collect(self) -> int:
+        """Results that the thread waits for now: several if no caller waits for one of them alone.
+
+        While ``_is_idle``, a request that a caller waits for alone wakes the thread.
+        """
+        in_flight = self._in_flight
+        has_waiter = in_flight.num_with_waiter > 0 or self._admission.queue.num_waiting > 0
+        self._is_idle = self.pace.batch_to_collect > 1 and in_flight.num_unanswered > 0 and not has_waiter
+        return self.pace.batch_to_collect if self._is_idle else 1
+
+    def _take_results(self) -> bool:
+        """Take all results that are here, and answer the requests that are done; whether there was any."""
+        found, due = self._collect()
+        self._admission.answers.deliver(due)
+        return found
+
+    def _collect(self) -> tuple[bool, list[Request]]:
+        """Take all results that are here; whether there was any, and the requests to be answered now."""
+        found = False
+        done = []
+        for ring in self._results:
+            for sequence, slot in ring.take():
+                found = True
+                request = self._in_flight[sequence]
+                ring.read(slot, request)
+                if request.tokens == 0:
+                    done.append(request)
+        return found, self._admission.settle(done, self._release) if done else []
+
+    def _release(self, done: list[Request]) -> list[Request]:
+        """Free the places of finished requests; return those without an answer (the lock is held)."""
+        return self._in_flight.settle(done, self._admission.answers.times)
+
+    def _recover(self) -> list[Request]:
+        """Replace dead workers, and run again the requests in flight without a result; return those to be answered now."""
+        with self.deployment.control_lock:
+            self._admission.suspend()
+            self._results.forget_workers()
+            given_up = self._recovery.replace_dead(self._lanes)
+            due = self._collect()[1]
+            for sequence, error in given_up.items():
+                self._in_flight.skip(sequence, error)
+            due += self._admission.resume(self._restart)
+            self._results.watch_workers()
+        return due
+
+    def _restart(self) -> None:
+        self._in_flight.restart()
+        self._results.rewind(self._lanes)
+        self._recovery.resume(self._lanes)
+
+    def _fail(self, error: AutosplitError) -> None:
+        """Answer every request with ``error``, and each that comes later."""
+        with self._admission.changed:
+            in_flight = self._in_flight.clear()
+        self._admission.fail(error, in_flight)

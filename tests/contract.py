@@ -1,0 +1,193 @@
+"""What every transport of an engine must do; a test class for each transport inherits these stories."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pipelines import Gate, fail_on_7, increment, request
+
+from autosplit.errors import DeadlineError, RefusedError, StageError, UsageError
+from autosplit.running.engine import Engine
+
+ROOM = 3
+LIMIT_S = 20.0
+
+
+def number_of(future: Any) -> float:
+    """The first element of an answer."""
+    return float(future.result(LIMIT_S)[0][0])
+
+
+def num_descriptors() -> int:
+    """Open descriptors of this process."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+class TransportContract:
+    """The stories. Each subclass says how an engine over its transport is opened."""
+
+    def open(self, function: Callable[..., Any], replicas: int = 1) -> Engine:
+        """An engine with ``replicas`` copies of one stage, whose queue has ``ROOM`` places and which is on null devices."""
+        raise NotImplementedError
+
+    @contextmanager
+    def full(self, gate: Gate) -> Iterator[tuple[Engine, list[Any], int]]:
+        """An engine that can send no more: the engine, the futures of its running requests, the number of the next request."""
+        with self.open(gate) as engine:
+            running = [engine.submit(request(number)) for number in range(engine.window)]
+            assert gate.entered.acquire(timeout=LIMIT_S)
+            while engine.num_waiting:
+                time.sleep(1e-3)
+            try:
+                yield engine, running, engine.window
+            finally:
+                gate.opened.set()
+
+    def test_every_way_to_ask_gives_the_answers_in_the_order_of_submission(self) -> None:
+        with self.open(increment, 2) as engine:
+            requests, expected = [request(number) for number in range(20)], [number + 1.0 for number in range(20)]
+            assert [number_of(future) for future in [engine.submit(inputs) for inputs in requests]] == expected
+            assert [float(answer[0][0]) for answer in engine.run_many(requests)] == expected
+            assert [float(answer[0][0]) for answer in engine.stream(iter(requests))] == expected
+            assert engine.num_answered == 60 and engine.num_running == engine.num_waiting == engine.num_held == 0
+            stats = engine.stats(clear=True)
+            assert stats.num_requests == stats.latency.count == 60 and engine.stats().num_requests == 0
+
+    def test_an_answer_waits_for_no_other_request(self) -> None:
+        gate = Gate()
+        with self.open(lambda x: gate(x) if x[0] == 0 else x + 1, 2) as engine:
+            held, other = engine.submit(request(0)), engine.submit(request(1))
+            assert number_of(other) == 2 and not held.done()
+            gate.opened.set()
+            assert number_of(held) == 1
+
+    def test_a_full_queue_refuses_with_numbers_or_times_out_or_blocks(self) -> None:
+        gate = Gate()
+        with self.full(gate) as (engine, futures, most):
+            futures += [engine.submit(request(most + number)) for number in range(ROOM)]
+            refusal = rf"{most} requests are running \(limit {most}\) and {ROOM} are waiting \(limit {ROOM}\)"
+            assert not engine.returns_immediately
+            for timeout_s in (0, 0.05):
+                begun_s = time.monotonic()
+                with pytest.raises(RefusedError, match=refusal):
+                    engine.submit(request(99), timeout_s=timeout_s)
+                assert time.monotonic() - begun_s >= timeout_s
+            threading.Timer(0.05, gate.opened.set).start()
+            futures.append(engine.submit(request(most + ROOM)))
+            assert [number_of(future) for future in futures] == [number + 1 for number in range(most + ROOM + 1)]
+
+    def test_lower_priorities_leave_the_queue_first_then_arrival_counts(self) -> None:
+        gate = Gate()
+        with self.full(gate) as (engine, futures, most):
+            futures += [engine.submit(request(most + number), priority=priority) for number, priority in enumerate((5, 0, 5))]
+            gate.opened.set()
+            assert [number_of(future) for future in futures] == [number + 1 for number in range(most + 3)]
+            urgent, first, second = futures[most + 1], futures[most], futures[most + 2]
+            assert urgent.number < first.number < second.number
+
+    def test_inputs_of_waiting_requests_may_be_overwritten(self) -> None:
+        gate = Gate()
+        with self.full(gate) as (engine, _, most):
+            [value] = request(most)
+            future = engine.submit([value])
+            value.fill_(99)
+            gate.opened.set()
+            assert number_of(future) == most + 1
+
+    def test_a_waiting_request_past_its_deadline_fails_alone(self) -> None:
+        gate = Gate()
+        with self.full(gate) as (engine, futures, most):
+            late, patient = engine.submit(request(50), deadline_s=0.02), engine.submit(request(51), deadline_s=600)
+            time.sleep(0.05)
+            gate.opened.set()
+            with pytest.raises(DeadlineError, match="while it waited in the admission queue"):
+                late.result(LIMIT_S)
+            assert number_of(patient) == 52 and [number_of(future) for future in futures] == [n + 1 for n in range(most)]
+            assert 50 not in gate.seen
+
+    def test_a_cancelled_request_leaves_the_queue(self) -> None:
+        gate = Gate()
+        with self.full(gate) as (engine, futures, most):
+            waiting = engine.submit(request(50))
+            assert waiting.cancel() and engine.num_waiting == 0
+            gate.opened.set()
+            with pytest.raises(CancelledError):
+                waiting.result(LIMIT_S)
+            assert [number_of(future) for future in futures] == [number + 1 for number in range(most)] and 50 not in gate.seen
+
+    def test_many_requests_of_one_caller_take_no_places_from_others(self) -> None:
+        gate = Gate()
+        with self.full(gate) as (engine, _, most):
+            caller = threading.Thread(target=lambda: engine.run_many([request(number) for number in range(9)]))
+            caller.start()
+            while engine.num_held < 9:
+                time.sleep(1e-3)
+            future = engine.submit(request(9), priority=-1, timeout_s=0)
+            assert (engine.num_running, engine.num_waiting, engine.num_held) == (most, 1, 9)
+            gate.opened.set()
+            caller.join(LIMIT_S)
+            assert number_of(future) == 10 and engine.num_held == 0
+
+    def test_a_stage_that_raises_fails_its_own_request(self) -> None:
+        with self.open(fail_on_7, 2) as engine:
+            futures = [engine.submit(request(number)) for number in range(12)]
+            with pytest.raises(StageError, match="seven is not for me"):
+                futures[7].result(LIMIT_S)
+            assert [number_of(futures[number]) for number in range(12) if number != 7] == [n + 1 for n in range(12) if n != 7]
+
+    def test_inputs_that_do_not_fit_hurt_nobody_else(self) -> None:
+        with self.open(increment) as engine:
+            for inputs in ([], [torch.zeros(3)]):
+                with pytest.raises(UsageError):
+                    engine.submit(inputs)
+            assert engine.run(request(1))[0][0] == 2
+
+    def test_a_callback_cannot_wait_for_its_own_engine(self) -> None:
+        gate, refusals = Gate(), list[UsageError]()
+        with self.full(gate) as (engine, futures, _):
+
+            def ask(_: Any) -> None:
+                for task in (lambda: engine.run(request(1)), engine.close):
+                    with pytest.raises(UsageError, match="a callback of an answer cannot wait") as caught:
+                        task()
+                    refusals.append(caught.value)
+
+            futures[0].add_done_callback(ask)
+            gate.opened.set()
+            assert number_of(futures[-1]) == len(futures) and engine.run(request(3))[0][0] == 4
+            assert len(refusals) == 2
+
+    @pytest.mark.parametrize("drain", [True, False])
+    def test_close_drains_or_fails_what_it_holds(self, drain: bool) -> None:
+        gate = Gate()
+        engine = self.open(gate)
+        futures = [engine.submit(request(number)) for number in range(engine.window + ROOM)]
+        assert gate.entered.acquire(timeout=LIMIT_S)
+        threading.Timer(0.05, gate.opened.set).start()
+        engine.close(drain=drain)
+        engine.close()
+        assert all(future.done() for future in futures)
+        if drain:
+            assert [number_of(future) for future in futures] == [number + 1 for number in range(len(futures))]
+        else:
+            with pytest.raises(RefusedError, match="closed before the request was done"):
+                futures[-1].result(0)
+        with pytest.raises(RefusedError, match="the pipeline is closed"):
+            engine.submit(request(0))
+
+    def test_nothing_is_left_after_the_end(self) -> None:
+        with self.open(increment) as engine:  # libraries may start threads of their own at first
+            engine.run(request(0))
+        threads, num_fds = set(threading.enumerate()), num_descriptors()
+        with self.open(increment, 2) as engine:
+            engine.run_many([request(number) for number in range(4)])
+        until_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < until_s and (set(threading.enumerate()) - threads or num_descriptors() > num_fds):
+            time.sleep(0.01)
+        assert set(threading.enumerate()) <= threads and num_descriptors() <= num_fds

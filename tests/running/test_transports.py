@@ -1,0 +1,30 @@
+"""The contract of a transport, for workers joined by rings and for copies in the caller's process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from contract import ROOM, TransportContract
+from pipelines import local
+
+from autosplit.running.engine import Engine
+from autosplit.running.inprocess import InProcess
+from autosplit.running.pipeline import Pipeline
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class TestRings(TransportContract):
+    """Workers joined by rings."""
+
+    def open(self, function: Callable[..., Any], replicas: int = 1) -> Engine:
+        """Two requests in flight for each worker."""
+        return Pipeline([local("a", function, "x", "y", replicas)], ["x"], ["y"], max_in_flight=2 * replicas, room=ROOM)
+
+
+class TestCaller(TransportContract):
+    """Copies in the caller's process, each with a thread; for a single copy see ``test_inprocess``."""
+
+    def open(self, function: Callable[..., Any], replicas: int = 1) -> Engine:
+        """One request in flight for each copy."""
+        return InProcess([local("a", function, "x", "y", max(2, replicas))], ["x"], ["y"], room=ROOM)
