@@ -14,12 +14,13 @@ from autosplit import measuring
 from autosplit.absent import estimated_profile, with_estimates
 from autosplit.arguments import checked
 from autosplit.backends.base import absent_runtimes
+from autosplit.backends.workspace import Workspace
 from autosplit.deploying.comparing import Subject, expectation, run_beside
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.microbatching import require_independent
+from autosplit.deploying.networks import machine_of_plan
 from autosplit.deploying.service import Service, open_pipeline
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup, as_budget
-from autosplit.deploying.workspace import Workspace, machine_of_plan
 from autosplit.devices.discovering import Devices, absent_devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import BRIEF, UsageError, names

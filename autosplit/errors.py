@@ -111,7 +111,13 @@ class StageError(AutosplitError):
 
 
 class WorkerError(AutosplitError):
-    """A worker process died or stopped answering."""
+    """A worker process died, failed or stopped answering; ``backend``: the one that loaded a stage then, or ''."""
+
+    backend = ""
+
+
+class HungError(WorkerError):
+    """A worker process did not answer within its time limit."""
 
 
 class RefusedError(AutosplitError):

@@ -25,8 +25,8 @@ from statistics import median
 from typing import Any
 
 from autosplit import api
+from autosplit.deploying.bench import Bench
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.deploying.sidebyside import SideBySide
 from autosplit.devices.discovering import describe, machine_for, versions
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import AutosplitError
@@ -65,7 +65,7 @@ def judge(name: str, backends: Sequence[str]) -> dict[str, Any]:
     profile = api.measure(traced, machine, setup=Setup(backends=backends, store=PROFILES, remeasure=True))
     left_out = dict(enumerate(profile.notes))
     runs: list[Run] = []
-    with SideBySide(machine) as bench:
+    with Bench(machine) as bench:
         for backend in api.measured_backends(profile, machine):
             if backend in backends:
                 runs += _shapes(name, traced, profile, backend, bench, left_out)
@@ -79,9 +79,7 @@ def judge(name: str, backends: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _shapes(
-    name: str, traced: Traced, profile: Profile, backend: str, bench: SideBySide, left_out: dict[Any, str]
-) -> Iterable[Run]:
+def _shapes(name: str, traced: Traced, profile: Profile, backend: str, bench: Bench, left_out: dict[Any, str]) -> Iterable[Run]:
     """The three plans of a backend, beside each other."""
     plans = {}
     for shape, constraints in SHAPES.items():
@@ -118,7 +116,7 @@ def _shapes(
         bench.unload(shape)
 
 
-def _rounds(bench: SideBySide) -> dict[str, tuple[list[Span], list[Span]]]:
+def _rounds(bench: Bench) -> dict[str, tuple[list[Span], list[Span]]]:
     """Let every plan run twice as many rounds as are judged; begin and end of the others, and of these, in nanoseconds."""
     times: dict[str, tuple[list[Span], list[Span]]] = {shape: ([], []) for shape in bench.loaded}
     for entry in bench.loaded.values():

@@ -72,14 +72,14 @@ def measure(spec: str, batch: int, cores: list[int], rounds: int, seconds: float
                 if precision in get_backend(name).lacks:
                     continue
                 row, worker = start(name, precision, program, folder, traced.example_inputs, cores, stack)
-                load_s, outputs = receive(worker, START_S, "start")
+                load_s, outputs = receive(worker, START_S, "during start")
                 error = compare([s.name for s in program.outputs], [torch.from_numpy(o) for o in outputs], expected)
                 rows.append({**row, "load_s": load_s, "max_abs_error": error.absolute, "relative_error": error.relative})
                 workers.append((worker, []))
         for turn in range(rounds):
             for worker, rates in workers[:: -1 if turn % 2 else 1]:
                 worker.connection.send(seconds)
-                rates.append(receive(worker, START_S, "a round"))
+                rates.append(receive(worker, START_S, "during a round"))
         for row, (_, rates) in zip(rows, workers, strict=True):
             middle = median(rates)
             row |= {"items_per_s": batch * middle, "spread": (max(rates) - min(rates)) / middle, "samples": rates}

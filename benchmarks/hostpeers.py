@@ -217,7 +217,7 @@ def take_turn(way: str, job: Job, found: Found) -> None:
     worker = spawn_worker("benchmarks.hostpeers:drive", name=way)
     try:
         worker.connection.send((way, job))
-        per_s, found.failure = receive(worker, LIMIT_S + 30, "its round")
+        per_s, found.failure = receive(worker, LIMIT_S + 30, "during its round")
         if not found.failure:
             found.per_s += [per_s] if per_s else []
             found.idle_s_per_min.append(total_s_per_min(IDLE_S))

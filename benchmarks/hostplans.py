@@ -17,7 +17,7 @@ from statistics import median
 
 import autosplit
 from autosplit.commands.console import say
-from autosplit.deploying.sidebyside import SideBySide
+from autosplit.deploying.bench import Bench
 from autosplit.planning.explaining import explain
 from autosplit.planning.predicting import predict
 from autosplit.values.plan import UNKNOWN, Plan, Stage
@@ -62,7 +62,7 @@ def rows(name: str, cluster: autosplit.Cluster) -> list[tuple[str, float, float]
 
 def run_side_by_side(traced: autosplit.Traced, plans: Mapping[str, Plan], cluster: autosplit.Cluster) -> dict[str, float]:
     """Items a second of each plan: the median of its rounds, which alternate with those of the others."""
-    with SideBySide(cluster.machine, hosts=cluster) as bench:
+    with Bench(cluster.machine, hosts=cluster) as bench:
         for way, plan in plans.items():
             bench.load(way, plan, traced).restart()
         for number in range(ROUNDS):

@@ -39,10 +39,10 @@ from typing import Any
 from rich.console import Console
 
 from autosplit import api
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.bench import SETTLE_S, Bench, Contender
 from autosplit.deploying.service import Service
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.deploying.sidebyside import SETTLE_S, Contender, SideBySide
-from autosplit.deploying.workspace import Workspace
 from autosplit.devices.discovering import describe, machine_for
 from autosplit.devices.limits import usable_cores
 from autosplit.devices.processes import prepare_to_spawn
@@ -138,7 +138,7 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
         short = {native.name: batch * native.tried_per_s for native in loaded}
         near = sorted(loaded, key=lambda native: -short[native.name])[:MOST_NEAR]
         near = [native for native in near if short[native.name] > NEAR * max(short.values())]
-        bench = stack.enter_context(SideBySide(machine, workspace))
+        bench = stack.enter_context(Bench(machine, workspace))
         ours = bench.load("ours", plan, found.traced)
         _run_rounds(ours, near, batch, given.rounds)
         error = ours.error

@@ -67,7 +67,7 @@ class Native:
         """One round in all processes at once; inputs per second."""
         for worker in self.workers:
             worker.connection.send(Run(self.runtime, seconds))
-        return sum(float(receive(worker, START_S, f"a round of {self.name}")) for worker in self.workers)
+        return sum(float(receive(worker, START_S, f"during a round of {self.name}")) for worker in self.workers)
 
     @property
     def throughput_per_s(self) -> float:
@@ -114,7 +114,7 @@ def start_all(
         for way, crew in workers.items():
             for worker, group in zip(crew, crews[way], strict=True):
                 worker.connection.send(Load(runtime, folder, len(group), arrays))
-            answers = [receive(worker, START_S, f"loading {runtime}") for worker in crew]
+            answers = [receive(worker, START_S, f"during loading {runtime}") for worker in crew]
             refusals = [answer for answer in answers if isinstance(answer, str)]
             if refusals:
                 failures[runtime] = refusals[0]

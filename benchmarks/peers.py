@@ -95,12 +95,12 @@ def plain_loop(stack: ExitStack, folders: list[Path], value: torch.Tensor, cores
     worker = spawn_worker("benchmarks.peers:loop_worker", name="loop", cores=cores)
     stack.callback(worker.close)
     worker.connection.send((folders, len(cores), value.numpy()))
-    receive(worker, 120, "loading")
+    receive(worker, 120, "during loading")
 
     def run(count: int) -> float:
         start = time.perf_counter()
         worker.connection.send(count)
-        receive(worker, 600, "a round")
+        receive(worker, 600, "during a round")
         return time.perf_counter() - start
 
     return run
@@ -148,7 +148,7 @@ def gloo(stack: ExitStack, folders: list[Path], value: torch.Tensor, cores: list
         stack.callback(workers[-1].close, timeout_s=1.0)
         workers[-1].connection.send((rank, folder, f"{store}/store", value.numpy()))
     for worker in workers:
-        receive(worker, 120, "loading")
+        receive(worker, 120, "during loading")
 
     def run(count: int) -> float:
         num_batches = -(-count // NUM_MICROBATCHES)
@@ -156,7 +156,7 @@ def gloo(stack: ExitStack, folders: list[Path], value: torch.Tensor, cores: list
         for worker in workers:
             worker.connection.send(num_batches)
         for worker in workers:
-            receive(worker, 600, "a round")
+            receive(worker, 600, "during a round")
         return (time.perf_counter() - start) * count / (num_batches * NUM_MICROBATCHES)
 
     return run

@@ -24,10 +24,9 @@ from autosplit.backends.base import get_backend
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import usable_cores
 from autosplit.measuring import Store, measure
-from autosplit.measuring.measuring_worker import Prepare, Time
+from autosplit.measuring.measuring_worker import MeasuringWorker, Workers, open_workers
 from autosplit.measuring.model_files import stage_values
 from autosplit.measuring.stage_timer import INPUTS, PassBudget
-from autosplit.measuring.worker_pool import WorkerPool, open_pool
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import StageProgram, save_stage, split
@@ -74,14 +73,16 @@ def time_stages(
     devices = [device.name for device in machine.devices]
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autosplit-")))
-        pools: list[WorkerPool] = []
+        pools: list[Workers] = []
         for number, stages in enumerate(cuts):
-            pools.append(stack.enter_context(open_pool(machine.devices)))
+            pools.append(stack.enter_context(open_workers(machine.devices)))
             folders = [_saved(program, traced, backend, root / f"{number}-{program.name}") for program in split(traced, stages)]
-            pools[-1].ask({name: Prepare(folder, backend, 1) for name, folder in zip(devices, folders, strict=True)})
+            places = {name: (folder, backend, 1) for name, folder in zip(devices, folders, strict=True)}
+            pools[-1].call(MeasuringWorker.prepare, places)
         for _ in range(rounds):
             for passes, pool in zip(found, pools, strict=True):
-                answers = pool.ask(dict.fromkeys(devices, Time(PassBudget(seconds, least=3, most=10_000))))
+                budget = PassBudget(seconds, least=3, most=10_000)
+                answers = pool.call(MeasuringWorker.time, dict.fromkeys(devices, (budget,)))
                 for samples, name in zip(passes, devices, strict=True):
                     samples.extend(answers[name].whole_s)
     return [[Samples(tuple(samples)) for samples in passes] for passes in found]

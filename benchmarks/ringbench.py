@@ -88,10 +88,10 @@ def measure(rounds: int = 5) -> Iterator[dict[str, object]]:
                         there, back = (ring.handle for ring in rings[size])
                         worker.connection.send(Role(there, back, leads, kind, count, spin_s))
                     for worker in workers:
-                        receive(worker, 60, "its role")
+                        receive(worker, 60, "during its role")
                     for worker in workers:
                         worker.connection.send("go")
-                    seconds = max(receive(worker, 60, "the end") for worker in workers) / count
+                    seconds = max(receive(worker, 60, "during the end") for worker in workers) / count
                     found[size, spin_s].append(seconds / 2 if kind == "echo" else size / seconds)
     finally:
         for worker in workers:

@@ -102,7 +102,7 @@ def program_s(problem: Problem, seconds: float) -> tuple[float, float, tuple[Blo
 
     The given order has no time limit. After ``seconds``, no more random orders are tried.
     """
-    items, demands, random = contract(problem, Demands(), merge=False), Demands(), Random(0)
+    items, demands, random = contract(problem, Demands()), Demands(), Random(0)
     weights = bounds.multipliers(items)
     usage = usage_of(items, demands) or sequence_usage(
         items, demands, [k for k, group in enumerate(items.classes) for _ in group]

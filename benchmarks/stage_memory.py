@@ -25,8 +25,9 @@ from typing import Any
 import psutil
 
 from autosplit import api
+from autosplit.backends.workspace import Workspace
 from autosplit.deploying.footprints import NUM_WINDOWS, Footprints
-from autosplit.deploying.workspace import Workspace, deploy
+from autosplit.deploying.networks import deploy
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import AutosplitError
@@ -76,7 +77,7 @@ def again(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) ->
         end = time.monotonic() + MEASURED_S
         for number in range(6 * NUM_WINDOWS):
             if number <= NUM_WINDOWS or time.monotonic() < end:
-                engine.run_many([work[k % len(work)] for k in range(engine.window)])
+                engine.run_many([work[k % len(work)] for k in range(engine.max_in_flight)])
         return [stats.held_bytes for stats in engine.stats().stages]
 
 

@@ -1,14 +1,14 @@
 """Shorter measurements, for tests that judge no seconds: a profile of one backend on two cores takes 1 s in place of 4 s."""
 
-from autosplit.deploying import comparing, halving, setup
+from autosplit.deploying import comparing, contest, setup
 from autosplit.measuring import links, profiler, request_overhead, rounds
 
 
 def measure_briefly() -> None:
     """Shorten the rounds of a profile, of the links and of a report in this process."""
     profiler.ROUND_S = 0.15
-    rounds.ALONE_S, rounds.CUT_S, rounds.CALIBRATION_S = 0.05, 0.05, 0.2
+    rounds.ALONE_S, rounds.CUT_S, profiler.CALIBRATION_S = 0.05, 0.05, 0.2
     links.MESSAGES = (6, 6, 4, 2)
     request_overhead.WARM_REQUESTS, request_overhead.COLD_REQUESTS = 32, 8
-    comparing.FIRST_S, halving.ALONE_S = 0.1, 0.05
+    comparing.FIRST_S, contest.ALONE_S = 0.1, 0.05
     setup.ROUND_S, setup.LEAST_COMPARE_S = 0.3, 1.0

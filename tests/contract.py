@@ -40,12 +40,12 @@ class TransportContract:
     def full(self, gate: Gate) -> Iterator[tuple[Engine, list[Any], int]]:
         """An engine that can send no more: the engine, the futures of its running requests, the number of the next request."""
         with self.open(gate) as engine:
-            running = [engine.submit(request(number)) for number in range(engine.window)]
+            running = [engine.submit(request(number)) for number in range(engine.max_in_flight)]
             assert gate.entered.acquire(timeout=LIMIT_S)
             while engine.num_waiting:
                 time.sleep(1e-3)
             try:
-                yield engine, running, engine.window
+                yield engine, running, engine.max_in_flight
             finally:
                 gate.opened.set()
 
@@ -167,7 +167,7 @@ class TransportContract:
     def test_close_drains_or_fails_what_it_holds(self, drain: bool) -> None:
         gate = Gate()
         engine = self.open(gate)
-        futures = [engine.submit(request(number)) for number in range(engine.window + ROOM)]
+        futures = [engine.submit(request(number)) for number in range(engine.max_in_flight + ROOM)]
         assert gate.entered.acquire(timeout=LIMIT_S)
         threading.Timer(0.05, gate.opened.set).start()
         engine.close(drain=drain)

@@ -88,7 +88,6 @@ def random_problem(seed: int, **wanted) -> Problem:
         groups=draw.pair(num_ops, "grouped", 0.3),
         send_once=draw.chance("send_once", 0.5),
         overlap=draw.chance("overlap", 0.3),
-        sync_s_per_byte=0.3 * draw.chance("sync", 0.2),
     ).verify()
 
 
@@ -123,10 +122,6 @@ def slow_loads(problem: Problem, blocks: list[Block]) -> list[float]:
         for device in block.devices:
             for op in block.ops:
                 compute[device] += problem.compute_s[op][device] / len(block.devices)
-            weights = sum(problem.op_bytes[op] for op in block.ops)
-            weights += sum(weight.num_bytes for weight in problem.weights if set(block.ops) & set(weight.users))
-            others = len(block.devices) - 1
-            moved[device] += 2 * others * weights * problem.sync_s_per_byte / len(block.devices)
     for net in problem.nets:
         source = home[net.producer]
         targets = {home[reader] for reader in net.consumers} - {source}

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import torch
 
@@ -153,6 +154,6 @@ class Absent(Simulated):
 def cuda(path: str = "simulated:Simulated") -> Iterator[None]:
     """Devices ``cuda:0`` and ``cuda:1``, here and in workers started meanwhile."""
     forget()
-    with accelerators.substituted(cuda=path):
+    with patch.dict(accelerators.PROVIDERS, cuda=path):
         yield
     forget()

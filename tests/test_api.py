@@ -12,9 +12,9 @@ import torch
 
 import autosplit
 from autosplit.api import AutoResult, run_subjects
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.bench import Bench
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.deploying.sidebyside import SideBySide
-from autosplit.deploying.workspace import Workspace
 from autosplit.devices.limits import affinity
 from autosplit.errors import PlanError, ProfileError, UsageError
 from autosplit.planning.baselines import baselines_of
@@ -167,12 +167,12 @@ def test_of_the_ops_that_a_backend_refuses_some_are_named_and_the_rest_counted()
 
 
 def test_a_baseline_for_which_descriptors_are_short_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(bench: SideBySide, name: str, *args: Any, load: Any = SideBySide.load) -> Any:
+    def load(bench: Bench, name: str, *args: Any, load: Any = Bench.load) -> Any:
         if name != PLAN:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return load(bench, name, *args)
 
-    monkeypatch.setattr(SideBySide, "load", load)
+    monkeypatch.setattr(Bench, "load", load)
     traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=2&width=8")
     ops = {(op.name, device.name): 1e-4 for op in traced.graph.ops for device in TWO.devices}
     profile = Profile.given(traced.graph, ops)
@@ -304,7 +304,7 @@ def test_stages_of_other_microbatches_do_not_share_files() -> None:
         folders = []
         for batch in (2, 4):
             traced = autosplit.trace(TIED, batch=batch)
-            folders.append(workspace.add(unsplit(traced), "eager", "f32").folder)
+            folders.append(workspace.add(unsplit(traced), "eager", "f32"))
         assert folders[0] != folders[1]
 
 
@@ -334,5 +334,5 @@ def test_a_stage_that_is_saved_elsewhere_is_loaded_from_there_and_stays(tmp_path
     save_stage(unsplit(traced), tmp_path / "saved")
     with Workspace() as workspace:
         assert workspace.save(unsplit(traced), there=tmp_path / "saved") == workspace.save(unsplit(traced))
-        assert workspace.add(unsplit(traced), "eager", "f32").folder == tmp_path / "saved"
+        assert workspace.add(unsplit(traced), "eager", "f32") == tmp_path / "saved"
     assert (tmp_path / "saved").exists()

@@ -44,6 +44,7 @@ ALLOWED = {
         "devices.forking",
         "devices.forkserver",
         "devices.processes",
+        "devices.calls",
         "backends",
         "measuring",
         "running",

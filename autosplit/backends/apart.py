@@ -1,4 +1,4 @@
-"""Exporters and compilers run in a process apart: where one crashes, it costs its answer and not the user's process.
+"""Exporters and compilers run in a process apart: where one crashes or hangs, it costs its answer and not the user's process.
 
 The process is kept for further calls. It ends with the workspace that it worked for, or when none comes for ``IDLE_S``.
 """
@@ -7,44 +7,53 @@ import importlib
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from math import inf
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
-from autosplit.errors import BackendError, DeadlineError, WorkerError
+from autosplit.devices.calls import begin, serve
+from autosplit.devices.processes import WorkerProcess, spawn_worker
+from autosplit.errors import AutosplitError, BackendError, WorkerError
 
 T = TypeVar("T")
+Watch = Callable[[float], None]
 
 IDLE_S = 10.0
-LOOK_S = 0.25
-"""Seconds between two looks at a process that has a limit."""
+
+LIMIT_S = 900.0
+"""Seconds that one call may take. The slowest compilation that was seen, inductor with 819 ops on two cores, took 56 s."""
 
 _idle: list[WorkerProcess] = []
 _lock = threading.Lock()
-_apart = False
+_is_apart = False
 """Whether this process is one of them."""
+_limits: ContextVar[tuple[float, Watch | None]] = ContextVar("limits", default=(LIMIT_S, None))
 
 
-def apart(function: Callable[..., T], *arguments: object, doing: str, packages: Sequence[str] = (), limit_s: float = inf) -> T:
-    """``ask`` where a crash costs a backend a stage. Raises: BackendError: the process died; else as ``ask``."""
+@contextmanager
+def limited(limit_s: float = LIMIT_S, watch: Watch | None = None) -> Iterator[None]:
+    """Give each call of this block a limit, and call ``watch`` several times a second with the seconds that it has taken.
+
+    An error of ``watch`` ends the call and its process.
+    """
+    token = _limits.set((limit_s, watch))
     try:
-        return ask(function, *arguments, doing=doing, packages=packages, limit_s=limit_s)
+        yield
+    finally:
+        _limits.reset(token)
+
+
+def apart(function: Callable[..., T], *arguments: object, doing: str, packages: Sequence[str] = ()) -> T:
+    """``call_apart`` where a crash costs a backend a stage. Raises: BackendError: the process died or exceeded its limit."""
+    try:
+        return call_apart(function, *arguments, doing=doing, packages=packages)
     except WorkerError as failure:
-        raise BackendError(str(failure)) from None
+        raise BackendError(str(failure)) from failure
 
 
-def ask(
-    function: Callable[..., T],
-    *arguments: object,
-    doing: str,
-    packages: Sequence[str] = (),
-    limit_s: float = inf,
-    tell: Callable[[float], None] = lambda share: None,
-) -> T:
+def call_apart(function: Callable[..., T], *arguments: object, doing: str, packages: Sequence[str] = ()) -> T:
     """The result of a function of some module, called in the other process; here, if this is such a process.
 
     Args:
@@ -52,34 +61,39 @@ def ask(
         arguments: its arguments.
         doing: for messages, such as "while OpenVINO compiled stage 'stage0'".
         packages: modules that define the user's operators.
-        limit_s: most seconds.
-        tell: called now and then with the share of ``limit_s`` that has passed.
-    Raises: WorkerError: the process died. DeadlineError: ``limit_s`` passed. Whatever the function raises.
+    Raises: HungError: it took longer than ``limited`` allows. WorkerError: the process died. AutosplitError: the function raised
+        it. BackendError: the function raised another error.
     """
-    if _apart:
+    if _is_apart:
         return function(*arguments)
-    worker, begun_s, is_free = _taken(), time.monotonic(), False
+    (limit_s, watch), worker, is_free = _limits.get(), _taken(), False
     try:
-        with suppress(ConnectionError):  # it has died; ``receive`` reports how
-            worker.connection.send((tuple(packages), function, arguments))
-        while limit_s < inf and not worker.connection.poll(LOOK_S):
-            taken_s = time.monotonic() - begun_s
-            if taken_s > limit_s:
-                raise DeadlineError(f"no answer came within {limit_s:.0f} s {doing}")
-            tell(taken_s / limit_s)
-        failure, result = receive(worker, inf, doing)
+        call = begin(worker, doing, _run, doing, tuple(packages), function, arguments)
+        try:
+            result = call.result(limit_s, progress=watch)
+        except AutosplitError as failure:
+            is_free = not isinstance(failure, WorkerError)
+            raise
         is_free = True
-    except WorkerError:
-        raise WorkerError(f"the process {worker.fate()} {doing}") from None
     finally:
         if is_free:
             with _lock:
                 _idle.append(worker)
         else:
             _end(worker)
-    if failure is not None:
-        raise failure
-    return result  # type: ignore[no-any-return]
+    return result  # type: ignore[return-value]
+
+
+def _run(_: object, doing: str, packages: Sequence[str], function: Callable[..., object], arguments: Sequence[object]) -> object:
+    """In the other process: the result of the function. Raises: AutosplitError: as ``call_apart``."""
+    try:
+        for package in packages:
+            importlib.import_module(package)
+        return function(*arguments)
+    except AutosplitError:
+        raise
+    except Exception as failure:
+        raise BackendError(f"{type(failure).__name__} {doing}: {failure}") from None
 
 
 def _taken() -> WorkerProcess:
@@ -88,7 +102,7 @@ def _taken() -> WorkerProcess:
         with _lock:
             worker = _idle.pop() if _idle else None
         if worker is None:
-            return spawn_worker("autosplit.backends.apart:serve", name="compiling")
+            return spawn_worker("autosplit.backends.apart:main", name="compiling")
         if worker.alive() and not worker.connection.poll(0):
             return worker
         _end(worker)
@@ -110,27 +124,8 @@ def _end(worker: WorkerProcess) -> None:
     worker.close()
 
 
-def serve(connection: Connection) -> None:
+def main(connection: Connection) -> None:
     """The whole life of the other process."""
-    global _apart
-    _apart = True
-    while connection.poll(IDLE_S):
-        try:
-            packages, function, arguments = connection.recv()
-        except EOFError:
-            return
-        try:
-            for package in packages:
-                importlib.import_module(package)
-            answer: tuple[Exception | None, object] = None, function(*arguments)
-        except Exception as failure:
-            answer = _picklable(failure), None
-        connection.send(answer)
-
-
-def _picklable(failure: Exception) -> Exception:
-    """The failure without its causes, which may hold anything; an error of another package as its text."""
-    if type(failure).__module__.partition(".")[0] in ("autosplit", "builtins"):
-        failure.__cause__ = failure.__context__ = None
-        return failure.with_traceback(None)
-    return BackendError(f"{type(failure).__name__}: {failure}")
+    global _is_apart
+    _is_apart = True
+    serve(connection, idle_s=IDLE_S)

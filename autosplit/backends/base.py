@@ -103,7 +103,7 @@ class Backend(Protocol):
 
 
 class FileBackend(ABC):
-    """The part that backends share whose ``load`` needs files, which an exporter or a compiler writes in a process apart."""
+    """Base of backends that load files, which an exporter or a compiler writes in a process apart."""
 
     name: str
     assumed: Assumed = "ids"

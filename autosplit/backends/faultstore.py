@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from autosplit.backends.apart import apart
+from autosplit.backends.apart import call_apart, limited
 from autosplit.backends.base import Runnable, get_backend
 from autosplit.backends.hardvalues import VALUES, Values
 from autosplit.backends.opcases import Case, probe_program
 from autosplit.backends.probing import one_line
 from autosplit.backends.trying import faults
 from autosplit.devices.discovering import versions
-from autosplit.errors import AutosplitError, BackendError, DeadlineError
+from autosplit.errors import AutosplitError, BackendError, HungError
 from autosplit.files import cache_folder, content_hash, locked, write_atomic
 from autosplit.opening import open_file
 from autosplit.parsing import MALFORMED, parse_json
@@ -86,9 +86,10 @@ def _tried(backend: str, cases: Sequence[Case]) -> dict[str, Faults]:
         save_stage(program, probe)
         while True:
             try:
-                by_case = apart(try_all, probe, backend, doing=doing, packages=program.packages, limit_s=MOST_S)
+                with limited(MOST_S):
+                    by_case = call_apart(try_all, probe, backend, doing=doing, packages=program.packages)
                 return {case.key: by_case[f"case{number}"] for number, case in enumerate(cases)}
-            except DeadlineError:  # the machine is busy: they stay unknown
+            except HungError:  # the machine is busy: they stay unknown
                 return {}
             except AutosplitError as failure:
                 before, done = done, (probe / TOLD).read_text() if (probe / TOLD).exists() else ""

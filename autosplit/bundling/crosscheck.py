@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from autosplit.backends.workspace import Reference
 from autosplit.bundling.openbundle import load_bundle
-from autosplit.deploying.checking import Reference, threads_of, worst_error
+from autosplit.deploying.checking import threads_of, worst_error
 from autosplit.errors import BundleError
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import NumericalError

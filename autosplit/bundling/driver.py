@@ -339,8 +339,8 @@ def _network_faults(network: Mapping[str, Any], files: Mapping[str, Any]) -> Ite
 
 def _part_faults(part: Mapping[str, Any], files: Mapping[str, Any], made: dict[str, Any]) -> Iterator[str]:
     """A sentence for each fault of a part. ``made``: shape and dtype of the values before it, None for inputs; its own join."""
-    if NEEDED.get(part["backend"]) not in part["files"]:
-        yield f"has no file for backend '{part['backend']:.60}', or that does not exist"
+    if NEEDED.get(backend := part["backend"]) not in part["files"]:
+        yield f"has no file for {backend}" if backend in NEEDED else f"is for backend '{backend:.60}', which does not exist"
     yield from (f"names file '{name:.60}', which is not in the bundle" for name in part["files"].values() if name not in files)
     if not part["devices"] or part["threads"] < 1 or part["streams"] < 1:
         yield f"has {len(part['devices'])} devices, {part['threads']} threads and {part['streams']} streams; each is at least 1"

@@ -33,7 +33,7 @@ class Cluster(Fleet):
         """Profile a model on all hosts and keep what was measured in the folder ``store``: see ``hostprofile.measure``."""
         return hostprofile.measure(traced, self, backends, precision, None if store is None else Store(store), remeasure)
 
-    def opener(
+    def engine_factory(
         self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None
     ) -> Callable[..., Engine]:
         """What makes pipelines on these hosts, in place of ``Pipeline``.

@@ -7,10 +7,10 @@ runs at another speed there. Hosts on different cores of one machine are measure
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from autosplit.backends.workspace import Workspace
 from autosplit.clusters.agent import HostFacts, Subject
 from autosplit.clusters.devicelinks import links_of
 from autosplit.clusters.fleet import Fleet
-from autosplit.deploying.workspace import Workspace
 from autosplit.measuring.calibration import DRIFT_LIMIT, drift
 from autosplit.measuring.store import Store
 from autosplit.tracing.capturing import Traced

@@ -43,7 +43,7 @@ class HostsPipeline(Engine):
         cluster: the hosts.
         stages, inputs, outputs: as for Pipeline; each device is on a host.
         replan: finds stages for the hosts that are left; None gives up with the first host.
-        room: as for Pipeline.
+        queue_capacity: as for Pipeline.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class HostsPipeline(Engine):
         outputs: Sequence[str],
         *,
         replan: Replanner | None = None,
-        room: int | None = None,
+        queue_capacity: int | None = None,
     ) -> None:
         self._cluster, self._replan = cluster, replan
         self.replanned: list[str] = []
         """A sentence for each host that was lost and replaced."""
-        super().__init__(self._over_hosts, wire(stages, inputs, outputs), room)
+        super().__init__(self._over_hosts, wire(stages, inputs, outputs), queue_capacity)
 
     def close(self, *, drain: bool = True) -> None:
         """End as ``Engine.close``, on all hosts."""
@@ -97,7 +97,7 @@ class _Timed(NamedTuple):
 
 
 _R = TypeVar("_R", WorkerHealth, StageStats, _Timed)
-"""What an agent tells of one worker; its device is named as its host names it."""
+"""An agent's report on one worker; its device has the name that its host uses."""
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class _Returns(Receiver):
         self.events.put(Answered(frame.number, None, text))
 
     def broken(self, connection: Connection, text: str) -> None:
-        """A host tells that its connection to another one broke. Raises: ConnectionError: the pipeline has no such host."""
+        """A host reports that its connection to another one broke. Raises: ConnectionError: the pipeline has no such host."""
         host, _, reason = text.partition("\n")
         if host not in (DRIVER, *self.hosts):
             raise ConnectionError(f"it reported the loss of {shown(host)}, which is no host of this pipeline")

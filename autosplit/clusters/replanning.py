@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from autosplit.deploying.workspace import Workspace, place
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.networks import place
 from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.planning.caps import plan_within_caps

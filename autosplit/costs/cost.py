@@ -114,17 +114,11 @@ def sent_between_hosts(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
 
 
 def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:
-    """Seconds that each device of each block moves values of one sample, and weights to its replicas.
-
-    Replicas that train synchronise their weights as in PipeDream (Narayanan et al., SOSP 2019).
-    """
+    """Seconds that each device of each block moves values of one sample."""
     crossings, t = crossings_of(problem, blocks), problem.transfers
     sent = _shares(problem, blocks, crossings, t.send_s, t.send_s_per_byte, sending=True)
     received = _shares(problem, blocks, crossings, t.receive_s.T, t.receive_s_per_byte.T, sending=False)
     moves = sent + received
-    if problem.sync_s_per_byte:
-        others = np.array([len(block.devices) - 1 for block in blocks])
-        moves += 2.0 * others * problem.sync_s_per_byte * _block_bytes(problem, blocks)
     return [moves[: len(block.devices), number].tolist() for number, block in enumerate(blocks)]
 
 

@@ -1,50 +1,32 @@
 """Make the problem of putting a graph on the devices of a machine."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 import numpy as np
 
-from autosplit.costs.problem import HOST, Net, Pool, Problem, SharedWeight, Transfers
+from autosplit.costs.problem import HOST, Floats, Net, Pool, Problem, SharedWeight, Transfers
 from autosplit.costs.wires import Wires
-from autosplit.errors import UsageError, raise_faults
+from autosplit.values.constraints import Placement
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST as HOST_NAME
 from autosplit.values.machine import Machine
 
 
-def problem_from(
-    graph: Graph,
-    op_s: Mapping[tuple[str, str], float],
-    machine: Machine,
-    *,
-    barred: Mapping[tuple[str, str], str] | None = None,
-    colocations: Sequence[Sequence[str]] = (),
-) -> Problem:
+def problem_from(graph: Graph, machine: Machine, compute_s: Floats, placement: Placement = Placement()) -> Problem:  # noqa: B008
     """The problem of putting a graph on a machine.
 
     Args:
         graph: the model; its inputs come from the host and its outputs go there.
-        op_s: seconds by (op name, device name); a pair that is missing cannot be used.
         machine: devices with their memory caps, and links.
-        barred: (op name, device name) to the reason why the op must not run there, as words for a message.
-        colocations: sets of op names that stay in one stage.
-    Raises: UsageError: an op or device that does not exist, a time that is negative or NaN; all faults at once.
+        compute_s: seconds of each op on each device.
+        placement: devices where ops must not run, and ops that stay in one stage.
+    Raises: UsageError: a time that is negative or NaN.
     """
-    devices = tuple(device.name for device in machine.devices)
-    barred = barred or {}
-    faults = _unknown_names(graph, devices, barred, colocations)
-    raise_faults(UsageError, f"the constraints do not fit graph '{graph.name}' and its machine", faults)
-    compute_s = np.full((len(graph.ops), len(devices)), np.inf)
-    reasons: dict[tuple[int, int], str] = {}
-    for number, op in enumerate(graph.ops):
-        for device, name in enumerate(devices):
-            if (op.name, name) in barred:
-                reasons[number, device] = f"op '{op.name}': {barred[op.name, name]}"
-            elif (op.name, name) not in op_s:
-                reasons[number, device] = f"op '{op.name}' has no time on '{name}': that device does not support it"
-            else:
-                compute_s[number, device] = op_s[op.name, name]
+    compute_s, reasons = compute_s.copy(), dict[tuple[int, int], str]()
+    numbers = {device.name: number for number, device in enumerate(machine.devices)}
+    for (barred, name), words in placement.barred.items():
+        place = graph.index[barred], numbers[name]
+        compute_s[place], reasons[place] = np.inf, f"op '{barred}': {words}"
     nets, hosts = _nets(graph), dict.fromkeys(device.host for device in machine.devices)
     users: dict[str, list[int]] = {}
     for number, op in enumerate(graph.ops):
@@ -57,7 +39,7 @@ def problem_from(
     return Problem(
         name=graph.name,
         ops=tuple(op.name for op in graph.ops),
-        devices=devices,
+        devices=tuple(numbers),
         compute_s=compute_s,
         nets=nets,
         order=tuple(sorted({(net.producer, op) for net in nets for op in net.consumers if HOST not in (net.producer, op)})),
@@ -66,7 +48,7 @@ def problem_from(
         memory_bytes=np.array([np.inf if d.memory_bytes is None else float(d.memory_bytes) for d in machine.devices]),
         weights=tuple(SharedWeight(graph.weights[w].num_bytes, tuple(r)) for w, r in users.items() if len(r) > 1),
         pools=_pools(machine),
-        groups=tuple(tuple(sorted(graph.index[op] for op in group)) for group in colocations if len(group) > 1),
+        groups=tuple(tuple(sorted(graph.index[op] for op in group)) for group in placement.groups if len(group) > 1),
         wires=Wires(
             machine.wires, {host: machine.links[host, host].latency_s for host in hosts if (host, host) in machine.links}
         ),
@@ -82,16 +64,6 @@ def _pools(machine: Machine) -> tuple[Pool, ...]:
         if owner.memory_bytes is not None
     }
     return tuple(Pool(inside, float(owner.memory_bytes or 0)) for owner, inside in members.items() if len(inside) > 1)
-
-
-def _unknown_names(
-    graph: Graph, devices: Sequence[str], barred: Mapping[tuple[str, str], str], colocations: Sequence[Sequence[str]]
-) -> list[str]:
-    """Faults: the names of ops and devices that the graph and its machine do not have."""
-    ops = [*(op for op, _ in barred), *(op for group in colocations for op in group)]
-    named = dict.fromkeys(device for _, device in barred)
-    faults = [f"op '{op}' is not in the graph" for op in dict.fromkeys(ops) if op not in graph.index]
-    return faults + [f"device '{d}' is not one of the machine's: {', '.join(devices)}" for d in named if d not in devices]
 
 
 def _nets(graph: Graph) -> tuple[Net, ...]:

@@ -73,6 +73,14 @@ class Transfers:
         """The five arrays in the order of the fields."""
         return self.send_s, self.send_s_per_byte, self.receive_s, self.receive_s_per_byte, self.latency_s
 
+    def sending_s(self, num_bytes: float | Floats) -> Floats:
+        """Seconds that the sender of a value is busy, for each pair of devices."""
+        return self.send_s + num_bytes * self.send_s_per_byte
+
+    def receiving_s(self, num_bytes: float | Floats) -> Floats:
+        """Seconds that the receiver of a value is busy, for each pair of devices."""
+        return self.receive_s + num_bytes * self.receive_s_per_byte
+
     def alike(self, one: int, other: int) -> bool:
         """Whether all costs stay as they are when two devices change places."""
         rest = [k for k in range(len(self.send_s)) if k not in (one, other)]
@@ -103,7 +111,6 @@ class Problem:
         groups: ops that stay in one block.
         send_once: a sender pays once for each value (the dearest of its destinations), not once for each destination.
         overlap: a device computes and transfers at the same time: its load is the larger of the two, not the sum.
-        sync_s_per_byte: seconds of a weight's byte that r training replicas hand on, 2 (r - 1) times in r samples; in loads only.
         processors: number of the processor of each device, counted from 0, if devices share its time and its memory, which has
             one cap. Only the evaluator knows processors; planners take problems without them.
         wires: network cards and uplinks between hosts; the name of a device says its host. ``planners.wired`` plans around them.
@@ -125,7 +132,6 @@ class Problem:
     groups: tuple[tuple[int, ...], ...] = ()
     send_once: bool = False
     overlap: bool = False
-    sync_s_per_byte: float = 0.0
     processors: tuple[int, ...] = ()
     wires: Wires = NO_WIRES
     reasons: Mapping[tuple[int, int], str] = field(default_factory=dict)

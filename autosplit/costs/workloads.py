@@ -249,8 +249,9 @@ def parse_pipedream(text: str, name: str, num_devices: int, bytes_per_s: float, 
     """The problem that a PipeDream profile describes, on ``num_devices`` equal devices; times are milliseconds.
 
     Compute is forward plus backward. A value costs sender and receiver ``activation_size / bytes_per_s``, twice where there
-    is a backward pass (its gradient comes back). ``parameter_size`` is what the op keeps in memory; with a backward pass,
-    replicas synchronise it. Sources described as ``Input`` take no time and send nothing: the profiler measures the loader there.
+    is a backward pass (its gradient comes back). ``parameter_size`` is what the op keeps in memory; what replicas that train
+    exchange of it is not counted. Sources described as ``Input`` take no time and send nothing: the profiler measures the
+    loader there.
     With ``overlap``, devices transfer while they compute, as PipeDream's planner assumes.
     Raises: UsageError: every fault of the text.
     """
@@ -305,7 +306,6 @@ def parse_pipedream(text: str, name: str, num_devices: int, bytes_per_s: float, 
         memory_bytes=np.full(num_devices, math.inf),
         send_once=True,
         overlap=overlap,
-        sync_s_per_byte=1e3 / bytes_per_s if trains else 0.0,
     ).verify()
 
 

@@ -2,12 +2,12 @@
 
 Modules in the order of the steps::
 
-    workspace      saves and prepares stages, places them, loads them as a network
+    networks       places the stages of a plan and opens them as a network
     footprints     measures the memory of stages
     setup          Setup and Budget: how the calls measure and plan, and what they may spend
     service        Service: a plan as a running model; calling: the tensors of a call
     compiling      compiles a model in a process of its own, within a time limit
     checking       compares answers with the unsplit model; microbatching: whether requests may be cut
-    sidebyside     runs plans side by side
-    screening      which baselines are loaded beside a plan; halving: their rounds; comparing: all of it, and which plan to use
+    bench          plans that are loaded side by side, and what one round of them measures
+    contest        which baselines are loaded beside a plan and how many rounds each runs; comparing: which plan to use
 """

@@ -1,58 +1,17 @@
 """Check a plan's outputs against the unsplit model's for several inputs: the error that is allowed, the stage that exceeds it."""
 
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
-from torch import fx
 
 from autosplit.backends.base import check, exact_on, get_backend, tolerance
 from autosplit.backends.lowering import lower_to_bf16
+from autosplit.backends.workspace import Microbatch, Reference
 from autosplit.errors import BackendError
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import NumericalError, compare
 from autosplit.tracing.splitting import split, unsplit
-from autosplit.tracing.verifying import distinct_inputs
 from autosplit.values.plan import Plan
-
-NUM_DISTINCT = 4
-"""Different inputs that are sent in turn, so that answers in a wrong order are noticed; a slow model gets two."""
-
-SLOW_S = 0.1
-"""A model whose pass takes longer than these seconds is slow, and gets as few requests as possible."""
-
-Microbatch = tuple[torch.Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """Microbatches and the model's outputs in f32 eager. Each op runs with its stage's threads, whose number can change bits."""
-
-    traced: Traced
-    threads: Mapping[str, int]
-    work: Sequence[Microbatch]
-    expected: Sequence[Microbatch]
-
-    @staticmethod
-    def of(traced: Traced, threads: Mapping[str, int]) -> "Reference":
-        """Run the unsplit model; ops that ``threads`` does not name run with torch's number of threads."""
-        eager = _Threaded(traced, threads)
-        first, *others = distinct_inputs(traced.example_inputs, NUM_DISTINCT)
-        work, expected = [first], list[Microbatch]()
-        before = torch.get_num_threads()
-        start = time.perf_counter()
-        try:
-            with torch.inference_mode():
-                expected.append(tuple(eager.run(*first)))
-                for inputs in others[:1] if time.perf_counter() - start > SLOW_S else others:
-                    with suppress(Exception):  # it may take integers in one order only, such as offsets
-                        expected.append(tuple(eager.run(*inputs)))
-                        work.append(inputs)
-        finally:
-            torch.set_num_threads(before)
-        return Reference(traced, threads, work, expected)
 
 
 def threads_of(plan: Plan) -> dict[str, int]:
@@ -107,17 +66,3 @@ def blame(plan: Plan, traced: Traced, inputs: Microbatch, error: NumericalError,
         f"the outputs of {len(plan.stages)} stages ({backends}, {precisions}) differ from f32 eager: '{error.output}' is "
         f"off by {error.relative:.3g} of the largest value, and the tolerance is {limit:.3g}; no stage alone is wrong"
     )
-
-
-class _Threaded(fx.Interpreter):
-    """Runs the unsplit program op by op, with a number of threads for each."""
-
-    def __init__(self, traced: Traced, threads: Mapping[str, int]) -> None:
-        super().__init__(traced.program)
-        self._threads = threads
-
-    def run_node(self, n: fx.Node) -> object:
-        wanted = self._threads.get(n.name)
-        if wanted is not None and wanted != torch.get_num_threads():
-            torch.set_num_threads(wanted)
-        return super().run_node(n)

@@ -6,13 +6,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from autosplit.backends.base import has_streams, installed
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.bench import FIRST_S, Bench
 from autosplit.deploying.compiling import LEAST_COMPILE_S, compile_baselines
+from autosplit.deploying.contest import LOADING_TIME, MOST_BESIDE, Contest, by_promise
 from autosplit.deploying.footprints import Footprints
-from autosplit.deploying.halving import Rounds
-from autosplit.deploying.screening import LOADING_TIME, MOST_BESIDE, Contest, by_promise
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
-from autosplit.deploying.sidebyside import FIRST_S, SideBySide
-from autosplit.deploying.workspace import Workspace
 from autosplit.errors import ProfileError
 from autosplit.memory.stages import count, footprints_of
 from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
@@ -156,20 +155,19 @@ def compare(
     reasons = dict(baselines.left_out)
     keep, forced = without_autosplit(baselines.plans), constraints is None
     begun_s, first_s = time.monotonic(), min(FIRST_S, budget.round_s / 2)
-    with SideBySide(machine, setup.workspace, setup.hosts, first_s) as bench:
+    with Bench(machine, setup.workspace, setup.hosts, first_s) as bench:
         if setup.observe is not None:
             setup.observe(bench.host)
-        contest = Contest(bench, len(baselines.plans), plan.objective, keep, budget.round_s)
+        contest = Contest(bench, plan.objective, keep, budget.round_s, between(progress, 0.0, LOADING_SHARE))
         plans = {PLAN: plan} | {name: baselines.plans[name] for name in by_promise(baselines, keep)}
         distinct, same_as = _distinct(_counted(plans, subjects, machine))
-        late_s, told = begun_s + LOADING_TIME * budget.compare_s, between(progress, 0.0, LOADING_SHARE)
-        reasons |= contest.load(distinct, {size: traced for size, (traced, _) in subjects.items()}, late_s, told)
+        late_s = begun_s + LOADING_TIME * budget.compare_s
+        reasons |= contest.load(distinct, {size: traced for size, (traced, _) in subjects.items()}, late_s)
         _note_footprints(bench, subjects, Footprints(machine, setup.workspace))
-        kept = {PLAN} if bench.loaded[PLAN].slow else {PLAN, keep}
         barred = {name for name, e in bench.loaded.items() if name != PLAN and unfit(e.plan, e.latency.p50_s)}
         told, until_s = between(progress, LOADING_SHARE, 1.0), begun_s + budget.compare_s
-        rounds = Rounds(bench, plan.objective, kept, barred, not forced, told, budget.round_s, until_s)
-        outcomes = rounds.run(budget.num_rounds, budget.num_requests and plan.source.batch * budget.num_requests)
+        contest = replace(contest, progress=told, barred=barred, decide=not forced, until_s=until_s)
+        outcomes = contest.run(budget.num_rounds, budget.num_requests and plan.source.batch * budget.num_requests)
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items() if twin in outcomes}
     reasons |= {name: reasons[twin] for name, twin in same_as.items() if twin in reasons}
     reasons |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
@@ -180,7 +178,7 @@ def compare(
     return RunReport(traced.graph.name, plan.source.batch, outcomes, verdict, reasons, trace_error=error)
 
 
-def _note_footprints(bench: SideBySide, subjects: Mapping[int, Subject], footprints: Footprints) -> None:
+def _note_footprints(bench: Bench, subjects: Mapping[int, Subject], footprints: Footprints) -> None:
     """Give the baselines the memory that their workers hold (the plan's was measured before), and begin all counters anew."""
     for name, entry in bench.loaded.items():
         if name != PLAN:

@@ -1,16 +1,16 @@
 """Compile a model for a backend that takes long, in a process apart, so that a time limit and Ctrl-C end it."""
 
+import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from autosplit.backends.apart import ask, end_idle
+from autosplit.backends.apart import end_idle, limited
 from autosplit.backends.base import get_backend
-from autosplit.deploying.workspace import Workspace
+from autosplit.backends.workspace import Workspace
 from autosplit.devices.accelerators import is_accelerator
-from autosplit.errors import AutosplitError, BackendError, DeadlineError, UsageError
+from autosplit.errors import AutosplitError, BackendError, UsageError
 from autosplit.progress import Progress, between, quiet
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.splitting import load_stage, unsplit
+from autosplit.tracing.splitting import unsplit
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -99,27 +99,20 @@ def compile_whole(
 
     Args:
         traced: the model.
-        backend: what to prepare it for.
+        backend: the backend.
         precision: what it computes in.
-        workspace: where it is saved.
+        workspace: where the model is saved.
         limit_s: most seconds.
         tell: called with the share of ``limit_s`` that has passed.
-    Raises: BackendError: the backend refuses the model, or takes longer. WorkerError: the process died.
+    Raises: BackendError: the backend refuses the model or takes longer, or its compiler died.
     """
-    program = unsplit(traced)
-    folder, doing = workspace.save(program), f"during compiling for {backend}"
+    begun_s = time.monotonic()
     try:
-        ask(_prepare, backend, folder, precision, doing=doing, packages=program.packages, limit_s=limit_s, tell=tell)
-    except DeadlineError:
-        late = f"{backend} had not compiled the model after {limit_s:.0f} s; allow more with a larger budget"
-        raise BackendError(late) from None
-    except AutosplitError:
-        raise
-    except Exception as failure:
-        raise BackendError(f"{backend} could not compile the model: {type(failure).__name__}: {failure}") from None
+        with limited(limit_s, lambda taken_s: tell(taken_s / limit_s)):
+            workspace.add(unsplit(traced), backend, precision)
+    except BackendError as failure:
+        if time.monotonic() - begun_s < limit_s:
+            raise
+        raise BackendError(f"{failure}; allow more with a larger budget") from failure
     finally:
         end_idle()
-
-
-def _prepare(backend: str, folder: Path, precision: Precision) -> None:
-    get_backend(backend).prepare(load_stage(folder, trust=True), folder, precision)

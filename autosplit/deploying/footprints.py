@@ -6,7 +6,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from autosplit.deploying.workspace import Workspace, deploy
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.networks import deploy
 from autosplit.errors import AutosplitError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import StageKey, footprints_of, key_of, stage_memories
@@ -76,7 +77,7 @@ class Footprints:
             host = opened.enter_context(HostManager())
             opened.enter_context(suppress(AutosplitError, OSError))  # a run of the plan reports the failure
             engine = deploy(host, traced.graph.name, traced, plan, free, workspace)
-            engine.run_many([traced.example_inputs] * (NUM_WINDOWS * engine.window))
+            engine.run_many([traced.example_inputs] * (NUM_WINDOWS * engine.max_in_flight))
             self.note(traced, plan, engine.stats().stages)
 
     def footprint(self, traced: Traced, plan: Plan, stage: Stage) -> Footprint | None:

@@ -10,7 +10,7 @@ import torch
 from torch.func import functional_call
 
 from autosplit.backends.base import tolerance
-from autosplit.deploying.checking import Microbatch
+from autosplit.backends.workspace import Microbatch
 from autosplit.errors import ModelError
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import compare

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from autosplit.arguments import checked
+from autosplit.backends.workspace import Workspace
 from autosplit.deploying.calling import as_call, plain_answer, plain_call
+from autosplit.deploying.networks import deploy, machine_of_plan
 from autosplit.deploying.setup import Hosts
-from autosplit.deploying.workspace import Workspace, deploy, machine_of_plan
 from autosplit.devices.discovering import Devices
 from autosplit.reports.results import RunStats
 from autosplit.running.awaiting import Awaiting
@@ -102,7 +103,7 @@ class Service:
                 under_way.append(self.submit(**request))
             else:
                 under_way.append(self.submit(*((request,) if isinstance(request, torch.Tensor) else request)))
-            while len(under_way) > self.pipeline.window:
+            while len(under_way) > self.pipeline.max_in_flight:
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()
@@ -147,9 +148,9 @@ def open_pipeline(
     Raises: PlanError, BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.
     """
     machine = hosts.machine if hosts is not None else machine_of_plan(plan, devices)
-    opener = hosts.opener(traced, plan, profile) if hosts is not None else Pipeline
+    engine_factory = hosts.engine_factory(traced, plan, profile) if hosts is not None else Pipeline
     with ExitStack() as opened:
         workspace = opened.enter_context(Workspace())
-        host = opened.enter_context(HostManager(opener=opener))
+        host = opened.enter_context(HostManager(engine_factory=engine_factory))
         pipeline = deploy(host, traced.graph.name, traced, plan, machine, workspace)
         return Service(traced, pipeline, opened.pop_all())

@@ -8,7 +8,7 @@ from typing import Any, Protocol, get_args, runtime_checkable
 
 from autosplit.arguments import checked
 from autosplit.backends.base import get_backend, usual
-from autosplit.deploying.workspace import Workspace
+from autosplit.backends.workspace import Workspace
 from autosplit.errors import UsageError, names, raise_faults
 from autosplit.progress import Progress
 from autosplit.running.engine import Engine
@@ -48,7 +48,7 @@ class Hosts(Protocol):
     ) -> Profile:
         """Profile a model on all of them. The folder ``store`` keeps what was measured."""
 
-    def opener(
+    def engine_factory(
         self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None
     ) -> Callable[..., Engine]:
         """A function that opens pipelines there. With model, plan and profile, these plan anew when a host is lost."""

@@ -5,21 +5,17 @@ the queue. A provider is a class, one for each kind of device, named by its impo
 devices: an open device takes memory. Every worker learns the providers from its first message.
 """
 
-import contextlib
 import importlib
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 
 from autosplit.errors import DeviceError
 from autosplit.tables import bytes_text
 from autosplit.values.machine import Device
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 PROVIDERS: dict[str, str] = {"cuda": "autosplit.devices.cuda:Cuda"}
 """Kind of device to the import path of its provider."""
@@ -123,18 +119,6 @@ class Accelerator(Protocol):
         """Options that make ONNX Runtime's execution provider work in this queue."""
 
 
-@contextlib.contextmanager
-def substituted(**providers: str) -> Iterator[None]:
-    """Serve these kinds of devices by other providers, here and in workers that start during the block."""
-    before = dict(PROVIDERS)
-    PROVIDERS.update(providers)
-    try:
-        yield
-    finally:
-        PROVIDERS.clear()
-        PROVIDERS.update(before)
-
-
 def provider(kind: str) -> type[Accelerator]:
     """The class that serves a kind of device."""
     module, _, name = PROVIDERS[kind].partition(":")
@@ -167,19 +151,18 @@ def open_accelerator(device: str) -> Accelerator | None:
     return provider(kind)(int(index))
 
 
-def answer_facts(connection: "Connection") -> None:
-    """The whole life of a worker that sends the facts of the named devices: a dict of Facts, or an error's text."""
-    names, providers = connection.recv()
+def open_all(_: object, names: Sequence[str], providers: Mapping[str, str]) -> dict[str, Facts]:
+    """The facts of these accelerators, each opened in this worker. Raises: DeviceError: one cannot be opened."""
     PROVIDERS.update(providers)
-    try:
-        found = {}
-        for name in names:
-            kind, _, index = name.partition(":")
+    found = {}
+    for name in names:
+        kind, _, index = name.partition(":")
+        try:
             opened = provider(kind)(int(index))
             found[name] = replace(opened.facts(), calibration_s=calibration_s(opened))
-        connection.send(found)
-    except Exception as failure:
-        connection.send(f"{type(failure).__name__}: {failure}")
+        except Exception as failure:
+            raise DeviceError(f"device '{name}' cannot be used: {type(failure).__name__}: {failure}") from failure
+    return found
 
 
 def calibration_s(accelerator: Accelerator) -> float:

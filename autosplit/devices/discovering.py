@@ -4,21 +4,23 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from autosplit import tables
 from autosplit.arguments import checked
-from autosplit.devices.accelerators import PROVIDERS, Facts, absence, is_accelerator, provider
+from autosplit.devices.accelerators import PROVIDERS, Facts, absence, is_accelerator, open_all, provider
+from autosplit.devices.calls import begin
 from autosplit.devices.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
-from autosplit.devices.processes import receive, spawn_worker
+from autosplit.devices.processes import spawn_worker
 from autosplit.errors import DeviceError, UsageError, each, names, raise_faults
 from autosplit.values.machine import Machine, parse_bytes, parse_device, span
 from autosplit.values.machinefile import read_machine
 
-FACTS_TIMEOUT_S = 120.0
+FACTS_LIMIT_S = 120.0
 CPUS = Path("/sys/devices/system/cpu")
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -195,15 +197,8 @@ def facts_of(names: tuple[str, ...]) -> Mapping[str, Facts]:
     """
     if not names:
         return {}
-    worker = spawn_worker("autosplit.devices.accelerators:answer_facts", name=f"inspecting {', '.join(names)}")
-    try:
-        worker.connection.send((names, dict(PROVIDERS)))
-        answer = receive(worker, FACTS_TIMEOUT_S, "the inspection of devices")
-    finally:
-        worker.close()
-    if isinstance(answer, str):
-        raise DeviceError(f"device{'s' * (len(names) > 1)} {', '.join(names)} cannot be used: {answer}")
-    return cast(Mapping[str, Facts], answer)
+    with closing(spawn_worker("autosplit.devices.calls:serve", name=f"inspecting {', '.join(names)}")) as worker:
+        return begin(worker, "during the inspection of devices", open_all, names, dict(PROVIDERS)).result(FACTS_LIMIT_S)
 
 
 def cpu_name() -> str:

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -24,7 +24,7 @@ from autosplit.children import variables_for_torch
 from autosplit.devices import forkserver
 from autosplit.devices.forking import Fork
 from autosplit.devices.limits import affinity
-from autosplit.errors import RefusedError, UsageError, WorkerError
+from autosplit.errors import HungError, RefusedError, UsageError, WorkerError
 
 MOST_WAIT_S = 1e6
 """The kernel counts milliseconds in 31 bits."""
@@ -78,23 +78,32 @@ class Worker(Protocol):
         """How it ended, as the rest of a sentence."""
 
 
-def receive(worker: Worker, timeout_s: float, what: str, stop: threading.Event | None = None) -> Any:
-    """The worker's next message.
+def receive(
+    worker: Worker,
+    limit_s: float,
+    doing: str,
+    stop: threading.Event | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Any:
+    """The worker's next message; ``doing`` ends the sentences about it, and ``progress`` is called with the seconds so far.
 
-    Raises: WorkerError: none came within ``timeout_s``, or the worker died; ``what`` says what was waited for. RefusedError:
-        ``stop`` was set meanwhile.
+    Raises: HungError: none came within ``limit_s``. WorkerError: the worker died. RefusedError: ``stop`` was set meanwhile.
     """
-    until_s = time.monotonic() + min(MOST_WAIT_S, timeout_s)
-    try:
-        while not worker.connection.poll(max(0.0, min(until_s - time.monotonic(), forkserver.LOOK_S if stop else MOST_WAIT_S))):
-            if stop is not None and stop.is_set():
-                raise RefusedError(f"the pipeline was closed during {what}")
-            if time.monotonic() >= until_s:
-                raise WorkerError(f"worker '{worker.name}' gave no answer to {what} within {timeout_s:g} s")
-        return worker.connection.recv()
-    except (EOFError, OSError):
-        worker.wait(1.0)
-        raise WorkerError(f"worker '{worker.name}' {worker.fate()} during {what}") from None
+    begun_s, waited_s, look_s = time.monotonic(), 0.0, forkserver.LOOK_S if stop or progress else MOST_WAIT_S
+    while True:
+        try:
+            if worker.connection.poll(max(0.0, min(limit_s - waited_s, look_s))):
+                return worker.connection.recv()
+        except (EOFError, OSError):
+            worker.wait(1.0)
+            raise WorkerError(f"worker '{worker.name}' {worker.fate()} {doing}") from None
+        waited_s = time.monotonic() - begun_s
+        if stop is not None and stop.is_set():
+            raise RefusedError(f"the pipeline was closed {doing}")
+        if waited_s >= limit_s:
+            raise HungError(f"worker '{worker.name}' gave no answer within {max(0.0, limit_s):.3g} s {doing}")
+        if progress is not None:
+            progress(waited_s)
 
 
 def hang_up(connection: Connection) -> None:

@@ -5,15 +5,15 @@ import importlib
 import json
 import platform
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
 from autosplit.backends.base import convert
 from autosplit.backends.onnxfile import write_onnx
+from autosplit.devices.discovering import version_of
 from autosplit.errors import MissingExtraError, UsageError, close_names, raise_faults
 from autosplit.files import hidden_beside, unwritable
 from autosplit.planning.predicting import predict
@@ -179,7 +179,7 @@ def write_export(name: str, job: Job, folder: Path) -> list[str]:
             "spec": job.plan.source.spec,
             "plan": job.plan.hash,
             "notes": notes,
-            "versions": {"python": platform.python_version(), **_versions(("autosplit", "torch"))},
+            "versions": {"python": platform.python_version(), **{name: version_of(name) for name in ("autosplit", "torch")}},
         }
         write_json(building / ABOUT, about)
     return notes
@@ -204,14 +204,6 @@ def filled(folder: Path) -> Iterator[Path]:
             building.replace(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-
-
-def _versions(names: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for name in names:
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 def relabelled(job: Job, places: Mapping[str, int]) -> Plan:

@@ -2,12 +2,12 @@
 
 ::
 
-    profiler          measure(): look up what is known, list what is missing, measure it, keep it
-    settings          backends, devices and thread counts to measure, and which are left out
+    profiler          measure(), the conductor: look up what is known, list what is missing, measure it, keep it
+    settings          backends, devices and thread counts to measure, in groups, and which are left out
     store             profiles on disk; cache_lookup: stored measurements that still hold here
     calibration       a fixed kernel that shows whether a core is as fast as before
-    rounds            measurement rounds over all devices; attribution: a runtime's node times become op times
-    worker_pool       one pinned worker for each device; measuring_worker: what runs in it
+    rounds            rounds of timing over all devices; attribution: a runtime's node times become op times
+    measuring_worker  the pinned workers, one for each device, and the host's end of them
     stage_timer       timing on CPU cores; accelerator_timer: timing by events
     model_files       the model as workers load it; cut_cost: stages around a typical cut
     links             transfers between devices; request_overhead: processor time of a request

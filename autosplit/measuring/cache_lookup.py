@@ -2,27 +2,30 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
+from autosplit.backends import conformance
 from autosplit.measuring.calibration import DRIFT_LIMIT, drift, kernel_now_s
 from autosplit.measuring.store import Store
+from autosplit.tracing.capturing import Traced
 from autosplit.values.graph import Graph
 from autosplit.values.links import Link
 from autosplit.values.machine import HOST, Machine
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Provenance, Setting
+from autosplit.values.samples import Footprint, Measured, Provenance, Setting
 
 
-def look_up(graph: Graph, machine: Machine, store: Store, stamps: Mapping[Setting, Provenance]) -> Profile:
+def look_up(traced: Traced, machine: Machine, store: Store, stamps: Mapping[Setting, Provenance]) -> Profile:
     """The stored measurements of the wanted settings on devices that are as fast as then.
 
     Args:
-        graph: the model.
+        traced: the model.
         machine: the devices.
         store: where measurements are kept.
         stamps: wanted setting to the provenance of a measurement made now.
     """
-    precision = next(iter(stamps.values())).precision
-    stored = store.load(graph, {setting.backend: stamp for setting, stamp in stamps.items()}, precision)
+    stored = _load(traced.graph, store, stamps)
+    refused = cache(lambda backend: conformance.refused(traced, backend))
     kept, notes = {}, [note for note in stored.notes if _concerns(note, stamps)]
     now_s = _calibrations_s(machine, stamps, stored)
     for setting, stamp in stamps.items():
@@ -39,10 +42,28 @@ def look_up(graph: Graph, machine: Machine, store: Store, stamps: Mapping[Settin
                 f"{setting}: stored, but the calibration kernel takes {abs(off):.0%} {'more' if off > 0 else 'less'} time "
                 f"than then (the limit is {DRIFT_LIMIT:.0%}), so it is measured again"
             )
+        elif not _same_refusals(stored.measured[setting], refused(setting.backend)):
+            notes.append(f"{setting}: stored, but it may run other ops now, so it is measured again")
         else:
             kept[setting] = stored.measured[setting]
     stages = tuple(stage for stage in stored.stages if stage.setting in kept)
     return replace(stored, measured=kept, stages=stages, notes=tuple(notes))
+
+
+def footprints_of(graph: Graph, store: Store, stamps: Mapping[Setting, Provenance]) -> dict[Setting, Mapping[str, Footprint]]:
+    """The stored footprints: a core of another speed than then changes the times, and not the memory."""
+    return {setting: one.footprints for setting, one in _load(graph, store, stamps).measured.items()}
+
+
+def _load(graph: Graph, store: Store, stamps: Mapping[Setting, Provenance]) -> Profile:
+    precision = next(iter(stamps.values())).precision
+    return store.load(graph, {setting.backend: stamp for setting, stamp in stamps.items()}, precision)
+
+
+def _same_refusals(measured: Measured, wrong: Mapping[str, str]) -> bool:
+    """Whether a backend may run the same ops as when it was measured; it was perhaps tried on further ops since."""
+    then = measured.refused
+    return {op for op, reason in then.items() if reason.startswith(conformance.WRONG)} <= wrong.keys() <= then.keys()
 
 
 def look_up_links(machine: Machine, store: Store, stamp: Provenance) -> tuple[Link, ...]:

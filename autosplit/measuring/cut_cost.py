@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from autosplit.backends.base import get_backend, usual
-from autosplit.deploying.workspace import Workspace
+from autosplit.backends.workspace import Workspace
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import split
 from autosplit.values.graph import Graph
@@ -72,6 +72,6 @@ def save_cut(traced: Traced, cut: Cut, backend: str, precision: Precision, works
         stages = [ops for ops in (names[:start], *inner, names[end:]) if ops]
         for ops, program in zip(stages, split(traced, stages), strict=True):
             if ops in inner:
-                folders.append(workspace.add(program, backend, precision).folder)
+                folders.append(workspace.add(program, backend, precision))
     before, behind, both = folders
     return before, behind, both

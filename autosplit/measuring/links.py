@@ -14,8 +14,8 @@ import numpy as np
 
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.measuring.link_ends import SIZES_BYTES, LinkEnd, OnCores, play
+from autosplit.measuring.measuring_worker import MeasuringWorker, Workers
 from autosplit.measuring.request_overhead import RequestOverhead, measure_request_overhead
-from autosplit.measuring.worker_pool import WorkerPool
 from autosplit.running.ring import Ring
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.links import Link
@@ -58,14 +58,14 @@ def open_rings(devices: Sequence[Device]) -> Iterator[LinkRings]:
         yield LinkRings(usable, {pair: (ring(), ring()) for pair in combinations(names, 2)})
 
 
-def measure_links(opened: LinkRings, pool: WorkerPool, others: Sequence[Device] = ()) -> list[Link]:
+def measure_links(opened: LinkRings, workers: Workers, others: Sequence[Device] = ()) -> list[Link]:
     """Links for every ordered pair of devices, and between each of them and the host.
 
     On an accelerator the data begins and ends in its memory, so its share holds the copy through staging memory.
 
     Args:
         opened: the rings.
-        pool: idle workers that inherited ``opened.fds``.
+        workers: idle workers that inherited ``opened.fds``.
         others: further devices, whose links are taken to be similar.
     Returns: links with ``a + bytes * b`` seconds for each share, fitted to the medians by relative least squares; ``a`` is at
         least the overhead of a request in a pipeline.
@@ -73,7 +73,7 @@ def measure_links(opened: LinkRings, pool: WorkerPool, others: Sequence[Device] 
     """
     links: list[Link] = []
     for (one, other), (forth, back) in opened.rings.items():
-        links += [_link(one, other, forth, back, pool), _link(other, one, back, forth, pool)]
+        links += [_link(one, other, forth, back, workers), _link(other, one, back, forth, workers)]
     everything = [*opened.devices, *others]
     kinds = {device.name: device.kind for device in everything}
     links += _similar_links(links, {HOST: HOST, **kinds})
@@ -120,15 +120,15 @@ def with_overhead(link: Link, cores: Collection[str], warm: RequestOverhead, col
     return link
 
 
-def _link(source: str, target: str, forth: Ring, back: Ring, pool: WorkerPool) -> Link:
+def _link(source: str, target: str, forth: Ring, back: Ring, workers: Workers) -> Link:
     """Let both ends play, the host its own, and fit their times."""
     forth.refill()
     back.refill()
     receiver = LinkEnd("receive", forth.handle, back.handle, MESSAGES)
     ends = {target: receiver, source: replace(receiver, role="send")}
-    pool.send({name: end for name, end in ends.items() if name != HOST})
+    calls = workers.begin(MeasuringWorker.play, {name: (end,) for name, end in ends.items() if name != HOST})
     found = {HOST: play(ends[HOST], OnCores(), (forth, back))} if HOST in ends else {}
-    found |= pool.answers()
+    found |= workers.results(calls)
     sent, received = found[source], found[target]
     send_s, send_s_per_byte = fit(SIZES_BYTES, sent.share_s)
     receive_s, receive_s_per_byte = fit(SIZES_BYTES, received.share_s)

@@ -1,13 +1,12 @@
-"""The worker that measures on one device: it carries out one command of the host at a time."""
+"""The workers of a measurement, one pinned to each device: ``MeasuringWorker`` runs there, ``Workers`` is the host's end."""
 
 import importlib
-import math
-import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,91 +14,33 @@ from autosplit.backends.base import check, get_backend, reference
 from autosplit.backends.probing import one_line
 from autosplit.devices import accelerators
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, open_accelerator
-from autosplit.errors import BackendError
+from autosplit.devices.calls import Call, begin, serve
+from autosplit.devices.processes import WorkerProcess, spawn_worker
+from autosplit.errors import AutosplitError, BackendError, HungError
 from autosplit.measuring.accelerator_timer import AcceleratorTimer
 from autosplit.measuring.calibration import kernel_s
-from autosplit.measuring.link_ends import LinkEnd, OnAccelerator, OnCores, play
-from autosplit.measuring.stage_timer import LoadedStage, PassBudget, Timer, cut_s, eager_op_s
+from autosplit.measuring.link_ends import EndTimes, LinkEnd, OnAccelerator, OnCores, play
+from autosplit.measuring.stage_timer import LoadedStage, PassBudget, Timed, Timer, cut_s, eager_op_s
 from autosplit.tracing.splitting import load_stage
 from autosplit.tracing.tensorspec import zeros
+from autosplit.values.machine import Device
 from autosplit.values.samples import Precision
 
+LIMIT_S = 900.0
+"""Seconds that a worker may take for one call. The longest compiles for an accelerator, at the first pass of a stage."""
 
-@dataclass(frozen=True, slots=True)
-class Open:
-    """Open the device: the name may be of an accelerator, ``providers`` serve those, ``packages`` define the user's operators."""
-
-    device: str
-    cores: tuple[int, ...]
-    providers: Mapping[str, str]
-    packages: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Calibrate:
-    """Run the calibration kernel for some seconds. Answer: its fastest time in seconds."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Load the stage in ``folder`` and check its numbers against f32 eager's, unless it is ready. Answer: Prepared.
-
-    Attributes:
-        eager: also time every op in eager.
-        keep: keep the stages that were prepared before.
-    """
-
-    folder: Path
-    backend: str
-    threads: int
-    precision: Precision = "f32"
-    eager: bool = False
-    keep: bool = False
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Eager's seconds of every op, empty unless asked for; the largest relative error; the fault, or ''."""
+    """Eager's seconds of every op, empty unless asked for, and the largest relative error."""
 
     eager_s: Mapping[str, float]
     error: float
-    fault: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Time:
-    """Time passes of the prepared stage; ``ops`` and ``wake`` as in ``Timer.time``. Answer: Timed."""
-
-    budget: PassBudget
-    ops: bool = False
-    wake: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TimeCut:
-    """Time the stages before and behind a cut, and both as one. Answer: the extra seconds of the cut; None if they do not run."""
-
-    folders: tuple[Path, Path, Path]
-    backend: str
-    threads: int
-    precision: Precision
-    budget: PassBudget
-
-
-Command = Open | Calibrate | LinkEnd | Prepare | Time | TimeCut
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of a command, or the traceback of its failure."""
-
-    value: Any = None
-    fault: str = ""
-
-
-class DeviceState:
+class MeasuringWorker:
     """The device of a worker, and the stages that are ready on it."""
 
     def __init__(self) -> None:
@@ -111,94 +52,197 @@ class DeviceState:
         self._ready: dict[tuple[Path, str, int], tuple[Timer | AcceleratorTimer, Prepared]] = {}
         self._timer: Timer | AcceleratorTimer | None = None
 
-    def obey(self, command: Command) -> Any:
-        """Carry out one command."""
-        match command:
-            case Open(device, cores, providers, packages):
-                for package in packages:
-                    importlib.import_module(package)
-                PROVIDERS.update(providers)
-                self._cores, self._accelerator = cores, open_accelerator(device)
-                return None
-            case Calibrate(seconds):
-                found = self._accelerator
-                return kernel_s(self._cores, 0.0, seconds) if found is None else accelerators.calibration_s(found)
-            case LinkEnd():
-                if self._place is None:
-                    self._place = OnCores() if self._accelerator is None else OnAccelerator(self._accelerator)
-                torch.set_num_threads(1)  # a stage copies and reads its messages in one thread
-                return play(command, self._place)
-            case Prepare():
-                return self._prepare(command)
-            case Time(budget, ops, wake):
-                if self._timer is None:
-                    raise RuntimeError("the host timed a stage before it prepared it")
-                return self._timer.time(budget, ops, wake)
-            case TimeCut():
-                return _time_cut(command)
+    def open(self, device: str, cores: Sequence[int], providers: Mapping[str, str], packages: Sequence[str] = ()) -> None:
+        """Open the device, which may be an accelerator; ``packages`` are modules that define the user's operators."""
+        for package in packages:
+            importlib.import_module(package)
+        PROVIDERS.update(providers)
+        self._cores, self._accelerator = tuple(cores), open_accelerator(device)
 
-    def _prepare(self, command: Prepare) -> Prepared:
-        folder, name, threads, precision = command.folder, command.backend, command.threads, command.precision
+    def calibrate(self, seconds: float) -> float:
+        """Fastest time in seconds of the calibration kernel, which runs for so many seconds."""
+        found = self._accelerator
+        return kernel_s(self._cores, 0.0, seconds) if found is None else accelerators.calibration_s(found)
+
+    def play(self, end: LinkEnd) -> EndTimes:
+        """One end of the measurement of a link."""
+        if self._place is None:
+            self._place = OnCores() if self._accelerator is None else OnAccelerator(self._accelerator)
+        torch.set_num_threads(1)  # a stage copies and reads its messages in one thread
+        return play(end, self._place)
+
+    def prepare(
+        self, folder: Path, backend: str, threads: int, precision: Precision = "f32", eager: bool = False, keep: bool = False
+    ) -> Prepared:
+        """Load the stage in ``folder`` and compare its numbers with f32 eager's, unless it is ready.
+
+        Args:
+            folder: the stage, prepared, with its inputs.
+            backend: what runs it.
+            threads: its threads.
+            precision: what it computes in.
+            eager: also time every op in eager.
+            keep: keep the stages that were prepared before.
+        Raises: BackendError: the backend fails or gives wrong numbers.
+        """
         self._timer = None
-        if (folder, name, threads) in self._ready:
-            self._timer, prepared = self._ready[folder, name, threads]
+        if (folder, backend, threads) in self._ready:
+            self._timer, prepared = self._ready[folder, backend, threads]
             return prepared
-        if not command.keep or self._accelerator is not None:
+        if not keep or self._accelerator is not None:
             self._ready.clear()
         if folder not in self._loaded:
             self._loaded[folder] = LoadedStage.load(folder)
-        stage, backend, eager_s = self._loaded[folder], get_backend(name), {}
+        stage, found, eager_s = self._loaded[folder], get_backend(backend), {}
         program, inputs = stage.program, stage.inputs
         if self._accelerator is None:
             # Outside the try: a model that fails in eager is no fault of the backend.
-            eager_s = eager_op_s(stage, threads) if command.eager else {}
+            eager_s = eager_op_s(stage, threads) if eager else {}
             if (folder, threads) not in self._expected:
                 self._expected[folder, threads] = reference(program, inputs, threads)
         timer: Timer | AcceleratorTimer
         try:
             if self._accelerator is None:
-                timer, expected = Timer(stage, name, threads, precision), self._expected[folder, threads]
+                timer, expected = Timer(stage, backend, threads, precision), self._expected[folder, threads]
                 made = timer.outputs
                 error = check(
-                    backend, program, inputs, precision=precision, threads=threads, runnable=lambda _: made, expected=expected
+                    found, program, inputs, precision=precision, threads=threads, runnable=lambda _: made, expected=expected
                 )
             else:
-                timer = AcceleratorTimer(stage, name, self._accelerator, precision)
-                eager_s = timer.eager_op_s() if command.eager else {}
-                error = check(backend, program, inputs, precision=precision, runnable=timer.run, exact=False)
+                timer = AcceleratorTimer(stage, backend, self._accelerator, precision)
+                eager_s = timer.eager_op_s() if eager else {}
+                error = check(found, program, inputs, precision=precision, runnable=timer.run, exact=False)
+        except BackendError:
+            raise
+        except torch.OutOfMemoryError as failure:
+            limit = "device memory is too small: measuring needs room for the weights twice"
+            text = f"backend '{backend}' cannot be measured, {limit}: {' '.join(str(failure).split())[:200]}"
+            raise BackendError(text) from None
         except Exception as failure:
-            return Prepared(eager_s, math.inf, _fault(name, failure))
+            raise BackendError(f"backend '{backend}' failed: {one_line(failure)}") from None
         self._timer, prepared = timer, Prepared(eager_s, error.relative)
-        self._ready[folder, name, threads] = timer, prepared
+        self._ready[folder, backend, threads] = timer, prepared
         return prepared
 
+    def time(self, budget: PassBudget, ops: bool = False, wake: bool = False) -> Timed:
+        """Time passes of the stage that was prepared last; ``ops`` and ``wake`` as in ``Timer.time``."""
+        if self._timer is None:
+            raise RuntimeError("the host timed a stage before it prepared it")
+        return self._timer.time(budget, ops, wake)
 
-def _fault(backend: str, failure: Exception) -> str:
-    """The sentence on a backend that raised, so that the others are still measured."""
-    if isinstance(failure, torch.OutOfMemoryError):
-        limit = "device memory is too small: measuring needs room for the weights twice"
-        return f"backend '{backend}' cannot be measured, {limit}: {' '.join(str(failure).split())[:200]}"
-    return str(failure) if isinstance(failure, BackendError) else f"backend '{backend}' failed: {one_line(failure)}"
-
-
-def _time_cut(command: TimeCut) -> float | None:
-    try:
-        inputs = [[zeros(spec) for spec in load_stage(folder, trust=True).inputs] for folder in command.folders]
-        load = get_backend(command.backend).load
-        runs = [load(folder, command.threads, command.precision, trust=True) for folder in command.folders]
-        return cut_s(list(zip(runs, inputs, strict=True)), command.budget)
-    except Exception:  # an op of the user's may refuse zeros, and a profile without the cost of a cut is better than none
-        return None
+    def time_cut(
+        self, folders: Sequence[Path], backend: str, threads: int, precision: Precision, budget: PassBudget
+    ) -> float | None:
+        """Extra seconds of a cut: the stages before and behind it, and both as one. None if they do not run."""
+        try:
+            inputs = [[zeros(spec) for spec in load_stage(folder, trust=True).inputs] for folder in folders]
+            load = get_backend(backend).load
+            runs = [load(folder, threads, precision, trust=True) for folder in folders]
+            return cut_s(list(zip(runs, inputs, strict=True)), budget)
+        except Exception:  # an op of the user's may refuse zeros, and a profile without the cost of a cut is better than none
+            return None
 
 
 def main(connection: Connection) -> None:
-    """Obey until the host closes the connection."""
-    state = DeviceState()
+    """The whole life of a worker."""
     with torch.inference_mode():
-        while True:
-            command = connection.recv()
+        serve(connection, MeasuringWorker())
+
+
+class DeviceFaults(BackendError):  # noqa: N818 - the faults of a group of devices
+    """A backend failed on some devices.
+
+    Attributes:
+        by_device: device name to the reason.
+        lost: whether a worker died or hung.
+    """
+
+    def __init__(self, by_device: Mapping[str, str], lost: bool) -> None:
+        super().__init__(next(iter(by_device.values())))
+        self.by_device, self.lost = dict(by_device), lost
+
+
+class Workers:
+    """A worker on every device. Calls on one device run in order, those on several devices at once.
+
+    Args:
+        devices: the devices.
+        fds: the descriptors that the worker on a device inherits, by its name.
+        packages: modules that define the user's operators.
+    """
+
+    def __init__(self, devices: Sequence[Device], fds: Callable[[str], Sequence[int]], packages: Sequence[str]) -> None:
+        self._devices = {device.name: device for device in devices}
+        self._fds, self._packages = fds, tuple(packages)
+        self._workers: dict[str, WorkerProcess] = {}
+        self._opening: dict[str, Call[None]] = {}
+        self.watch: Callable[[float], None] | None = None
+        """Called several times a second with the seconds that a call has taken."""
+
+    def start(self, name: str) -> None:
+        """Start the worker on a device, in place of the one that is there."""
+        self._end(name)
+        device = self._devices[name]
+        self._workers[name] = spawn_worker(f"{__name__}:main", name=f"measuring {name}", cores=device.cores, fds=self._fds(name))
+        self._opening |= self.begin(MeasuringWorker.open, {name: (name, device.cores, dict(PROVIDERS), self._packages)})
+
+    def begin(self, function: Callable[..., Result], arguments: Mapping[str, Sequence[Any]]) -> dict[str, Call[Result]]:
+        """Begin a call of a MeasuringWorker on some devices, each with its arguments."""
+        doing = "during {} on '{}'".format
+        return {
+            name: begin(self._workers[name], doing(function.__name__, name), function, *given)
+            for name, given in arguments.items()
+        }
+
+    def results(self, calls: Mapping[str, Call[Result]]) -> dict[str, Result]:
+        """Wait for all calls, in the order in which they began.
+
+        Raises: DeviceFaults: the backend failed on some devices; a worker that died or hung was replaced. WorkerError: a worker
+            failed in another way.
+        """
+        found: dict[str, Result] = {}
+        faults: dict[str, AutosplitError] = {}
+        lost = False
+        for name, call in calls.items():
             try:
-                answer = Answer(state.obey(command))
-            except Exception:
-                answer = Answer(fault=traceback.format_exc())
-            connection.send(answer)
+                if opening := self._opening.pop(name, None):
+                    opening.result(LIMIT_S)
+                found[name] = call.result(LIMIT_S, progress=self.watch)
+            except AutosplitError as failure:
+                faults[name] = failure
+                if isinstance(failure, HungError) or not self._workers[name].alive():
+                    faults[name], lost = BackendError(str(failure)), True
+                    self.start(name)
+        for fault in faults.values():
+            if not isinstance(fault, BackendError):
+                raise fault
+        if faults:
+            raise DeviceFaults({name: str(fault) for name, fault in faults.items()}, lost)
+        return found
+
+    def call(self, function: Callable[..., Result], arguments: Mapping[str, Sequence[Any]]) -> dict[str, Result]:
+        """``begin`` and ``results``."""
+        return self.results(self.begin(function, arguments))
+
+    def close(self) -> None:
+        """End all workers."""
+        for name in [*self._workers]:
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        if worker := self._workers.pop(name, None):
+            worker.kill()
+            worker.close()
+
+
+@contextmanager
+def open_workers(
+    devices: Sequence[Device], fds: Callable[[str], Sequence[int]] = lambda device: (), packages: Sequence[str] = ()
+) -> Iterator[Workers]:
+    """Start a worker on every device, and end them with the block."""
+    with ExitStack() as stack:
+        workers = Workers(devices, fds, packages)
+        stack.callback(workers.close)
+        for device in devices:
+            workers.start(device.name)
+        yield workers

@@ -12,7 +12,7 @@ from torch import fx
 from autosplit.backends import conformance
 from autosplit.backends.base import get_backend
 from autosplit.backends.profiling import onnx_names
-from autosplit.deploying.workspace import Workspace
+from autosplit.backends.workspace import Workspace
 from autosplit.errors import BackendError, refusals
 from autosplit.measuring.attribution import value_names
 from autosplit.measuring.cut_cost import Cut, loses_at_cuts, save_cut
@@ -117,7 +117,7 @@ class ModelFiles:
         subgraphs = []
         for ops, program in zip(stages, programs, strict=True):
             if label[ops[0]] == "accepted":
-                folder = self.workspace.add(program, backend, self.precision).folder
+                folder = self.workspace.add(program, backend, self.precision)
                 torch.save(own_storage([values[spec.name] for spec in program.inputs]), folder / INPUTS)
                 part = replace(graph, ops=tuple(op for op in graph.ops if op.name in set(ops)))
                 subgraphs.append(Subgraph(part, folder, _names(backend, folder, part)))

@@ -4,39 +4,40 @@ Four steps: look up what is known, list what is missing, measure it in one pinne
 result before the next one is measured.
 """
 
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from math import isfinite
 from pathlib import Path
 
-from autosplit.backends import conformance
-from autosplit.deploying.workspace import Workspace
+from autosplit.backends.apart import limited
+from autosplit.backends.workspace import Workspace
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.processes import prepare_to_spawn
-from autosplit.measuring.cache_lookup import look_up, look_up_links
+from autosplit.errors import BackendError
+from autosplit.measuring.cache_lookup import footprints_of, look_up, look_up_links
 from autosplit.measuring.cut_cost import typical_cut
 from autosplit.measuring.links import measure_links, open_rings
-from autosplit.measuring.model_files import ModelFiles
-from autosplit.measuring.rounds import ALONE_S, CUT_S, ROUND_S, MeasurementRounds, room_to_keep, seems_slowed
-from autosplit.measuring.settings import refused_ops, stamps_of, wanted_settings
+from autosplit.measuring.measuring_worker import DeviceFaults, MeasuringWorker, Workers, open_workers
+from autosplit.measuring.model_files import BackendFiles, ModelFiles
+from autosplit.measuring.rounds import ALONE_S, CUT_S, ROUND_S, Rounds, room_to_keep, seems_slowed
+from autosplit.measuring.settings import groups_of, link_stamp, refused_ops, stamps_of, wanted_settings
 from autosplit.measuring.store import Store
-from autosplit.measuring.worker_pool import open_pool
 from autosplit.progress import Progress, quiet
 from autosplit.tracing.capturing import Traced
+from autosplit.values.links import Link
 from autosplit.values.machine import Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Footprint, Measured, Precision, Provenance, Setting
 
-MAX_AT_ONCE = 16
-"""Devices that time a model at once; more would need more memory than a pipeline of the model does."""
-
 NUM_PASSES = 8
 """Passes of a long model for a backend on a device: 1 reference, 1 that warms up and is checked, 4 in the first round, 1 alone,
 and 1 in a later round. A short model gets more, for less time."""
+
+CALIBRATION_S, ALL_CALIBRATIONS_S = 0.6, 5.0
+"""Seconds for the calibration kernel on one device, and at most on all: later runs are compared with its fastest time."""
 
 WAITING = "waiting until another process has measured"
 
@@ -70,33 +71,37 @@ def measure(
         links: measure the links too, unless they are stored.
         precision: what the backends compute in; those that cannot are left out.
         workspace: where the model is saved and prepared, if a search or a run is to find it there.
-    Returns: a profile whose notes say what was measured again, and why. A backend that refuses the model or the precision, or
-        gives wrong numbers, is left out with a note, unless it is the only one.
+    Returns: a profile whose notes say what was measured again, and why. A backend is left out with a note where it refuses the
+        model or the precision, gives wrong numbers, crashes or hangs, unless it is the only one on a device.
     Raises:
         UsageError: an argument of another type, or a thread count that a device does not have.
         DeviceError: a device that this machine does not have, or that has no cores.
-        BackendError, MissingExtraError: the only backend refuses the model, or a runtime is not installed.
-        WorkerError: a worker died or an op failed in it; the store keeps what was measured before.
+        BackendError, MissingExtraError: the only backend on a device fails, or a runtime is not installed.
+        WorkerError: an op failed in a worker; the store keeps what was measured before.
     """
     wanted, notes = wanted_settings(machine, backends, threads, precision)
     keeper = Store(store) if isinstance(store, Path) else store
-    job = _Job(traced, machine, stamps_of(machine, wanted, precision), keeper, precision, remeasure, links)
+    stamps = stamps_of(machine, wanted, precision)
     tell = partial(progress, "profile")
     tell(0.0, "looking up what was measured before")
-    known = job.known()
-    if any(job.missing(known)):
+
+    def look() -> Profile:
+        if keeper is None or remeasure:
+            return Profile.empty(traced.graph, precision)
+        found = look_up(traced, machine, keeper, stamps)
+        return found.with_links(look_up_links(machine, keeper, link_stamp(stamps))) if links else found
+
+    def missing(known: Profile) -> bool:
+        return any(setting not in known.measured for setting in wanted) or (links and not known.links)
+
+    known = look()
+    if missing(known):
         with keeper.measuring(partial(tell, 0.0, WAITING)) if keeper is not None else nullcontext():
             # Another process may have measured the same while this one waited.
-            known = replace(job.known(), notes=known.notes)
-            groups, missing_links = job.missing(known)
-            held = job.footprints()
-            with closing(job.measured(known, groups, missing_links, budget_s, tell, workspace)) as results:
-                for result, fresh in results:
-                    result = replace(
-                        result, measured={s: _with_footprints(one, held.get(s)) for s, one in result.measured.items()}
-                    )
-                    job.keep(result, fresh, links=result.links != known.links)
-                    known = result
+            known = replace(look(), notes=known.notes)
+            held = {} if keeper is None or remeasure else footprints_of(traced.graph, keeper, stamps)
+            if missing(known):
+                known = _Measurement(traced, machine, stamps, keeper, tell, known, held).run(links, budget_s, workspace)
     tell(1.0, "done")
     return replace(known, notes=(*notes, *refused_ops(known, wanted), *known.notes))
 
@@ -108,163 +113,192 @@ def shortest_measurement_s(profile: Profile) -> float:
     return NUM_PASSES * sum(seconds for seconds in wholes_s if isfinite(seconds)) / num_devices
 
 
-@dataclass(frozen=True)
-class _Job:
-    """One call of ``measure``; ``stamps`` gives each wanted setting the provenance of a measurement made now."""
+class _Steps:
+    """The steps of a measurement, by the seconds that they usually take."""
+
+    def __init__(self, tell: Callable[[float, str], None], planned: Sequence[tuple[str, float]]) -> None:
+        self._tell, self._left = tell, list(planned)
+        self._past_s, self._all_s = 0.0, sum(seconds for _, seconds in planned)
+        self._text, self._usual_s = "", 0.0
+
+    def next(self) -> None:
+        """Begin the next step."""
+        self._past_s += self._usual_s
+        self._text, self._usual_s = self._left.pop(0)
+        self.watch(0.0)
+
+    def watch(self, seconds: float) -> None:
+        """Show a share between this step and the next; ``seconds``: what a call in it has taken."""
+        self._tell((self._past_s + min(seconds, self._usual_s)) / self._all_s, self._text)
+
+
+@dataclass
+class _Measurement:
+    """One measurement: what is known so far, and the settings that are left out.
+
+    Attributes:
+        stamps: wanted setting to the provenance of a measurement made now.
+        held: setting to its footprints in the store.
+    """
 
     traced: Traced
     machine: Machine
     stamps: Mapping[Setting, Provenance]
     store: Store | None
-    precision: Precision
-    remeasure: bool
-    links: bool
+    tell: Callable[[float, str], None]
+    profile: Profile
+    held: Mapping[Setting, Mapping[str, Footprint]]
+    files: dict[str, BackendFiles] = field(default_factory=dict)
+    left_out: dict[Setting, str] = field(default_factory=dict)
 
-    @property
-    def link_stamp(self) -> Provenance:
-        """The provenance of links measured now; they depend on all accelerators of the machine."""
-        identity = {f"{s.device} {key}": value for s, stamp in self.stamps.items() for key, value in stamp.accelerator.items()}
-        return replace(next(iter(self.stamps.values())), accelerator=identity, calibration_s=0.0)
-
-    def known(self) -> Profile:
-        """The stored measurements that still hold here; none if everything is to be measured again."""
-        if self.store is None or self.remeasure:
-            return Profile.empty(self.traced.graph, self.precision)
-        found = look_up(self.traced.graph, self.machine, self.store, self.stamps)
-        found = self._with_todays_refusals(found)
-        return found.with_links(look_up_links(self.machine, self.store, self.link_stamp)) if self.links else found
-
-    def _with_todays_refusals(self, found: Profile) -> Profile:
-        """The measurements without those of other ops than their backend may run now, because it was tried since."""
-        may_not = {backend: conformance.refused(self.traced, backend) for backend in {one.backend for one in found.measured}}
-        kept, notes = {}, list(found.notes)
-        for setting, measured in found.measured.items():
-            wrong, then = may_not[setting.backend].keys(), measured.refused
-            if wrong <= then.keys() and wrong >= {op for op, reason in then.items() if reason.startswith(conformance.WRONG)}:
-                kept[setting] = measured
-            else:
-                notes.append(f"{setting}: stored, but it may run other ops now, so it is measured again")
-        stages = tuple(stage for stage in found.stages if stage.setting in kept)
-        return replace(found, measured=kept, stages=stages, notes=tuple(notes))
-
-    def footprints(self) -> dict[Setting, Mapping[str, Footprint]]:
-        """The footprints that the store holds: a core of another speed than then changes the times, and not the memory."""
-        if self.store is None or self.remeasure:
-            return {}
-        stored = self.store.load(self.traced.graph, {s.backend: stamp for s, stamp in self.stamps.items()}, self.precision)
-        return {setting: one.footprints for setting, one in stored.measured.items()}
-
-    def missing(self, known: Profile) -> tuple[list[list[Setting]], bool]:
-        """Groups of settings to be timed at once, at least one of each missing, and whether the links are missing.
-
-        A group has one backend and one thread count for each of up to ``MAX_AT_ONCE`` devices without a core in common.
-        """
-        rows: dict[tuple[str, int], list[Setting]] = {}
-        num_counts: Counter[tuple[str, str]] = Counter()
-        for setting in self.stamps:
-            rows.setdefault((setting.backend, num_counts[setting.device, setting.backend]), []).append(setting)
-            num_counts[setting.device, setting.backend] += 1
-        apart = [part for row in rows.values() for part in self._apart(row)]
-        groups = [row[start : start + MAX_AT_ONCE] for row in apart for start in range(0, len(row), MAX_AT_ONCE)]
-        missing = [group for group in groups if any(setting not in known.measured for setting in group)]
-        return missing, self.links and not known.links
-
-    def _apart(self, row: Sequence[Setting]) -> list[list[Setting]]:
-        """The settings in few sets of devices without a core in common, which may be timed at once."""
-        sets, left = [], list(row)
-        for layout in self.machine.layouts:
-            names = {device.name for device in layout.devices}
-            sets.append([setting for setting in left if setting.device in names])
-            left = [setting for setting in left if setting.device not in names]
-        return [found for found in sets if found]
-
-    def measured(
-        self,
-        profile: Profile,
-        groups: Sequence[Sequence[Setting]],
-        links: bool,
-        budget_s: float | None,
-        tell: Callable[[float, str], None],
-        workspace: Workspace | None,
-    ) -> Generator[tuple[Profile, Sequence[Setting]], None, None]:
-        """Measure the groups and the links; after each step yield the profile and the settings that are new in it."""
-        if not groups and not links:
-            return
+    def run(self, links: bool, budget_s: float | None, workspace: Workspace | None) -> Profile:
+        """Measure what the profile lacks; keep each result before the next one is measured."""
+        measured, links = self.profile.measured, links and not self.profile.links
+        groups = [group for group in groups_of(self.machine, self.stamps) if any(one not in measured for one in group)]
         round_s = ROUND_S if budget_s is None else max(0.05, 0.45 * budget_s / max(1, len(groups)))
-        steps = _steps([group[0].backend for group in groups], round_s, links)
+        steps = _Steps(self.tell, _planned([group[0].backend for group in groups], round_s, links))
         prepare_to_spawn()
         with ExitStack() as stack:
             apart = self.machine.layouts[0].devices
             others = [device for device in self.machine.devices if device not in apart]
             rings = stack.enter_context(open_rings(apart if links else ()))
+            steps.next()
             if not groups:
-                tell(*next(steps))
-                pool = stack.enter_context(open_pool(rings.devices, rings.fds))
-                yield profile.with_links(measure_links(rings, pool, others)), ()
-                return
-            tell(*next(steps))
+                workers = stack.enter_context(open_workers(rings.devices, rings.fds))
+                return self._keep_links(measure_links(rings, workers, others))
             workspace = workspace or stack.enter_context(Workspace())
             cut = None if all(map(is_accelerator, self.machine.devices)) else typical_cut(self.traced.graph)
-            files = ModelFiles.save(self.traced, cut, self.precision, workspace)
-            pool = stack.enter_context(open_pool(self.machine.devices, rings.fds, files.program.packages))
+            model = ModelFiles.save(self.traced, cut, self.profile.precision, workspace)
+            workers = stack.enter_context(open_workers(self.machine.devices, rings.fds, model.program.packages))
+            workers.watch = steps.watch
+            stack.enter_context(limited(watch=steps.watch))
             keep = room_to_keep(self.traced.graph.weight_bytes * sum(map(len, groups)))
-            rounds = MeasurementRounds(pool, self.machine, files, self.stamps, round_s, keep)
+            rounds = Rounds(workers, self.machine, model, self.stamps, {}, round_s, keep)
+            warming = {}
             for backend in dict.fromkeys(group[0].backend for group in groups):
-                tell(*next(steps))
-                rounds.prepare(backend, groups[0])
-            tell(*next(steps))
-            rounds.calibrate()
+                steps.next()
+                self._prepare(backend, model)
+                if backend == "eager" == groups[0][0].backend and backend in self.files:  # while exporters work
+                    arguments = {one.device: rounds.prepare_arguments(one, model.folder) for one in groups[0]}
+                    warming = workers.begin(MeasuringWorker.prepare, arguments)
+            steps.next()
+            with suppress(DeviceFaults):  # the first round fails too, and has the reason
+                workers.results(warming)
+            rounds = replace(rounds, calibration_s=self._calibrate(workers))
             for group in groups:
-                tell(*next(steps))
-                measured = rounds.first(group, _eager_s(profile, group))
-                profile = _with_measured(profile, measured)
-                yield profile, list(measured)
+                steps.next()
+                self._time(group, lambda some, files: self._first(rounds, model, some, files))
             if links:
-                tell(*next(steps))
-                profile = profile.with_links(measure_links(rings, pool, others))
-                yield profile, ()
+                steps.next()
+                self._keep_links(measure_links(rings, workers, others))
             for group in groups:
-                tell(*next(steps))
-                measured = rounds.another(profile.measured, group)
-                profile = _with_measured(profile, measured)
-                yield profile, list(measured)
+                steps.next()
+                self._time_again(group, rounds)
             for group in groups:
-                if any(setting in profile.measured and seems_slowed(profile.measured[setting]) for setting in group):
-                    measured = rounds.another(profile.measured, group)
-                    profile = _with_measured(profile, measured)
-                    yield profile, list(measured)
-        yield profile.without(rounds.left_out, *rounds.notes), ()
+                if any(one in self.profile.measured and seems_slowed(self.profile.measured[one]) for one in group):
+                    self._time_again(group, rounds)
+        return self._without_left_out(rounds.notes)
 
-    def keep(self, profile: Profile, settings: Sequence[Setting], links: bool) -> None:
-        """Store the settings, and the links if they are new."""
-        if self.store is not None and settings:
-            self.store.save(self.traced.graph, profile, settings)
-        if self.store is not None and links:
-            self.store.save_links(replace(self.link_stamp, date=datetime.now(UTC).isoformat(timespec="seconds")), profile.links)
+    def _prepare(self, backend: str, model: ModelFiles) -> None:
+        """Write the files of a backend."""
+        try:
+            self.files[backend] = model.prepare(backend)
+        except BackendError as failure:
+            self._leave_out({setting: str(failure) for setting in self.stamps if setting.backend == backend})
+
+    def _calibrate(self, workers: Workers) -> dict[str, float]:
+        """Run the calibration kernel on one device after the other: later runs repeat it with idle neighbours too."""
+        seconds = min(CALIBRATION_S, ALL_CALIBRATIONS_S / len(self.machine.devices))
+        found: dict[str, float] = {}
+        for device in self.machine.devices:
+            found |= workers.call(MeasuringWorker.calibrate, {device.name: (seconds,)})
+        return found
+
+    def _time(self, group: Sequence[Setting], work: Callable[[Sequence[Setting], BackendFiles], dict[Setting, Measured]]) -> None:
+        """Time a group of settings, without those where the backend fails."""
+        backend = group[0].backend
+        while group := [setting for setting in group if setting not in self.left_out]:
+            try:
+                self._keep(work(group, self.files[backend]))
+                return
+            except DeviceFaults as faults:
+                self._leave_out(
+                    {
+                        setting: faults.by_device[setting.device]
+                        for setting in self.stamps
+                        if setting.backend == backend and setting.device in faults.by_device
+                    }
+                )
+
+    def _first(self, rounds: Rounds, model: ModelFiles, group: Sequence[Setting], files: BackendFiles) -> dict[Setting, Measured]:
+        """The first round. A backend that fails on the whole model is tried on subgraphs, unless it crashes there."""
+        eager_s = _eager_s(self.profile, group)
+        try:
+            return rounds.first(group, files, eager_s)
+        except DeviceFaults as faults:
+            if files.refused or faults.lost:
+                raise
+            backend = group[0].backend
+            try:
+                self.files[backend] = model.divide(backend, faults)
+            except BackendError:
+                raise faults from None
+            return rounds.first(group, self.files[backend], eager_s)
+
+    def _time_again(self, group: Sequence[Setting], rounds: Rounds) -> None:
+        """One more round, unless the backend was timed on subgraphs."""
+        if group[0].backend in self.files and not self.files[group[0].backend].refused:
+            self._time(group, lambda some, files: rounds.another(some, files, self.profile.measured))
+
+    def _leave_out(self, reasons: Mapping[Setting, str]) -> None:
+        """Leave settings out, and what was measured of them. Raises: BackendError: no backend is left on a device."""
+        self.left_out |= reasons
+        for setting, reason in reasons.items():
+            if all(other in self.left_out for other in self.stamps if other.device == setting.device):
+                raise BackendError(reason)
+
+    def _keep(self, measured: Mapping[Setting, Measured]) -> None:
+        """Put measurements into the profile and the store, in place of earlier ones and their stages."""
+        fresh = {
+            setting: replace(one, footprints={**self.held.get(setting, {}), **one.footprints})
+            for setting, one in measured.items()
+        }
+        stages = tuple(stage for stage in self.profile.stages if stage.setting not in fresh)
+        self.profile = replace(self.profile, measured={**self.profile.measured, **fresh}, stages=stages).verify()
+        if self.store is not None:
+            self.store.save(self.traced.graph, self.profile, fresh)
+
+    def _keep_links(self, links: Sequence[Link]) -> Profile:
+        """Put links into the profile and the store."""
+        self.profile = self.profile.with_links(links)
+        if self.store is not None:
+            stamp = replace(link_stamp(self.stamps), date=datetime.now(UTC).isoformat(timespec="seconds"))
+            self.store.save_links(stamp, links)
+        return self.profile
+
+    def _without_left_out(self, notes: Sequence[str]) -> Profile:
+        """The profile without what was left out, and a note on each."""
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for setting, reason in self.left_out.items():
+            reasons.setdefault((setting.backend, reason), []).append(setting.device)
+        found = []
+        for (backend, reason), devices in reasons.items():
+            everywhere = {setting.device for setting in self.stamps if setting.backend == backend} <= set(devices)
+            where = "" if everywhere else f" on {', '.join(dict.fromkeys(devices))}"
+            found.append(f"{backend} is left out{where}: {reason}")
+        measured = {setting: one for setting, one in self.profile.measured.items() if setting not in self.left_out}
+        stages = tuple(stage for stage in self.profile.stages if stage.setting in measured)
+        return replace(self.profile, measured=measured, stages=stages, notes=(*self.profile.notes, *found, *notes))
 
 
-def _with_footprints(measured: Measured, held: Mapping[str, Footprint] | None) -> Measured:
-    return replace(measured, footprints={**held, **measured.footprints}) if held else measured
-
-
-def _steps(backends: Sequence[str], round_s: float, links: bool) -> Iterator[tuple[float, str]]:
-    """The share done and the name of each step of a measurement, by the seconds that steps usually take."""
+def _planned(backends: Sequence[str], round_s: float, links: bool) -> list[tuple[str, float]]:
+    """The steps of a measurement, and the seconds that they usually take."""
     planned = [("starting the workers", 2.0)] if backends else []
     planned += [(f"preparing {backend}", 1.0 if backend == "eager" else 6.0) for backend in dict.fromkeys(backends)]
     planned += [("calibrating", 1.0)] if backends else []
     planned += [(f"timing {backend}", round_s + ALONE_S + CUT_S + 2.0) for backend in backends]
     planned += [("measuring the links", 2.0)] if links else []
-    planned += [(f"timing {backend} once more", round_s / 2) for backend in backends]
-    past_s, all_s = 0.0, sum(seconds for _, seconds in planned)
-    for text, seconds in planned:
-        yield past_s / all_s, text
-        past_s += seconds
-
-
-def _with_measured(profile: Profile, measured: Mapping[Setting, Measured]) -> Profile:
-    """The profile with these settings measured anew, without the stages of their earlier measurements."""
-    stages = tuple(stage for stage in profile.stages if stage.setting not in measured)
-    return replace(profile, measured={**profile.measured, **measured}, stages=stages).verify()
+    return planned + [(f"timing {backend} once more", round_s / 2) for backend in backends]
 
 
 def _eager_s(profile: Profile, group: Sequence[Setting]) -> dict[Setting, dict[str, float]]:

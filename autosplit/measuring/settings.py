@@ -1,6 +1,7 @@
 """The settings to measure: which backends, devices and thread counts there are, and which are left out with a note."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -12,6 +13,9 @@ from autosplit.errors import BRIEF, BackendError, DeviceError, UsageError, liste
 from autosplit.values.machine import Device, Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision, Provenance, Setting
+
+MAX_AT_ONCE = 16
+"""Devices that time a model at once; more would need more memory than a pipeline of the model does."""
 
 
 def wanted_settings(
@@ -104,6 +108,32 @@ def stamps_of(machine: Machine, settings: Sequence[Setting], precision: Precisio
         if found := facts.get(setting.device):
             stamps[setting] = replace(stamps[setting], accelerator=found.identity, calibration_s=found.calibration_s)
     return stamps
+
+
+def link_stamp(stamps: Mapping[Setting, Provenance]) -> Provenance:
+    """The provenance of links measured now; they depend on all accelerators of the machine."""
+    identity = {f"{setting.device} {key}": value for setting, stamp in stamps.items() for key, value in stamp.accelerator.items()}
+    return replace(next(iter(stamps.values())), accelerator=identity, calibration_s=0.0)
+
+
+def groups_of(machine: Machine, settings: Iterable[Setting]) -> list[list[Setting]]:
+    """The settings in groups to be timed at once.
+
+    A group has one backend and one thread count for each of up to ``MAX_AT_ONCE`` devices without a core in common.
+    """
+    rows: dict[tuple[str, int], list[Setting]] = {}
+    num_counts: Counter[tuple[str, str]] = Counter()
+    for setting in settings:
+        rows.setdefault((setting.backend, num_counts[setting.device, setting.backend]), []).append(setting)
+        num_counts[setting.device, setting.backend] += 1
+    groups = []
+    for row in rows.values():
+        for layout in machine.layouts:
+            names = {device.name for device in layout.devices}
+            together = [setting for setting in row if setting.device in names]
+            row = [setting for setting in row if setting.device not in names]
+            groups += [together[start : start + MAX_AT_ONCE] for start in range(0, len(together), MAX_AT_ONCE)]
+    return groups
 
 
 def refused_ops(profile: Profile, wanted: Sequence[Setting]) -> list[str]:

@@ -149,7 +149,7 @@ class Store:
         chosen = set(profile.measured if settings is None else settings)
         folder = self.folder(graph)
         if not (folder / "graph.json").exists():
-            write_atomic(folder / "graph.json", _json(graph.to_dict()), self.trusted)
+            write_atomic(folder / "graph.json", _json(graph.to_dict()) + "\n", self.trusted)
         for device in dict.fromkeys(setting.device for setting in chosen):
             path = folder / f"{file_safe(device)}.json"
             with locked(path, root=self.trusted):
@@ -161,7 +161,7 @@ class Store:
                         entry = Entry(setting, profile.measured[setting], tuple(profile.current_stages(setting)))
                         entries[entry.identity] = _merged(entries.get(entry.identity), entry)
                 data = {"schema": SCHEMA, "graph": {"name": graph.name, "hash": graph.hash}, "device": device}
-                content = _json({**data, "entries": [entry.to_dict() for entry in entries.values()]})
+                content = _json({**data, "entries": [entry.to_dict() for entry in entries.values()]}) + "\n"
                 write_atomic(path, content, self.trusted)
 
     def links(self, provenance: Provenance) -> tuple[Link, ...]:
@@ -178,7 +178,7 @@ class Store:
                 for link in (*self._read(path, partial(_links, self.trusted), [], held=True), *links)
             }
             data = {"schema": SCHEMA, "provenance": provenance_to_dict(provenance)}
-            write_atomic(path, _json({**data, "links": [asdict(link) for link in known.values()]}), self.trusted)
+            write_atomic(path, _json({**data, "links": [asdict(link) for link in known.values()]}) + "\n", self.trusted)
 
     def _links_path(self, provenance: Provenance) -> Path:
         here = machine_hash(provenance)
@@ -366,10 +366,16 @@ def _entry(data: Mapping[str, Any]) -> Entry:
     return Entry(setting_from_dict(data), measured_from_dict(data), tuple(stage_from_dict(stage) for stage in data["stages"]))
 
 
-def _json(data: Any) -> str:
-    """JSON with each list of numbers on one line, so that people can read it."""
-    text = json.dumps(data, indent=1)
-    return re.sub(r"\[\s+([^\[\]{}\"]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+def _json(value: Any, indent: str = "") -> str:
+    """JSON with one line for each list or object that holds no others, so that people can read it."""
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    if not any(isinstance(one, (dict, list, tuple)) for one in inner):
+        return json.dumps(value)
+    rows = [_json(one, indent + " ") for one in inner]
+    if isinstance(value, dict):
+        rows = [f"{json.dumps(key)}: {row}" for key, row in zip(value, rows, strict=True)]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return f"{first}\n" + ",\n".join(f"{indent} {row}" for row in rows) + f"\n{indent}{last}"
 
 
 def _text(value: Any) -> str:

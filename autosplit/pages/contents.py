@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,7 +55,7 @@ class Contents(BaseModel):
         runs: stored runs of the model, oldest first.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     header: dict[str, str]
     details: dict[str, str]
@@ -120,7 +121,16 @@ def contents_of(
 
 def write_contents(contents: Contents, path: Path) -> None:
     """Write a run file. Raises: UsageError: the file cannot be written."""
-    write_atomic(path, json.dumps({"schema": SCHEMA, **contents.model_dump(mode="json")}, allow_nan=False))
+    write_atomic(path, json.dumps({"schema": SCHEMA, **_finite(contents.model_dump(mode="json"))}, allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    """The data with infinite numbers and NaN as texts, which pydantic reads as numbers; JSON has none."""
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_finite(value) for value in data]
+    return str(data) if isinstance(data, float) and not isfinite(data) else data
 
 
 def read_contents(path: Path) -> Contents:

@@ -15,6 +15,9 @@ UNIT = 24
 
 RADIUS = 6
 
+MAX_TIMES = 10_000
+"""Most times of ops in all settings, which keep the page below 1.5 MB; beyond, an op has the times of its own backend alone."""
+
 SCRIPT = """
 const drawing = document.getElementById("graph"), shown = document.getElementById("op");
 const texts = JSON.parse(document.getElementById("ops").textContent), whole = drawing.viewBox.baseVal;
@@ -84,7 +87,10 @@ def _op_text(op: Op, contents: Contents, number: int) -> str:
     weight_bytes = sum(graph.weights[name].num_bytes for name in op.weights)
     output_bytes = sum(graph.values[name].num_bytes for name in op.outputs)
     lines = [f"{op.name}: {op.operator}", f"in {op.module or 'the root module'}"]
-    lines += [f"{setting}: {seconds_text(seconds)}" for setting, seconds in contents.seconds.get(op.name, {}).items()]
+    seconds = contents.seconds.get(op.name, {})
+    if len(seconds) * len(graph.ops) > MAX_TIMES:
+        seconds = {setting: value for setting, value in seconds.items() if stage.backend in setting}
+    lines += [f"{setting}: {seconds_text(value)}" for setting, value in seconds.items()]
     lines.append(f"weights {bytes_text(weight_bytes)}, output {bytes_text(output_bytes)}")
     because = "; ".join(contents.demands.get(op.name, [])) or "the planner's choice, no demand names it"
     return "\n".join([*lines, f"{stage.name} on {'+'.join(stage.devices)}: {because}"])

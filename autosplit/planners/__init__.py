@@ -11,7 +11,7 @@ All folders share these modules:
 
     objective        what a plan costs, and which demands it breaks
     incumbent        the best plan and bound of one solve, to which every planner adds
-    items            ops contracted to what can be decided apart; ``dominance`` merges items that a best plan keeps together
+    items            ops contracted to what can be decided apart
     bounds           what no plan can beat, from the compute alone
     clusters         the same problem with fewer ops
     delays           the least time between two ops on different devices, and the critical path

@@ -79,7 +79,6 @@ def clustered(problem: Problem, home: Sequence[int]) -> Clusters:
         pools=problem.pools,
         send_once=problem.send_once,
         overlap=problem.overlap,
-        sync_s_per_byte=problem.sync_s_per_byte,
         reasons={(int(cluster[op]), device): reason for (op, device), reason in problem.reasons.items()},
     )
     return Clusters(smaller, tuple(map(tuple, members)))

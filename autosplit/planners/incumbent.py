@@ -13,7 +13,7 @@ from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
 ROUNDING = 1e-12
-"""Share by which objectives differ that are equal but for rounding."""
+"""Relative difference below which objectives are equal."""
 
 
 @dataclass
@@ -106,4 +106,4 @@ class Incumbent:
 
 
 Solver = Callable[[Incumbent, float], None]
-"""Improves an incumbent until a deadline, in seconds as ``time.monotonic`` counts."""
+"""Improves an incumbent until a deadline, a second of ``now()``."""

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from time import monotonic
 
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
+from autosplit.planners.clock import now
 from autosplit.planners.cpsat.integer_program import is_refuted
 from autosplit.tables import bytes_text, seconds_text
 from autosplit.values.constraints import Demands
@@ -115,18 +115,18 @@ def conflict(problem: Problem, demands: Demands, deadline: float, seed: int = 0)
 
     Args:
         problem, demands: no plan meets these.
-        deadline: monotonic seconds after which no more constraints are dropped; the answer then says so.
+        deadline: second of ``now()`` after which no more constraints are dropped; the answer then says so.
         seed: of the solver.
     """
     kept = _constraints(problem, demands)
     for kind in dict.fromkeys(kind for kind, _, _ in kept):
         fewer = [entry for entry in kept if entry[0] != kind]
-        if fewer and monotonic() < deadline and is_refuted(*_with(problem, demands, fewer), deadline, seed):
+        if fewer and now() < deadline and is_refuted(*_with(problem, demands, fewer), deadline, seed):
             kept = fewer
     size = len(kept) // 2
-    while size >= 1 and monotonic() < deadline:
+    while size >= 1 and now() < deadline:
         place = 0
-        while place < len(kept) and len(kept) > 1 and monotonic() < deadline:
+        while place < len(kept) and len(kept) > 1 and now() < deadline:
             fewer = kept[:place] + kept[place + size :]
             if fewer and is_refuted(*_with(problem, demands, fewer), deadline, seed):
                 kept = fewer
@@ -135,7 +135,7 @@ def conflict(problem: Problem, demands: Demands, deadline: float, seed: int = 0)
         size //= 2
     words = [words for _, words, _ in kept]
     more = f"; and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
-    late = " (there was no time to find out whether fewer of them conflict)" if monotonic() >= deadline else ""
+    late = " (there was no time to find out whether fewer of them conflict)" if now() >= deadline else ""
     return f"these cannot hold together: {'; '.join(words[:MOST_NAMED]) or 'no constraint was given'}{more}{late}"
 
 

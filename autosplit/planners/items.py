@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Floats, Problem
-from autosplit.planners.dominance import Nets, merge_dominated
 from autosplit.values.constraints import Demands
 
 Ints = NDArray[np.int64]
+
+Nets = dict[tuple[int, frozenset[int]], tuple[Floats, Floats]]
+"""Seconds to send and to receive, by class, for each (producer, items that the net touches)."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,6 @@ class Items:
         send_s, receive_s: what a crossing net costs, shape (num_nets, K).
         weights, weight_bytes: items that share bytes.
         after: the items that must not stand before each item.
-        sync_s_per_byte: as in the problem; 0 where no block has replicas.
         exact: the costs are the true ones for every contiguous plan with one block on a device.
     """
 
@@ -85,7 +86,6 @@ class Items:
     weight_bytes: Floats
     after: Table
     overlap: bool
-    sync_s_per_byte: float
     exact: bool
 
     @property
@@ -157,14 +157,13 @@ def _pair_costs(problem: Problem, classes: Sequence[Sequence[int]]) -> tuple[Flo
     return least[0], least[1], equal
 
 
-def contract(problem: Problem, demands: Demands, limit_s: float = inf, merge: bool = True) -> Items:
+def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
     """The items of a problem; for a plan that need not be contiguous, ops of a group only.
 
     Args:
         problem: what is asked.
         demands: the limits on a plan.
         limit_s: only plans below it count, so that an item is barred from devices on which it alone takes as long.
-        merge: join items that some best plan keeps together.
     """
     home = components(problem, demands.contiguous)
     classes = problem.device_classes
@@ -177,27 +176,40 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf, merge: bo
     num_bytes = np.zeros(count)
     np.add.at(num_bytes, home, problem.op_bytes)
     send, receive, equal = _pair_costs(problem, classes)
-    fixed, nets, lone = _item_nets(problem, home, count, firsts, send, receive)
+    fixed, nets, pays_once = _item_nets(problem, home, count, firsts, send, receive)
     edges = _edges(problem, home.tolist()) if demands.contiguous else set()
     weights = [(weight.num_bytes, frozenset(int(home[op]) for op in weight.users)) for weight in problem.weights]
     for size, users in weights:
         if len(users) == 1:
             num_bytes[min(users)] += size
     weights = [(size, users) for size, users in weights if len(users) > 1]
-    tight = num_bytes.sum() + sum(size for size, _ in weights) > problem.memory_bytes.min() or bool(problem.pools)
-    sync_s_per_byte = problem.sync_s_per_byte if demands.max_replicas > 1 else 0.0
-    tight = tight or sync_s_per_byte > 0
-    if merge and not demands.counted and demands.contiguous:
-        target = merge_dominated(compute, fixed, num_bytes, nets, edges, {u for _, users in weights for u in users},
-                                 tight, problem.overlap)  # fmt: skip
-    else:
-        target = np.arange(count)
-    order = _topological(target, edges)
-    place = np.full(count, -1, dtype=np.int64)
-    place[order] = np.arange(len(order))
-    place = place[target]
-    return _assemble(problem, place, place[home], len(order), compute, fixed, num_bytes, nets, edges, weights,
-                     sync_s_per_byte, equal and lone)  # fmt: skip
+    after: list[set[int]] = [set() for _ in range(count)]
+    for source, goal in edges:
+        after[source].add(goal)
+    order = stack_order(after, -np.arange(count))
+    place = np.argsort(order)
+    paid = [net for net in nets.items() if net[1][0].any() or net[1][1].any()]
+    both = np.array([costs for _, costs in paid]).reshape(len(paid), 2, len(classes))
+    members: list[list[int]] = [[] for _ in range(count)]
+    for op, item in enumerate(place[home].tolist()):
+        members[item].append(op)
+    return Items(
+        ops=tuple(map(tuple, members)),
+        classes=classes,
+        compute_s=compute[order],
+        fixed_s=fixed[order],
+        num_bytes=num_bytes[order],
+        memory_bytes=problem.memory_bytes[firsts],
+        pins=Table.of([sorted(place[list(touched)].tolist()) for (_, touched), _ in paid]),
+        producer=np.array([HOST if made == HOST else place[made] for (made, _), _ in paid], dtype=np.int64),
+        send_s=np.ascontiguousarray(both[:, 0]),
+        receive_s=np.ascontiguousarray(both[:, 1]),
+        weights=Table.of([sorted(place[list(users)].tolist()) for _, users in weights]),
+        weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
+        after=Table.of([sorted(place[list(after[item])].tolist()) for item in order.tolist()]),
+        overlap=problem.overlap,
+        exact=equal and pays_once and not problem.pools,
+    )
 
 
 def _item_nets(
@@ -211,7 +223,7 @@ def _item_nets(
     to_host = transfers.send_s[firsts, HOST] + sizes * transfers.send_s_per_byte[firsts, HOST]
     fixed = np.zeros((count, len(firsts)))
     nets: Nets = {}
-    lone = True
+    pays_once = True
     for number, net in enumerate(problem.nets):
         producer = place[net.producer] if net.producer != HOST else HOST
         touched = frozenset([place[op] for op in net.consumers if op != HOST])
@@ -227,21 +239,10 @@ def _item_nets(
                     costs = np.maximum(costs[0], out) - out, costs[1]
         if len(touched) > (producer != HOST) and touched:
             crowded = len(touched) > 2 and problem.num_devices > 2 and not problem.send_once
-            lone = lone and not (crowded and costs[0].any())
+            pays_once = pays_once and not (crowded and costs[0].any())
             before = nets.get((producer, touched))
             nets[producer, touched] = costs if before is None else (before[0] + costs[0], before[1] + costs[1])
-    return fixed, nets, lone
-
-
-def _topological(target: Ints, edges: Iterable[tuple[int, int]]) -> Ints:
-    """The items that remain after merging, depth first from the sources."""
-    root = target.tolist()
-    after: list[set[int]] = [set() for _ in root]
-    for source, goal in edges:
-        if root[source] != root[goal]:
-            after[root[source]].add(root[goal])
-    order = stack_order(after, -np.arange(len(root)))
-    return np.asarray(order[target[order] == order])
+    return fixed, nets, pays_once
 
 
 def stack_order(after: Sequence[Iterable[int]], keys: Ints | Floats) -> Ints:
@@ -263,65 +264,3 @@ def stack_order(after: Sequence[Iterable[int]], keys: Ints | Floats) -> Ints:
             if not waiting[goal]:
                 ready.append(goal)
     return np.array(order, dtype=np.int64)
-
-
-def _assemble(
-    problem: Problem,
-    place: Ints,
-    home: Ints,
-    count: int,
-    compute: Floats,
-    fixed: Floats,
-    num_bytes: Floats,
-    nets: Nets,
-    edges: Iterable[tuple[int, int]],
-    weights: Sequence[tuple[float, frozenset[int]]],
-    sync_s_per_byte: float,
-    exact: bool,
-) -> Items:
-    """The items after renumbering: ``place`` is the new number of each old item, ``home`` the new item of each op."""
-    num_classes = compute.shape[1]
-
-    def gathered(old: Floats) -> Floats:
-        new = np.zeros((count, *old.shape[1:]))
-        np.add.at(new, place, old)
-        return new
-
-    goal_of = place.tolist()
-    merged: Nets = {}
-    for (producer, touched), costs in nets.items():
-        source = goal_of[producer] if producer != HOST else HOST
-        key = source, frozenset([goal_of[item] for item in touched])
-        if len(key[1]) > (source != HOST):
-            old = merged.get(key)
-            merged[key] = costs if old is None else (old[0] + costs[0], old[1] + costs[1])
-    both = np.array(list(merged.values())).reshape(len(merged), 2, num_classes)
-    paid = np.flatnonzero(both.any(axis=(1, 2)))
-    send, receive = both[paid, 0], both[paid, 1]
-    found = list(merged)
-    keys = [found[net] for net in paid]
-    after: list[set[int]] = [set() for _ in range(count)]
-    for source, goal in edges:
-        if goal_of[source] != goal_of[goal]:
-            after[goal_of[source]].add(goal_of[goal])
-    members: list[list[int]] = [[] for _ in range(count)]
-    for op, item in enumerate(home.tolist()):
-        members[item].append(op)
-    return Items(
-        ops=tuple(map(tuple, members)),
-        classes=problem.device_classes,
-        compute_s=gathered(compute),
-        fixed_s=gathered(fixed),
-        num_bytes=gathered(num_bytes),
-        memory_bytes=np.array([problem.memory_bytes[members[0]] for members in problem.device_classes]),
-        pins=Table.of([sorted(touched) for _, touched in keys]),
-        producer=np.array([producer for producer, _ in keys], dtype=np.int64),
-        send_s=np.ascontiguousarray(send),
-        receive_s=np.ascontiguousarray(receive),
-        weights=Table.of([sorted({int(place[item]) for item in users}) for _, users in weights]),
-        weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
-        after=Table.of([sorted(goals) for goals in after]),
-        overlap=problem.overlap,
-        sync_s_per_byte=sync_s_per_byte,
-        exact=exact and not problem.pools,
-    )

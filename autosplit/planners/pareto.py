@@ -6,7 +6,6 @@ Haimes et al., 1971). Plans with other numbers of stages and replicas are candid
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,9 +15,10 @@ from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem, Solution, Status
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds
+from autosplit.planners.clock import now
 from autosplit.planners.items import contract
 from autosplit.planners.objective import demand_faults, with_reuse
-from autosplit.planners.portfolio import TINY_PLACES, solve
+from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
 NUM_LIMITS = 4
@@ -94,7 +94,7 @@ def pareto(
         log: called with a line for each point.
     Raises: InfeasibleError: no plan meets the limits.
     """
-    return _Front(problem, demands, monotonic() + time_limit_s, seed, log or (lambda line: None)).solutions()
+    return _Front(problem, demands, now() + time_limit_s, seed, log or (lambda line: None)).solutions()
 
 
 class _Front:
@@ -111,9 +111,9 @@ class _Front:
 
     def solutions(self) -> tuple[Solution, ...]:
         """Solve for the ends, other shapes and limits, and keep the points that are not dominated."""
-        left_s = self.deadline - monotonic()
+        left_s = self.deadline - now()
         best = self._solve(self.problem, left_s / 2, first=True)
-        self._ask(self.problem, min(left_s / 4, (self.deadline - monotonic()) / 2), objective="latency")
+        self._ask(self.problem, min(left_s / 4, (self.deadline - now()) / 2), objective="latency")
         self._simple()
         for change in self._shapes():
             self._ask(self.problem, left_s / 24, **change)
@@ -186,10 +186,10 @@ class _Front:
 
     def _ask(self, problem: Problem, time_limit_s: float, **change: Any) -> None:
         """Solve with other limits if there is time; limits that cannot be met add no point."""
-        left_s = self.deadline - monotonic()
-        if left_s > 0 or self.problem.num_ops * self.problem.num_devices <= TINY_PLACES:
+        left_s = self.deadline - now()
+        if left_s > 0:
             try:
-                self._solve(problem, max(0.0, min(time_limit_s, left_s)), **change)
+                self._solve(problem, min(time_limit_s, left_s), **change)
             except InfeasibleError:
                 return
 

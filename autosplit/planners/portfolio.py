@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from time import monotonic
 
 import numpy as np
 
 from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import Problem, Solution
 from autosplit.errors import InfeasibleError
-from autosplit.planners import bounds, infeasible, jit
+from autosplit.planners import bounds, clock, infeasible, jit
+from autosplit.planners.clock import now
 from autosplit.planners.contiguous.chains import improve_chains
 from autosplit.planners.contiguous.refining import offer_first_chain
 from autosplit.planners.cpsat.integer_program import find_any_plan, solve_integer_program
@@ -23,12 +23,8 @@ from autosplit.planners.objective import plans_on_one_device, with_reuse
 from autosplit.planners.wired import plan_with_wires
 from autosplit.values.constraints import Demands
 
-TINY_PLACES = 16
-"""Ops times devices up to which the solvers end by the work that they have done, whatever the clock says."""
 FEW_PLACES = 60
 """Ops times devices up to which CP-SAT places blocks and times them exactly, in less time than others take for a bound."""
-SMALL_PLACES = 200
-"""Ops times devices up to which CP-SAT is asked before the hypergraph is partitioned."""
 SHARE_WITHOUT_SHARING = 0.4
 """Share of the time for plans with one block on a device if latency is limited. Plans that share devices get the rest."""
 LEAST_TO_START_S = 0.2
@@ -38,7 +34,7 @@ LEAST_TO_NAME_S = 0.5
 
 
 def on_one_device(incumbent: Incumbent, deadline: float) -> None:
-    """All ops on one device: always worth a look."""
+    """Offer the best single-device plans."""
     for blocks in plans_on_one_device(incumbent.problem):
         if incumbent.problem.compute_s[:, blocks[0].devices[0]].sum() < incumbent.objective_s:
             incumbent.offer(blocks, "one device")
@@ -124,9 +120,6 @@ class Step:
     when: Callable[[Incumbent], bool]
 
 
-EXACT = (Step(improve_chains, 1.0, always), Step(solve_integer_program, 1.0, always))
-"""Solvers that end by their work. Tiny problems (``TINY_PLACES``) get their answer, whatever the time limit."""
-
 FIRST_PLAN = (
     Step(find_quickest, 0.4, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
     Step(improve_chains, 1.0, always),
@@ -138,7 +131,7 @@ FIRST_PLAN = (
 """Solvers that find a plan at all; those that take long are asked only where the others find none."""
 
 BETTER_PLANS = (
-    Step(solve_integer_program, 0.5, lambda i: any_sets(i) and places(i) <= SMALL_PLACES),
+    Step(solve_integer_program, 0.5, lambda i: any_sets(i) and places(i) <= clock.SMALL_PLACES),
     Step(partition, 1.0, any_sets),
     Step(split_any_sets, 0.4, lambda i: shares_devices(i) and i.demands.max_replicas == 1 and places(i) > FEW_PLACES),
     Step(solve_integer_program, 0.3, limits_latency),
@@ -155,8 +148,8 @@ def run(steps: Sequence[Step], incumbent: Incumbent, deadline: float) -> None:
         if incumbent.closed or incumbent.refuted:
             return
         if step.when(incumbent):
-            left_s = step.share * (deadline - monotonic())
-            step.solver(incumbent, monotonic() + (left_s if incumbent.blocks else max(left_s, LEAST_TO_START_S)))
+            left_s = step.share * (deadline - now())
+            step.solver(incumbent, now() + (left_s if incumbent.blocks else max(left_s, LEAST_TO_START_S)))
 
 
 @jit.interruptible()
@@ -174,7 +167,7 @@ def solve(
     Args:
         problem: ops, devices, costs and rules.
         demands: what is optimized, and limits on the plan.
-        time_limit_s: seconds after which the best plan so far is returned.
+        time_limit_s: seconds after which the best plan so far is returned; of work for small problems (``clock``).
         seed: of everything random.
         log: called with a line for each step.
         name_conflict: if no plan is found, name the constraints that cannot hold together, which takes longer.
@@ -187,24 +180,28 @@ def solve(
     if reuse is None:
         demands = with_reuse(replace(demands, reuse=(demands.num_stages or 0) > problem.num_devices))
     incumbent = Incumbent(problem, demands, seed, log or (lambda line: None))
-    if problem.wires.all:
-        wanted = replace(demands, reuse=reuse)
+    with clock.time_limit(places(incumbent), time_limit_s) as deadline:
+        if problem.wires.all:
+            wanted = replace(demands, reuse=reuse)
 
-        def unwired(other: Problem, limit_s: float) -> Solution:
-            return solve(other, wanted, time_limit_s=limit_s, seed=seed, log=log, name_conflict=name_conflict)
+            def unwired(other: Problem, limit_s: float) -> Solution:
+                return solve(other, wanted, time_limit_s=limit_s, seed=seed, log=log, name_conflict=name_conflict)
 
-        return plan_with_wires(incumbent, unwired, time_limit_s)
-    deadline = incumbent.started + time_limit_s
+            return plan_with_wires(incumbent, unwired, deadline)
+        may_share = reuse is None and not demands.reuse and (demands.contiguous or demands.max_latency_s < inf)
+        return _solve(incumbent, deadline, may_share, name_conflict)
+
+
+def _solve(incumbent: Incumbent, deadline: float, may_share: bool, name_conflict: bool) -> Solution:
+    """``solve`` for a problem without wires; ``may_share`` allows several blocks on a device if no other plan is found."""
+    problem, demands = incumbent.problem, incumbent.demands
     on_one_device(incumbent, deadline)
     offer_first_chain(incumbent)
     if no_plan(incumbent):
         _refuse_obvious(problem, demands)
-    if places(incumbent) <= TINY_PLACES:
-        run(EXACT, incumbent, inf)
-    may_share = reuse is None and not demands.reuse and (demands.contiguous or demands.max_latency_s < inf)
-    left_s = deadline - monotonic()
+    left_s = deadline - now()
     share = SHARE_WITHOUT_SHARING if may_share and demands.max_latency_s < inf else 1.0
-    run(FIRST_PLAN, incumbent, monotonic() + left_s * share)
+    run(FIRST_PLAN, incumbent, now() + left_s * share)
     if no_plan(incumbent) and may_share and incumbent.refuted != ANY_PLACEMENT:
         refuted = incumbent.refuted
         incumbent.share_devices()
@@ -247,6 +244,6 @@ def _refuse(incumbent: Incumbent, deadline: float, name_conflict: bool) -> None:
         )
     if not name_conflict:
         raise InfeasibleError("no plan meets all constraints together. Drop or relax one of them.")
-    deadline = max(deadline, monotonic() + LEAST_TO_NAME_S)
+    deadline = max(deadline, now() + LEAST_TO_NAME_S)
     found = infeasible.conflict(incumbent.problem, incumbent.refuted, deadline, incumbent.seed)
     raise InfeasibleError(f"no plan fits: {found}. Drop or relax one of them.")

@@ -10,13 +10,13 @@ from dataclasses import replace
 from functools import cached_property
 from math import exp, inf
 from random import Random
-from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.cost import TOLERANCE, block_of, evaluate, memory_bytes, pool_bytes
 from autosplit.costs.problem import HOST, Block, Problem
+from autosplit.planners.clock import now, spend
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import kept_together
@@ -36,6 +36,9 @@ MOVE_WEIGHTS = (30, 20, 15, 12, 13, 10)
 STEPS_OF_A_SLICE = 16
 """Moves between two looks at the clock."""
 
+STEP_S = 3e-4
+"""Seconds of a move of a small problem."""
+
 Row = tuple[Block, ...]
 
 
@@ -50,7 +53,7 @@ def anneal_rows(
 
     Args:
         incumbent: the best plan, kept up to date.
-        deadline: monotonic seconds after which the walks end.
+        deadline: second of ``now()`` after which the walks end.
         starts: other rows of blocks to begin at; they may break limits on memory.
         num_walks: most walks.
         halt: asked often; the walks end when it returns True.
@@ -67,8 +70,10 @@ def anneal_rows(
         scale_s = objective_s(clusters.problem, incumbent.demands, row)
         value_s = moves.cost_s(row, scale_s)
         for step in range(steps):
-            if step % STEPS_OF_A_SLICE == 0 and (monotonic() > deadline or incumbent.closed or halt()):
-                return
+            if step % STEPS_OF_A_SLICE == 0:
+                spend(STEPS_OF_A_SLICE * STEP_S)
+                if now() > deadline or incumbent.closed or halt():
+                    return
             moved = moves.draw(row)
             if moved is None or (contiguous and not is_chain(clusters.problem, moves.order, moved)):
                 continue

@@ -39,7 +39,7 @@ def small_problem() -> Problem:
 def chains() -> None:
     """Compile chains along one order, interleaved stages, and annealing of the order of one sample's ops."""
     problem, demands = small_problem(), Demands()
-    items = contract(problem, demands, merge=False)
+    items = contract(problem, demands)
     usage, weights = usage_of(items, demands), bounds.multipliers(items)
     if usage is not None:
         linear.best_chain(items, demands, usage, weights, 0.0, inf, inf)
@@ -52,7 +52,7 @@ def chains() -> None:
 def down_sets() -> None:
     """Compile chains over all orders."""
     demands = Demands()
-    items = contract(small_problem(), demands, merge=False)
+    items = contract(small_problem(), demands)
     usage, weights = usage_of(items, demands), bounds.multipliers(items)
     if usage is not None:
         downsets.best_chain(items, demands, usage, weights, inf, inf)

@@ -10,7 +10,6 @@ The evaluator ranks their answers with the wires, and the best one is improved b
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
-from time import monotonic
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from autosplit.costs.problem import HOST, Block, Floats, Problem, Solution
 from autosplit.costs.wires import NO_WIRES
 from autosplit.errors import InfeasibleError
 from autosplit.planners.bounds import work_bound_s
+from autosplit.planners.clock import now
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.machine import HOST as HOST_NAME
@@ -31,22 +31,22 @@ STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Ops by which a border between two blocks is moved."""
 
 
-def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solution], time_limit_s: float) -> Solution:
+def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solution], deadline: float) -> Solution:
     """The best plan found for a problem with wires, and a bound on all plans.
 
     Args:
         incumbent: a new one for the problem.
         solve: answers a problem without wires within a number of seconds.
-        time_limit_s: seconds for everything.
+        deadline: second of ``now()`` after which nothing is tried.
     Raises: InfeasibleError: no plan meets all this, or none was found.
     """
-    problem, demands, deadline = incumbent.problem, incumbent.demands, monotonic() + time_limit_s
-    relaxed = solve(replace(problem, wires=NO_WIRES), SHARES[0] * time_limit_s)
+    problem, demands = incumbent.problem, incumbent.demands
+    relaxed = solve(replace(problem, wires=NO_WIRES), SHARES[0] * (deadline - now()))
     found = [relaxed]
     if objective_s(problem, demands, relaxed.blocks) > relaxed.bound_s * (1 + TOLERANCE):
         for share, surrogate in zip(SHARES[1:], (paid_beside(problem), paid(problem)), strict=True):
             try:
-                found.append(solve(surrogate, share * (deadline - monotonic())))
+                found.append(solve(surrogate, share * (deadline - now())))
             except InfeasibleError as failure:  # only in time, or within a limit on latency
                 incumbent.remark = str(failure)
     alone = [one for one in found if one.status != "shared"]
@@ -63,7 +63,7 @@ def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solu
         members = problem.device_classes
         work_s = problem.compute_s[:, [devices[0] for devices in members]]
         incumbent.prove(work_bound_s(work_s, np.array([float(len(devices)) for devices in members])), "compute bound")
-    while not incumbent.closed and monotonic() < deadline and _improve(incumbent, deadline):
+    while not incumbent.closed and now() < deadline and _improve(incumbent, deadline):
         pass
     return incumbent.solution()
 
@@ -75,7 +75,7 @@ def _improve(incumbent: Incumbent, deadline: float) -> bool:
         incumbent.offer(blocks, "small moves")
         if incumbent.objective_s < before_s:
             return True
-        if monotonic() > deadline:
+        if now() > deadline:
             return False
     return False
 

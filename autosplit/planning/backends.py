@@ -6,7 +6,7 @@ least time; several of them on one device are stages of their own.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import inf, prod
@@ -57,12 +57,6 @@ class Backends:
     mixed: bool
     alone: bool
     num_choices: int
-
-    def only(self, backends: Collection[str]) -> "Backends":
-        """The same question with some of the backends that were asked for; the others that it may need stay."""
-        out = set(self.asked).difference(backends)
-        kept = [k for k, setting in enumerate(self.settings) if setting.backend not in out]
-        return replace(self, groups=tuple(tuple(k for k in group if k in kept) for group in self.groups))
 
     @property
     def devices(self) -> list[str]:
@@ -133,7 +127,8 @@ class Backends:
         places = [tuple(there[backend] for there in found) for backend in shared]
         ops = sorted(block.ops)
         compute_s = np.stack([self.problem.compute_s[np.ix_(ops, row)] for row in places], axis=1)
-        whole = [k for k in range(len(shared)) if self.mixed or np.isfinite(compute_s[:, k]).all()]
+        able = [k for k in range(len(shared)) if self.mixed or np.isfinite(compute_s[:, k]).all()]
+        whole = [k for k in able if shared[k] in self.asked] or able  # the others run only ops that these refuse
         if not whole or np.isinf(compute_s.max(axis=2)).all(axis=1).any():
             return []
         costs = _Costs(compute_s, *self._moves(ops, places))
@@ -254,6 +249,13 @@ def backends_of(
     groups = tuple(tuple(k for k, setting in enumerate(settings) if setting.device == name) for name in threads)
     problem = replace(problem, compute_s=compute_s)
     return Backends(graph, problem, tuple(settings), groups, tuple(backends), constraints, mixed, alone, num_choices)
+
+
+def backend_subsets(machine: Machine, backends: Sequence[str], profile: Profile) -> list[tuple[str, ...]]:
+    """The subsets of the backends of which every device was measured with one or more; the smallest first."""
+    measured = {(setting.device, setting.backend) for setting in profile.measured}
+    parts = [part for count in range(1, len(backends) + 1) for part in combinations(dict.fromkeys(backends), count)]
+    return [part for part in parts if all(any((d.name, b) in measured for b in part) for d in machine.devices)]
 
 
 def backend_choices(

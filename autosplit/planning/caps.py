@@ -13,14 +13,15 @@ from autosplit.errors import InfeasibleError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import least_base_bytes, within
 from autosplit.planners.pareto import front_of
-from autosplit.planning.plans import Query, every_plan, objective_s, plan_front, plan_model
+from autosplit.planning.backends import backend_subsets
+from autosplit.planning.plans import Query, every_plan, plan_front, plan_key, plan_model
 from autosplit.planning.predicting import bounded
 from autosplit.tables import bytes_text
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, cap_faults, held_on
 
-Ask = Callable[[Machine], Plan]
+PlanOnMachine = Callable[[Machine], Plan]
 """A function from a machine, whose caps count weights alone, to the best plan on it. Raises: InfeasibleError."""
 
 MAX_QUESTIONS = 12
@@ -33,9 +34,9 @@ def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], ac
     A plan that breaks a cap gets fewer slots in its rings. If the first answer still breaks a cap, every chain of stages is
     tried, best first, unless there are too many. Then the planner is asked again, with smaller caps for all devices or for one:
     the cap less what the device holds beside weights in an answer that broke it. If that does not help, a question with caps
-    half-way back follows. Each backend is also asked for alone, because another one may need less memory. The bound is that of
-    the first question. That question counts weights alone, which every plan needs, so the bound holds for every plan within the
-    caps. If there are too many chains to list, a plan within tight caps may be missed.
+    half-way back follows. Each subset of the backends is asked for too, because another one may need more memory. The bound is
+    that of the first question. That question counts weights alone, which every plan needs, so the bound holds for every plan
+    within the caps. If there are too many chains to list, a plan within tight caps may be missed.
 
     Args:
         query: the model, its times and the demands.
@@ -52,14 +53,17 @@ def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], ac
             f"no plan fits: a worker takes {bytes_text(base_bytes)} for itself, and the largest cap is {bytes_text(most)}. "
             "Raise a cap."
         )
-    choices = [backends, *([name] for name in backends if len(backends) > 1)]
-    asks = [partial(plan_model, query, backends=choice) for choice in choices]
-    listed = partial(_listed, query, machine, backends, account)
-    return answer_within_caps(asks, machine, backends, account, listed, objective_s(query.constraints))
+    subsets = backend_subsets(machine, backends, query.profile)
+    asks = [partial(plan_model, query, backends=kept) for kept in (backends, *subsets[:-1])]
+
+    def listed(least: Mapping[str, int]) -> list[Plan]:
+        return [plan for kept in subsets for plan in _listed(query, machine, kept, account, least)]
+
+    return answer_within_caps(asks, machine, backends, account, listed, plan_key(query.constraints))
 
 
 def answer_within_caps(
-    asks: Sequence[Ask],
+    asks: Sequence[PlanOnMachine],
     machine: Machine,
     backends: Sequence[str],
     account: Account,
@@ -162,7 +166,7 @@ def _listed(query: Query, machine: Machine, backends: Sequence[str], account: Ac
 
 
 def _corrected(
-    ask: Ask, machine: Machine, account: Account, least: Mapping[str, int], known: Plan | None
+    ask: PlanOnMachine, machine: Machine, account: Account, least: Mapping[str, int], known: Plan | None
 ) -> tuple[Plan | None, dict[str, str]]:
     """A plan within the caps, or None and the faults of the last answer.
 

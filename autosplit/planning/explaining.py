@@ -6,7 +6,6 @@ answer to the problem with one thing changed.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from autosplit.arguments import checked
 from autosplit.costs.cost import CLOSED, TOLERANCE, Loads, evaluate
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
+from autosplit.planners.clock import now, time_limit
 from autosplit.planners.objective import objective_s
 from autosplit.planners.portfolio import solve
 from autosplit.planning.predicting import problem_of
@@ -89,21 +89,21 @@ def explain_blocks(
         unit: unit of the times.
         bound_s: a bound that is known under these demands. If the blocks meet it, no better ones are looked for.
     """
-    started = monotonic()
     objective = demands.objective
     value_s = objective_s(problem, demands, blocks)
     loads = evaluate(problem, blocks)
     device, wire = int(loads.device_s.argmax()), _full_wire(problem, loads)
-    cuts = next_cuts(
-        problem,
-        blocks,
-        lambda row: objective_s(problem, demands, row),
-        contiguous=demands.contiguous,
-        deadline=started + CUTS_SHARE * time_limit_s,
-    )
     calls = {} if bound_s >= value_s * (1 - CLOSED) else {AGAIN: (problem, demands)}
     calls |= dict(_changes(problem, device, demands)) | {words: (other, demands) for words, other in (loosened or {}).items()}
-    changes, left_out = _looked_at(calls, blocks, value_s, started + time_limit_s)
+    with time_limit(problem.num_ops * problem.num_devices, time_limit_s) as deadline:
+        cuts = next_cuts(
+            problem,
+            blocks,
+            lambda row: objective_s(problem, demands, row),
+            contiguous=demands.contiguous,
+            deadline=now() + CUTS_SHARE * (deadline - now()),
+        )
+        changes, left_out = _looked_at(calls, blocks, value_s, deadline)
     again = next((row for row in changes if row.change == AGAIN), None)
     if again is not None:
         bound_s = max(bound_s, again.bound_s)
@@ -287,13 +287,13 @@ def _looked_at(
     left_out: list[str] = []
     late_s = 0.0
     for number, (words, (problem, demands)) in enumerate(calls.items()):
-        begun = monotonic()
+        begun = now()
         share_s = (deadline - begun - late_s) / (len(calls) - number)
         if share_s <= 0:
             left_out.append(words)
             continue
         changes.append(_change(words, problem, demands, blocks, value_s, share_s))
-        late_s = max(late_s, monotonic() - begun - share_s)
+        late_s = max(late_s, now() - begun - share_s)
     return changes, tuple(left_out)
 
 

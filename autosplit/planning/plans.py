@@ -3,12 +3,11 @@
 If devices have cores in common, each layout of the machine is a question of its own; the bound holds for all layouts.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice
+from itertools import islice
 from math import inf
 from operator import itemgetter
 
@@ -17,9 +16,10 @@ from autosplit.costs.faults import find_faults
 from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
+from autosplit.planners import clock
 from autosplit.planners.pareto import pareto
-from autosplit.planners.portfolio import TINY_PLACES, quick_bound, solve
-from autosplit.planning.backends import MAX_CHOICES, MAX_PROVING, Backends, backend_choices, backends_of
+from autosplit.planners.portfolio import quick_bound, solve
+from autosplit.planning.backends import MAX_CHOICES, MAX_PROVING, Backends, backend_choices, backend_subsets, backends_of
 from autosplit.planning.predicting import bounded, predicted
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.graph import Graph
@@ -35,11 +35,17 @@ LEAST_S = 0.3
 RELAXED_SHARE = 0.3
 """Share of the time for the problem with each op at its cheapest backend; its bound is the only one that holds for all plans."""
 
+SMALL_SHARE = 0.2
+"""Share of the time limit that is the work of each question for a small problem."""
+
 MAX_LISTED = 2000
 """Most plans that ``every_plan`` lists."""
 
-Ask = Callable[[Problem, Demands, float, float], Sequence[Solution]]
-"""A function from a problem, demands, the seconds for the answer and the best bottleneck so far to the answers, best first."""
+SolveProblem = Callable[[Problem, Demands, float, float], Sequence[Solution]]
+"""Solve within some seconds, given the best bottleneck so far; the best solution comes first."""
+
+Choice = frozenset[tuple[str, str]]
+"""One backend for each device, as pairs of names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ def plan_model(query: Query, machine: Machine, backends: Sequence[str]) -> Plan:
             return []
         return [solve(problem, demands, time_limit_s=left_s, seed=query.seed, log=query.log)]
 
-    return min(_plans(query, machine, backends, ask), key=objective_s(query.constraints))
+    return min(_plans(query, machine, backends, ask), key=plan_key(query.constraints))
 
 
 def plan_front(query: Query, machine: Machine, backends: Sequence[str]) -> list[Plan]:
@@ -135,114 +141,147 @@ def least_s(query: Query, machine: Machine, backends: Sequence[str]) -> float:
     return min(quick_bound(*own.relaxed())[0] for own in asked)
 
 
-def _plans(query: Query, machine: Machine, backends: Sequence[str], ask: Ask, every: bool = False) -> list[Plan]:
+def _plans(query: Query, machine: Machine, backends: Sequence[str], ask: SolveProblem, every: bool = False) -> list[Plan]:
     """The plans on all layouts of a machine, with a bound that holds for all of them.
 
+    Args:
+        every: ask for every choice of backends, even if the best plan meets the bound.
     Raises: InfeasibleError: no layout has a plan that meets the constraints.
     """
-    deadline = time.monotonic() + query.time_limit_s
-    constraints = query.constraints.verify(query.graph, machine)
-    found: list[Plan] = []
+    end = clock.now() + query.time_limit_s
+    query = replace(query, constraints=query.constraints.verify(query.graph, machine))
+    found, refusals = list[Plan](), list[InfeasibleError]()
     bound_s = single_s = best_s = inf
-    refusals = []
     for number, layout in enumerate(machine.layouts):
-        own = backends_of(query.graph, layout, query.profile, constraints, backends, query.max_threads)
-        most = MAX_PROVING if own.alone else MAX_CHOICES
-        now = time.monotonic()
-        end = now + max(0.0, deadline - now) / (len(machine.layouts) - number)
-        choices = backend_choices(layout, backends, query.profile, most)
-        question = _Question(query, own, choices, ask, end, inf if every else best_s)
-        try:
-            bounds_s = question.ask_all(every)
-        except InfeasibleError as failure:
-            refusals.append(failure)
-            bounds_s = (inf, inf) if failure.conflict else (quick_bound(*own.relaxed())[0], 0.0)
-        if question.found and not every:
-            for kept in (kept for count in range(len(backends) - 1, 1, -1) for kept in combinations(backends, count)):
-                question.ask_with_fewer(kept, backend_choices(layout, kept, query.profile, most), bounds_s[0])
+        left_s = (end - clock.now()) / (len(machine.layouts) - number)
+        whole = _ask_subsets(query, layout, backends, ask, left_s, inf if every else best_s, every)
+        bounds_s = whole.bounds_s()
         bound_s, single_s = min(bound_s, bounds_s[0]), min(single_s, bounds_s[1])
-        found += question.found
+        found += whole.found
+        if not whole.found and (whole.refusal is not None or best_s == inf):
+            refusals.append(whole.refusal or InfeasibleError("no plan was found: no backend is left to run the model on"))
         best_s = min((plan.prediction.bottleneck_s for plan in found), default=inf)
     if not found:
         raise next((failure for failure in refusals if not failure.conflict), refusals[0])
     return [_proved(bounded(plan, bound_s), single_s) for plan in found]
 
 
+def _ask_subsets(
+    query: Query, layout: Machine, backends: Sequence[str], ask: SolveProblem, limit_s: float, known_s: float, every: bool
+) -> "_Question":
+    """The question for all backends on one layout, with the plans of all subsets of them.
+
+    Each subset is a question of its own, the smallest first. For a small problem each question has a fixed amount of work, so its
+    plans do not depend on what else is asked: one more backend never worsens an answer. The questions of a larger problem share
+    the time; when it ends, the last subsets are left out.
+
+    Args:
+        limit_s: seconds for all questions of a larger problem.
+        known_s: bottleneck of a plan on another layout; if no plan here can beat it, none is looked for.
+    """
+    end, single_s, known = clock.now() + limit_s, dict[Choice, float](), list[tuple[Sequence[str], Plan]]()
+
+    def question(kept: Sequence[str]) -> _Question:
+        own = backends_of(query.graph, layout, query.profile, query.constraints, kept, query.max_threads)
+        choices = backend_choices(layout, kept, query.profile, MAX_PROVING if own.alone else MAX_CHOICES)
+        mixed = [choice for choice in choices if len(kept) == 1 or set(choice.values()) == set(kept)]
+        return _Question(query, own, mixed, ask, known_s, single_s, [plan for part, plan in known if set(part) <= set(kept)])
+
+    whole = question(backends)
+    whole.relax(RELAXED_SHARE * limit_s)
+    known += [(backends, plan) for plan in whole.found]
+    subsets = backend_subsets(layout, backends, query.profile)
+    for left, kept in zip(range(len(subsets), 0, -1), subsets, strict=True):
+        if whole.is_refuted or (whole.meets() and not every) or (whole.found and whole.is_large and clock.now() > end):
+            break
+        left_s = (end - clock.now()) / left
+        part = question(kept) if left > 1 else whole
+        num_known = len(part.found)
+        if part is not whole:
+            part.relax(RELAXED_SHARE * left_s)
+        part.choose(left_s, every)
+        known += [(kept, plan) for plan in part.found[num_known:]]
+        whole.found = [plan for _, plan in known]
+    return whole
+
+
 @dataclass
 class _Question:
-    """One question to the planner on one layout, and the plans found so far.
+    """One set of backends on one layout, with the plans of this set and of its subsets so far.
 
-    ``known_s`` is the bottleneck of a plan on another layout; if no plan here can beat it, none is looked for.
+    Attributes:
+        single_s: a bound in seconds for each choice of one backend on each device that was asked for, in any set.
+        relaxed_s: a bound on all plans of this set.
     """
 
     query: Query
     backends: Backends
-    choices: list[Mapping[str, str]]
-    ask: Ask
-    deadline: float
+    choices: Sequence[Mapping[str, str]]
+    ask: SolveProblem
     known_s: float
-    found: list[Plan] = field(default_factory=list)
+    single_s: dict[Choice, float]
+    found: list[Plan]
+    relaxed_s: float = 0.0
     refusal: InfeasibleError | None = None
 
     @property
     def best(self) -> Plan | None:
         """The best plan so far."""
-        return min(self.found, key=objective_s(self.backends.constraints), default=None)
+        return min(self.found, key=plan_key(self.query.constraints), default=None)
 
-    def ask_all(self, every: bool) -> tuple[float, float]:
-        """Find plans.
+    @property
+    def is_refuted(self) -> bool:
+        """Whether it is proved that no plan of the set meets the constraints."""
+        return self.relaxed_s == inf
 
-        First each op may have its cheapest backend: that bounds all plans. If no plan meets the bound, the planner is asked with
-        one backend on each device, for the choices of the best plans first. Choices that are not listed are tried only if a
-        best plan suggests them.
+    @property
+    def is_large(self) -> bool:
+        """Whether the time of its questions is that of the machine."""
+        return self._num_places > clock.SMALL_PLACES
 
-        Args:
-            every: ask for every choice, even if the best plan meets the bound.
-        Returns: a bound on all plans, and a bound on plans with one backend on each device, in seconds; 0 where unknown.
-        Raises: InfeasibleError: no plan meets the constraints.
+    @property
+    def _num_places(self) -> int:
+        return self.backends.problem.num_ops * len(self.backends.groups)
+
+    def relax(self, limit_s: float) -> None:
+        """Ask with each op at its cheapest backend, which bounds all plans of the set; ``limit_s`` is for larger problems."""
+        if any(len(group) > 1 for group in self.backends.groups):
+            with self._deadline(limit_s) as deadline:
+                self.relaxed_s = self._add(*self.backends.relaxed(), deadline - clock.now())
+
+    def choose(self, limit_s: float, every: bool) -> None:
+        """Ask with one backend on each device, for the choices of the best plans first, until a plan meets the bound.
+
+        Choices that are not listed are tried only if a best plan suggests them.
         """
-        several = any(len(group) > 1 for group in self.backends.groups)
-        bound_s, single_s = self._add(*self.backends.relaxed(), RELAXED_SHARE) if several else 0.0, inf
-        if self.refusal is not None and self.refusal.conflict:
-            raise self.refusal
         waiting, tried = list(self.choices), list[Mapping[str, str]]()
-        while waiting and (every or not self._meets(bound_s)) and not (self.found and self._is_late()):
-            if (
-                len(tried) < max(MAX_CHOICES, len(self.choices))
-                and (choice := self._suggested()) is not None
-                and choice not in tried
-            ):
-                waiting = [choice, *(other for other in waiting if other != choice)]
-            tried.append(waiting.pop(0))
-            single_s = min(single_s, self._add(*self.backends.with_one_each(tried[-1]), 1 / (1 + len(waiting))))
-        if not self.found and (self.refusal is not None or self.known_s == inf):
-            raise self.refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
-        complete = len(tried) == self.backends.num_choices
-        if complete and (self.backends.alone or not several):
-            bound_s = max(bound_s, single_s)
+        with self._deadline(limit_s) as deadline:
+            while waiting and not self.is_refuted and (every or not self.meets()) and not (self.found and clock.now() > deadline):
+                suggested = self._suggested() if len(tried) < max(MAX_CHOICES, len(self.choices)) else None
+                if suggested is not None and suggested not in tried:
+                    waiting = [suggested, *(other for other in waiting if other != suggested)]
+                choice = waiting.pop(0)
+                tried.append(choice)
+                left_s = (deadline - clock.now()) / (1 + len(waiting))
+                self.single_s[frozenset(choice.items())] = self._add(*self.backends.with_one_each(choice), left_s)
+        self.single_s.update({frozenset(choice.items()): self.relaxed_s for choice in waiting})
+
+    def bounds_s(self) -> tuple[float, float]:
+        """A bound on all plans, and a bound on plans with one backend on each device, in seconds; 0 where unknown."""
+        complete = len(self.single_s) == self.backends.num_choices
+        single_s = min(self.single_s.values(), default=inf)
+        several = any(len(group) > 1 for group in self.backends.groups)
+        bound_s = max(self.relaxed_s, single_s) if complete and (self.backends.alone or not several) else self.relaxed_s
         if self.best is not None:  # a bound above a plan says nothing
             bound_s = bounded(self.best, bound_s).prediction.bound_s
         return bound_s, single_s if complete else 0.0
 
-    def ask_with_fewer(self, kept: Sequence[str], choices: list[Mapping[str, str]], bound_s: float) -> None:
-        """Find the plans that fewer backends give, unless the best plan meets the bound. So no backend worsens an answer.
+    def meets(self) -> bool:
+        """Whether the best plan meets the bound."""
+        return self.best is not None and bounded(self.best, self.relaxed_s).prediction.gap <= CLOSED
 
-        What one backend gives alone is known: it is a choice of ``ask_all``.
-        """
-        own = self.backends.only(kept)
-        if all(own.groups) and not self._meets(bound_s) and not self._is_late():
-            fewer = replace(self, backends=own, choices=choices, found=[], refusal=None)
-            with suppress(InfeasibleError):
-                fewer.ask_all(every=False)
-            self.found += fewer.found
-
-    def _is_late(self) -> bool:
-        """Whether the time is up. Tiny problems have all the time that they need."""
-        num_places = self.backends.problem.num_ops * len(self.backends.groups)
-        return num_places > TINY_PLACES and time.monotonic() >= self.deadline
-
-    def _meets(self, bound_s: float) -> bool:
-        return self.best is not None and bounded(self.best, bound_s).prediction.gap <= CLOSED
+    def _deadline(self, limit_s: float) -> AbstractContextManager[float]:
+        return clock.time_limit(self._num_places, limit_s if self.is_large else SMALL_SHARE * self.query.time_limit_s)
 
     def _suggested(self) -> Mapping[str, str] | None:
         """The backend that runs most ops of the best plan on each device, or anywhere if the plan leaves the device out."""
@@ -253,18 +292,17 @@ class _Question:
         listed = {device: {choice[device] for choice in self.choices} for device in self.backends.devices}
         return {name: max(known, key=lambda b: (there[name, b], main[b], b)) for name, known in listed.items()}
 
-    def _add(self, problem: Problem, demands: Demands, share: float) -> float:
-        """Add the plans of the planner's answers. Returns: a bound in seconds on all plans but the best one so far."""
+    def _add(self, problem: Problem, demands: Demands, left_s: float) -> float:
+        """Ask the planner and keep its plans. Returns: a bound in seconds on all plans but the best one so far."""
         best_s = self.best.prediction.bottleneck_s if self.best else self.known_s
-        left_s = max(LEAST_S, share * (self.deadline - time.monotonic()))
         try:
-            solutions = self.ask(problem, demands, left_s, best_s)
+            solutions = self.ask(problem, demands, max(LEAST_S, left_s), best_s)
         except InfeasibleError as failure:
             self.refusal = failure
             return inf if failure.conflict else quick_bound(problem, demands)[0]
         rows = [(solution, blocks) for solution in solutions for blocks in self.backends.rows(solution.blocks)]
         if solutions and not rows and demands.max_replicas > 1:  # replicas are on devices without a backend in common
-            return min(solutions[0].bound_s, self._add(problem, replace(demands, max_replicas=1), share))
+            return min(solutions[0].bound_s, self._add(problem, replace(demands, max_replicas=1), left_s))
         for solution, blocks in rows:
             try:
                 self.found.append(_plan(self.query, self.backends, solution, blocks))
@@ -297,7 +335,7 @@ def _plan(query: Query, there: Backends, solution: Solution, blocks: Sequence[Bl
     return _meeting(predicted(plan, problem, blocks, there.settings, 0.0), problem, blocks, there.constraints)
 
 
-def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
+def plan_key(constraints: Constraints) -> Callable[[Plan], float]:
     """The function that judges a plan: its predicted seconds for an item, or its predicted latency."""
     if constraints.objective == "latency":
         return lambda plan: plan.prediction.latency_s

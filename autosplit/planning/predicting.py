@@ -5,7 +5,6 @@ Planners know ops and devices by their numbers only. This module turns names int
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
@@ -82,9 +81,7 @@ def problem_on(
     charged, host_s = charge(graph, machine, profile)
     names = [device.name for device in machine.devices]
     places = [names.index(setting.device) for setting in settings]
-    placement = constraints.placement(graph, machine)
-    anywhere = dict.fromkeys(product((op.name for op in graph.ops), names), 0.0)
-    free = problem_from(graph, anywhere, charged, barred=placement.barred, colocations=placement.groups)
+    free = problem_from(graph, charged, np.zeros((len(graph.ops), len(names))), constraints.placement(graph, machine))
     compute_s, reasons = free.compute_s[:, places], dict[tuple[int, int], str]()
     transfers = Transfers(*(table[np.ix_([*places, HOST], [*places, HOST])] for table in free.transfers.arrays()))
     for number, setting in enumerate(settings):

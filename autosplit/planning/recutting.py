@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from math import inf
-from time import monotonic
 
 from autosplit.costs.cost import block_of
 from autosplit.costs.faults import find_faults
 from autosplit.costs.problem import HOST, Block, Problem
+from autosplit.planners.clock import now
 from autosplit.values.explanation import Cut
 
 MOST_MOVED = 12
@@ -40,7 +40,7 @@ def next_cuts(
         blocks: the plan.
         judge: gives the cost of a plan in seconds.
         contiguous: whether the blocks are a chain and must stay one.
-        deadline: in ``time.monotonic`` seconds; borders that are not reached by then are left out.
+        deadline: second of ``now()``; borders that are not reached by then are left out.
     """
     borders = [
         (one, other)
@@ -49,11 +49,11 @@ def next_cuts(
     ]
     value_s, cuts = judge(blocks), dict[frozenset[tuple[int, ...]], Cut]()
     for number, (one, other) in enumerate(borders):
-        share_s = (deadline - monotonic()) / (len(borders) - number)
+        share_s = (deadline - now()) / (len(borders) - number)
         if share_s <= 0:
             break
         moves = _shifts(blocks, one, other) if contiguous else islice(_swaps(problem, blocks, one, other), MOST_TRIED)
-        cut = _best(problem, blocks, (one, other), moves, judge, value_s, contiguous, monotonic() + share_s)
+        cut = _best(problem, blocks, (one, other), moves, judge, value_s, contiguous, now() + share_s)
         devices = frozenset((blocks[one].devices, blocks[other].devices))
         cuts[devices] = _cheaper(cuts.get(devices, cut), cut)
     return list(cuts.values())
@@ -84,7 +84,7 @@ def _best(
         other_s = judge(row)
         if (best is None or other_s < best[0]) and not find_faults(problem, row, contiguous=contiguous):
             best = other_s, moved, target
-        if monotonic() > deadline:
+        if now() > deadline:
             break
     names = " and ".join("+".join(problem.devices[device] for device in blocks[number].devices) for number in border)
     if best is None:

@@ -49,7 +49,7 @@ class Engine:
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         if queue_capacity is not None and queue_capacity < 0:
-            raise UsageError(f"room must be at least 0 requests, but is {queue_capacity}")
+            raise UsageError(f"queue_capacity must be at least 0 requests, but is {queue_capacity}")
         self.groups = {name: listed(f"group '{name}'", members, str) for name, members in (groups or {}).items()}
         known = [stage.name for stage in wiring.stages]
         strange = [(group, stage) for group, members in self.groups.items() for stage in members if stage not in known]
@@ -194,7 +194,7 @@ class Engine:
         return self.occupancy.num_running
 
     @property
-    def window(self) -> int:
+    def max_in_flight(self) -> int:
         """The most requests between the first stage and their answer, for now: more if they are small and come fast."""
         return self.occupancy.max_in_flight
 
@@ -204,7 +204,7 @@ class Engine:
         return self.occupancy.num_answered
 
     @property
-    def room(self) -> int:
+    def queue_capacity(self) -> int:
         """Requests that may wait in the admission queue."""
         return self._queue_capacity
 

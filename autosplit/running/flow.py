@@ -40,7 +40,7 @@ class Flow:
         Args:
             number: the worker.
             places: of all workers.
-            nexts: for each lane, the request that the host will feed next.
+            nexts: for each lane, the request that the host will send next.
         """
         state, sequence = places[number]
         if state in (statusblock.STARTING, statusblock.PAUSED):

@@ -2,7 +2,7 @@
 
 ::
 
-    caller or executor's thread -> InputRings -> stages -> ResultRings -> executor's thread
+    caller or transport's thread -> InputRings -> stages -> ResultRings -> transport's thread
 """
 
 import contextlib
@@ -87,7 +87,7 @@ class ResultRing:
         self.next = base + (self.first - base) % self.every
 
     def last_of(self, num_results: int, lanes: Lanes) -> int:
-        """The request to wait for if ``num_results`` of those that were fed are to be taken together."""
+        """The request to wait for if ``num_results`` requests in flight are to be collected together."""
         ahead = min(num_results, lanes.next(self.first) - self.next) - 1
         return self.next + max(0, ahead) // self.every * self.every
 
@@ -113,14 +113,14 @@ class ResultRing:
 
 
 def error_of(slot: Slot, number: int) -> AutosplitError:
-    """The error of request ``number``, whose slot brings no tensors."""
+    """The error of request ``number``, whose slot holds no tensors."""
     if slot.header[FLAG] == ERROR:
         return StageError(slot.read_text().decode(errors="replace"))
     return DeadlineError(f"request {number} was skipped: its deadline passed before the last stage")
 
 
 class ResultRings:
-    """All result rings, and the other descriptors that wake the executor's thread: the end of a worker, and ``wake``."""
+    """All result rings, and the other descriptors that wake the transport's thread: the end of a worker, and ``wake``."""
 
     def __init__(self, deployment: Deployment) -> None:
         wiring = deployment.wiring
@@ -171,7 +171,7 @@ class ResultRings:
         Args:
             patience_ms: the longest wait; None waits without limit. There is no wait if results are here already.
             num_results: results to wait for, at most as many as there are requests under way.
-            lanes: the requests that were fed.
+            lanes: the requests that were sent.
         """
         here = False
         for ring in self._rings:

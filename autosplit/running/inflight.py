@@ -36,7 +36,7 @@ class Pace:
 
     Args:
         least: requests in flight at most, as long as answers come slowly.
-        most: requests in flight for which there is room in the rings.
+        most: most requests that the rings hold.
 
     Attributes:
         size: requests in flight at most, for now.
@@ -57,7 +57,7 @@ class Pace:
 
 
 class Lanes:
-    """Numbers of the oldest and the next request of each lane. The executor holds its lock around each call.
+    """Numbers of the oldest and the next request of each lane. The admission's lock is held around each call.
 
     Attributes:
         bases: for each lane, the number of its oldest unfinished request.
@@ -80,11 +80,11 @@ class Lanes:
         return self.bases[number % self.num]
 
     def next(self, number: int) -> int:
-        """The request to be fed next in the lane of a request or replica."""
+        """The request to be sent next in the lane of a request or replica."""
         return self.nexts[number % self.num]
 
     def take(self) -> int:
-        """Number a request that is fed now, in the lane with the fewest requests under way."""
+        """Number a request that is sent now, in the lane with the fewest requests under way."""
         turns = [(self._last + turn) % self.num for turn in range(1, self.num + 1)]
         self._last = min(turns, key=lambda one: self.nexts[one] - self.bases[one])
         self.nexts[self._last] += self.num
@@ -100,7 +100,7 @@ class Lanes:
 
 
 class InFlight:
-    """The requests in flight; the executor holds its lock around each call that changes them.
+    """The requests in flight; the admission's lock is held around each change.
 
     A request is answered when its own results have arrived, also before older ones. Its place is free once it is the oldest of
     its lane. A restart takes away results and never places, and requests that have an answer are skipped when they run again.

@@ -20,7 +20,7 @@ class InProcess(Engine):
         inputs: Sequence[str],
         outputs: Sequence[str],
         *,
-        room: int | None = None,
+        queue_capacity: int | None = None,
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        super().__init__(CallerTransport, wire(stages, inputs, outputs), room, groups)
+        super().__init__(CallerTransport, wire(stages, inputs, outputs), queue_capacity, groups)

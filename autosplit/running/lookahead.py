@@ -37,7 +37,7 @@ class _NotBegun:
 
 
 class Ahead(NamedTuple):
-    """A request that was taken early: its slots, and the request as it was begun, or None if it brings no tensors."""
+    """A request that was taken early: its slots, and the request as it was begun, or None without tensors."""
 
     sequence: int
     slots: list[Slot]

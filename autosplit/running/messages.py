@@ -54,38 +54,6 @@ class Ready:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The worker's answer when loading failed: the error, with its traceback where it is none of autosplit's."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunFrom:
-    """Take requests, from number ``first`` on; those before ``alone_until`` one at a time, so that a crash tells its request."""
-
-    first: int
-    alone_until: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Touch no ring until told to run again; answered with Paused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Paused:
-    """The worker touches no ring now."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendEvents:
-    """Send the times of the last requests; answered with Events. ``clear`` forgets them afterwards."""
-
-    clear: bool = False
-
-
 class WorkerEvent(NamedTuple):
     """The times of one request in one worker, in monotonic nanoseconds.
 
@@ -101,10 +69,3 @@ class WorkerEvent(NamedTuple):
     ran_ns: int
     sent_ns: int
     blocked_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Events:
-    """One row for each of the last requests, with the fields of a WorkerEvent."""
-
-    rows: tuple[tuple[int, ...], ...]

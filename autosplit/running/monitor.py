@@ -12,9 +12,10 @@ from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.running import statusblock
 from autosplit.running.flow import Flow
 from autosplit.running.inflight import Lanes
-from autosplit.running.messages import Events, Ready, SendEvents, WorkerEvent
+from autosplit.running.messages import Ready, WorkerEvent
 from autosplit.running.provisioner import Deployment
 from autosplit.running.request import RequestTimes
+from autosplit.running.stageworker import StageWorker
 
 Words = Sequence[int] | memoryview
 """The words of a worker in the status block."""
@@ -136,9 +137,8 @@ class Monitor:
             for number in range(len(self._deployment.workers)):
                 found.append([])
                 with contextlib.suppress(WorkerError, RefusedError):
-                    self._deployment.ask(number, SendEvents(clear), "a report")
-                    answer = self._deployment.hear(number, 60.0, "a report", Events)
-                    found[-1] = [WorkerEvent(*row) for row in answer.rows]
+                    rows = self._deployment.call(number, "during a report", StageWorker.events, clear)
+                    found[-1] = [WorkerEvent(*row) for row in rows.result(60.0, stop=self._deployment.stopping)]
         return found
 
     def _stage_stats(self, number: int, events: Sequence[WorkerEvent]) -> StageStats:

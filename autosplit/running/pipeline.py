@@ -19,8 +19,8 @@ class Pipeline(Engine):
         outputs: names of the outputs, in the order of an answer; an input may be an output too.
         max_in_flight: requests between the first stage and their answer; by default enough to keep every stage at work,
             and up to 16 small ones while answers come fast.
-        room: requests that may wait in the admission queue before ``submit`` blocks or refuses; by default the number of
-            requests in flight.
+        queue_capacity: requests that may wait in the admission queue before ``submit`` blocks or refuses; by default as many as
+            may be in flight.
         max_restarts: restarts of one worker without progress before the pipeline gives up. Deaths that a request is to blame for
             do not count.
         groups: names of parameter groups, each with the names of its stages, for ``swap``.
@@ -34,11 +34,11 @@ class Pipeline(Engine):
         outputs: Sequence[str],
         *,
         max_in_flight: int | None = None,
-        room: int | None = None,
+        queue_capacity: int | None = None,
         max_restarts: int = 5,
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         if max_restarts < 0:
             raise UsageError(f"max_restarts must be at least 0, but is {max_restarts}")
         wiring = wire(stages, inputs, outputs, max_in_flight)
-        super().__init__(partial(RingTransport, max_restarts=max_restarts), wiring, room, groups)
+        super().__init__(partial(RingTransport, max_restarts=max_restarts), wiring, queue_capacity, groups)

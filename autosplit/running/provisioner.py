@@ -4,27 +4,27 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate
 
 from autosplit.devices.accelerators import PROVIDERS
+from autosplit.devices.calls import Arguments, Call, Result, begin
 from autosplit.devices.limits import affinity
-from autosplit.devices.processes import Worker, hang_up, receive, spawn_worker
-from autosplit.errors import BackendError, WorkerError
+from autosplit.devices.processes import Worker, hang_up, spawn_worker
+from autosplit.errors import AutosplitError, BackendError, RefusedError, WorkerError
 from autosplit.memory.slots import HOST
 from autosplit.running.inflight import Lanes
 from autosplit.running.keptfiles import KeptFiles
-from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, WorkerConfig
+from autosplit.running.messages import Ready, RingPort, WorkerConfig
 from autosplit.running.modules import StageFolder
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
+from autosplit.running.stageworker import StageWorker
 from autosplit.running.statusblock import SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
 from autosplit.running.wiring import Wiring
-
-Reply = TypeVar("Reply")
 
 LOAD_TIMEOUT_S = 300.0
 RELOAD_LEAST_S = 30.0
@@ -46,7 +46,7 @@ class Deployment:
     workers: list[Worker] = field(default_factory=list)
     ready: list[Ready] = field(default_factory=list)
     control_lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while messages are exchanged with workers; if the executor's lock is needed too, this one is taken first."""
+    """Held while messages are exchanged with workers; if the admission's lock is needed too, this one is taken first."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set to end every wait for a worker, because the pipeline is being closed."""
     kept: dict[Path, KeptFiles] = field(default_factory=dict)
@@ -100,29 +100,20 @@ class Deployment:
 
     def run(self, lanes: Lanes, *, alone: bool = False) -> None:
         """Let every worker take requests from the oldest unfinished one on; with ``alone``, those in flight one by one."""
-        for worker, config in zip(self.workers, self.worker_configs, strict=True):
-            with contextlib.suppress(OSError):  # the death of a worker is found by its descriptor
-                worker.connection.send(RunFrom(lanes.base(config.replica), lanes.next(config.replica) if alone else 0))
+        for number, config in enumerate(self.worker_configs):  # the death of a worker is found by its descriptor
+            alone_until = lanes.next(config.replica) if alone else 0
+            self.call(number, "when it should run", StageWorker.run_from, lanes.base(config.replica), alone_until)
 
-    def ask(self, number: int, question: object, what: str) -> None:
-        """Drop late answers to earlier questions and send a message. Raises: WorkerError: the worker has died."""
-        worker = self.workers[number]
-        try:
-            while worker.connection.poll(0):
-                worker.connection.recv()
-            worker.connection.send(question)
-        except (EOFError, OSError):
-            raise WorkerError(f"worker '{worker.name}' died before {what}; try again") from None
-
-    def hear(self, number: int, timeout_s: float, what: str, *kinds: type[Reply]) -> Reply:
-        """The next answer of one of these kinds; others are late ones, and dropped.
-
-        Raises: WorkerError, RefusedError: as ``receive``.
-        """
-        while True:
-            answer = receive(self.workers[number], timeout_s, what, self.stopping)
-            if isinstance(answer, kinds):
-                return answer
+    def call(
+        self,
+        number: int,
+        doing: str,
+        function: Callable[Concatenate[StageWorker, Arguments], Result],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Call[Result]:
+        """Begin a call of a worker's StageWorker."""
+        return begin(self.workers[number], doing, function, *arguments, **named)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End every worker and free every descriptor; a second call does nothing."""
@@ -167,12 +158,18 @@ class Deployment:
         return worker
 
     def _await(self, number: int, timeout_s: float) -> Ready:
-        worker, config = self.workers[number], self.worker_configs[number]
-        answer = receive(worker, timeout_s, "loading its stage", self.stopping)
-        if isinstance(answer, Failed):
-            raise BackendError(f"stage '{config.stage.name}' could not be loaded on device '{config.device.name}': {answer.text}")
-        assert isinstance(answer, Ready)
-        return answer
+        config = self.worker_configs[number]
+        try:
+            loading: Call[Ready] = Call(self.workers[number], "during loading its stage")
+            return loading.result(timeout_s, stop=self.stopping)
+        except RefusedError:
+            raise
+        except WorkerError as failure:
+            failure.backend = config.stage.module.kind
+            raise
+        except AutosplitError as failure:
+            text = f"stage '{config.stage.name}' could not be loaded on device '{config.device.name}': {failure}"
+            raise BackendError(text, backend=config.stage.module.kind) from None
 
 
 def _end(worker: Worker, until: float) -> None:

@@ -9,7 +9,6 @@ A death is blamed on the request that the worker was running, and a request that
 count against the worker (see ``restarts``). The pipeline gives up only if one worker dies again and again without progress.
 """
 
-import contextlib
 import logging
 import math
 import time
@@ -21,9 +20,9 @@ from autosplit.memory.slots import HOST
 from autosplit.running import statusblock
 from autosplit.running.flow import Flow
 from autosplit.running.inflight import Lanes
-from autosplit.running.messages import Pause, Paused
 from autosplit.running.provisioner import Deployment
-from autosplit.running.restarts import Record
+from autosplit.running.restarts import RestartHistory
+from autosplit.running.stageworker import StageWorker
 
 MAX_TRIES = 2
 """Workers that may die while they run one request, before it is given up."""
@@ -35,13 +34,13 @@ log = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Watches the workers of a deployment. The executor's thread calls it."""
+    """Watches the workers of a deployment. The transport's thread calls it."""
 
     def __init__(self, deployment: Deployment, max_restarts: int) -> None:
         self.restarts = 0
         self._deployment = deployment
         self._max_restarts = max_restarts
-        self._records = [Record() for _ in deployment.worker_configs]
+        self._records = [RestartHistory() for _ in deployment.worker_configs]
         self._ready_s = [time.monotonic()] * len(deployment.worker_configs)
         """When each worker had loaded its stage."""
         self._tries: Counter[int] = Counter()
@@ -52,7 +51,7 @@ class Recovery:
         self._seen: dict[int, tuple[tuple[int, int], float]] = {}
         """By worker that held up a request at the last look: its state, when that began, and when it was seen first."""
         self.look_s = min((limit for limit in self._limits_s if limit is not None), default=math.inf) / 4
-        """How long the executor may block before it looks for hanging workers."""
+        """How long the transport's thread may block before it looks for hanging workers."""
         self._next_look_s = 0.0
 
     def kill_hanging(self, nexts: Sequence[int]) -> None:
@@ -61,7 +60,7 @@ class Recovery:
         A worker that waits for others, for inputs or for a free slot, is not at fault, however long that takes.
 
         Args:
-            nexts: for each lane, the request that will be fed next.
+            nexts: for each lane, the request that will be sent next.
         """
         now_s = time.monotonic()
         if now_s < self._next_look_s:
@@ -171,14 +170,12 @@ class Recovery:
         """Pause living workers and kill those that do not confirm in time that they touch no ring; return all dead ones."""
         deployment = self._deployment
         paused = set()
-        for number in alive:
-            with contextlib.suppress(OSError):
-                deployment.workers[number].connection.send(Pause())
+        calls = {number: deployment.call(number, "during a pause", StageWorker.pause) for number in alive}
         start_s = time.monotonic()
         for number in alive:
             limit_s = start_s + (self._limits_s[number] or PAUSE_TIMEOUT_S) - time.monotonic()
             try:
-                deployment.hear(number, max(0.0, limit_s), "a pause", Paused)
+                calls[number].result(max(0.0, limit_s), stop=deployment.stopping)
                 paused.add(number)
             except WorkerError:
                 deployment.workers[number].kill()

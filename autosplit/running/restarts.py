@@ -11,30 +11,30 @@ LONGEST_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RestartHistory:
     """The deaths of one worker since it last made progress: ``num_fruitless`` of ``num_deaths`` were not idle."""
 
     num_done: int = 0
     num_deaths: int = 0
     num_fruitless: int = 0
 
-    def after(self, num_done: int, up_s: float, idle: bool) -> "Record":
-        """The record with one more death.
+    def after(self, num_done: int, up_s: float, idle: bool) -> "RestartHistory":
+        """The history with one more death.
 
         Args:
             num_done: requests that the worker and its predecessors had finished.
             up_s: seconds since its stage was loaded; 0 if it died while it loaded.
             idle: whether its stage was loaded and no request was in flight, so that its death held up none.
 
-        >>> record = Record().after(0, 0.0, idle=False).after(0, 0.0, idle=False)
-        >>> record.num_fruitless, record.pause_s
+        >>> history = RestartHistory().after(0, 0.0, idle=False).after(0, 0.0, idle=False)
+        >>> history.num_fruitless, history.pause_s
         (2, 0.1)
-        >>> record.after(1, 3.0, idle=False)
-        Record(num_done=1, num_deaths=1, num_fruitless=0)
+        >>> history.after(1, 3.0, idle=False)
+        RestartHistory(num_done=1, num_deaths=1, num_fruitless=0)
         """
         if num_done > self.num_done:
-            return Record(num_done, 1)
-        old = self if up_s < WINDOW_S else Record(self.num_done)
+            return RestartHistory(num_done, 1)
+        old = self if up_s < WINDOW_S else RestartHistory(self.num_done)
         return replace(old, num_deaths=old.num_deaths + 1, num_fruitless=old.num_fruitless + (not idle))
 
     @property

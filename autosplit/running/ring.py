@@ -1,6 +1,6 @@
 """A ring of slots in shared memory: one sender copies tensors in, one receiver computes on views of them.
 
-A word of each slot holds the number of the request in it, or EMPTY, and so tells whose turn it is::
+A word of each slot holds the number of the request in it, or EMPTY, and so whose turn it is::
 
                 +--------+--------+--------+--------+
     numbers     | EMPTY  |   9    |   10   | EMPTY  |     memory of the ring: 4 slots

@@ -4,7 +4,7 @@
 
     Admission -> InputRings -> stages -> ResultRings -> the thread -> Admission -> Answers
 
-The caller writes its request into the rings if there is room; otherwise the thread does once another request ends. The thread
+The caller writes its request into the rings if they have room; otherwise the thread does once another request ends. The thread
 waits for results, the death of a worker, a deadline in the queue, and the end.
 """
 
@@ -45,7 +45,7 @@ class RingTransport:
         self.wiring = wiring
         self.deployment = deployment = provision(wiring)
         try:
-            self._thread = threading.Thread(target=self._run, name="autosplit-executor", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="autosplit-rings", daemon=True)
             self._in_flight = InFlight(wiring, deployment.status_block)
             self._lanes, self.pace = self._in_flight.lanes, self._in_flight.pace
             self._results = ResultRings(deployment)
@@ -143,7 +143,7 @@ class RingTransport:
         except AutosplitError as failure:
             self._fail(failure)
         except BaseException as failure:
-            self._fail(WorkerError(f"the executor stopped: {failure!r}"))
+            self._fail(WorkerError(f"the thread of the rings stopped: {failure!r}"))
 
     def _wait(self) -> bool:
         """Wait for results, or until it is time to look for hanging workers and late requests; True if a worker ended."""

@@ -13,21 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autosplit.devices.accelerators import PROVIDERS
+from autosplit.devices.calls import START, answer, reply_with
 from autosplit.devices.forking import freed_memory_returned
 from autosplit.devices.processes import anonymous_bytes, reset_peak
-from autosplit.errors import AutosplitError
+from autosplit.errors import AutosplitError, BackendError
 from autosplit.running import statusblock
 from autosplit.running.lookahead import Lookahead
-from autosplit.running.messages import (
-    Events,
-    Failed,
-    Pause,
-    Paused,
-    Ready,
-    RunFrom,
-    SendEvents,
-    WorkerConfig,
-)
+from autosplit.running.messages import Ready, WorkerConfig
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Slot
 from autosplit.running.stagerings import StageRings
 from autosplit.running.statusblock import StatusBlock, WorkerStatus
@@ -39,7 +31,7 @@ if TYPE_CHECKING:
 KEPT_EVENTS = 16_384
 
 LISTEN_NS = 1_000_000
-"""How long requests may keep a worker from reading the host's messages, beside the time of one request."""
+"""How long requests may keep a worker from the host's calls, beside the time of one request."""
 
 
 class _Restarted(Exception):  # noqa: N818 - not an error: the slots were numbered anew
@@ -58,19 +50,25 @@ def main(control: Connection) -> None:
 
 
 def serve_stage(control: Connection, config: WorkerConfig) -> None:
-    """Load the stage, answer Ready or Failed, and serve until the host closes the control channel."""
-    start = time.perf_counter()
-    try:
-        PROVIDERS.update(config.providers)
-        config.stage.module.import_packages()
-        before_bytes = anonymous_bytes(os.getpid())
-        worker = StageWorker(config, control)
-        note = worker.load()
-    except Exception as failure:  # an error of our own says what is wrong; any other one needs its traceback
-        control.send(Failed(str(failure) if isinstance(failure, AutosplitError) else traceback.format_exc()))
-        return
-    control.send(Ready(before_bytes, time.perf_counter() - start, note))
-    worker.serve()
+    """Load the stage, reply Ready or the error, and serve until the host closes the control channel."""
+    workers: list[StageWorker] = []
+
+    def load() -> Ready:
+        start = time.perf_counter()
+        try:
+            PROVIDERS.update(config.providers)
+            config.stage.module.import_packages()
+            before_bytes = anonymous_bytes(os.getpid())
+            workers.append(StageWorker(config, control))
+            note = workers[0].load()
+            return Ready(before_bytes, time.perf_counter() - start, note)
+        except AutosplitError:
+            raise
+        except Exception:
+            raise BackendError(traceback.format_exc()) from None
+
+    if reply_with(control, START, load):
+        workers[0].serve()
 
 
 class StageWorker:
@@ -85,6 +83,7 @@ class StageWorker:
         self.status = WorkerStatus(self._status_block.status(config.number))
         self._rings = StageRings(config, control.fileno(), self._handle_interrupt)
         self._events: deque[tuple[int, ...]] = deque(maxlen=KEPT_EVENTS)
+        self._sequence: int | None = None
         self._announced = [(position, view.shape, view.dtype) for position, view in self._rings.output_slots()]
 
     def load(self) -> str:
@@ -97,8 +96,8 @@ class StageWorker:
         return str(getattr(self._run, "note", ""))
 
     def serve(self) -> None:
-        """Handle messages and take requests, in turn, until the control channel closes."""
-        sequence = self._handle_messages(None)
+        """Carry out calls of the host and take requests, in turn, until the control channel closes."""
+        sequence = self._carry_out_calls(None)
         listen_ns = 0
         with torch.inference_mode():
             while True:
@@ -106,34 +105,40 @@ class StageWorker:
                     now = time.monotonic_ns()
                     if now >= listen_ns:
                         listen_ns = now + LISTEN_NS
-                        sequence = self._handle_messages(sequence)
+                        sequence = self._carry_out_calls(sequence)
                     sequence = self._serve_one(sequence)
                 except _Restarted as restarted:
                     sequence = restarted.first
 
-    def _handle_messages(self, sequence: int | None) -> int:
-        """Answer the host's messages; return the next request once it is known and no more messages are there."""
-        while sequence is None or self._control_poll.poll(0):
-            match self._control.recv():
-                case RunFrom(first, alone_until):
-                    self._lookahead.alone_until = alone_until
-                    replica, count = self._config.replica, len(self._config.stage.devices)
-                    sequence = first + (replica - first) % count
-                case Pause():
-                    self.status.enter(statusblock.PAUSED, 0)
-                    self._lookahead.clear()
-                    self._control.send(Paused())
-                    sequence = None
-                case SendEvents(clear):
-                    self._control.send(Events(tuple(self._events)))
-                    if clear:
-                        self._events.clear()
-        return sequence
+    def _carry_out_calls(self, sequence: int | None) -> int:
+        """Carry out the calls of the host; return the next request once it is known and no more calls are there."""
+        self._sequence = sequence
+        while self._sequence is None or self._control_poll.poll(0):
+            answer(self._control, self)
+        return self._sequence
+
+    def run_from(self, first: int, alone_until: int) -> None:
+        """Call of the host: take requests from ``first`` on; before ``alone_until`` one at a time, which shows who crashes."""
+        self._lookahead.alone_until = alone_until
+        self._sequence = first + (self._config.replica - first) % len(self._config.stage.devices)
+
+    def pause(self) -> None:
+        """Call of the host: touch no ring until ``run_from``."""
+        self.status.enter(statusblock.PAUSED, 0)
+        self._lookahead.clear()
+        self._sequence = None
+
+    def events(self, clear: bool) -> tuple[tuple[int, ...], ...]:
+        """Call of the host: the times of the last requests, with the fields of a WorkerEvent; ``clear`` forgets them."""
+        rows = tuple(self._events)
+        if clear:
+            self._events.clear()
+        return rows
 
     def _handle_interrupt(self, sequence: int) -> None:
-        """Handle messages that came during a wait. Raises: _Restarted: the worker was paused, and its requests begin anew."""
+        """Carry out calls that came during a wait. Raises: _Restarted: the worker was paused, and its requests begin anew."""
         state = self.status[statusblock.STATE]
-        first = self._handle_messages(sequence)
+        first = self._carry_out_calls(sequence)
         if self.status[statusblock.STATE] == statusblock.PAUSED:
             raise _Restarted(first) from None
         self.status[statusblock.STATE] = state

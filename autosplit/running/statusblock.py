@@ -104,7 +104,7 @@ class StatusBlock:
         return self._words[start : start + STATUS_WORDS]
 
     def describe(self, sequence: int, deadline_ns: int, number: int) -> None:
-        """Write for the stages that request ``sequence`` was fed after ``number`` others.
+        """Write for the stages that request ``sequence`` was sent after ``number`` others.
 
         The stages skip the request from ``deadline_ns`` (monotonic) on; 0 stands for never.
         """
@@ -113,7 +113,7 @@ class StatusBlock:
         self._words[self.handle.num_places + place] = number
 
     def number(self, sequence: int) -> int:
-        """How many requests were fed before request ``sequence``: its number in messages."""
+        """Requests that were sent before request ``sequence``: its number in messages."""
         return self._words[self.handle.num_places + self._place(sequence)]
 
     def skip(self, sequence: int) -> None:

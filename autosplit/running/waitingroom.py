@@ -62,7 +62,7 @@ class AdmissionQueue:
         return min((request.deadline_ns for _, _, request in self._waiting if request.deadline_ns), default=math.inf)
 
     def remove(self, leaving: Collection[Request]) -> list[Request]:
-        """Take these requests away; return those that were here, in the order in which they would have been fed."""
+        """Take these requests away; return those that were here, in the order in which they would have left."""
         leaving = set(leaving)
         found = [request for _, _, request in sorted(self._waiting, key=itemgetter(0, 1)) if request in leaving]
         if found:
@@ -126,7 +126,7 @@ class WaitingRoom:
             self.wake(queue_capacity - num_waiting)
 
     def wake(self, num_places: int) -> None:
-        """Wake the callers that have waited longest, one for each free place, if there is room."""
+        """Wake the callers that have waited longest, one for each free place, if there is any."""
         if self._has_room():
             self._condition.notify(max(1, num_places))
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from autosplit import tables
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.bench import FIRST_S, Bench, Contender
 from autosplit.deploying.setup import SMALL_S, Hosts, round_s
-from autosplit.deploying.sidebyside import FIRST_S, Contender, SideBySide
-from autosplit.deploying.workspace import Workspace
-from autosplit.errors import AutosplitError, BackendError, InfeasibleError
+from autosplit.errors import AutosplitError, BackendError, InfeasibleError, WorkerError
 from autosplit.memory.stages import with_footprints
 from autosplit.planning.predicting import bounded, moved_s, predict
 from autosplit.progress import Progress, quiet
@@ -95,7 +95,7 @@ def search(
         budget_s: seconds for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
             own limit. 0 returns the planner's answer from the profile alone. So does ``SMALL_S`` where its stages ran before.
         journal: a file of Optuna's trials, so that a search that was stopped continues. Another question begins anew in it.
-        workspace, hosts: as for ``SideBySide``.
+        workspace, hosts: as for ``Bench``.
         progress: called with the share of the budget that is spent, for the step ``search``.
         keep: called with the result so far, if a candidate was measured before the search is stopped by Ctrl-C or a failure.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing. UsageError: the journal is
@@ -104,7 +104,7 @@ def search(
     while True:
         try:
             return _search(job, subject, budget_s, journal, workspace, hosts, progress, keep)
-        except BackendError as failure:
+        except (BackendError, WorkerError) as failure:
             others = tuple(name for name in job.backends if name != failure.backend)
             if not others or others == job.backends:
                 raise
@@ -136,7 +136,7 @@ def _search(
         progress("search", 1.0, "done")
         return _counted(job, SearchResult(plan, *subject))
     study = open_study(job, subject[0].graph, journal)
-    bench = SideBySide(job.machine, workspace, hosts, min(FIRST_S, ALONE_SHARE * budget_s))
+    bench = Bench(job.machine, workspace, hosts, min(FIRST_S, ALONE_SHARE * budget_s))
     hunt = _Hunt(job, subject, bench, budget_s, progress, begun_s)
     try:
         with bench:
@@ -213,7 +213,7 @@ class _Hunt:
         self,
         job: Job,
         subject: Subject,
-        bench: SideBySide,
+        bench: Bench,
         budget_s: float,
         progress: Progress,
         begun_s: float | None = None,

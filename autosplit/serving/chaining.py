@@ -57,7 +57,7 @@ class Chain:
         self._pipelines = [pipeline for _, pipeline in networks]
         faults = [fault for number in range(1, len(self._names)) for fault in self._misfits(number)]
         raise_faults(UsageError, f"the networks cannot be chained: {' -> '.join(self._names)}", faults)
-        self.limit = sum(pipeline.wiring.window for pipeline in self._pipelines) + self._pipelines[0].room
+        self.limit = sum(pipeline.wiring.window for pipeline in self._pipelines) + self._pipelines[0].queue_capacity
         self._room = threading.BoundedSemaphore(self.limit)
         self._numbers = itertools.count()
 

@@ -62,7 +62,7 @@ class HostManager:
     Args:
         machine: the devices; each memory cap holds for all networks together. Without a machine, devices come with their
             networks and have no cap.
-        opener: makes the pipeline of a network; another one than ``Pipeline`` for devices on other hosts.
+        engine_factory: makes the pipeline of a network; another one than ``Pipeline`` for devices on other hosts.
         limit: requests of ``submit``, ``run`` and ``run_async`` that may be without an answer in all networks together; None for
             no limit.
         when_full: what happens to a request beyond the limit: see ``Limit``.
@@ -72,12 +72,12 @@ class HostManager:
     def __init__(
         self,
         machine: Machine | None = None,
-        opener: Callable[..., Engine] = Pipeline,
+        engine_factory: Callable[..., Engine] = Pipeline,
         *,
         limit: int | None = None,
         when_full: Policy = "block",
     ) -> None:
-        self._opener = opener
+        self._engine_factory = engine_factory
         self._limit = None if limit is None else Limit(limit, when_full, "request", self._check_thread)
         self.devices = _managers(machine) if machine else {}
         self._takes_any = machine is None
@@ -135,7 +135,7 @@ class HostManager:
         try:
             for (device, stage), num_bytes in placed.items():
                 self.devices[device].load(name, stage, num_bytes)
-            engine: Callable[..., Engine] = self._opener if process == "workers" else InProcess
+            engine: Callable[..., Engine] = self._engine_factory if process == "workers" else InProcess
             network.pipeline = engine(stages, inputs, outputs, **settings)
         except BaseException:
             self._forget(name)
@@ -312,9 +312,9 @@ def _network_health(network: Network) -> dict[str, Any]:
         "state": network.state,
         "num_waiting": pipeline.num_waiting,
         "num_held": pipeline.num_held,
-        "room": pipeline.room,
+        "room": pipeline.queue_capacity,
         "num_running": pipeline.num_running,
-        "window": pipeline.window,
+        "window": pipeline.max_in_flight,
         "num_answered": pipeline.num_answered,
         "restarts": pipeline.restarts,
         "latency_s": {"p50": latency.p50_s, "p90": latency.p90_s, "p99": latency.p99_s},

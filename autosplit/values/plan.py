@@ -250,11 +250,7 @@ class Plan:
         told = self.prediction
         if not told.throughput_per_s:
             return "nothing is predicted of this plan"
-        gap = (
-            f"within {max(told.gap, 0) * 100:.0f} % of the best possible"
-            if told.bound_s > 0
-            else "how much better a plan can be is not known"
-        )
+        gap = f"within {max(told.gap, 0) * 100:.0f} % of the best possible" if told.bound_s > 0 else "no lower bound is known"
         proved = "no plan can be better" if told.bound_s > 0 and self.status == "optimal" else gap
         terms = f" ({self.status}, gap {told.gap:.2%}, {self.method})" if verbose else ""
         rate = f"{tables.number_text(told.throughput_per_s)} items/s, {tables.seconds_text(told.latency_s)} a request"

@@ -16,8 +16,9 @@ import autosplit
 from autosplit.backends import conformance, faultstore
 from autosplit.backends.apart import apart
 from autosplit.backends.base import get_backend
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.networks import place
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.deploying.workspace import Workspace, place
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
 from autosplit.errors import BackendError
@@ -67,6 +68,23 @@ def test_a_plan_made_by_hand_may_not_put_an_op_where_it_is_computed_otherwise() 
     plan = Plan(traced.source, traced.graph.hash, profile.hash, (stage,), UNKNOWN)
     with Workspace() as workspace, pytest.raises(BackendError, match=r"must not run op 'mul' .*--trust-backend"):
         place(traced, plan, machine_for(device), workspace)
+
+
+class Short(nn.Module):
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * 2).float(), n.to(torch.int32) + 1
+
+
+def test_ops_on_values_that_a_backend_cannot_pass_run_in_eager_with_these_values() -> None:
+    values = torch.randn(3).to(torch.bfloat16), torch.arange(3).to(torch.uint16)
+    traced = autosplit.trace(Short().eval(), values, trust_backends=RUNTIMES)
+    told = {backend: conformance.refused(traced, backend) for backend in RUNTIMES}
+    unsigned = [op.name for op in traced.graph.ops if "uint16" in told["onnxruntime"].get(op.name, "")]
+    assert len(unsigned) == 1 and told["onnxruntime"].keys() == {"mul", *unsigned}  # it has no product in bfloat16
+    assert "bfloat16, which it cannot pass" in told["openvino"]["mul"] and {*unsigned} < told["openvino"].keys()
+    for backend in RUNTIMES:
+        for found, right in zip(mixed_answers(traced, backend, values), Short()(*values), strict=True):
+            assert torch.equal(found, right)
 
 
 class Kinds(nn.Module):
@@ -151,7 +169,7 @@ def test_a_search_goes_on_without_a_backend_whose_compiler_crashes() -> None:
     profile = replace(eager, measured={**eager.measured, **other.measured})
     found = autosplit.search(traced, profile, device, setup=Setup(progress=False), budget=Budget(search_s=0.5))
     assert {stage.backend for stage in found.plan.stages} == {"eager"}
-    assert any("openvino is left out: the process was killed by SIGSEGV" in note for note in found.profile.notes)
+    assert any("openvino is left out: worker 'compiling' was killed by SIGSEGV" in note for note in found.profile.notes)
 
 
 def _end() -> None:
@@ -159,7 +177,7 @@ def _end() -> None:
 
 
 def test_a_process_apart_that_died_is_replaced() -> None:
-    with pytest.raises(BackendError, match="the process was killed by SIGKILL while nothing was done"):
+    with pytest.raises(BackendError, match="worker 'compiling' was killed by SIGKILL while nothing was done"):
         apart(_end, doing="while nothing was done")
     assert apart(math.sqrt, 16.0, doing="while a root was taken") == 4.0
 

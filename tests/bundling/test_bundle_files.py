@@ -186,7 +186,7 @@ def rename_file(data, name):
         (lambda data: data["files"].pop(WEIGHTS), f"it lists no '{WEIGHTS}'"),
         (
             lambda data: data["networks"]["skips"]["parts"][0].update(backend="pickle"),
-            "no file for backend 'pickle', or that does not exist",
+            "for backend 'pickle', which does not exist",
         ),
         (lambda data: data["networks"]["skips"]["parts"][0].update(devices=["tape"]), "part 'stage0': device 'tape'"),
         (lambda data: data["networks"]["skips"].update(answer={"value": "nothing"}), "an answer that cannot be built"),

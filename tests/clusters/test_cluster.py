@@ -25,12 +25,13 @@ import torch
 
 import autosplit
 from autosplit import scratch
+from autosplit.backends.workspace import Workspace
 from autosplit.clusters import frames, hostprofile
 from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.handshake import dial
 from autosplit.costs.wires import Wires
+from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import open_pipeline
-from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.measuring.store import Store
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
@@ -228,7 +229,7 @@ def test_every_kind_of_request_runs_over_hosts(traced: autosplit.Traced, cluster
     inputs = [torch.randn_like(traced.example_inputs[0]) for _ in range(7)]
     expected = [traced.run(x) for x in inputs]
     plan = halves(traced, cluster)
-    with Workspace() as workspace, HostManager(opener=cluster.opener()) as host:
+    with Workspace() as workspace, HostManager(engine_factory=cluster.engine_factory()) as host:
         for name in ("one", "two"):
             deploy(host, name, traced, plan, cluster.machine, workspace)
         one = host["one"]
@@ -269,14 +270,14 @@ def test_a_stopped_host_holds_callers_up_and_urgent_requests_overtake(
         pipeline = model.pipeline
         assert torch.equal(model(x), traced.run(x))
         with stopped(pipeline.pids[1]):
-            futures = [model.submit(x) for _ in range(pipeline.window)]
+            futures = [model.submit(x) for _ in range(pipeline.max_in_flight)]
             unwanted, plain, urgent = (model.submit(x, priority=priority) for priority in (0, 0, -1))
             futures += [plain, urgent]
-            with pytest.raises(autosplit.RefusedError, match=f"{pipeline.window} requests are running"):
+            with pytest.raises(autosplit.RefusedError, match=f"{pipeline.max_in_flight} requests are running"):
                 while True:
                     futures.append(model.submit(x, timeout_s=0))
-            assert (pipeline.num_running, pipeline.num_waiting) == (pipeline.window, pipeline.room)
-            assert unwanted.cancel() and pipeline.num_waiting == pipeline.room - 1
+            assert (pipeline.num_running, pipeline.num_waiting) == (pipeline.max_in_flight, pipeline.queue_capacity)
+            assert unwanted.cancel() and pipeline.num_waiting == pipeline.queue_capacity - 1
             for name, future in (("plain", plain), ("urgent", urgent)):
                 future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
         assert all(torch.equal(future.result(300), traced.run(x)) for future in futures)

@@ -1,4 +1,4 @@
-"""The contract of a transport, for hosts over TCP; and what is the hosts' own: another route for a lost host."""
+"""The contract of a transport, for hosts over TCP."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -6,9 +6,12 @@ from typing import Any, ClassVar
 import pytest
 from contract import ROOM, TransportContract
 from hosts import SECRET, Hosts, on_hosts
+from pipelines import increment, request
 
 from autosplit.clusters.agent import Agent
+from autosplit.clusters.hoststransport import Lost
 from autosplit.clusters.remote import HostsPipeline
+from autosplit.errors import WorkerError
 from autosplit.running.engine import Engine
 
 pytestmark = pytest.mark.timeout(60)
@@ -31,4 +34,13 @@ class TestHosts(TransportContract):
         """A replica on each host."""
         devices = [f"{name}/null:0" for name in list(self.agents)[:replicas]]
         stage = on_hosts(function, *devices, queue_depth=1)
-        return HostsPipeline(Hosts(**self.agents), [stage], ["x"], ["y"], room=ROOM)  # type: ignore[arg-type]
+        return HostsPipeline(Hosts(**self.agents), [stage], ["x"], ["y"], queue_capacity=ROOM)  # type: ignore[arg-type]
+
+    def test_a_pipeline_that_lost_a_host_can_be_opened_again(self) -> None:
+        with self.open(increment) as engine:
+            engine._transport._events.put(Lost("one", "it was silent"))  # type: ignore[attr-defined]
+            with pytest.raises(WorkerError, match="host 'one' was lost: it was silent"):
+                while True:
+                    engine.run(request(0))
+            engine.reopen()
+            assert engine.run(request(1))[0][0] == 2 and engine.failure is None

@@ -101,9 +101,9 @@ def none(lost: Lost, route: Route, events: Events) -> Route:
 class Bench:
     """An engine on a fake route; it answers with the value ``10 * number``."""
 
-    def __init__(self, replace: Callable[[Lost, Route, Events], Route] = none, room: int = 8) -> None:
+    def __init__(self, replace: Callable[[Lost, Route, Events], Route] = none, queue_capacity: int = 8) -> None:
         self.events, self.route = Events(), FakeRoute()
-        self.engine = Engine(lambda wiring: HostsTransport(self.route, self.events, replace), FakeRoute.wiring, room)
+        self.engine = Engine(lambda wiring: HostsTransport(self.route, self.events, replace), FakeRoute.wiring, queue_capacity)
 
     def submit(self, timeout_s: float | None = 0.0, **settings: Any) -> AnswerFuture:
         return self.engine.submit(request(0), timeout_s=timeout_s, **settings)
@@ -114,7 +114,7 @@ class Bench:
 
 def test_callers_at_the_door_are_let_in_once_the_queue_is_half_empty() -> None:
     """Every answer woke all callers that waited for room, however many there were."""
-    bench = Bench(room=4)
+    bench = Bench(queue_capacity=4)
     futures = [bench.submit() for _ in range(6)]
     late: queue.SimpleQueue[AnswerFuture] = queue.SimpleQueue()
     callers = [threading.Thread(target=lambda: late.put(bench.submit(timeout_s=None))) for _ in range(3)]

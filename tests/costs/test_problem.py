@@ -5,6 +5,7 @@ from problems import chain
 from autosplit.costs.graphproblem import problem_from
 from autosplit.costs.problem import HOST, Block, Net, Pool, SharedWeight, Solution, Transfers
 from autosplit.errors import UsageError
+from autosplit.values.constraints import Placement
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.links import Link
 from autosplit.values.machine import Device, Machine
@@ -26,11 +27,11 @@ def machine() -> Machine:
     return Machine.of(devices, [Link("cpu:0", "host", 5.0, 1.0, 2.0, 3.0, 4.0)])
 
 
-TIMES = {(op, device): 1.0 for op in ("a", "b") for device in ("cpu:0", "cpu:1")}
+TIMES = np.ones((2, 2))
 
 
 def test_a_graph_on_a_machine():
-    problem = problem_from(graph(), TIMES, machine())
+    problem = problem_from(graph(), machine(), TIMES)
     assert problem.nets == (Net(HOST, (0, 1), 16.0), Net(0, (1,), 16.0), Net(1, (HOST,), 16.0))
     assert problem.order == ((0, 1),)
     assert problem.op_bytes.tolist() == [4.0, 0.0]
@@ -41,23 +42,12 @@ def test_a_graph_on_a_machine():
     assert problem.device_classes == ((0,), (1,))
 
 
-def test_barred_pairs_and_missing_times_close_devices_and_keep_the_reason():
-    times = {pair: s for pair, s in TIMES.items() if pair != ("b", "cpu:0")}
-    problem = problem_from(
-        graph(), times, machine(), barred={("a", "cpu:0"): "'a' is pinned to 'cpu:1'"}, colocations=[["b", "a"]]
-    )
-    assert np.isinf(problem.compute_s).tolist() == [[True, False], [True, False]]
-    assert problem.reasons[0, 0] == "op 'a': 'a' is pinned to 'cpu:1'"
-    assert "does not support" in problem.reasons[1, 0]
+def test_barred_pairs_close_devices_and_keep_the_reason():
+    barred = {("a", "cpu:0"): "'a' is pinned to 'cpu:1'"}
+    problem = problem_from(graph(), machine(), TIMES, Placement(barred, (("b", "a"),)))
+    assert np.isinf(problem.compute_s).tolist() == [[True, False], [False, False]]
+    assert problem.reasons == {(0, 0): "op 'a': 'a' is pinned to 'cpu:1'"}
     assert problem.groups == ((0, 1),)
-
-
-def test_unknown_names_are_listed_together():
-    barred = {("nope", "cpu:0"): "", ("a", "cuda:0"): ""}
-    with pytest.raises(UsageError, match=r"3 faults") as caught:
-        problem_from(graph(), TIMES, machine(), barred=barred, colocations=[["a", "gone"]])
-    assert "op 'nope' is not in the graph" in str(caught.value)
-    assert "device 'cuda:0' is not one of the machine's: cpu:0, cpu:1" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -335,7 +336,7 @@ def test_a_plan_of_other_ops_is_refused() -> None:
 
 def test_device_loads_and_throughput_are_those_of_the_evaluator() -> None:
     schedule = schedule_plan(SPLIT, GRAPH, PROFILE, MACHINE.link, num_requests=400)
-    problem = problem_from(GRAPH, {(op, f"null:{i}"): value for op, value in OP_S.items() for i in range(4)}, MACHINE)
+    problem = problem_from(GRAPH, MACHINE, np.repeat([[OP_S[op.name]] for op in GRAPH.ops], 4, axis=1))
     loads = evaluate(problem, [Block((0,), (0,)), Block((1, 2), (1, 2)), Block((3,), (3,))])
     for number, name in enumerate(problem.devices):
         assert schedule.device_busy_s[name] / 400 == pytest.approx(loads.device_s[number])
@@ -355,7 +356,7 @@ def test_a_request_of_two_microbatches_is_done_with_its_second_one() -> None:
 @given(st.integers(0, 10**6), st.booleans())
 def test_blocks_take_what_the_evaluator_says(seed: int, overlap: bool) -> None:
     """One sample alone is the critical path; many keep every device busy for its load, and the largest sets the pace."""
-    problem = random_problem(seed, unsupported=False, overlap=overlap, sync=False, num_ops=1 + seed % 7, num_devices=1 + seed % 3)
+    problem = random_problem(seed, unsupported=False, overlap=overlap, num_ops=1 + seed % 7, num_devices=1 + seed % 3)
     blocks = random_blocks(problem, seed)
     alone_s, loads = latency_s(problem, blocks), evaluate(problem, blocks)
     one_s = schedule_blocks(problem, blocks, 1).makespan_s

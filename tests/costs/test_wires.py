@@ -73,7 +73,7 @@ def test_replicas_that_take_turns_meet_those_of_their_own_host():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_simulation_keeps_the_pace_of_the_evaluator(seed):
-    problem = on_hosts(random_problem(seed, num_ops=5, num_devices=3, unsupported=False, sync=False), 0.3 * Random(seed).random())
+    problem = on_hosts(random_problem(seed, num_ops=5, num_devices=3, unsupported=False), 0.3 * Random(seed).random())
     blocks = random_blocks(problem, seed)
     schedule = schedule_blocks(problem, blocks, 200)
     value_s = evaluate(problem, blocks).bottleneck_s

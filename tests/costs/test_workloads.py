@@ -440,16 +440,6 @@ def test_a_pipedream_profile_with_transfers_beside_compute():
     assert evaluate(problem, [Block((0, 1), (0,)), Block((2,), (1,))]).device_s == pytest.approx([7.5, 2.0])
 
 
-def test_replicas_of_a_training_profile_synchronise_their_weights():
-    problem = parse_pipedream(PROFILE, "tiny", num_devices=2, bytes_per_s=1e6)
-    both = evaluate(problem, [Block((0, 1, 2), (0, 1))])
-    assert both.device_s == pytest.approx([(9.0 + 2 * 93.2) / 2] * 2)
-    solution = solve(problem, Demands(max_replicas=2), time_limit_s=2.0)
-    assert solution.status == "optimal" and solution.objective_s == pytest.approx(9.0)
-    inference = parse_pipedream(PROFILE.replace("=5.0", "=0").replace("=0.500", "=0"), "tiny", 2, 1e6)
-    assert inference.sync_s_per_byte == 0.0
-
-
 # Kind, ms forward and backward, bytes of the output and of the weights: a net like AlexNet, whose loader takes longest.
 CONVOLUTIONS = [
     ("Input", 636.0, 0.0, 154e6, 0),

@@ -7,8 +7,8 @@ import torch
 
 from autosplit.backends.base import BF16_TOLERANCE, F32_TOLERANCE, get_backend
 from autosplit.backends.eager import EagerBackend
+from autosplit.backends.workspace import Workspace
 from autosplit.deploying import checking
-from autosplit.deploying.workspace import Workspace
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.loading import load_model

@@ -13,9 +13,11 @@ from typing import Any, cast
 
 import pytest
 
-from autosplit.deploying import comparing, halving, screening, sidebyside
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying import bench, comparing
+from autosplit.deploying.bench import Bench, Contender
+from autosplit.deploying.contest import NO_TIME, SCREEN_S, Contest, by_promise
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.deploying.workspace import Workspace
 from autosplit.progress import quiet
 from autosplit.reports.outcomes import PLAN
 from autosplit.running.pipeline import Pipeline
@@ -49,10 +51,10 @@ class _Ran:
         return [list(accumulate(steps_ns, initial=time.monotonic_ns()))[1:]]
 
 
-def _loaded(plan: Plan, pipeline: Any, p50_s: float = 0.1) -> sidebyside.Contender:
+def _loaded(plan: Plan, pipeline: Any, p50_s: float = 0.1) -> Contender:
     error = NumericalError(0.0, 0.0, "y")
     calls = [] if pipeline is None else [pipeline.submit]
-    return sidebyside.Contender(plan, cast(Pipeline, pipeline), calls, error, "", [p50_s])
+    return Contender(plan, cast(Pipeline, pipeline), calls, error, "", [p50_s])
 
 
 @pytest.mark.parametrize("num_items", [1, 20, 31])
@@ -65,8 +67,8 @@ def test_filling_and_draining_a_pipeline_do_not_count(plan: Plan, num_items: int
 
 def test_a_round_does_not_sum_up_latencies_for_each_request(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     # it did, which took 26 us a request: an MLP of 42 us a request was measured at 14,400 items/s instead of 23,700
-    entry, sums, of = _loaded(plan, _Ran()), [], sidebyside.LatencyStats.of
-    monkeypatch.setattr(sidebyside.LatencyStats, "of", lambda times_s: sums.append(len(times_s)) or of(times_s))
+    entry, sums, of = _loaded(plan, _Ran()), [], bench.LatencyStats.of
+    monkeypatch.setattr(bench.LatencyStats, "of", lambda times_s: sums.append(len(times_s)) or of(times_s))
     entry.run(200)
     assert len(sums) <= 10
 
@@ -133,7 +135,7 @@ def test_slower_ways_run_as_long_as_the_first_and_not_as_often(plan: Plan) -> No
     sent: dict[str, int] = {}
     for name, entry in ways.items():
         entry.run = functools.partial(sent.__setitem__, name)  # type: ignore[method-assign]
-    sidebyside.SideBySide.run_round(cast(sidebyside.SideBySide, SimpleNamespace(loaded=ways)), ["first", "slow", "fast"], 1, 50)
+    Bench.run_round(cast(Bench, SimpleNamespace(loaded=ways)), ["first", "slow", "fast"], 1, 50)
     assert sent == {"first": 50, "slow": 5, "fast": 50}
 
 
@@ -146,9 +148,9 @@ def test_after_a_way_whose_threads_may_spin_on_the_cores_are_left_alone(
     seen: list[str] = []
     for name, entry in ways.items():
         entry.run = entry.run_alone = lambda _, name=name: seen.append(name)  # type: ignore[method-assign, misc]
-    monkeypatch.setattr(sidebyside.time, "sleep", lambda seconds: seen.append("rest"))
-    run = sidebyside.SideBySide.run_round if full else sidebyside.SideBySide.run_alone
-    run(cast(sidebyside.SideBySide, SimpleNamespace(loaded=ways)), list(ways), 0, 1)
+    monkeypatch.setattr(bench.time, "sleep", lambda seconds: seen.append("rest"))
+    run = Bench.run_round if full else Bench.run_alone
+    run(cast(Bench, SimpleNamespace(loaded=ways)), list(ways), 0, 1)
     assert seen == ["narrow", "wide", "rest", "last"]
 
 
@@ -170,6 +172,9 @@ class _Ring:
             slower = self.drift if name == list(self.per_s)[-1] else 0.0
             self.loaded[name].rounds_alone_s.append([1 / (self.per_s[name] * (1 + slower * (-1) ** number))])
 
+    def load(self, name: str, plan: Plan, traced: Any) -> None:
+        """All are loaded."""
+
     def unload(self, name: str) -> None:
         del self.loaded[name]
 
@@ -184,9 +189,9 @@ def test_every_way_follows_others_and_none_always_comes_first(plan: Plan, num_na
         entry.run_alone = lambda seconds, name=name: order.append(name)  # type: ignore[misc]
     for number in range(6):
         if kind == "full":
-            sidebyside.SideBySide.run_round(cast(sidebyside.SideBySide, SimpleNamespace(loaded=ways)), list(ways), number, 10)
+            Bench.run_round(cast(Bench, SimpleNamespace(loaded=ways)), list(ways), number, 10)
         else:
-            sidebyside.SideBySide.run_alone(cast(sidebyside.SideBySide, SimpleNamespace(loaded=ways)), list(ways), number, 1.0)
+            Bench.run_alone(cast(Bench, SimpleNamespace(loaded=ways)), list(ways), number, 1.0)
     rounds = [order[start : start + num_names] for start in range(0, len(order), num_names)]
     assert len(rounds) == 6 and all(sorted(names) == list(ways) for names in rounds)
     assert all(len({names.index(name) for names in rounds}) > 1 for name in ways)
@@ -196,8 +201,8 @@ def test_every_way_follows_others_and_none_always_comes_first(plan: Plan, num_na
 def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan, objective: str) -> None:
     ways = {f"way {number}": 10.0 * number for number in range(1, 8)}
     ring = _Ring(plan, {PLAN: 35.0, **ways})
-    contest = screening.Contest(cast(sidebyside.SideBySide, ring), len(ways), objective, keep="way 1", round_s=2.0)
-    reasons = {name: reason for way in ways for name, reason in contest.admit(way).items()}
+    contest = Contest(cast(Bench, ring), objective, keep="way 1", round_s=2.0)
+    reasons = {name: reason for way in ways for name, reason in contest.screen(way).items()}
     assert list(ring.loaded) == [PLAN, "way 1", "way 4", "way 5", "way 6", "way 7"]
     assert list(reasons) == ["way 2", "way 3"]
     assert reasons["way 2"] == "in short runs 4 others were better (0.57 times as good as the plan there)"
@@ -207,9 +212,8 @@ def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan
 def test_no_short_run_is_made_where_the_first_round_is_as_short(plan: Plan, num_ways: int, round_s: float, num_runs: int) -> None:
     ways = {f"way {number}": 10.0 * number for number in range(1, num_ways + 1)}
     ring = _Ring(plan, {PLAN: 35.0, **ways})
-    contest = screening.Contest(cast(sidebyside.SideBySide, ring), num_ways, "throughput", "way 1", round_s)
-    for way in ways:
-        contest.admit(way)
+    plans = dict.fromkeys(ring.loaded, plan)
+    Contest(cast(Bench, ring), "throughput", "way 1", round_s).load(plans, cast(Any, {plan.microbatch: None}), math.inf)
     assert len(ring.loaded[PLAN].rounds("throughput")) == num_runs
 
 
@@ -217,11 +221,15 @@ def _halve(
     ring: _Ring, objective: str, barred: Collection[str] = (), decide: bool = True, until_s: float = math.inf
 ) -> dict[str, int]:
     """How many rounds each way ran, of four for all."""
-    rounds = halving.Rounds(cast(sidebyside.SideBySide, ring), objective, {PLAN}, barred, decide, quiet, until_s=until_s)
-    if objective == "throughput":
-        rounds.halve(lambda names, number: ring.run_round(names, number, 100), 4)
-    else:
-        rounds.halve(lambda names, number: ring.run_alone(names, number, 1.0), 4)
+    contest = Contest(cast(Bench, ring), objective, "", 2.0, barred=barred, decide=decide, until_s=until_s)
+
+    def run(names: Sequence[str], number: int) -> None:
+        if objective == "throughput":
+            ring.run_round(names, number, 100)
+        else:
+            ring.run_alone(names, number, 1.0)
+
+    contest.halve(run, 4)
     return {name: len(entry.rounds(objective)) for name, entry in ring.loaded.items()}
 
 
@@ -258,7 +266,7 @@ def test_the_most_promising_baselines_are_loaded_first(plan: Plan) -> None:
         "compiled": way("compiled", 0, 0.0),
         "usual": way("eager", 1),
     }
-    order = screening.by_promise(comparing.Baselines(plans), "usual")
+    order = by_promise(comparing.Baselines(plans), "usual")
     assert order == ["usual", "x caller", "compiled", "y", "x best", "x unknown", "x slow", "far"]
 
 
@@ -266,8 +274,8 @@ def _load(plans: Mapping[str, Plan], keep: str, late_s: float, round_s: float) -
     """The names that a contest loads, and its reasons for the others."""
     bench = SimpleNamespace(loaded={})
     bench.load = lambda name, *_: bench.loaded.setdefault(name)
-    contest = screening.Contest(cast(Any, bench), len(plans) - 1, plans[PLAN].objective, keep, round_s)
-    reasons = contest.load(plans, cast(Any, {plans[PLAN].microbatch: None}), late_s, quiet)
+    contest = Contest(cast(Any, bench), plans[PLAN].objective, keep, round_s)
+    reasons = contest.load(plans, cast(Any, {plans[PLAN].microbatch: None}), late_s)
     return list(bench.loaded), reasons
 
 
@@ -287,9 +295,9 @@ def test_what_may_win_is_loaded_however_late_it_is(plan: Plan) -> None:
 @pytest.mark.parametrize(("late_s", "num_loaded"), [(-math.inf, 4), (math.inf, 8)])
 def test_a_small_budget_loads_the_most_promising_ways_only(plan: Plan, late_s: float, num_loaded: int) -> None:
     names = [f"way {number}" for number in range(10)]
-    loaded, reasons = _load(dict.fromkeys((PLAN, *names, "kept"), plan), "kept", late_s, screening.SCREEN_S)
+    loaded, reasons = _load(dict.fromkeys((PLAN, *names, "kept"), plan), "kept", late_s, SCREEN_S)
     assert loaded == [PLAN, *names[:num_loaded], "kept"]
-    assert reasons == dict.fromkeys(names[num_loaded:], screening.NO_TIME)
+    assert reasons == dict.fromkeys(names[num_loaded:], NO_TIME)
 
 
 def test_no_way_stops_for_being_behind_one_that_must_not_be_chosen(plan: Plan) -> None:
@@ -316,7 +324,7 @@ def test_the_line_on_the_time_names_each_step_and_their_sum(monkeypatch: pytest.
 class TwoHosts:
     """As ``Setup`` takes hosts; nothing asks them anything."""
 
-    machine, measure, opener = None, print, print
+    machine, measure, engine_factory = None, print, print
 
 
 def test_no_baseline_of_a_plan_over_hosts_runs_in_the_callers_process(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

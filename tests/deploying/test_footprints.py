@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from autosplit import api
+from autosplit.backends.workspace import Workspace
 from autosplit.clusters.replanning import Replanner
 from autosplit.deploying.comparing import compare
 from autosplit.deploying.footprints import Footprints
+from autosplit.deploying.networks import deploy
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import DeviceError, PlanError
 from autosplit.memory.stages import count, footprints_of, with_footprints

@@ -15,7 +15,8 @@ def test_every_fault_of_a_setup_is_named() -> None:
     ):
         Setup(precision="fp8", queue_depth=0)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="backends must be a list of str"):
-        Setup(backends="eager")
+        Setup(backends=[1])  # type: ignore[list-item]
+    assert Setup(backends="eager").considered == ("eager",)
     with pytest.raises((UsageError, BackendError), match="'tensorrt' does not exist"):
         Setup(backends=["tensorrt"])
 

@@ -1,4 +1,5 @@
 import inspect
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from autosplit.values.machine import parse_device
 
 def test_devices_are_served_by_the_provider_of_their_kind() -> None:
     assert provider("cuda") is Cuda
-    with accelerators.substituted(cuda="simulated:Unrecordable"):
+    with patch.dict(PROVIDERS, cuda="simulated:Unrecordable"):
         assert isinstance(open_accelerator("cuda:1"), Unrecordable)
         assert open_accelerator("cuda:1").index == 1
     assert PROVIDERS == {"cuda": "autosplit.devices.cuda:Cuda"}

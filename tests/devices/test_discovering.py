@@ -8,7 +8,8 @@ from simulated import cuda
 
 from autosplit.backends.base import states
 from autosplit.devices import discovering, limits
-from autosplit.devices.accelerators import Facts, answer_facts
+from autosplit.devices.accelerators import Facts
+from autosplit.devices.calls import serve
 from autosplit.devices.discovering import (
     caches,
     cpu_quota,
@@ -212,11 +213,11 @@ def test_cuda_devices_are_described(two_gpus) -> None:
 def test_a_device_that_does_not_answer_is_named(monkeypatch) -> None:
     def start(target: str, name: str) -> SimpleNamespace:
         ours, theirs = Pipe()
-        threading.Thread(target=answer_facts, args=(theirs,)).start()
+        threading.Thread(target=serve, args=(theirs,)).start()
         return SimpleNamespace(connection=ours, name=name, close=ours.close)
 
     monkeypatch.setattr(discovering, "spawn_worker", start)
-    with cuda("simulated:Lost"), pytest.raises(DeviceError, match="device cuda:0 cannot be used: RuntimeError: it fell off"):
+    with cuda("simulated:Lost"), pytest.raises(DeviceError, match="device 'cuda:0' cannot be used: RuntimeError: it fell off"):
         discovering.facts_of(("cuda:0",))
 
 

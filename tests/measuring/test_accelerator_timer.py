@@ -115,10 +115,10 @@ def test_what_a_device_fails_at_is_a_fault_of_the_backend(failure, said, program
     torch.save(list(traced.example_inputs), tmp_path / "stage" / INPUTS)
     monkeypatch.setattr(worker, "open_accelerator", lambda name: device)
     monkeypatch.setattr(worker, "AcceleratorTimer", fail)
-    state = worker.DeviceState()
-    state.obey(worker.Open("cuda:0", (), {}))
-    prepared = state.obey(worker.Prepare(tmp_path / "stage", "eager", 1))
-    assert said in prepared.fault
+    measuring = worker.MeasuringWorker()
+    measuring.open("cuda:0", (), {})
+    with pytest.raises(BackendError, match=said):
+        measuring.prepare(tmp_path / "stage", "eager", 1)
 
 
 def test_data_goes_to_the_device_and_back_through_staging_memory() -> None:
@@ -152,5 +152,5 @@ def test_what_was_measured_on_another_gpu_is_measured_again(traced, tmp_path, mo
     profile = replace(Profile.empty(traced.graph), measured={setting: Measured(ops, provenance=stamp)})
     store = Store(tmp_path)
     store.save(traced.graph, profile)
-    known = look_up(traced.graph, machine, store, stamps)
+    known = look_up(traced, machine, store, stamps)
     assert (setting in known.measured) == (not note) and all(note in line for line in known.notes)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autosplit.deploying.workspace import Workspace
+from autosplit.backends.workspace import Workspace
 from autosplit.measuring import stage_timer
 from autosplit.measuring.cut_cost import NUM_OPS, save_cut, typical_cut
 from autosplit.measuring.stage_timer import PassBudget, cut_s

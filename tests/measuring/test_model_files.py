@@ -2,7 +2,7 @@
 
 import torch
 
-from autosplit.deploying.workspace import Workspace
+from autosplit.backends.workspace import Workspace
 from autosplit.errors import BackendError
 from autosplit.measuring.model_files import ModelFiles, merged
 from autosplit.measuring.stage_timer import INPUTS

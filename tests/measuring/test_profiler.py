@@ -1,13 +1,15 @@
 import contextlib
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -29,10 +31,9 @@ from autosplit.measuring import (
     stage_timer,
 )
 from autosplit.measuring.cut_cost import typical_cut
-from autosplit.measuring.measuring_worker import Calibrate, DeviceState, Open, Prepare, Prepared, Time, TimeCut
+from autosplit.measuring.measuring_worker import DeviceFaults, MeasuringWorker, Prepared, open_workers
 from autosplit.measuring.model_files import BackendFiles, ModelFiles, Subgraph
 from autosplit.measuring.stage_timer import INPUTS, PassBudget, Timed
-from autosplit.measuring.worker_pool import WorkerPool
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import save_stage, split
@@ -73,18 +74,19 @@ class Zeroless(torch.nn.Module):
         return zeroless(x) * 2
 
 
-class FakePool:
+class FakeWorkers:
     """Answers at once with made-up times: op number n takes n + 1 ms in eager, and other backends run one fused node."""
 
     def __init__(self, traced: Traced, machine: Machine) -> None:
         self.traced = traced
         self.calibration_s = {device.name: 1e-3 for device in machine.devices}
         self.backend = ""
-        self.commands: list[tuple[str, object]] = []
-        self.sent: list[tuple[str, object]] = []
+        self.calls: list[tuple[str, str, Sequence[Any]]] = []
+        """Device, method and arguments of each call but those of the calibration and of cuts."""
         self.without: set[str] = set()
         self.divided: dict[str, list[list[str]]] = {}
-        self.wrong: set[str] = set()
+        self.faults: dict[tuple[str, str], str] = {}
+        """Backend and device to the fault there."""
         self.uncut: set[str] = set()
         self.waited = 0.0
         self.slow: list[float] = []
@@ -105,37 +107,46 @@ class FakePool:
     def divide(self, files: ModelFiles, backend: str, failure: BackendError) -> BackendFiles:
         raise failure
 
-    def send(self, commands: dict) -> None:
-        self.commands += [one for one in commands.items() if not isinstance(one[1], Calibrate | TimeCut)]
-        self.sent += commands.items()
+    def begin(self, function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]]) -> list[tuple[str, str, Sequence[Any]]]:
+        calls = [(device, function.__name__, given) for device, given in arguments.items()]
+        self.calls += [call for call in calls if call[1] in ("prepare", "time")]
+        return calls
 
-    def answers(self) -> dict:
-        sent, self.sent = self.sent, []
-        self.num_busy = len(sent)
-        return {device: self.answer(device, command) for device, command in sent}
+    def results(self, calls: Sequence[tuple[str, str, Sequence[Any]]]) -> dict[str, Any]:
+        self.num_busy = len(calls)
+        preparing = {device: given[1] for device, name, given in calls if name == "prepare"}
+        if faults := {device: self.faults[one, device] for device, one in preparing.items() if (one, device) in self.faults}:
+            raise DeviceFaults(faults, lost="died" in str(faults))
+        return {device: self.answer(device, name, *given) for device, name, given in calls}
 
-    def ask(self, commands: dict) -> dict:
-        self.send(commands)
-        return self.answers()
+    def call(self, function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        return self.results(self.begin(function, arguments))
+
+    def prepares(self) -> list[Sequence[Any]]:
+        return [given for _, name, given in self.calls if name == "prepare"]
+
+    def times(self) -> list[Sequence[Any]]:
+        return [(*given, False, False)[:3] for _, name, given in self.calls if name == "time"]
 
     def kinds(self) -> list[str]:
-        return ["prepare" if isinstance(one, Prepare) else "ops" if one.ops else "whole" for _, one in self.commands]
+        return [name if name == "prepare" else "ops" if True in given[1:2] else "whole" for _, name, given in self.calls]
 
-    def answer(self, device: str, command: object) -> object:
+    def answer(self, device: str, name: str, *given: Any) -> object:
         ops = [op.name for op in self.traced.graph.ops]
-        match command:
-            case Calibrate():
+        match name, given:
+            case "calibrate", _:
                 return self.calibration_s[device]
-            case TimeCut():
+            case "time_cut", _:
                 return None if device in self.uncut else 3e-9 * typical_cut(self.traced.graph).num_bytes
-            case Prepare():
-                self.backend = command.backend
-                fault = f"backend '{command.backend}' gives wrong numbers" if command.backend in self.wrong else ""
-                return Prepared(dict.fromkeys(ops, 1.0) if command.eager else {}, 0.00123, fault)
-            case Time(ops=False) if self.num_busy > 1 or len(CORES) == 1:
+            case "prepare", (_, backend, _, _, eager, _):
+                self.backend = backend
+                return Prepared(dict.fromkeys(ops, 1.0) if eager else {}, 0.00123)
+            case "time", (_, True, _):
+                pass
+            case "time", _ if self.num_busy > 1 or len(CORES) == 1:
                 whole_s = self.slow_again.pop() if self.slow_again else 1.0 if self.backend == "eager" else 0.25
                 return Timed((whole_s, whole_s), ())
-            case Time(ops=False):
+            case "time", _:
                 return Timed((0.97, 0.97), ())
         if self.backend == "eager":
             nodes = tuple(RuntimeNode(op, "op", ((n + 1) * 1e-3,) * 3) for n, op in enumerate(ops))
@@ -144,11 +155,11 @@ class FakePool:
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch, traced: Traced, machine: Machine) -> FakePool:
+def pool(monkeypatch: pytest.MonkeyPatch, traced: Traced, machine: Machine) -> FakeWorkers:
     """In place of worker processes; the calibration kernel takes 1 ms, as it did when the fake measured."""
-    fake = FakePool(traced, machine)
+    fake = FakeWorkers(traced, machine)
     monkeypatch.setattr(profiler, "prepare_to_spawn", lambda: None)
-    monkeypatch.setattr(profiler, "open_pool", lambda devices, fds, packages: contextlib.nullcontext(fake))
+    monkeypatch.setattr(profiler, "open_workers", lambda devices, fds, packages: contextlib.nullcontext(fake))
     monkeypatch.setattr(ModelFiles, "prepare", lambda files, backend: fake.prepare(files, backend))
     monkeypatch.setattr(ModelFiles, "divide", lambda files, backend, failure: fake.divide(files, backend, failure))
     monkeypatch.setattr(cache_lookup, "kernel_now_s", lambda cores, then_s: then_s)
@@ -185,12 +196,12 @@ def test_a_backend_that_says_too_little_shares_its_time_as_eager_took_it(traced,
     ratio = profile.op_s(last, device, "eager") / profile.op_s(first, device, "eager")
     assert profile.op_s(last, device, "onnxruntime") / profile.op_s(first, device, "onnxruntime") == pytest.approx(ratio)
     assert profile.measured[Setting(device, "onnxruntime", 1)].source == "proportional"
-    assert [command.eager for _, command in pool.commands if isinstance(command, Prepare)] == [False] * 5 * len(CORES)
+    assert [eager for *_, eager, _ in pool.prepares()] == [False] * 5 * len(CORES)
 
 
 def test_without_eager_the_worker_times_its_ops_in_the_first_round(traced, machine, pool) -> None:
     profile = fake_measure(traced, machine, ("onnxruntime",))
-    eager = [command.eager for _, command in pool.commands if isinstance(command, Prepare)]
+    eager = [eager for *_, eager, _ in pool.prepares()]
     assert eager == [True] * len(CORES) + [False] * len(CORES)
     for setting in profile.measured:
         assert len(set(profile.table(traced.graph, setting).values())) == 1
@@ -218,8 +229,8 @@ def test_of_two_rounds_that_are_far_apart_the_faster_one_counts(traced, machine,
         measured = profile.measured[Setting(device.name, "eager", 1)]
         assert sorted(measured.whole.samples_s) == sorted(samples_s)
         assert measured.alone is None or measured.alone.median_s == min(0.97, samples_s[0])
-    pool.commands.clear()
-    assert fake_measure(traced, machine, store=tmp_path).measured == profile.measured and not pool.commands
+    pool.calls.clear()
+    assert fake_measure(traced, machine, store=tmp_path).measured == profile.measured and not pool.calls
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
@@ -228,22 +239,21 @@ def test_devices_that_took_longer_together_than_alone_have_a_third_round(traced,
     pool.slow, pool.slow_again = [1.9] * 2, [third_s, third_s, 1.9, 1.9]
     profile = fake_measure(traced, machine)
     assert [profile.whole_s(device.name, "eager") for device in machine.devices] == [third_s] * 2
-    assert sum(isinstance(command, Time) and command.wake and not command.ops for _, command in pool.commands) == 2 * 2
+    assert sum(wake and not ops for _, ops, wake in pool.times()) == 2 * 2
 
 
 def test_what_there_is_no_room_to_keep_is_loaded_again(traced, machine, pool, monkeypatch) -> None:
     monkeypatch.setattr(rounds, "memory_limit_bytes", lambda: 10_000)  # of a control group: the machine has more
     fake_measure(traced, machine, ("eager", "onnxruntime"))
-    prepares = [command for _, command in pool.commands if isinstance(command, Prepare)]
-    assert [(p.backend, p.keep) for p in prepares] == [
+    assert [(backend, keep) for _, backend, *_, keep in pool.prepares()] == [
         (backend, False) for backend in ("eager", "eager", "onnxruntime", "eager", "onnxruntime") for _ in CORES
     ]
-    assert not any(isinstance(command, Time) and command.wake and not command.ops for _, command in pool.commands)
+    assert not any(wake and not ops for _, ops, wake in pool.times())
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_more_devices_than_are_timed_at_once_are_timed_in_groups(traced, machine, pool, monkeypatch) -> None:
-    monkeypatch.setattr(profiler, "MAX_AT_ONCE", 1)
+    monkeypatch.setattr(settings, "MAX_AT_ONCE", 1)
     profile = fake_measure(traced, machine, ("eager", "onnxruntime"))
     assert len(profile.measured) == 2 * len(CORES) and not profile.notes
     assert pool.kinds() == ["prepare"] + ["prepare", "ops"] * 4 + ["prepare", "whole"] * 4
@@ -251,11 +261,11 @@ def test_more_devices_than_are_timed_at_once_are_timed_in_groups(traced, machine
 
 def test_a_second_run_measures_nothing_and_another_model_or_count_does(traced, machine, pool, tmp_path) -> None:
     first = fake_measure(traced, machine, store=tmp_path)
-    pool.commands.clear()
+    pool.calls.clear()
     again = fake_measure(traced, machine, store=tmp_path)
-    assert not pool.commands and again == first and not again.notes
+    assert not pool.calls and again == first and not again.notes
     fake_measure(traced, machine, store=Store(tmp_path), remeasure=True)
-    assert pool.commands
+    assert pool.calls
 
 
 def test_a_drifted_calibration_measures_again_and_says_which_and_why(traced, machine, pool, tmp_path, monkeypatch) -> None:
@@ -264,9 +274,9 @@ def test_a_drifted_calibration_measures_again_and_says_which_and_why(traced, mac
     first = first.with_measured(drifted, replace(first.measured[drifted], footprints={"stage": held}))
     Store(tmp_path).save(traced.graph, first)
     monkeypatch.setattr(cache_lookup, "kernel_now_s", lambda cores, then_s: then_s * (0.7 if cores == (CORES[0],) else 1.05))
-    pool.commands.clear()
+    pool.calls.clear()
     profile = fake_measure(traced, machine, store=tmp_path)
-    assert pool.commands
+    assert pool.calls
     [note] = profile.notes
     assert note.startswith(
         f"eager on cpu:{CORES[0]} with 1 thread: stored, but the calibration kernel takes 30% less time than then"
@@ -324,15 +334,15 @@ def test_a_backend_that_refuses_some_ops_is_measured_on_the_rest(traced, machine
         table = profile.table(traced.graph, Setting(device.name, "onnxruntime", 1))
         assert second not in table and sum(table.values()) == pytest.approx(0.5)
     assert_complete(profile, traced.graph)
-    pool.commands.clear()
+    pool.calls.clear()
     again = fake_measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path)
-    assert again.measured == profile.measured and again.notes == profile.notes and not pool.commands
+    assert again.measured == profile.measured and again.notes == profile.notes and not pool.calls
     with pytest.raises(BackendError, match=f"no backend is left on '{machine.devices[0].name}' for op '{second}'"):
         fake_measure(traced, machine, ("onnxruntime",))
 
 
 def test_a_backend_with_wrong_numbers_is_left_out_by_name(traced, machine, pool) -> None:
-    pool.wrong = {"openvino"}
+    pool.faults = {("openvino", device.name): "backend 'openvino' gives wrong numbers" for device in machine.devices}
     profile = fake_measure(traced, machine, ("eager", "openvino"))
     assert {setting.backend for setting in profile.measured} == {"eager"}
     assert profile.notes == ("openvino is left out: backend 'openvino' gives wrong numbers",)
@@ -341,17 +351,31 @@ def test_a_backend_with_wrong_numbers_is_left_out_by_name(traced, machine, pool)
         fake_measure(traced, machine, ("openvino",))
 
 
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+@pytest.mark.parametrize("fault", ["its worker died", "the kernel is not supported"])
+def test_a_backend_that_fails_on_one_device_is_left_out_there(traced, machine, pool, tmp_path, fault) -> None:
+    first, second = (device.name for device in machine.devices)
+    pool.faults = {("openvino", second): fault}
+    profile = fake_measure(traced, machine, ("eager", "openvino"), store=tmp_path)
+    assert set(profile.measured) == {Setting(first, "eager", 1), Setting(second, "eager", 1), Setting(first, "openvino", 1)}
+    assert profile.notes == (f"openvino is left out on {second}: {fault}",)
+    assert Store(tmp_path).load(traced.graph).measured == profile.measured
+    pool.faults[("eager", second)] = fault
+    with pytest.raises(BackendError, match=fault):
+        fake_measure(traced, machine, ("eager", "openvino"), remeasure=True)
+
+
 def test_each_precision_has_a_profile_of_its_own(traced, machine, pool, tmp_path) -> None:
     fake_measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path)
-    pool.commands.clear()
+    pool.calls.clear()
     coarse = fake_measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path, precision="bf16")
-    assert [command.precision for _, command in pool.commands if isinstance(command, Prepare)] == ["bf16"] * 3 * len(CORES)
+    assert [precision for _, _, _, precision, *_ in pool.prepares()] == ["bf16"] * 3 * len(CORES)
     assert coarse.precision == "bf16" and {setting.backend for setting in coarse.measured} == {"eager"}
     [note] = coarse.notes
     assert note.startswith("onnxruntime is left out: backend 'onnxruntime' does not compute in bf16")
-    pool.commands.clear()
+    pool.calls.clear()
     assert fake_measure(traced, machine, store=tmp_path, precision="bf16").measured == coarse.measured
-    assert fake_measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path).precision == "f32" and not pool.commands
+    assert fake_measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path).precision == "f32" and not pool.calls
     with pytest.raises(BackendError, match="does not compute in bf16"):
         fake_measure(traced, machine, ("onnxruntime",), precision="bf16")
 
@@ -369,10 +393,13 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
     torch.save(list(traced.example_inputs), tmp_path / INPUTS)
     get_backend("eager").prepare(program, tmp_path, "bf16")
 
-    def prepared(precision="f32") -> Prepared:
-        state = DeviceState()
-        state.obey(Open("cpu:0", CORES[:1], {}))
-        return state.obey(Prepare(tmp_path, "eager", 1, precision))
+    def prepared(precision="f32") -> Prepared | str:
+        worker = MeasuringWorker()
+        worker.open("cpu:0", CORES[:1], {})
+        try:
+            return worker.prepare(tmp_path, "eager", 1, precision)
+        except BackendError as failure:
+            return str(failure)
 
     with torch.inference_mode():
         assert prepared() == Prepared({}, 0.0)
@@ -380,15 +407,15 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
         monkeypatch.setattr(measuring_worker, "get_backend", lambda name: Zeros())
         monkeypatch.setattr(stage_timer, "get_backend", lambda name: Zeros())
         for precision in ("f32", "bf16"):
-            assert "backend 'zeros'" in prepared(precision).fault
+            assert "backend 'zeros'" in prepared(precision)
 
         def broken(self, folder, threads, precision="f32", shared=True, trust=False):
             raise BackendError("the session does not take the file")
 
         monkeypatch.setattr(Zeros, "load", broken)
-        assert prepared().fault == "the session does not take the file"
+        assert prepared() == "the session does not take the file"
         monkeypatch.setattr(Zeros, "load", lambda *_, **__: 1 / 0)
-        assert prepared().fault == "backend 'eager' failed: division by zero"
+        assert prepared() == "backend 'eager' failed: division by zero"
 
 
 def test_disturbed_measurements_carry_a_note(traced, machine, pool) -> None:
@@ -452,12 +479,12 @@ def test_stages_beside_a_cut_that_cannot_run_have_no_cost(tmp_path: Path) -> Non
     [whole] = split(model, [[op.name for op in model.graph.ops]])
     save_stage(whole, tmp_path / "stage")
     folders = (tmp_path / "stage",) * 3
-    assert DeviceState().obey(TimeCut(folders, "eager", 1, "f32", PassBudget(0.0))) is None
+    assert MeasuringWorker().time_cut(folders, "eager", 1, "f32", PassBudget(0.0)) is None
 
 
 def test_a_stage_is_timed_only_after_it_was_prepared() -> None:
     with pytest.raises(RuntimeError, match="before it prepared"):
-        DeviceState().obey(Time(PassBudget(0.1)))
+        MeasuringWorker().time(PassBudget(0.1))
 
 
 @pytest.mark.timeout(120)
@@ -476,7 +503,7 @@ def test_real_workers_measure_and_leave_nothing_behind(traced, machine, tmp_path
 @pytest.mark.timeout(120)
 def test_what_fails_in_a_worker_comes_with_its_traceback(traced, machine, tmp_path) -> None:
     broken = replace(traced, example_inputs=(torch.zeros(3, 5),))
-    with pytest.raises(WorkerError, match=r"(?s)failed at Prepare.*Traceback.*shapes cannot be multiplied"):
+    with pytest.raises(WorkerError, match=r"(?s)failed during prepare on 'cpu.*Traceback.*shapes cannot be multiplied"):
         measure(broken, Machine.of(machine.devices[:1]), store=tmp_path, links=False)
     assert not list(children()) and not list(tmp_path.glob("*/cpu*.json"))
 
@@ -562,15 +589,28 @@ def children(pid: int | None = None) -> list[int]:
         time.sleep(0.05)
 
 
-def test_a_dead_worker_is_named() -> None:
-    class Dead:
-        connection = SimpleNamespace(send=lambda command: (_ for _ in ()).throw(BrokenPipeError()))
+def killed(_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
-        def fate(self) -> str:
-            return "was killed by SIGKILL"
 
-    with pytest.raises(WorkerError, match="measures on 'cpu:0' was killed by SIGKILL"):
-        WorkerPool({"cpu:0": Dead()}).ask({"cpu:0": Time(PassBudget(1.0))})
+def sleeping(_: object) -> None:
+    time.sleep(60)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("work", "limit_s", "said"), [(killed, 60.0, "was killed by SIGKILL"), (sleeping, 0.5, "gave no answer within 0.5 s")]
+)
+def test_a_worker_that_died_or_hangs_is_named_and_replaced(machine, monkeypatch, work, limit_s, said) -> None:
+    name = machine.devices[0].name
+    with open_workers(machine.devices[:1]) as workers:
+        assert workers.call(MeasuringWorker.calibrate, {name: (0.0,)})[name] > 0
+        monkeypatch.setattr(measuring_worker, "LIMIT_S", limit_s)
+        with pytest.raises(DeviceFaults, match=f"worker 'measuring {name}' {said} during {work.__name__}") as caught:
+            workers.call(work, {name: ()})
+        assert caught.value.lost and [*caught.value.by_device] == [name]
+        monkeypatch.undo()
+        assert workers.call(MeasuringWorker.calibrate, {name: (0.0,)})[name] > 0
 
 
 def test_another_measurement_takes_eight_passes_on_all_devices_at_once(traced) -> None:

@@ -1,9 +1,11 @@
 """A report page holds all that was measured, loads nothing, and its run file gives the same page."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -109,17 +111,21 @@ def test_a_page_is_small_and_loads_nothing(found: tuple[autosplit.AutoResult, Co
 
 
 def test_a_run_file_gives_the_same_page(found: tuple[autosplit.AutoResult, Contents], tmp_path: Path) -> None:
+    """Also that of a run whose outputs differ by an infinite number."""
     _, contents = found
+    wrong = replace(contents.report.plan, max_abs_error=math.inf, max_relative_error=math.nan)
+    report = replace(contents.report, outcomes={**contents.report.outcomes, "wrong": wrong})
+    contents = contents.model_copy(update={"report": report})
     write_contents(contents, tmp_path / "run.json")
-    assert report_page(read_contents(tmp_path / "run.json")) == report_page(contents)
+    read = read_contents(tmp_path / "run.json")
+    assert read.report.outcomes["wrong"].max_abs_error == math.inf
+    assert report_page(read) == report_page(contents)
 
 
 def test_a_page_escapes_what_it_shows_and_keeps_options_whole(found: tuple[autosplit.AutoResult, Contents]) -> None:
     contents = found[1]
     report = found[0].report
-    strange = contents.report.__class__(
-        "<script>alert(1)</script>", 1, report.outcomes, report.verdict, notes=("a < b & c; --isolate rules it out",)
-    )
+    strange = replace(report, model="<script>alert(1)</script>", notes=("a < b & c; --isolate rules it out",))
     page = report_page(contents.model_copy(update={"report": strange}))
     assert "<script>alert(1)" not in page
     assert "a &lt; b &amp; c; <code>--isolate</code> rules it out" in page

@@ -41,7 +41,7 @@ def test_everything_is_compiled_ahead(capsys) -> None:
 def test_bounds_without_prices_run_the_machine_code_of_others() -> None:
     # on equal devices they gave an array in the other layout, for which the walk was compiled once more: 10 s
     for problem in (warming.small_problem(), chain([1.0, 2.0, 3.0])):
-        items = contract(problem, Demands(), merge=False)
+        items = contract(problem, Demands())
         values = np.ascontiguousarray(np.array([]).reshape(0, items.num_items).T)
         usage, prices = usage_of(items, Demands()), Prices(values, np.zeros((len(items.classes), 0)))
         assert usage is not None

@@ -1,4 +1,4 @@
-"""The last model of ``make demo``: a cap that one core cannot keep, where a split is the answer, beside the rules of other tools."""
+"""The last model of ``make demo``: a cap that one core cannot keep, so a split wins, beside the rules of other tools."""
 
 import re
 from pathlib import Path

@@ -154,7 +154,7 @@ def test_a_baseline_with_wrong_numbers_is_never_chosen() -> None:
 def test_a_plan_with_wrong_numbers_gives_way_to_one_with_right_ones_however_fast_it_is(rate: float) -> None:
     outcomes = {PLAN: outcome(rate, equal=False), "slow": outcome(3), "wrong": outcome(99, equal=False), "right": outcome(10)}
     assert judged(outcomes) == ("right", "The plan gives wrong numbers, so 'right' is the chosen way.")
-    assert judged(outcomes, forced=True) == (PLAN, "The plan gives wrong numbers, and is kept because it was given.")
+    assert judged(outcomes, forced=True) == (PLAN, "The plan gives wrong numbers, and stays the chosen way because it was given.")
     assert judged({PLAN: outcomes[PLAN], "wrong": outcomes["wrong"]})[0] == PLAN
 
 

@@ -189,7 +189,7 @@ def test_other_tasks_run_between_answers_that_are_there_at_once() -> None:
 @pytest.mark.parametrize(("make", "replicas"), [(Pipeline, 1), (InProcess, 1), (InProcess, 2)])
 def test_nothing_is_left_after_a_storm_of_limits_and_cancellations_in_two_loops(make: Callable[..., Any], replicas: int) -> None:
     answers: list[float] = []
-    with make([local("a", double, "x", "y", replicas=replicas)], ["x"], ["y"], room=2) as engine:
+    with make([local("a", double, "x", "y", replicas=replicas)], ["x"], ["y"], queue_capacity=2) as engine:
         awaiting = Awaiting()
 
         async def ask(number: int, random: Random) -> None:

@@ -52,7 +52,7 @@ def test_a_worker_that_dies_between_its_answer_and_its_slot_stalls_nobody(monkey
     monkeypatch.setattr(RingEnd, "release", dies_once_while_it_frees(1))
     gate = Gate()
     stages = [local("a", lambda x: gate(x) if x[0] == 0 else x + 1, "x", "y")]
-    with Pipeline(stages, ["x"], ["y"], max_in_flight=4, room=40) as pipeline:
+    with Pipeline(stages, ["x"], ["y"], max_in_flight=4, queue_capacity=40) as pipeline:
         futures = [pipeline.submit(request(k), priority=int(k == 1)) for k in range(4)]
         futures += [pipeline.submit(request(k)) for k in range(4, 40)]
         gate.opened.set()
@@ -76,7 +76,7 @@ def test_every_future_resolves_whatever_ends_the_pipeline(
 ) -> None:
     gate, deadly = Gate(), Once(5, 10 if ending in ("deadly request", "give up") else 0)
     stages = [local("a", gate, "x", "y", 2), local("b", lambda y: deadly(y - 1), "y", "z")]
-    pipeline = Pipeline(stages, ["x"], ["z"], max_in_flight=4, room=12, max_restarts=0)
+    pipeline = Pipeline(stages, ["x"], ["z"], max_in_flight=4, queue_capacity=12, max_restarts=0)
     futures = [pipeline.submit(request(k), priority=priorities[k], deadline_s=1e-4 if k in late else None) for k in range(12)]
     if ending == "exit in a callback":
         for future in futures[:3]:

@@ -22,11 +22,12 @@ from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedErro
 from autosplit.running import admission, monitor
 from autosplit.running.copying import CopyPool
 from autosplit.running.inprocess import InProcess
-from autosplit.running.messages import SendEvents, WorkerEvent
+from autosplit.running.messages import WorkerEvent
 from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recovery import Recovery
 from autosplit.running.stage import StagePlacement
+from autosplit.running.stageworker import StageWorker
 from autosplit.running.waitingroom import WaitingRoom
 
 pytestmark = pytest.mark.timeout(60)
@@ -149,7 +150,7 @@ def test_a_sooner_request_overtakes_a_hundred_in_the_queue() -> None:
     """What is in the rings keeps its order, so no more is let in than keeps the stages at work."""
     gate, depth = Gate(), 4
     stages = [local("a", double, "x", "u", queue_depth=depth), local("b", gate, "u", "y", queue_depth=depth)]
-    with Pipeline(stages, ["x"], ["y"], room=100) as pipeline:
+    with Pipeline(stages, ["x"], ["y"], queue_capacity=100) as pipeline:
         futures = [pipeline.submit(request(number)) for number in range(100)]
         urgent = pipeline.submit(request(1000), priority=-1)
         gate.opened.set()
@@ -161,7 +162,7 @@ def test_a_sooner_request_overtakes_a_hundred_in_the_queue() -> None:
 def test_a_caller_that_enters_too_late_lets_the_next_one_in() -> None:
     """Nothing is under way then, so that no answer would call the next one."""
     gate = Gate()
-    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=0) as pipeline:
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, queue_capacity=0) as pipeline:
         futures = [pipeline.submit(request(0))]
         entrance = pipeline._admission._waiting_room
         callers = [
@@ -185,7 +186,7 @@ def test_a_request_that_waits_is_copied_without_the_threads_of_torch(monkeypatch
     gate, copied = Gate(), []
     copy = CopyPool.copy
     monkeypatch.setattr(CopyPool, "copy", lambda pool, source: copied.append(source) or copy(pool, source))
-    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=2) as pipeline:
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, queue_capacity=2) as pipeline:
         values = [request(number) for number in range(3)]
         futures = [pipeline.submit(value) for value in values]
         assert [id(one) for one in copied] == [id(value[0]) for value in values[1:]]
@@ -202,7 +203,7 @@ def test_callers_enter_once_half_of_the_queue_is_free_and_nobody_overtakes_them(
         let_out.acquire(timeout=30)
         return x
 
-    with make([local("a", hold, "x", "y", replicas=replicas)], ["x"], ["y"], room=4) as engine:
+    with make([local("a", hold, "x", "y", replicas=replicas)], ["x"], ["y"], queue_capacity=4) as engine:
         futures = [engine.submit(request(number)) for number in range(2)]
         while engine.num_waiting:  # a copy that starts late would take its request from the full queue
             time.sleep(0.001)
@@ -255,7 +256,7 @@ def test_a_late_request_is_skipped_at_the_next_border() -> None:
 
 def test_a_deadline_in_the_queue_is_told_when_it_passes_and_makes_room() -> None:
     gate = Gate()
-    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=3) as pipeline:
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, queue_capacity=3) as pipeline:
         futures = [pipeline.submit(request(0))]
         futures += [pipeline.submit(request(number), deadline_s=limit_s) for number, limit_s in [(1, 60), (2, 0.1), (3, 0.05)]]
         waiting = pipeline.submit(request(4))
@@ -347,9 +348,9 @@ def test_reports_asked_for_under_load_disturb_nothing() -> None:
 def test_a_report_that_came_too_late_is_not_taken_for_the_next() -> None:
     with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
         pipeline.run(request(0))
-        connection = pipeline._transport.deployment.workers[0].connection
-        connection.send(SendEvents())  # and whoever asked did not wait for the answer
-        assert connection.poll(20)
+        deployment = pipeline._transport.deployment
+        deployment.call(0, "during a report", StageWorker.events, False)  # and nobody waits for the reply
+        assert deployment.workers[0].connection.poll(20)
         pipeline.run_many([request(number) for number in range(3)])
         assert [len(events) for events in pipeline.events()] == [4]
 
@@ -384,7 +385,7 @@ def test_a_request_that_comes_while_an_idle_pipeline_recovers_is_let_in(monkeypa
 
     monkeypatch.setattr(Recovery, "replace_dead", replace)
     monkeypatch.setattr(WaitingRoom, "enter", ask)
-    with Pipeline([spawned("a", "increment", "x", "y")], ["x"], ["y"], room=0) as pipeline:
+    with Pipeline([spawned("a", "increment", "x", "y")], ["x"], ["y"], queue_capacity=0) as pipeline:
         os.kill(pipeline.pids[0], signal.SIGKILL)
         assert recovering.wait(20)
         assert pipeline.submit(request(1)).result(20)[0][0] == 2
@@ -402,7 +403,7 @@ def test_close_ends_all_that_it_holds_also_when_it_is_interrupted(monkeypatch: p
     monkeypatch.setattr(admission, "wait_until", interrupt)
     with pytest.raises(KeyboardInterrupt):
         pipeline.close()
-    assert [thread.name for thread in threading.enumerate() if thread.name in ("autosplit-executor", "a/0 on null:0")] == []
+    assert [thread.name for thread in threading.enumerate() if thread.name in ("autosplit-rings", "a/0 on null:0")] == []
     assert future.done()
 
 
@@ -436,7 +437,7 @@ def test_an_input_that_no_stage_reads_must_be_a_tensor_too() -> None:
 
 def test_settings_out_of_range_hurt_nobody_else() -> None:
     gate = Gate()
-    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=9) as pipeline:
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, queue_capacity=9) as pipeline:
         futures = [pipeline.submit(request(0))]
         for priority in ("high", 1.5):
             with pytest.raises(UsageError, match="priority must be a whole number, lower is sooner, but is "):
@@ -447,7 +448,7 @@ def test_settings_out_of_range_hurt_nobody_else() -> None:
 
 
 def test_a_callback_that_exits_or_waits_for_its_own_pipeline_hurts_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
-    with Pipeline([local("a", Gate(), "x", "y")], ["x"], ["y"], max_in_flight=1, room=1) as pipeline:
+    with Pipeline([local("a", Gate(), "x", "y")], ["x"], ["y"], max_in_flight=1, queue_capacity=1) as pipeline:
         seen: list[str] = []
 
         def wait(task: Any) -> Any:
@@ -500,7 +501,7 @@ def test_a_parameter_group_of_no_stage_is_refused() -> None:
 
 
 def test_many_threads_may_submit_at_once() -> None:
-    with Pipeline([local("a", double, "x", "u", 2), local("b", increment, "u", "y")], ["x"], ["y"], room=1) as pipeline:
+    with Pipeline([local("a", double, "x", "u", 2), local("b", increment, "u", "y")], ["x"], ["y"], queue_capacity=1) as pipeline:
         wrong: list[float] = []
 
         def ask(base: int) -> None:

@@ -3,14 +3,16 @@
 from pathlib import Path
 
 import pytest
+import reported
 import torch
+from reported import REPORTS
 from simulated import cuda
 
 from autosplit.errors import BackendError, UsageError
 from autosplit.running.modules import StageFolder, import_function, positional
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
-from autosplit.tracing.splitting import save_stage, split
+from autosplit.tracing.splitting import save_stage, split, unsplit
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,15 @@ def test_a_stage_on_an_accelerator_is_placed_there(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr("simulated.FREE_BYTES", 16)
         with pytest.raises(BackendError, match=r"weights take .*B, and 16 B of 32 B are free on 'cuda:0'; place fewer ops"):
             stage.load(1, "cuda:0", shared=False)
-    assert StageFolder(tmp_path / "stage").failing_op([torch.zeros(3)]) == program.ops[0]
+    assert StageFolder(tmp_path / "stage").failing_op([torch.zeros(3)]) == f"'{program.ops[0]}'"
     assert StageFolder(tmp_path / "stage").failing_op(traced.example_inputs) is None
     assert StageFolder(tmp_path / "stage").num_bytes == program.weight_bytes
+
+
+def test_the_op_that_fails_is_told_with_its_line_of_code_also_for_a_compiled_stage(tmp_path: Path) -> None:
+    report = REPORTS["table"]
+    save_stage(unsplit(trace(load_model(report.model(), inputs=report.inputs(0)))), tmp_path / "stage")
+    code = "return self.body(self.emb(ids)).sum(1)"
+    number = Path(reported.__file__).read_text(encoding="utf-8").partition(code)[0].count("\n") + 1
+    told = StageFolder(tmp_path / "stage", "onnxruntime").failing_op(report.inputs(2))
+    assert told == f"'embedding' ({reported.__file__}:{number}: {code})"

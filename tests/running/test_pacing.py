@@ -55,7 +55,7 @@ def test_a_request_is_answered_before_a_slow_one_of_a_fast_stream() -> None:
         stream = pipeline.stream(repeat(request(0)))
         for _ in range(200):
             assert next(stream)[0][0] == 1
-        assert pipeline.wiring.window <= pipeline.window <= pipeline.wiring.most_in_flight == 16
+        assert pipeline.wiring.window <= pipeline.max_in_flight <= pipeline.wiring.most_in_flight == 16
         alone, slow = (pipeline.submit(request(number)) for number in (5, 2))
         assert alone.result(10)[0][0] == 6 and not slow.done()
         opened.set()
@@ -75,12 +75,12 @@ def test_none_overtakes_waiting_ones_when_more_may_be_in_flight(monkeypatch: pyt
 
     monkeypatch.setattr(Pace, "look", grow)
     with Pipeline([local("a", see, "x", "y")], ["x"], ["y"]) as pipeline:
-        assert pipeline.window == 3
+        assert pipeline.max_in_flight == 3
         futures = [pipeline.submit(request(number)) for number in range(6)]
         fast.set()
         let_out.release()
         futures[0].result(10)
-        while pipeline.window == 3:  # two are in the queue
+        while pipeline.max_in_flight == 3:  # two are in the queue
             pass
         futures.append(pipeline.submit(request(6)))
         let_out.release(6)

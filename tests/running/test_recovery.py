@@ -14,7 +14,7 @@ import torch
 from pipelines import CORES, request, spawned
 
 from autosplit.errors import StageError
-from autosplit.running import pipeline as pipeline_module
+from autosplit.running import ringtransport
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.provisioner import Deployment, provision
@@ -70,7 +70,7 @@ def test_a_worker_that_dies_while_others_still_load_is_replaced(monkeypatch: pyt
         assert deployment.workers[0].wait(20)
         return deployment
 
-    monkeypatch.setattr(pipeline_module, "provision", provision_and_kill)
+    monkeypatch.setattr(ringtransport, "provision", provision_and_kill)
     with Pipeline([spawned("a", "increment", "x", "u"), spawned("b", "double", "u", "y")], ["x"], ["y"]) as pipeline:
         assert pipeline.run(request(1))[0][0] == 4
         assert pipeline.restarts == 1

@@ -17,26 +17,26 @@ from autosplit.errors import BackendError, DeadlineError, RefusedError, UsageErr
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.restarts import LONGEST_PAUSE_S, WINDOW_S, Record
+from autosplit.running.restarts import LONGEST_PAUSE_S, WINDOW_S, RestartHistory
 from autosplit.running.stage import StagePlacement
 from autosplit.serving.hostmanager import HostManager
 
 pytestmark = pytest.mark.timeout(60)
 
 
-def after(count: int, num_done: int = 0, up_s: float = 0.0, idle: bool = False) -> Record:
-    """The record after so many equal deaths."""
-    record = Record()
+def after(count: int, num_done: int = 0, up_s: float = 0.0, idle: bool = False) -> RestartHistory:
+    """The history after so many equal deaths."""
+    history = RestartHistory()
     for _ in range(count):
-        record = record.after(num_done, up_s, idle)
-    return record
+        history = history.after(num_done, up_s, idle)
+    return history
 
 
 def test_pauses_grow_with_deaths_that_bring_nothing_and_end_with_progress() -> None:
     assert [after(count).pause_s for count in range(5)] == [0, 0, 0.1, 0.2, 0.4]
     assert after(20).pause_s == LONGEST_PAUSE_S
-    assert after(20).after(1, 0.0, idle=False) == Record(num_done=1, num_deaths=1)
-    assert after(20).after(0, WINDOW_S, idle=False) == Record(num_deaths=1, num_fruitless=1)
+    assert after(20).after(1, 0.0, idle=False) == RestartHistory(num_done=1, num_deaths=1)
+    assert after(20).after(0, WINDOW_S, idle=False) == RestartHistory(num_deaths=1, num_fruitless=1)
 
 
 def test_deaths_that_hold_up_no_request_never_add_up_to_giving_up() -> None:
@@ -130,7 +130,7 @@ def test_a_worker_that_dies_while_it_loads_is_tried_again() -> None:
 def test_a_stage_that_cannot_be_loaded_ends_the_pipeline_and_it_can_be_opened_again() -> None:
     gate, deadly = Gate(), Once(0, 9)
     module = Loading(lambda x: deadly(gate(x) - 1), on_load=dies_while_it_loads(*range(1, 5)))
-    with Pipeline([stage(module)], ["x"], ["y"], max_restarts=2, max_in_flight=2, room=40) as pipeline:
+    with Pipeline([stage(module)], ["x"], ["y"], max_restarts=2, max_in_flight=2, queue_capacity=40) as pipeline:
         with pytest.raises(UsageError, match="the pipeline runs and need not be opened again"):
             pipeline.reopen()
         failed: list[int] = []
@@ -145,8 +145,9 @@ def test_a_stage_that_cannot_be_loaded_ends_the_pipeline_and_it_can_be_opened_ag
         assert waiting == sorted(waiting, key=lambda k: (k % 3, k))  # in the order in which they would have been fed
         with pytest.raises(WorkerError, match="gives up"):
             pipeline.submit(request(1))
-        with pytest.raises(WorkerError, match="died during loading"):
+        with pytest.raises(WorkerError, match="died during loading") as died:
             pipeline.reopen()
+        assert died.value.backend == "local"
         with pytest.raises(WorkerError, match="gives up"):
             pipeline.run(request(1))
         pipeline.reopen()

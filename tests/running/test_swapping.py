@@ -135,7 +135,9 @@ def test_requests_that_run_or_wait_when_weights_are_swapped_are_answered(
 ) -> None:
     """Some run on the old weights, some wait in their queue, and callers wait for room there."""
     gate = Gate()
-    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=1, groups={"all": ["a"]}) as pipeline:
+    with Pipeline(
+        [local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, queue_capacity=1, groups={"all": ["a"]}
+    ) as pipeline:
         futures = {number: pipeline.submit(vector(number)) for number in range(2)}
         outside = [threading.Thread(target=lambda n=n: futures.update({n: pipeline.submit(vector(n))})) for n in range(2, 5)]
         for caller in outside:

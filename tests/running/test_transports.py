@@ -19,7 +19,7 @@ class TestRings(TransportContract):
 
     def open(self, function: Callable[..., Any], replicas: int = 1) -> Engine:
         """Two requests in flight for each worker."""
-        return Pipeline([local("a", function, "x", "y", replicas)], ["x"], ["y"], max_in_flight=2 * replicas, room=ROOM)
+        return Pipeline([local("a", function, "x", "y", replicas)], ["x"], ["y"], max_in_flight=2 * replicas, queue_capacity=ROOM)
 
 
 class TestCaller(TransportContract):
@@ -27,4 +27,4 @@ class TestCaller(TransportContract):
 
     def open(self, function: Callable[..., Any], replicas: int = 1) -> Engine:
         """One request in flight for each copy."""
-        return InProcess([local("a", function, "x", "y", max(2, replicas))], ["x"], ["y"], room=ROOM)
+        return InProcess([local("a", function, "x", "y", max(2, replicas))], ["x"], ["y"], queue_capacity=ROOM)

@@ -34,7 +34,7 @@ class Interleaving:
     def __init__(self, process: Process, **options: Any) -> None:
         self.host = HostManager()
         stage = local("a", self.compute, "x", "y", replicas=2)
-        self.engine = self.host.add_network("net", [stage], ["x"], ["y"], process=process, room=3, **options)
+        self.engine = self.host.add_network("net", [stage], ["x"], ["y"], process=process, queue_capacity=3, **options)
         self.futures: dict[AnswerFuture, int] = {}
         self.threads: list[threading.Thread] = []
         self.permits = threading.Semaphore(0)

@@ -135,7 +135,7 @@ def test_a_thread_that_must_not_wait_is_told_so() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("make", "replicas"), [(partial(Pipeline, max_in_flight=2), 2), (Pipeline, 1), (InProcess, 2)])
 def test_threads_with_limits_of_time_never_wait_for_ever(make: Callable[..., Any], replicas: int, seed: int) -> None:
-    with make([local("a", double, "x", "y", replicas=replicas)], ["x"], ["y"], room=seed) as engine:
+    with make([local("a", double, "x", "y", replicas=replicas)], ["x"], ["y"], queue_capacity=seed) as engine:
 
         def ask(seed: int) -> None:
             random = Random(seed)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pipelines import Once, fail_on_7, increment, local, request
 
-from autosplit.deploying.sidebyside import Contender, SideBySide
+from autosplit.deploying.bench import Bench, Contender
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, UsageError, WorkerError
 from autosplit.planning.predicting import predict
 from autosplit.progress import quiet
@@ -301,10 +301,23 @@ def test_a_microbatch_without_a_trace_or_a_profile_is_dropped_and_not_tried_agai
     assert wanted == [2] and told[-1] == f"no microbatches of 2: {failure}"
 
 
+def test_a_backend_whose_worker_dies_as_it_loads_a_stage_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def search_once(job: Job, subject: Any, *_: Any) -> Any:
+        if "openvino" in job.backends:
+            died = WorkerError("worker 's/0' was killed by SIGSEGV during loading its stage")
+            died.backend = "openvino"
+            raise died
+        return subject[1].notes
+
+    monkeypatch.setattr(loop, "_search", search_once)
+    notes: Any = loop.search(Job(TWO, SOURCE, Constraints(), ("eager", "openvino")), SUBJECT)
+    assert notes == ("openvino is left out: worker 's/0' was killed by SIGSEGV during loading its stage",)
+
+
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SideBySide]:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """A side-by-side benchmark that runs functions on null devices: for each plan that it loads the next of its ``functions``."""
-    with SideBySide(TWO) as made:
+    with Bench(TWO) as made:
         functions = [increment]
 
         def load(name: str, plan: Plan, traced: Any) -> Contender:

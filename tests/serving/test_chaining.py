@@ -83,7 +83,7 @@ def held(gate: threading.Event) -> Callable[[torch.Tensor], torch.Tensor]:
 def test_a_chain_is_bounded_and_its_requests_end_when_they_are_cancelled_or_late() -> None:
     gate = threading.Event()
     with HostManager(MACHINE) as host:
-        host.add_network("one", [local("a", double, "x", "y")], ["x"], ["y"], max_in_flight=1, room=1)
+        host.add_network("one", [local("a", double, "x", "y")], ["x"], ["y"], max_in_flight=1, queue_capacity=1)
         host.add_network("two", [local("b", held(gate), "y", "z")], ["y"], ["z"], max_in_flight=1)
         chain = host.chain("one", "two")
         futures = [chain.submit(request(0)), chain.submit(request(1)), chain.submit(request(2), deadline_s=0.05)]
@@ -105,7 +105,7 @@ def test_a_chain_is_bounded_and_its_requests_end_when_they_are_cancelled_or_late
 def test_room_in_a_chain_is_waited_for_as_long_as_asked() -> None:
     gate = threading.Event()
     with HostManager(MACHINE) as host:
-        host.add_network("one", [local("a", held(gate), "x", "y")], ["x"], ["y"], max_in_flight=1, room=0)
+        host.add_network("one", [local("a", held(gate), "x", "y")], ["x"], ["y"], max_in_flight=1, queue_capacity=0)
         chain = host.chain("one")
         first = chain.submit(request(1))
         threading.Timer(0.05, gate.set).start()

@@ -211,7 +211,7 @@ def test_networks_can_be_awaited() -> None:
         return [float(answer[0][0]) for answer in answers]
 
     with HostManager(MACHINE) as host:
-        host.add_network("net", [local("a", double, "x", "y")], ["x"], ["y"], room=1)
+        host.add_network("net", [local("a", double, "x", "y")], ["x"], ["y"], queue_capacity=1)
         assert asyncio.run(ask(host)) == [2 * number for number in range(20)]
 
 
@@ -247,7 +247,7 @@ def held_host(**settings: Any) -> tuple[HostManager, Gate]:
     """A host with two networks that hold every request until the gate opens."""
     gate, host = Gate(), HostManager(MACHINE, **settings)
     for name in ("one", "two"):
-        host.add_network(name, [local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=4)
+        host.add_network(name, [local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, queue_capacity=4)
     return host, gate
 
 
@@ -304,7 +304,7 @@ def test_a_limit_holds_while_many_threads_submit() -> None:
 
     with HostManager(MACHINE, limit=3) as host:
         for name in ("one", "two"):
-            host.add_network(name, [local("a", count, "x", "y")], ["x"], ["y"], room=20)
+            host.add_network(name, [local("a", count, "x", "y")], ["x"], ["y"], queue_capacity=20)
         threads = [
             threading.Thread(target=lambda: [host.run(name, request(1)) for name in ("one", "two") * 10]) for _ in range(8)
         ]

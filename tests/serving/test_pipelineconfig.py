@@ -15,7 +15,6 @@ import yaml
 from pipelines import CORES, NULL, Wobbling, spec
 from torch import nn
 
-from autosplit.devices.discovering import machine_for
 from autosplit.errors import AutosplitError, BackendError, DeviceError, ModelError, PlanError, UsageError
 from autosplit.files import content_hash
 from autosplit.measuring import measure
@@ -292,8 +291,6 @@ def test_one_name_is_no_list_of_names(config: PipelineConfig) -> None:
             demand.verify(Graph("none", (), (), (), {}, {}), Machine.of([NULL]))
     with pytest.raises(UsageError, match="devices must be a list of Device"):
         Machine.of("cpu:0")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="is \\['cpu:0'\\] \\(list\\); names of devices are one string, as in 'cpu:0,cpu:1'"):
-        machine_for(["cpu:0"])  # type: ignore[arg-type]
 
 
 def test_a_file_round_trips_and_the_folder_moves(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def opened(function: Callable[..., torch.Tensor]) -> Pipeline:
-    return Pipeline([local("a", function, "x", "y")], ["x"], ["y"], max_in_flight=1, room=0)
+    return Pipeline([local("a", function, "x", "y")], ["x"], ["y"], max_in_flight=1, queue_capacity=0)
 
 
 def fetch_all(session: Session) -> list[float]:

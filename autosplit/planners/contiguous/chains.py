@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 from math import inf, isfinite
-from time import monotonic
 
-from autosplit.costs.problem import HOST, Floats, Problem
+from autosplit.costs.problem import HOST, Floats
 from autosplit.planners import bounds
+from autosplit.planners.clock import SMALL_PLACES, now
 from autosplit.planners.contiguous import latency_limited, linear
 from autosplit.planners.contiguous.device_usage import Usage, sequence_usage, usage_of
 from autosplit.planners.contiguous.interleaved import improve_interleaved
@@ -27,10 +27,6 @@ LONG_PROOF_SHARE = 0.8
 """Share of the time left for chains over all orders if no walks follow."""
 SOONEST_SHARE = 0.1
 """Share of the time left for chains if latency is the objective. Plans that are not chains get the rest."""
-FEW_PLACES = 200
-"""Items times devices up to which CP-SAT, which proves, gets the time of the walks."""
-QUICK_PLACES = 60
-"""Ops times devices up to which chains along single orders take milliseconds and are found without a look at the clock."""
 PROOF_SHARE_WITHOUT_PLAN = 0.2
 SECONDS_TO_CONTRACT, SECONDS_FOR_SOONEST = 1e-4, 1e-3
 """Seconds for each op: with less time left, a known plan is the answer; the second number is for latency.
@@ -53,12 +49,12 @@ def improve_chains(incumbent: Incumbent, deadline: float) -> None:
             _prove_compute(incumbent, items, bounds.multipliers(items))
         chain = Incumbent(problem, replace(demands, contiguous=True), incumbent.seed)
         chain.offer(incumbent.blocks, "start")
-        left_s = deadline - monotonic()
-        improve_chains(chain, monotonic() + max(START_SHARE * left_s, min(START_LEAST_S, left_s)))
+        left_s = deadline - now()
+        improve_chains(chain, now() + max(START_SHARE * left_s, min(START_LEAST_S, left_s)))
         incumbent.offer(chain.blocks, "chains")
         return
     least_s = SECONDS_FOR_SOONEST if demands.objective == "latency" else SECONDS_TO_CONTRACT
-    if incumbent.blocks and deadline - monotonic() < least_s * problem.num_ops and not _is_quick(problem):
+    if incumbent.blocks and deadline - now() < least_s * problem.num_ops:
         return
     _improve(incumbent, contract(problem, demands), deadline)
 
@@ -72,28 +68,23 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
         return
     usage = usage_of(items, demands) or sequence_usage(items, demands, _by_speed(items))
     if demands.objective == "latency":
-        _offer_soonest(incumbent, items, usage, weights, monotonic() + SOONEST_SHARE * (deadline - monotonic()))
+        _offer_soonest(incumbent, items, usage, weights, now() + SOONEST_SHARE * (deadline - now()))
         return
     bound_s = bounds.compute_bound_s(items, demands, weights)
-    until = inf if _is_quick(incumbent.problem) else deadline
-    chain = linear.best_chain(items, demands, usage, weights, bound_s, incumbent.objective_s, until)
+    chain = linear.best_chain(items, demands, usage, weights, bound_s, incumbent.objective_s, deadline)
     if chain is not None:
         incumbent.offer(chain_blocks(items, chain), "linear orders")
     if demands.max_latency_s < inf and not incumbent.closed:
         _hold_latency_limit(incumbent, items, usage, weights, deadline)
-    if incumbent.closed or (incumbent.blocks and monotonic() >= deadline):
+    if incumbent.closed or (incumbent.blocks and now() >= deadline):
         return
     graph = hypergraph_of(incumbent.problem, items)
-    walks = not demands.counted and graph.num_items * graph.num_devices > FEW_PLACES
+    walks = not demands.counted and graph.num_items * graph.num_devices > SMALL_PLACES
     share = (PROOF_SHARE if walks else LONG_PROOF_SHARE) if incumbent.blocks else PROOF_SHARE_WITHOUT_PLAN
-    prove_chain(incumbent, items, weights, monotonic() + share * (deadline - monotonic()))
+    prove_chain(incumbent, items, weights, now() + share * (deadline - now()))
     if walks:
         share = WALKS_SHARE_OF_MANY if incumbent.problem.num_ops > MANY_OPS else WALKS_SHARE
-        refine_chain(incumbent, items, graph, monotonic() + share * (deadline - monotonic()))
-
-
-def _is_quick(problem: Problem) -> bool:
-    return problem.num_ops * problem.num_devices <= QUICK_PLACES
+        refine_chain(incumbent, items, graph, now() + share * (deadline - now()))
 
 
 def _prove_compute(incumbent: Incumbent, items: Items, weights: Floats) -> None:
@@ -120,7 +111,7 @@ def _hold_latency_limit(incumbent: Incumbent, items: Items, usage: Usage, weight
         return inf if demand_faults(problem, demands, blocks) else objective_s(problem, demands, blocks)
 
     delay_s = float(problem.transfers.latency_s[:HOST, :HOST].max())
-    until = monotonic() + 0.3 * (deadline - monotonic())
+    until = now() + 0.3 * (deadline - now())
     for chain in latency_limited.quick_chains(items, demands, usage, weights, delay_s, incumbent.bound_s, judge, until):
         incumbent.offer(chain_blocks(items, chain), "quick chains")
 

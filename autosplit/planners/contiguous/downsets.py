@@ -7,12 +7,12 @@ end at which fewer first blocks are possible is often hundreds of times quicker.
 """
 
 from dataclasses import dataclass
-from time import monotonic
 
 import numpy as np
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.bounds import item_work
+from autosplit.planners.clock import now
 from autosplit.planners.contiguous.device_usage import Usage, capacity
 from autosplit.planners.contiguous.downset_enumeration import DONE, FULL, HOPELESS, PAUSED, run
 from autosplit.planners.contiguous.downset_table import (
@@ -82,7 +82,7 @@ def best_chain(
         usage: the devices.
         weights: multipliers of the classes, for pruning.
         limit_s: only chains below this count; a lower limit is quicker.
-        deadline: monotonic seconds after which the search gives up.
+        deadline: second of ``now()`` after which the search gives up.
         prices: the most that a device below the limit holds; better prices leave fewer sets.
     Returns: the chain. Where there is none and the search is ``complete``, no chain is below the limit.
     """
@@ -94,10 +94,10 @@ def best_chain(
             way.go_on(1, deadline, most)
             if way.code == DONE:
                 break
-        if any(way.code != HOPELESS for way in ways) or monotonic() > deadline:
+        if any(way.code != HOPELESS for way in ways) or now() > deadline:
             break
     chosen = min(ways, key=lambda way: (way.code != DONE, way.code == HOPELESS, int(way.sets.tally[NUM_SETS])))
-    while chosen.code == PAUSED and monotonic() <= deadline:
+    while chosen.code == PAUSED and now() <= deadline:
         chosen.go_on(SLICE_STEPS, deadline, STEPS_OF_A_SET[-1])
     chain = chosen.chain()
     if chain is not None and chosen is ways[1]:
@@ -126,10 +126,10 @@ class _Way:
     def go_on(self, num_steps: int, deadline: float, most_of_a_set: int = STEPS_OF_A_SET[-1]) -> None:
         """Take at least ``num_steps`` steps, and enlarge the table as needed while there is time."""
         self.code, self.most_of_a_set = FULL, max(self.most_of_a_set, most_of_a_set // 4)
-        while self.code == FULL and monotonic() <= deadline:
-            begun, most = monotonic(), min(self.most_of_a_set, most_of_a_set)
+        while self.code == FULL and now() <= deadline:
+            begun, most = now(), min(self.most_of_a_set, most_of_a_set)
             self.code = run(self.costs, self.block, self.rules, self.sets, self.walk, self.limit, num_steps, most)
-            if self.code == HOPELESS and most < most_of_a_set and 5 * monotonic() - 4 * begun < deadline:
+            if self.code == HOPELESS and most < most_of_a_set and 5 * now() - 4 * begun < deadline:
                 self.code, self.most_of_a_set = FULL, 4 * most
                 continue
             if self.code == FULL:

@@ -21,7 +21,6 @@ class Costs(NamedTuple):
     num_bytes: Floats
     caps: Floats
     overlap: bool
-    sync: float
     net_start: Ints
     nets: Ints
     net_size: Ints
@@ -64,7 +63,7 @@ def costs_of(items: Items) -> Costs:
     nets = items.pins.transposed(items.num_items)
     weights = items.weights.transposed(items.num_items)
     return Costs(
-        items.compute_s, items.fixed_s, items.num_bytes, items.memory_bytes, items.overlap, items.sync_s_per_byte,
+        items.compute_s, items.fixed_s, items.num_bytes, items.memory_bytes, items.overlap,
         nets.start, nets.data,
         np.diff(items.pins.start), items.producer, items.send_s, items.receive_s, weights.start, weights.data, items.weight_bytes,
     )  # fmt: skip
@@ -158,12 +157,9 @@ def price(costs: Costs, block: GrowingBlock) -> float:
 
 @inner
 def widest_load(costs: Costs, block: GrowingBlock, takes: Ints, move: int, width: Ints) -> float:
-    """Seconds per sample on the devices of a move: the load on the slowest class over the number of replicas.
-
-    Replicas that train also hand each other their weights.
-    """
-    sync, top = 2.0 * (width[move] - 1) * costs.sync * block.memory[0], 0.0
+    """Seconds per sample on the devices of a move: the load on the slowest class over the number of replicas."""
+    top = 0.0
     for k in range(len(block.load)):
         if takes[move, k] > 0:
-            top = max(top, max(block.load[k], block.moved[k] + sync) if costs.overlap else block.load[k] + sync)
+            top = max(top, max(block.load[k], block.moved[k]) if costs.overlap else block.load[k])
     return float(top / width[move])

@@ -8,13 +8,13 @@ order, then at all cuts near the best ones found. It proves nothing.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from time import monotonic
 
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Floats
 from autosplit.planners.bounds import item_work
+from autosplit.planners.clock import now
 from autosplit.planners.contiguous.growing_block import (
     Costs,
     GrowingBlock,
@@ -63,9 +63,9 @@ def improve_interleaved(incumbent: Incumbent, items: Items, weights: Floats, dea
     demands = incumbent.demands
     most = min(items.num_items, demands.max_stages or MORE_BLOCKS * incumbent.problem.num_devices)
     for count in (demands.num_stages,) if demands.num_stages else range(2, most + 1):
-        if count != demands.num_stages and monotonic() >= deadline:
+        if count != demands.num_stages and now() >= deadline:
             return
-        _offer_chains(incumbent, items, weights, count, monotonic() + SHARE_OF_A_COUNT * (deadline - monotonic()))
+        _offer_chains(incumbent, items, weights, count, now() + SHARE_OF_A_COUNT * (deadline - now()))
 
 
 def _offer_chains(incumbent: Incumbent, items: Items, weights: Floats, num_stages: int, deadline: float) -> None:
@@ -86,7 +86,7 @@ def _offer_chains(incumbent: Incumbent, items: Items, weights: Floats, num_stage
             width = max(2, NUM_CUTS // (2 * num_stages))
             near = {cut + step for cut in used for step in range(-width, width + 1)}
             cuts = np.array(sorted({0, items.num_items, *(cut for cut in near if 0 < cut < items.num_items)}), dtype=np.int64)
-        if monotonic() > deadline:
+        if now() > deadline:
             return
 
 
@@ -120,7 +120,7 @@ def _beam(
     layers = [_Labels(np.zeros(1, dtype=np.int64), none, none * 0, np.full(1, -1), np.full(1, -1))]
     for depth in range(num_stages):
         left = num_stages - depth - 1
-        if monotonic() > deadline and depth:
+        if now() > deadline and depth:
             return None
         grown = _grow(layers[-1], loads[:, :, columns], sizes, problem.memory_bytes, twin, left, demands.min_stage_s)
         borne = grown.load.clip(min=0)

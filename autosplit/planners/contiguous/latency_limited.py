@@ -6,9 +6,9 @@ branches run side by side, the true latency is shorter. So every chain that it f
 
 from collections.abc import Callable, Iterator
 from math import inf
-from time import monotonic
 
 from autosplit.costs.problem import Floats
+from autosplit.planners.clock import now
 from autosplit.planners.contiguous.device_usage import Usage
 from autosplit.planners.contiguous.growing_block import ROUNDING
 from autosplit.planners.contiguous.linear import Chain, chain_in_order, topological_orders
@@ -40,13 +40,13 @@ def quick_chains(
         delay_s: seconds that a value is on its way between two blocks; the largest where they differ.
         bound_s: a bound on the largest load.
         judge: the largest load of a chain, in seconds; infinite where it breaks the demands.
-        deadline: monotonic seconds after which no further chain is sought.
+        deadline: second of ``now()`` after which no further chain is sought.
     """
     best_s = inf
     for order in topological_orders(items):
         low_s, high_s = bound_s, best_s
         for _ in range(NUM_HALVINGS):
-            if monotonic() > deadline:
+            if now() > deadline:
                 return
             limit_s = high_s if high_s == inf else (low_s + high_s) / 2
             chain = chain_in_order(items, demands, usage, weights, order, limit_s * (1 + 3 * ROUNDING), delay_s=delay_s)

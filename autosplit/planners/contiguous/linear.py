@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
 from random import Random
-from time import monotonic
 
 import numpy as np
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.bounds import item_work
+from autosplit.planners.clock import now
 from autosplit.planners.contiguous.device_usage import Usage, capacity
 from autosplit.planners.contiguous.growing_block import (
     ROUNDING,
@@ -120,12 +120,12 @@ def best_chain(
         weights: multipliers of the classes, for pruning.
         bound_s: a bound on the value, from which the limit starts.
         limit_s: only chains below this count.
-        deadline: monotonic seconds after which the search ends; on many items the search ends earlier, once there is a
+        deadline: second of ``now()`` after which the search ends; on many items the search ends earlier, once there is a
             chain. Where no plan is known, one order is searched for ``FIRST_LOOK_S`` seconds after it.
     """
     best: Chain | None = None
     many = items.num_items > MANY_ITEMS
-    enough = monotonic() + (MANY_SHARE if many else 1.0) * (deadline - monotonic())
+    enough = now() + (MANY_SHARE if many else 1.0) * (deadline - now())
     orders = topological_orders(items, 3 if many else 8)
     for growth in LIMITS[many:]:
         limit = min(limit_s, bound_s * growth if bound_s > 0 else inf)
@@ -133,9 +133,9 @@ def best_chain(
             found = chain_in_order(items, demands, usage, weights, order, limit, deadline)
             if found is not None:
                 best, limit = found, found.value_s
-            if monotonic() > (deadline if best is None else enough):
+            if now() > (deadline if best is None else enough):
                 if best is None and limit_s == inf:  # below no limit, one order gives a chain if it has any
-                    return chain_in_order(items, demands, usage, weights, orders[0], inf, monotonic() + FIRST_LOOK_S)
+                    return chain_in_order(items, demands, usage, weights, orders[0], inf, now() + FIRST_LOOK_S)
                 return best
         if best is not None or limit >= limit_s:
             break
@@ -165,7 +165,7 @@ def chain_in_order(
     value[0, 0] = 0.0
     block, alive, start = empty_block(costs), np.zeros(len(usage.after), dtype=np.int64), 0
     while start < len(order):
-        if monotonic() > deadline:
+        if now() > deadline:
             return None
         start = _forward(
             costs, block, order, usage.after, usage.takes, usage.width, room, rest, limit_s, demands.min_stage_s,

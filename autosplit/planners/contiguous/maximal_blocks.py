@@ -27,7 +27,7 @@ def maximal_blocks_suffice(items: Items, demands: Demands) -> bool:
     """Whether maximal blocks suffice: if there is a chain below a limit, there is one of maximal blocks."""
     inside = items.producer != HOST
     even = np.array_equal(items.send_s[inside], items.receive_s[inside])
-    return bool(even and not items.sync_s_per_byte and demands.min_stage_s == 0 and demands.num_stages is None)
+    return bool(even and demands.min_stage_s == 0 and demands.num_stages is None)
 
 
 @inner

@@ -6,12 +6,12 @@ column generation and bytes say how much of the items a device below the limit c
 
 from dataclasses import replace
 from math import inf, isfinite
-from time import monotonic, thread_time
 
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Floats
+from autosplit.planners.clock import now
 from autosplit.planners.contiguous import downsets, linear
 from autosplit.planners.contiguous.device_usage import Usage, usage_of
 from autosplit.planners.incumbent import Incumbent
@@ -44,7 +44,7 @@ def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: f
         incumbent: the best plan and bound, kept up to date.
         items: the items of the chain.
         weights: multipliers of the classes, for pruning.
-        deadline: monotonic seconds after which no search goes on.
+        deadline: second of ``now()`` after which no search goes on.
     """
     demands, limit_s = incumbent.demands, incumbent.objective_s
     if incumbent.closed or demands.objective != "throughput":
@@ -57,9 +57,9 @@ def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: f
     if usage is None:
         return
     many = items.num_items > MANY_ITEMS
-    _close_in(incumbent, items, demands, usage, weights, monotonic() + (many or PLAIN_SHARE) * (deadline - monotonic()))
-    if not incumbent.closed and not many and monotonic() < deadline:
-        bound = _priced(incumbent, items, demands, monotonic() + PRICES_SHARE * (deadline - monotonic()))
+    _close_in(incumbent, items, demands, usage, weights, now() + (many or PLAIN_SHARE) * (deadline - now()))
+    if not incumbent.closed and not many and now() < deadline:
+        bound = _priced(incumbent, items, demands, now() + PRICES_SHARE * (deadline - now()))
         _close_in(incumbent, items, demands, usage, weights, deadline, bound)
 
 
@@ -78,10 +78,10 @@ def _close_in(
     """
     high_s, unended_s = incumbent.objective_s, inf
     limit_s = _towards(incumbent.bound_s, high_s) if high_s < FAR * incumbent.bound_s else high_s
-    while not incumbent.closed and incumbent.bound_s < high_s and (left_s := deadline - monotonic()) > 0:
+    while not incumbent.closed and incumbent.bound_s < high_s and (left_s := deadline - now()) > 0:
         prices = _holding(bound, items, limit_s) if bound is not None and isfinite(limit_s) else None
-        began = thread_time()
-        outcome = downsets.best_chain(items, demands, usage, weights, limit_s, monotonic() + WALK_SHARE * left_s, prices)
+        began = now()
+        outcome = downsets.best_chain(items, demands, usage, weights, limit_s, now() + WALK_SHARE * left_s, prices)
         incumbent.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
         if outcome.chain is not None:
             incumbent.offer(chain_blocks(items, outcome.chain), "down-sets")
@@ -93,7 +93,7 @@ def _close_in(
         elif outcome.complete:
             if limit_s >= high_s:
                 return
-            quick = thread_time() - began < QUICK_S
+            quick = now() - began < QUICK_S
             limit_s = high_s if high_s < unended_s and not quick else _towards(limit_s, min(high_s, unended_s))
         else:
             unended_s = limit_s

@@ -4,11 +4,11 @@ Annealing moves items between neighbouring blocks (Kirkpatrick et al., 1983).
 """
 
 from collections.abc import Sequence
-from time import monotonic
 
 import numpy as np
 
 from autosplit.costs.problem import Block, Problem
+from autosplit.planners.clock import now
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Ints, Items
 from autosplit.planners.noncontiguous.annealing import Precedence, anneal
@@ -77,19 +77,19 @@ def refine_chain(incumbent: Incumbent, items: Items, graph: Hypergraph, deadline
     Args:
         incumbent: the best plan, kept up to date; nothing is done where a block of it has replicas.
         items, graph: the items of the chain, and their hypergraph.
-        deadline: monotonic seconds after which no walk begins; a walk that has begun ends a little after it at the latest.
+        deadline: second of ``now()`` after which no walk begins; a walk that has begun ends a little after it at the latest.
     """
     before = items.after.transposed(items.num_items)
     num_moves, rate = min(MOVES_OF_AN_ITEM * items.num_items, FIRST_MOVES), 0.0
     for number in range(MOST_WALKS):
-        left_s = deadline - monotonic()
+        left_s = deadline - now()
         home = graph.home(incumbent.problem, incumbent.blocks) if incumbent.blocks else None
         if home is None or incumbent.closed or left_s <= 0:
             return
         if rate:
             num_moves = int(rate * min(left_s, WALK_S))
         rank = _ranks(incumbent.blocks, graph.num_devices)
-        began = monotonic()
+        began = now()
         found = anneal(
             graph,
             home,
@@ -98,7 +98,7 @@ def refine_chain(incumbent: Incumbent, items: Items, graph: Hypergraph, deadline
             heat=HEATS[number % len(HEATS)],
             precedence=Precedence(before, items.after, rank),
         )
-        rate = num_moves / max(monotonic() - began, 1e-3)
+        rate = num_moves / max(now() - began, 1e-3)
         blocks = sorted(graph.blocks(found.home), key=lambda block: rank[block.devices[0]])
         incumbent.offer(tuple(blocks), "moves between blocks")
 

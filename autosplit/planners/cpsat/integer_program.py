@@ -1,9 +1,9 @@
 """The integer program of a problem: the items and the number of blocks that suit its demands, solved by CP-SAT."""
 
 from math import inf
-from time import monotonic
 
 from autosplit.costs.problem import Problem
+from autosplit.planners.clock import now
 from autosplit.planners.contiguous.chains import MANY_OPS
 from autosplit.planners.contiguous.interleaved import MORE_BLOCKS
 from autosplit.planners.cpsat.stage_model import search_stages
@@ -30,13 +30,12 @@ def find_any_plan(incumbent: Incumbent, deadline: float) -> None:
 
 
 def _ask(incumbent: Incumbent, deadline: float, any_plan: bool) -> None:
-    problem, demands, left_s = incumbent.problem, incumbent.demands, deadline - monotonic()
+    problem, demands, left_s = incumbent.problem, incumbent.demands, deadline - now()
     if problem.num_ops > MANY_OPS or incumbent.closed:
         return
     if incumbent.blocks and (left_s <= 0 or problem.num_ops * problem.num_devices > PLACES_PER_SECOND * left_s):
         return
-    exact = contract(problem, demands).exact
-    items = contract(problem, demands, limit_s=incumbent.objective_s, merge=exact)
+    items = contract(problem, demands, limit_s=incumbent.objective_s)
     most = int(min(items.num_items, problem.num_devices if not demands.reuse else inf, demands.max_stages or inf))
     enough = most if items.num_items <= FEW_ITEMS else MORE_BLOCKS * problem.num_devices
     num_slots = demands.num_stages or min(most, max(enough, len(incumbent.blocks)))
@@ -51,8 +50,8 @@ def _ask(incumbent: Incumbent, deadline: float, any_plan: bool) -> None:
 
 def is_refuted(problem: Problem, demands: Demands, deadline: float, seed: int = 0) -> bool:
     """Whether it is proved before the deadline that no plan meets the demands; False proves nothing."""
-    deadline = min(deadline, monotonic() + LONGEST_REFUTATION_S)
-    if monotonic() >= deadline or any(not demand_faults(problem, demands, row) for row in plans_on_one_device(problem)):
+    deadline = min(deadline, now() + LONGEST_REFUTATION_S)
+    if now() >= deadline or any(not demand_faults(problem, demands, row) for row in plans_on_one_device(problem)):
         return False
     trial = Incumbent(problem, demands, seed)
     find_any_plan(trial, deadline)

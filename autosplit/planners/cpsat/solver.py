@@ -1,18 +1,22 @@
 """The CP-SAT solver with the settings of all planners."""
 
 from concurrent.futures import ThreadPoolExecutor, wait
-from math import inf
 from typing import Any
 
 from ortools.sat.python import cp_model
 
+from autosplit.planners import clock
+
 NUM_WORKERS = 2
 
+UNIT_S, LEAST_WORK_S = 5.0, 0.05
+"""Seconds of a unit of the solver's own count of work, and least seconds of one call where work is counted."""
 
-def solve(model: cp_model.CpModel, time_limit_s: float, seed: int, work: float = inf) -> tuple[cp_model.CpSolver, Any]:
+
+def solve(model: cp_model.CpModel, deadline: float, seed: int) -> tuple[cp_model.CpSolver, Any]:
     """Solve a model: the solver with its solution, and its status. Ctrl-C ends it at once.
 
-    The solver stops after ``time_limit_s`` seconds or after ``work``, in its own unit, which does not depend on the clock.
+    Where work is counted, the solver stops by its own count of work, and its two workers take turns: then equal runs are equal.
 
     OR-Tools 9.15 must not compare constraints by inclusion in its presolve: it then calls models infeasible that have solutions,
     often where linear constraints hold under several conditions (its issue 5274). It must not catch SIGINT either: it takes the
@@ -20,8 +24,10 @@ def solve(model: cp_model.CpModel, time_limit_s: float, seed: int, work: float =
     between its own instructions, so the solver runs in a thread.
     """
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.max_deterministic_time = work
+    solver.parameters.max_time_in_seconds = max(clock.machine_seconds_left(deadline), 0.01)
+    if clock.counts_work():
+        solver.parameters.max_deterministic_time = max(deadline - clock.now(), LEAST_WORK_S) / UNIT_S
+        solver.parameters.interleave_search = True
     solver.parameters.num_search_workers = NUM_WORKERS
     solver.parameters.random_seed = seed
     solver.parameters.presolve_inclusion_work_limit = 0
@@ -29,7 +35,9 @@ def solve(model: cp_model.CpModel, time_limit_s: float, seed: int, work: float =
     with ThreadPoolExecutor(1) as thread:
         status = thread.submit(solver.solve, model)
         try:
-            return solver, status.result()
+            found = status.result()
+            clock.spend(UNIT_S * float(solver.response_proto.deterministic_time))
+            return solver, found
         except BaseException:
             while not status.done():  # a solver that has not begun yet cannot be stopped
                 solver.stop_search()

@@ -9,7 +9,6 @@ demands, is excluded and the solver is asked again (logic-based Benders decompos
 from collections.abc import Sequence
 from itertools import permutations
 from math import floor, inf, isfinite
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ortools.sat.python import cp_model
 
 from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.problem import HOST, Block, Problem
+from autosplit.planners.clock import now
 from autosplit.planners.cpsat.slots import Slots
 from autosplit.planners.cpsat.solver import solve
 from autosplit.planners.cpsat.stage_times import MOST_STEPS, Timing, price_spread_s
@@ -30,9 +30,6 @@ SCALE = 1e9
 """Steps in the limit."""
 TERMS_PER_SECOND = 20_000
 """Most terms of a model for each second left; larger ones take too long to build."""
-
-MOST_WORK = 0.5
-"""Most work of the solver where the deadline is infinite, in its deterministic seconds."""
 
 MOST_ORDERED = 5
 """Most blocks that are tried in every order, where they need not be a chain and latency counts."""
@@ -47,13 +44,13 @@ def search_stages(
         incumbent: only plans better than its own count; its plan is the solver's hint.
         items: the ops, merged where the problem allows that.
         num_slots: blocks; exactly this many where the demands count stages.
-        deadline: monotonic seconds; infinite for a search that ends after ``MOST_WORK``.
+        deadline: second of ``now()`` after which the solver is not asked again.
         any_plan: the first plan that meets the demands is enough.
         holds_for_all: no plan needs more blocks, so that what the solver proves holds for all plans.
     """
     problem, demands = incumbent.problem, incumbent.demands
     timeless = any_plan and demands.min_stage_s <= 0 and demands.max_latency_s == inf
-    if _num_terms(problem, items, demands, num_slots, timeless) > TERMS_PER_SECOND * (deadline - monotonic()):
+    if _num_terms(problem, items, demands, num_slots, timeless) > TERMS_PER_SECOND * (deadline - now()):
         return
     model = _Model(problem, items, demands, num_slots, incumbent.objective_s, timeless)
     if not any_plan:
@@ -61,33 +58,30 @@ def search_stages(
         model.model.Minimize(model.goal)
     if incumbent.blocks:
         model.hint(incumbent.blocks)
-    work = MOST_WORK if deadline == inf else inf
-    while (work := _asked_again(model, incumbent, deadline, work, any_plan, holds_for_all)) > 0:
+    while _is_asked_again(model, incumbent, deadline, any_plan, holds_for_all):
         if not any_plan:
             model.limit(incumbent.objective_s)
 
 
-def _asked_again(
-    model: "_Model", incumbent: Incumbent, deadline: float, work: float, any_plan: bool, holds_for_all: bool
-) -> float:
-    """Ask the solver once. Returns: the work that is left to ask for another plan than the one that it gave; 0 to end."""
-    solver, status = solve(model.model, max(deadline - monotonic(), 0.01), incumbent.seed, work)
+def _is_asked_again(model: "_Model", incumbent: Incumbent, deadline: float, any_plan: bool, holds_for_all: bool) -> bool:
+    """Ask the solver once. Returns: whether to ask for another plan than the one that it gave."""
+    solver, status = solve(model.model, deadline, incumbent.seed)
     if status == cp_model.INFEASIBLE:
         if holds_for_all and incumbent.blocks:
             incumbent.prove(incumbent.objective_s, "CP-SAT")
         elif holds_for_all:
             incumbent.refuted = incumbent.demands
-        return 0.0
+        return False
     if holds_for_all and not any_plan:
         incumbent.prove((solver.BestObjectiveBound() - model.slack) / model.scale, "CP-SAT")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return 0.0
+        return False
     blocks = model.true_blocks(solver)
     incumbent.offer(blocks, "CP-SAT")
-    if incumbent.closed or (any_plan and incumbent.blocks) or not (blocks or model.sure) or monotonic() > deadline:
-        return 0.0
+    if incumbent.closed or (any_plan and incumbent.blocks) or not (blocks or model.sure) or now() > deadline:
+        return False
     model.exclude(solver)
-    return work - float(solver.response_proto.deterministic_time)
+    return True
 
 
 def _num_terms(problem: Problem, items: Items, demands: Demands, num_slots: int, timeless: bool) -> int:
@@ -239,20 +233,19 @@ class _Model(Slots):
         self._only_if(arrives, 1, [self.inside[reader][t] for reader in readers])
         for reader in readers:
             self.model.Add(arrives >= self.inside[reader][t])
-        transfers = self.problem.transfers
+        cost_s = self.problem.transfers.receiving_s(num_bytes)[HOST]
         for k, group in enumerate(self.types):
-            cost = transfers.receive_s[HOST, group[0]] + num_bytes * transfers.receive_s_per_byte[HOST, group[0]]
-            moved[t][k] += arrives * self._steps(cost)
+            moved[t][k] += arrives * self._steps(float(cost_s[group[0]]))
 
     def _send_from(
         self, num_bytes: float, producer: int, readers: set[int], to_host: bool, s: int, moved: list[list[Any]]
     ) -> None:
         """The price of a net if slot s makes it, to every slot that reads it and to the host."""
-        transfers = self.problem.transfers
+        to_host_s = self.problem.transfers.sending_s(num_bytes)[:, HOST]
         made = self.inside[producer][s]
         once = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in self.types] if self.problem.send_once else None
         for k, group in enumerate(self.types):
-            host_s = transfers.send_s[group[0], HOST] + num_bytes * transfers.send_s_per_byte[group[0], HOST]
+            host_s = float(to_host_s[group[0]])
             if to_host and once is None:
                 moved[s][k] += made * self._steps(host_s)
             elif to_host and once is not None:
@@ -296,8 +289,7 @@ class _Model(Slots):
 
     def _prices(self, num_bytes: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Steps of sending and of receiving a value between types, shape (types, types); -1 where the pair is impossible."""
-        tr = self.problem.transfers
-        seconds = (tr.send_s + num_bytes * tr.send_s_per_byte, tr.receive_s + num_bytes * tr.receive_s_per_byte)
+        seconds = self.problem.transfers.sending_s(num_bytes), self.problem.transfers.receiving_s(num_bytes)
         tables = np.full((2, len(self.types), len(self.types)), -1, dtype=np.int64)
         for k, group in enumerate(self.types):
             for j, other in enumerate(self.types):

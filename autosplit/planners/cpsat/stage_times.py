@@ -174,6 +174,6 @@ def price_spread_s(slots: Slots) -> float:
     t = slots.problem.transfers
     seconds = 0.0
     for size, readers in zip(slots.problem.net_bytes, slots.problem.nets, strict=True):
-        sends, receives = t.send_s + size * t.send_s_per_byte, t.receive_s + size * t.receive_s_per_byte
+        sends, receives = t.sending_s(size), t.receiving_s(size)
         seconds += len(readers.consumers) * float(np.ptp(sends) + np.ptp(receives))
     return seconds if isfinite(seconds) else 0.0

@@ -7,17 +7,19 @@ from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Block, Floats, Problem
+from autosplit.planners.clock import now, spend
 from autosplit.planners.clusters import net_edges
 from autosplit.planners.delays import Delays, readers_of
 
 OPS_OF_A_SLICE = 256
 """Ops between two looks at the clock."""
+OP_S = 5e-5
+"""Seconds of an op of a small problem."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def list_schedule(
         delays: between ops on two devices.
         devices: the devices that may be used.
         caution: factor of the delays while a device is chosen.
-        deadline: in seconds of ``time.monotonic``.
+        deadline: as a second of ``now()``.
     """
     allowed = problem.compute_s[:, list(devices)]
     if np.isinf(allowed).all(axis=1).any():
@@ -62,8 +64,9 @@ def list_schedule(
     held = [0.0] * problem.num_devices
     place, start_s, end_s = np.full(problem.num_ops, -1), np.zeros(problem.num_ops), np.zeros(problem.num_ops)
     for number, op in enumerate(sorted(range(problem.num_ops), key=lambda op: (-rank[op], op))):
-        if number % OPS_OF_A_SLICE == 0 and monotonic() > deadline:
+        if number % OPS_OF_A_SLICE == 0 and now() > deadline:
             return None
+        spend(OP_S)
         best_s, chosen = inf, (-1, 0.0)
         ready_s = delays.between(HOST, op)[0].copy() if (HOST, op) in delays.edges else np.zeros(problem.num_devices)
         for maker in before[op]:

@@ -6,16 +6,19 @@ gives a stretch of the order to another device, or takes an op or a whole branch
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
 
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Floats, Problem
+from autosplit.planners.clock import now, spend
 from autosplit.planners.clusters import net_edges
 from autosplit.planners.items import Ints, Table
 from autosplit.planners.jit import allocating, inner
 from autosplit.planners.latency.evaluation import Times, row_latency_s, times_of
+
+MOVE_S = 2e-7
+"""Seconds of a move for each op."""
 
 LONGEST_PATH = 16
 """Most ops that one move takes along."""
@@ -44,7 +47,7 @@ def anneal_order(
         problem: a plain one, see ``is_plain``.
         row: the blocks to start from, each on one device, in an order in which every value is made before it is read.
         seed: of the walks.
-        deadline: monotonic seconds after which no walk begins; the last one ends about then.
+        deadline: second of ``now()`` after which no walk begins; the last one ends about then.
         enough_s: no latency is below this.
         walk_s: seconds of the second walk; each later one is longer.
     """
@@ -67,11 +70,12 @@ def anneal_order(
         )  # fmt: skip
 
     with ThreadPoolExecutor(NUM_WALKERS) as walkers:
-        while monotonic() < deadline and best_s > enough_s:
-            began = monotonic()
+        while now() < deadline and best_s > enough_s:
+            began = now()
             order, device, best_s = min(walkers.map(walk, range(NUM_WALKERS)), key=lambda found: found[2])
-            rate = num_moves / max(monotonic() - began, 1e-4)
-            num_moves = max(1, int(rate * min(walk_s, deadline - monotonic())))
+            spend(num_moves * problem.num_ops * MOVE_S)
+            rate = num_moves / max(now() - began, 1e-4)
+            num_moves = max(1, int(rate * min(walk_s, deadline - now())))
             number, walk_s = number + NUM_WALKERS, walk_s * LONGER
     cuts = np.flatnonzero(np.diff(device[order])) + 1
     return tuple(Block(tuple(sorted(ops.tolist())), (int(device[ops[0]]),)) for ops in np.split(order, cuts))

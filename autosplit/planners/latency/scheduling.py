@@ -5,12 +5,12 @@ is the longest path, with what CP-SAT proves of the parts between forks and join
 """
 
 from collections.abc import Iterator
-from time import monotonic
 
 import numpy as np
 
 from autosplit.costs.cost import block_of
 from autosplit.costs.problem import Problem
+from autosplit.planners.clock import now
 from autosplit.planners.clusters import Clusters, forced_clusters, net_edges
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
@@ -33,14 +33,14 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
     delays = Delays(forced.problem, incumbent.demands.max_replicas)
     for blocks in plans_on_one_device(incumbent.problem):
         incumbent.offer(blocks, "one device")
-    for table in _list_schedules(forced.problem, delays, monotonic() + LISTS_SHARE * (deadline - monotonic()), deadline):
+    for table in _list_schedules(forced.problem, delays, now() + LISTS_SHARE * (deadline - now()), deadline):
         incumbent.offer(forced.expand(blocks_of(forced.problem, table)), "list scheduling")
     incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
     if not incumbent.closed:
-        until = monotonic() + PROOF_SHARE * (deadline - monotonic())
+        until = now() + PROOF_SHARE * (deadline - now())
         bound_s = segment_bound_s(forced.problem, incumbent.demands.max_replicas, until, incumbent.seed, incumbent.objective_s)
         incumbent.prove(bound_s, "parts between forks and joins")
-    if not incumbent.closed and monotonic() < deadline:
+    if not incumbent.closed and now() < deadline:
         _anneal(incumbent, forced, deadline)
 
 
@@ -59,10 +59,10 @@ def _anneal(incumbent: Incumbent, forced: Clusters, deadline: float) -> None:
     anneal_rows(incumbent, deadline)
 
 
-def _list_schedules(problem: Problem, delays: Delays, enough: float, deadline: float) -> Iterator[Timetable]:
+def _list_schedules(problem: Problem, delays: Delays, soft_deadline: float, deadline: float) -> Iterator[Timetable]:
     """HEFT on all devices, then on the fastest eight, four, two and one of them; each with the true delays and with double ones.
 
-    The first one may take until the deadline, the others until ``enough``, both in seconds of ``time.monotonic``.
+    The first one may take until the deadline, the others until ``soft_deadline``, both seconds of ``now()``.
     """
     speed = np.where(
         np.isfinite(problem.compute_s), problem.compute_s, 10 * problem.compute_s[np.isfinite(problem.compute_s)].sum()
@@ -72,8 +72,8 @@ def _list_schedules(problem: Problem, delays: Delays, enough: float, deadline: f
     for count in (problem.num_devices, *reversed(powers)):
         for caution in (1.0, 2.0) if count > 1 else (1.0,):
             first = count == problem.num_devices and caution == 1.0
-            table = list_schedule(problem, delays, order[:count], caution, deadline if first else enough)
+            table = list_schedule(problem, delays, order[:count], caution, deadline if first else soft_deadline)
             if table is not None:
                 yield table
-            if monotonic() > enough:
+            if now() > soft_deadline:
                 return

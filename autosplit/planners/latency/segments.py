@@ -9,7 +9,6 @@ A segment may contain others; a path takes the longer of the two.
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from time import monotonic
 
 import networkx
 import numpy as np
@@ -17,8 +16,9 @@ import numpy as np
 from autosplit.costs.cost import most_s
 from autosplit.costs.problem import Net, Problem
 from autosplit.planners.bounds import work_bound_s
+from autosplit.planners.clock import now
 from autosplit.planners.delays import Delays, critical_path_s, readers_of
-from autosplit.planners.latency.necks import neck_bound_s
+from autosplit.planners.latency.cut_vertices import cut_vertex_bound_s
 from autosplit.planners.latency.timetable import shortest_schedule_s
 
 MOST_OPS = 2000
@@ -37,7 +37,7 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
     Args:
         problem: the ops in topological order.
         max_replicas: of a block; transfers are as cheap as the cheapest of them.
-        deadline: in seconds of ``time.monotonic``; segments that are not proved by then count as their work or longest path.
+        deadline: as a second of ``now()``; segments that are not proved by then count as their work or longest path.
         seed: of the solver.
         limit_s: schedules that take longer do not count.
     """
@@ -64,14 +64,14 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
     for number, (fork, goal, part) in enumerate(parts):
         key, least_s = (part.compute_s.tobytes(), part.nets, part.groups), lengths[fork][1]
         if key not in known:
-            left_s = (deadline - monotonic()) / (len(parts) - number)
+            left_s = (deadline - now()) / (len(parts) - number)
             one_device_s = float(part.compute_s.sum(axis=0).min())
             most_seconds = one_device_s if one_device_s < inf else most_s(part)
             whole = max_replicas == 1 and not problem.overlap
             bound_s = shortest_schedule_s(part, Delays(part, max_replicas), most_seconds, least_s, left_s, seed, busy=whole)
             known[key] = max(least_s, min(bound_s, most_seconds))
         lengths[fork] = goal, known[key]
-    path_s = max(critical_path_s(problem, delays, lengths), neck_bound_s(problem, delays, segments, lengths, limit_s))
+    path_s = max(critical_path_s(problem, delays, lengths), cut_vertex_bound_s(problem, delays, segments, lengths, limit_s))
     return max(path_s, work_bound_s(work_s, counts))
 
 

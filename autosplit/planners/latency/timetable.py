@@ -11,6 +11,7 @@ from ortools.sat.python import cp_model
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Net, Problem
+from autosplit.planners.clock import now
 from autosplit.planners.cpsat.solver import solve
 from autosplit.planners.delays import Delays
 
@@ -43,7 +44,7 @@ def shortest_schedule_s(
     if len(delays.edges) * problem.num_devices**2 > MAX_TERMS or time_limit_s <= 0 or limit_s <= 0:
         return bound_s
     model = _Model(problem, delays, limit_s, bound_s, busy)
-    solver, status = solve(model.model, time_limit_s, seed)
+    solver, status = solve(model.model, now() + time_limit_s, seed)
     return limit_s if status == cp_model.INFEASIBLE else max(bound_s, solver.BestObjectiveBound() / model.scale)
 
 
@@ -98,8 +99,8 @@ class _Model:
             return
         t, maker, horizon = self.problem.transfers, self.on[net.producer], int(SCALE) + 1
         apart = ~np.eye(self.problem.num_devices, dtype=bool)
-        sends_s = (t.send_s + net.num_bytes * t.send_s_per_byte)[:HOST, :HOST].min(axis=1, where=apart, initial=np.inf)
-        takes_s = (t.receive_s + net.num_bytes * t.receive_s_per_byte)[:HOST, :HOST].min(axis=0, where=apart, initial=np.inf)
+        sends_s = t.sending_s(net.num_bytes)[:HOST, :HOST].min(axis=1, where=apart, initial=np.inf)
+        takes_s = t.receiving_s(net.num_bytes)[:HOST, :HOST].min(axis=0, where=apart, initial=np.inf)
         wait = self._steps(float(t.latency_s[:HOST, :HOST].min(where=apart, initial=np.inf)))
         sent = self.model.NewIntVar(0, horizon, "")
         crosses = []

@@ -10,7 +10,6 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from autosplit.planners.dominance import roots
 from autosplit.planners.items import Ints
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, incidence
 
@@ -107,3 +106,11 @@ def contracted(graph: Hypergraph, group: Ints) -> Hypergraph:
         item_bytes=item_bytes,
         **incidence([pins for pins, _ in merged], count),
     )
+
+
+def roots(joined: list[int]) -> list[int]:
+    """The root of each entry, where an entry names another one or itself; in place."""
+    for entry in range(len(joined)):
+        while joined[entry] != joined[joined[entry]]:
+            joined[entry] = joined[joined[entry]]
+    return joined

@@ -9,12 +9,12 @@ with device sets of load at most T (Gilmore and Gomory, 1961), stabilized by sta
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from time import monotonic
 
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Floats
+from autosplit.planners.clock import now, spend
 from autosplit.planners.items import Ints
 from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, incidence
@@ -44,6 +44,9 @@ TABLE_CELLS = 120_000_000
 BYTE_LEVELS, MOST_CAPPED = (32, 16, 8, 4, 2), 30_000
 """Levels of bytes to distinguish where a memory cap binds: the first that leaves at most ``MOST_CAPPED`` states."""
 
+CELL_S = 5e-9
+"""Seconds of a pricing for each state and value, before one was measured."""
+
 PATIENCE = 0.25
 """Share of the time left for one target."""
 
@@ -57,7 +60,7 @@ FINEST_CELLS = 300_000_000
 def pricers_of(graph: Hypergraph, *, tries: int = 200, deadline: float = inf) -> list[Pricer]:
     """A pricer for each class of devices. If the graph is too wide, its cheapest nets are left out.
 
-    After the deadline, in seconds of ``time.monotonic``, no further order is tried.
+    After the deadline, as a second of ``now()``, no further order is tried.
     """
     everything = np.ones(graph.num_items, dtype=np.bool_)
     max_states = max(LEAST_STATES, 8 * graph.num_items)
@@ -98,7 +101,7 @@ def _narrowest(graph: Hypergraph, device: int, tries: int, max_states: int, dead
             best, order = sweep, tried
         elif best is None:
             order = tried
-        if not graph.num_nets or monotonic() > deadline:
+        if not graph.num_nets or now() > deadline:
             break
     return best, order
 
@@ -145,7 +148,7 @@ class ColumnBound:
         bound_s: proved so far.
         prices: of the best bound, adding up to 1.
         grain: prices are rounded to whole numbers with about this sum.
-        deadline: in seconds of ``time.monotonic``.
+        deadline: as a second of ``now()``.
         seconds_per_cell: time of the last profile for each state and value.
     """
 
@@ -156,7 +159,7 @@ class ColumnBound:
     prices: Floats | None = None
     grain: int = 4000
     deadline: float = np.inf
-    seconds_per_cell: float = 5e-9
+    seconds_per_cell: float = CELL_S
 
     @property
     def num_states(self) -> int:
@@ -165,7 +168,7 @@ class ColumnBound:
 
     def affords(self, grain: int) -> bool:
         """Whether a pricing with this grain should end before the deadline."""
-        return monotonic() + self.num_states * grain * self.seconds_per_cell < self.deadline
+        return now() + self.num_states * grain * self.seconds_per_cell < self.deadline
 
     def whole(self, prices: Floats) -> Ints:
         """Prices as whole numbers that add up to about the grain."""
@@ -175,11 +178,12 @@ class ColumnBound:
         """Raise the bound to the least load that these prices do not refute. They are coarser where time is short."""
         while self.grain > 1000 and not self.affords(self.grain):
             self.grain //= 2
-        started, cells = monotonic(), self.num_states * self.grain
+        started, cells = now(), self.num_states * self.grain
         values = self.whole(prices)
         profiles = [pricer.profile(values, self.limit_s) for pricer in self.pricers]
+        spend(cells * CELL_S)
         found_s = refuted_s(self.pricers, profiles, int(values.sum()), self.limit_s)
-        self.seconds_per_cell = max(1e-10, (monotonic() - started) / cells)
+        self.seconds_per_cell = max(1e-10, (now() - started) / cells)
         if found_s > self.bound_s:
             self.bound_s, self.prices = found_s, values / values.sum()
 
@@ -192,6 +196,7 @@ class ColumnBound:
         for pricer, columns in zip(self.pricers, known, strict=True):
             floor = int((np.array(columns) @ values).max()) if columns else 0
             members = pricer.best_set(values, target_s, floor)
+            spend(pricer.sweep.num_states * self.grain * CELL_S)
             held += pricer.count * int(values[members].sum())
             sets.append(members)
         if held < values.sum() and target_s > self.bound_s:
@@ -261,7 +266,7 @@ def _starting_master(
 def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> None:
     """Try compute as the price, rounded ever more finely."""
     for grain in (4000, 20000, 60000):
-        if monotonic() > bound.deadline:
+        if now() > bound.deadline:
             return
         if grain == 4000 or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
             bound.grain = grain
@@ -286,7 +291,7 @@ def rising_bound(
         graph: what is bounded.
         best: returns the load of the best plan, and its assignment if there is one.
         report: called with each better bound and its method.
-        deadline: by `time.monotonic`.
+        deadline: second of ``now()``.
     Returns: the bound with its prices; None where no plan is known.
     """
     value_s, home = best()
@@ -294,14 +299,14 @@ def rising_bound(
         return None
     bound = ColumnBound(graph, pricers_of(graph, deadline=deadline), value_s, deadline=deadline)
     _first_prices(bound, report)
-    if (graph.memory_bytes < graph.item_bytes.sum()).any() and monotonic() < deadline:
+    if (graph.memory_bytes < graph.item_bytes.sum()).any() and now() < deadline:
         bound.pricers = capped_pricers(graph, bound.pricers)
         _first_prices(bound, report)
     grains = _grains(bound)
     columns: list[list[Members]] = [[] for _ in graph.classes]
     prices = bound.prices
     reach, level = 1.0 if bound.bound_s > FAR * value_s else 0.5, 0
-    while monotonic() < deadline and graph.num_items <= MOST_ROWS:
+    while now() < deadline and graph.num_items <= MOST_ROWS:
         value_s, home = best()
         if bound.bound_s >= value_s * (1.0 - TOLERANCE):
             break
@@ -309,10 +314,10 @@ def rising_bound(
             found += [np.asarray(home == device, dtype=np.bool_) for device in devices if home is not None]
         target_s = (bound.bound_s + (value_s - bound.bound_s) * reach) * (1.0 - TOLERANCE)
         bound.grain, bound.limit_s = grains[level], value_s
-        until = monotonic() + PATIENCE * (deadline - monotonic())
+        until = now() + PATIENCE * (deadline - now())
 
         def halt(value_s: float = value_s, until: float = until) -> bool:
-            return monotonic() > until or not bound.affords(2 * bound.grain) or best()[0] < value_s * (1.0 - 1e-4)
+            return now() > until or not bound.affords(2 * bound.grain) or best()[0] < value_s * (1.0 - 1e-4)
 
         outcome, prices, columns = generate_columns(bound, columns, target_s, halt, prices)
         bound.try_prices(prices)

@@ -5,11 +5,11 @@ the other allows, which carries slack to where it is needed.
 """
 
 from collections.abc import Callable, Iterator
-from time import monotonic
 
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
+from autosplit.planners.clock import now, spend
 from autosplit.planners.items import Ints
 from autosplit.planners.noncontiguous.annealing import anneal, random_home
 from autosplit.planners.noncontiguous.coarsening import coarsened
@@ -19,11 +19,14 @@ from autosplit.planners.noncontiguous.resplitting import resplit
 STEPS = (0.01, 0.003, 0.001, 0.0003, 0.0001)
 """Shares of the best load by which the target is below it; one is drawn for each try."""
 
+MOVE_S, RESPLIT_S = 1e-7, 1e-3
+"""Seconds of a proposal and of a resplit of a small problem."""
+
 HEATS = (0.001, 0.003, 0.01, 0.03)
 """Temperatures at which a known assignment is perturbed, as shares of its largest load."""
 
 FIRST_PATIENCE, NEXT_PATIENCE = 6, 3
-"""Vain resplits for each pair of devices after which a walk ends: on the first graph of a round, and on the finer ones."""
+"""Resplits without improvement, per device pair, before a descent stops: on the first graph of a round, and on finer ones."""
 
 QUICK_ROUNDS, FEW_ITEMS, LAST_PATIENCE = 12, 400, 30
 """After the first rounds, smaller graphs are not coarsened any more, because that keeps the interpreter's lock from the proof."""
@@ -47,8 +50,8 @@ def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Ca
     """
     rng = np.random.default_rng(seed)
     loads = graph.loads_s(home)
-    best_s, best, vain = float(loads.max()), home, 0
-    while vain < patience and not halt() and graph.num_devices > 1:
+    best_s, best, failures = float(loads.max()), home, 0
+    while failures < patience and not halt() and graph.num_devices > 1:
         target_s = best_s * (1.0 - STEPS[int(rng.integers(len(STEPS)))])
         above = np.flatnonzero(loads > target_s)
         one = int(rng.choice(above)) if len(above) and rng.random() < 0.6 else int(rng.integers(graph.num_devices))
@@ -57,13 +60,14 @@ def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Ca
         highest_s = max(loads[one], loads[other])
         lean = 0.5 if highest_s > target_s else float(rng.integers(2))
         limit_s = max(highest_s, target_s) * (1.0 + 1e-12)
-        vain += 1
+        failures += 1
+        spend(RESPLIT_S)
         found = resplit(graph, home, one, other, limit_s=limit_s, lean=lean, seed=int(rng.integers(1 << 30)))
         if found is None:
             continue
         home, loads[one], loads[other] = found
         if loads.max() < best_s * (1.0 - TOLERANCE):
-            best_s, best, vain = float(loads.max()), home, 0
+            best_s, best, failures = float(loads.max()), home, 0
     return best_s, best
 
 
@@ -96,15 +100,16 @@ def descents(
         patience = FIRST_PATIENCE
         if number >= QUICK_ROUNDS and graph.num_items <= FEW_ITEMS:
             level, patience = len(sizes) - 1, LAST_PATIENCE
-        began = monotonic()
+        began = now()
         coarse, home, group = _begin(graph, home, sizes[level], fresh_seed, num_moves, shaken=number >= len(starts), rng=rng)
-        spent_s[level] += monotonic() - began
-        began = monotonic()
+        spend(num_moves * MOVE_S)
+        spent_s[level] += now() - began
+        began = now()
         while coarse.fits(home):
             pairs = graph.num_devices * (graph.num_devices - 1) // 2
             value_s, home = descend(coarse, home, seed=fresh_seed, patience=patience * max(1, pairs), halt=halt)
-            spent_s[level] += monotonic() - began
-            began, home, patience = monotonic(), home[group], NEXT_PATIENCE
+            spent_s[level] += now() - began
+            began, home, patience = now(), home[group], NEXT_PATIENCE
             if not known or value_s < known[0][0] * (1.0 - TOLERANCE):
                 known = [(value_s, home), *known[: NUM_KNOWN - 1]]
                 yield value_s, home

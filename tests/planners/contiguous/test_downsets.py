@@ -59,14 +59,14 @@ def test_both_ends_give_the_same_value(seed):
 def test_full_blocks_are_enough(seed):
     """Walks that leave blocks with room aside, against walks that do not."""
     rng = np.random.default_rng(seed)
-    problem = random_problem(seed, num_ops=int(rng.integers(4, 12)), pooled=False, loose_order=False, host=False, sync=False)
+    problem = random_problem(seed, num_ops=int(rng.integers(4, 12)), pooled=False, loose_order=False, host=False)
     transfers, price = Transfers.free(problem.num_devices), rng.choice([0.3, 1.0])
     for array in (transfers.send_s_per_byte, transfers.receive_s_per_byte):
         array += price
     uneven = np.where(np.isfinite(problem.compute_s), rng.random((problem.num_ops, 1)), 0.0)
     problem = replace(problem, transfers=transfers, send_once=True, compute_s=problem.compute_s + uneven)
     demands = Demands(max_replicas=1 + seed % 2)
-    items = contract(problem, demands, merge=bool(rng.random() < 0.5))
+    items = contract(problem, demands)
     items = items.reversed() if rng.random() < 0.5 else items
     usage, weights = usage_of(items, demands), bounds.multipliers(items)
     assert downsets.maximal_blocks_suffice(items, demands)

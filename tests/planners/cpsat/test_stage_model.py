@@ -23,7 +23,7 @@ def answer_of(problem: Problem, demands: Demands, known: tuple[Block, ...] = (),
     slots = demands.num_stages or (min(problem.num_ops, demands.max_stages or problem.num_ops, problem.num_devices))
     answer = Incumbent(problem, demands)
     answer.offer(known, "known")
-    search_stages(answer, contract(problem, demands, merge=False), slots, monotonic() + time_limit_s)
+    search_stages(answer, contract(problem, demands), slots, monotonic() + time_limit_s)
     return answer
 
 
@@ -93,5 +93,5 @@ def test_no_plan_is_better_than_what_the_solver_says_is_proved():
     assert not demand_faults(problem, demands, blocks)
     assert objective_s(problem, demands, blocks) == 19.0
     answer = Incumbent(problem, demands, objective_s=32.0)
-    search_stages(answer, contract(problem, demands, limit_s=32.0, merge=False), 8, monotonic() + 2)
+    search_stages(answer, contract(problem, demands, limit_s=32.0), 8, monotonic() + 2)
     assert not answer.refuted and answer.bound_s <= 19.0

@@ -2,7 +2,6 @@ from dataclasses import replace
 from math import inf
 from time import monotonic
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_problem
@@ -14,8 +13,8 @@ from autosplit.planners.items import contract
 from autosplit.values.constraints import Demands
 
 
-def best(problem, demands, **options):
-    items = contract(problem, demands, **options)
+def best(problem, demands):
+    items = contract(problem, demands)
     usage = usage_of(items, demands)
     limit_s, weights = inf, bounds.multipliers(items)
     while (outcome := downsets.best_chain(items, demands, usage, weights, limit_s, monotonic() + 60)).chain is not None:
@@ -23,14 +22,6 @@ def best(problem, demands, **options):
         limit_s = outcome.chain.value_s
     assert outcome.complete
     return limit_s
-
-
-@settings(max_examples=80, deadline=None, derandomize=True)
-@given(st.integers(0, 10**6), st.booleans())
-def test_merging_keeps_the_optimum(seed, overlap):
-    problem = random_problem(seed, send_once=True, overlap=overlap, pooled=False)
-    demands = Demands(max_replicas=1 + seed % 2)
-    assert best(problem, demands) == pytest.approx(best(problem, demands, merge=False), rel=1e-9)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -47,24 +38,13 @@ def test_one_order_is_never_better_than_all_orders_and_no_bound_is_above(seed):
     assert bound_s <= everywhere * (1 + 1e-9)
 
 
-def test_free_ops_are_merged_and_costly_ones_stay():
-    problem = replace(chain([5.0, 0.0, 0.0, 5.0, 5.0], num_bytes=1.0), send_once=True)
-    assert sorted(map(len, contract(problem, Demands()).ops)) == [1, 1, 3]
-
-
-def test_beside_transfers_only_ops_without_compute_are_merged():
-    problem = replace(chain([5.0, 0.0, 5.0, 0.5], num_bytes=1.0), send_once=True)
-    assert sorted(map(len, contract(problem, Demands()).ops)) == [1, 3]
-    assert sorted(map(len, contract(replace(problem, overlap=True), Demands()).ops)) == [1, 1, 2]
-
-
 def test_groups_and_what_lies_between_become_one_item():
     problem = chain([1.0] * 5, groups=((1, 3),))
-    assert contract(problem, Demands(), merge=False).ops == ((0,), (1, 2, 3), (4,))
-    assert contract(problem, Demands(contiguous=False), merge=False).ops == ((0,), (1, 3), (2,), (4,))
+    assert contract(problem, Demands()).ops == ((0,), (1, 2, 3), (4,))
+    assert contract(problem, Demands(contiguous=False)).ops == ((0,), (1, 3), (2,), (4,))
 
 
 def test_a_cycle_of_the_order_becomes_one_item():
     problem = chain([1.0] * 5)
     problem = replace(problem, order=((0, 1), (1, 2), (2, 0), (2, 3)))
-    assert sorted(contract(problem, Demands(), merge=False).ops) == [(0, 1, 2), (3,), (4,)]
+    assert sorted(contract(problem, Demands()).ops) == [(0, 1, 2), (3,), (4,)]

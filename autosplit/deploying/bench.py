@@ -1,4 +1,4 @@
-"""Run plans of one model side by side: each in turn, with all requests in flight or one at a time, and check its outputs."""
+"""A bench: plans of one model, loaded side by side and checked, run in turn with many requests in flight or one at a time."""
 
 import time
 from collections import deque
@@ -10,10 +10,11 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-from autosplit.deploying.checking import NUM_DISTINCT, SLOW_S, blame, threads_of, worst_error
+from autosplit.backends.workspace import NUM_DISTINCT, SLOW_S, Workspace
+from autosplit.deploying.checking import blame, threads_of, worst_error
+from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import Call, Service
 from autosplit.deploying.setup import Hosts
-from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.running.engine import Engine
@@ -89,7 +90,7 @@ class Contender:
 
         Where they take long and stages share devices, two for each device: a window of them runs for minutes in many stages.
         """
-        return 2 * self._at_once if self.slow and self._shares else max(IN_FLIGHT, self.pipeline.window)
+        return 2 * self._at_once if self.slow and self._shares else max(IN_FLIGHT, self.pipeline.max_in_flight)
 
     @property
     def _at_once(self) -> int:
@@ -118,7 +119,7 @@ class Contender:
         before = 0 if self.slow and len(self.plan.stages) == 1 else at_once
         after = 0 if self.slow else at_once
         if self._shares:
-            before = after = in_flight if self.slow else self.pipeline.window
+            before = after = in_flight if self.slow else self.pipeline.max_in_flight
         total = before + count + after
         begin_ns = time.monotonic_ns()
         under_way: deque[Future[Any]] = deque()
@@ -162,7 +163,7 @@ class Contender:
         )
 
 
-class SideBySide:
+class Bench:
     """Plans of one model loaded side by side; open until ``close``, best used in a ``with`` block.
 
     Args:
@@ -179,7 +180,7 @@ class SideBySide:
         self.machine = machine
         self._first_s = first_s
         self.loaded: dict[str, Contender] = {}
-        self.host = HostManager(opener=Pipeline if hosts is None else hosts.opener())
+        self.host = HostManager(engine_factory=Pipeline if hosts is None else hosts.engine_factory())
         self._workspace = workspace or Workspace()
         self._owns_workspace = workspace is None
 
@@ -229,7 +230,7 @@ class SideBySide:
             stack.callback(self.host.close, drain=False)
         self.loaded.clear()
 
-    def __enter__(self) -> "SideBySide":
+    def __enter__(self) -> "Bench":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:

@@ -16,23 +16,23 @@ from numpy.typing import NDArray
 from autosplit.costs.problem import HOST, Floats, Net, Problem
 from autosplit.planners.delays import Delays, by_class, byte_steps
 
-MOST_BETWEEN, MOST_WAYS = 11, 100_000
-"""Most ops between two necks, and most assignments of the first of them; a part with more takes at least its known length.
+MOST_BETWEEN, MOST_ASSIGNMENTS = 11, 100_000
+"""Most ops between two cut vertices, and most assignments of the first of them; a part with more takes at least its known length.
 
 If there are too many assignments, those without classes of the other devices are tried.
 """
 
 FIRST, SECOND = 0, 1
-"""Labels of an op: on the device of the first neck of a part, or of the second one. Larger labels are other devices."""
+"""Labels of an op: on the device of the first cut of a part, or of the second one. Larger labels are other devices."""
 
-Way = tuple[int, int, float]
+Assignment = tuple[int, int, float]
 """Bytes on the first and on the second device, in steps, and the least seconds."""
 
 Lengths = Mapping[int, tuple[int, float]]
 """``lengths[op] = other, seconds``: at least so many seconds pass from the end of ``op`` to the end of ``other``."""
 
 
-def neck_bound_s(
+def cut_vertex_bound_s(
     problem: Problem, delays: Delays, parts: Mapping[int, Sequence[int]], lengths: Lengths, limit_s: float = inf
 ) -> float:
     """No schedule of one sample that takes less than ``limit_s`` is shorter, in seconds; 0 where blocks may have replicas.
@@ -48,19 +48,19 @@ def neck_bound_s(
     if delays.max_replicas > 1:
         return 0.0
     firsts = [members[0] for members in problem.device_classes]
-    neck, shortest_s = _start(problem, parts, lengths)
-    ways = _Ways(problem, delays, size, lengths, limit_s - shortest_s)
+    cut, shortest_s = _start(problem, parts, lengths)
+    assignments = _Assignments(problem, delays, size, lengths, limit_s - shortest_s)
     least_s = np.full((len(firsts), int(most.max()) + 1), inf)
     for k, device in enumerate(firsts):
-        came_s = float(delays.between(HOST, neck)[0, device]) if (HOST, neck) in delays.edges else 0.0
-        if size[neck] <= most[k] or not binds[k]:
-            least_s[k, size[neck] * binds[k] :] = came_s + problem.compute_s[neck, device]
-    while neck in parts:
+        came_s = float(delays.between(HOST, cut)[0, device]) if (HOST, cut) in delays.edges else 0.0
+        if size[cut] <= most[k] or not binds[k]:
+            least_s[k, size[cut] * binds[k] :] = came_s + problem.compute_s[cut, device]
+    while cut in parts:
         found = np.full_like(least_s, inf)
         for k, goal in product(range(len(firsts)), repeat=2):
             alone = k == goal and len(problem.device_classes[k]) == 1
             for last in ([FIRST] if k == goal else []) + ([] if alone else [SECOND]):
-                for before, after, seconds in ways.of(parts[neck], k, goal, last) if np.isfinite(least_s[k, -1]) else ():
+                for before, after, seconds in assignments.of(parts[cut], k, goal, last) if np.isfinite(least_s[k, -1]) else ():
                     left, taken = int(most[k]) - before * bool(binds[k]), (after if last else before) * bool(binds[goal])
                     if left < 0 or taken > most[goal]:
                         continue
@@ -68,13 +68,13 @@ def neck_bound_s(
                     found[goal, taken:] = np.minimum(found[goal, taken:], known_s + seconds)
         for k in np.flatnonzero(binds).tolist():
             found[k, most[k] + 1 :] = found[k, most[k]]
-        least_s, neck = found, int(parts[neck][-1])
-    out_s = delays.between(neck, HOST)[firsts, 0] if (neck, HOST) in delays.edges else 0.0
+        least_s, cut = found, int(parts[cut][-1])
+    out_s = delays.between(cut, HOST)[firsts, 0] if (cut, HOST) in delays.edges else 0.0
     return min(limit_s, float((least_s[:, -1] + out_s).min()))
 
 
 def _start(problem: Problem, parts: Mapping[int, Sequence[int]], lengths: Lengths) -> tuple[int, float]:
-    """The op from which the necks in turn take longest, and the seconds that they take at least."""
+    """The op from which the cut vertices in turn take longest, and the seconds that they take at least."""
     rest_s = problem.compute_s.min(axis=1)
     for op in sorted(parts, reverse=True):
         goal = parts[op][-1]
@@ -83,36 +83,36 @@ def _start(problem: Problem, parts: Mapping[int, Sequence[int]], lengths: Length
     return int(np.argmax(rest_s)), float(rest_s.max())
 
 
-def _undominated(before: NDArray[np.int64], after: NDArray[np.int64], seconds: Floats) -> list[Way]:
-    """The ways of which no other one puts as few bytes on both devices in as little time."""
+def _undominated(before: NDArray[np.int64], after: NDArray[np.int64], seconds: Floats) -> list[Assignment]:
+    """The assignments of which no other one puts as few bytes on both devices in as little time."""
     width = int(after.max(initial=0)) + 1
     keys, place = np.unique(before * width + after, return_inverse=True)
     least_s = np.full(len(keys), inf)
     np.minimum.at(least_s, place, seconds)
-    ways: list[Way] = []
+    assignments: list[Assignment] = []
     for number in np.argsort(least_s, kind="stable").tolist():
         x, y = divmod(int(keys[number]), width)
-        if least_s[number] < inf and not any(a <= x and b <= y for a, b, _ in ways):
-            ways.append((x, y, float(least_s[number])))
-    return ways
+        if least_s[number] < inf and not any(a <= x and b <= y for a, b, _ in assignments):
+            assignments.append((x, y, float(least_s[number])))
+    return assignments
 
 
-class _Ways:
-    """The ways to run the ops from one neck to the next that exceed the known length of such a part by no more than a slack."""
+class _Assignments:
+    """The assignments between two cut vertices that exceed the known length of such a part by no more than a slack."""
 
     def __init__(self, problem: Problem, delays: Delays, size: NDArray[np.int64], lengths: Lengths, slack_s: float) -> None:
         self.problem, self.delays, self.size, self.lengths, self.slack_s = problem, delays, size, lengths, slack_s
         self._compute_s = problem.compute_s[:, [members[0] for members in problem.device_classes]]
         tables = problem.transfers.arrays()
         self._send, self._send_byte, self._take, self._take_byte, self._delay = (by_class(problem, table) for table in tables)
-        self._known: dict[tuple[str, bytes, bytes], list[Way]] = {}
+        self._known: dict[tuple[str, bytes, bytes], list[Assignment]] = {}
         self._made: list[list[Net]] = [[] for _ in problem.ops]
         for net in problem.nets:
             if net.producer != HOST:
                 self._made[net.producer].append(net)
 
-    def of(self, ops: Sequence[int], k: int, goal: int, last: int) -> list[Way]:
-        """The ways from the first op, on a device of class ``k``, to the last op, whose class is ``goal`` and label ``last``."""
+    def of(self, ops: Sequence[int], k: int, goal: int, last: int) -> list[Assignment]:
+        """The assignments from the first op, on class ``k``, to the last op, on class ``goal`` with label ``last``."""
         taken = np.bincount([k, goal] if last == SECOND else [k], minlength=self._compute_s.shape[1])
         others = [[j] for j, members in enumerate(self.problem.device_classes) if len(members) > taken[j]]
         place = {op: number for number, op in enumerate(ops)}
@@ -131,8 +131,8 @@ class _Ways:
 
     def _assigned(
         self, ops: Sequence[int], size: NDArray[np.int64], classes: Sequence[Sequence[int]], last: int, least_s: float
-    ) -> list[Way] | None:
-        """The ways by assignments of labels; None where they are too many.
+    ) -> list[Assignment] | None:
+        """The assignments of labels to the ops; None where they are too many.
 
         Args:
             ops, size: the ops of the part, and their bytes in steps.
@@ -161,7 +161,7 @@ class _Ways:
             ends_s = begin_s + work[number, here]
             load_s += np.where(here == FIRST, work[number, here], 0.0)
             kept = np.maximum(ends_s, load_s) <= limit_s
-            if np.count_nonzero(kept) > MOST_WAYS:
+            if np.count_nonzero(kept) > MOST_ASSIGNMENTS:
                 return None
             labels, end_s, load_s = np.vstack([labels, here])[:, kept], np.vstack([end_s, ends_s])[:, kept], load_s[kept]
         if not labels.shape[1]:

@@ -1,0 +1,142 @@
+"""A workspace: stages saved once and prepared for their backends, and the outputs of the unsplit model."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import fx
+
+from autosplit.backends.apart import end_idle
+from autosplit.backends.base import Precision, get_backend, require_device
+from autosplit.compat.torchparts import num_writes
+from autosplit.devices.accelerators import is_accelerator
+from autosplit.errors import BackendError
+from autosplit.files import content_hash
+from autosplit.scratch import scratch_folder
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.programs import weight, weight_names
+from autosplit.tracing.splitting import StageProgram, save_stage
+from autosplit.tracing.verifying import distinct_inputs
+from autosplit.values.machine import Device
+
+NUM_DISTINCT = 4
+"""Different inputs that are sent in turn, so that answers in a wrong order are noticed; a slow model gets two."""
+
+SLOW_S = 0.1
+"""A model whose pass takes longer than these seconds is slow, and gets as few requests as possible."""
+
+Microbatch = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Microbatches and the model's outputs in f32 eager. Each op runs with its stage's threads, whose number can change bits."""
+
+    traced: Traced
+    threads: Mapping[str, int]
+    work: Sequence[Microbatch]
+    expected: Sequence[Microbatch]
+
+    @staticmethod
+    def of(traced: Traced, threads: Mapping[str, int]) -> "Reference":
+        """Run the unsplit model; ops that ``threads`` does not name run with torch's number of threads."""
+        eager = _Threaded(traced, threads)
+        first, *others = distinct_inputs(traced.example_inputs, NUM_DISTINCT)
+        work, expected = [first], list[Microbatch]()
+        before = torch.get_num_threads()
+        start = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                expected.append(tuple(eager.run(*first)))
+                for inputs in others[:1] if time.perf_counter() - start > SLOW_S else others:
+                    with suppress(Exception):  # it may take integers in one order only, such as offsets
+                        expected.append(tuple(eager.run(*inputs)))
+                        work.append(inputs)
+        finally:
+            torch.set_num_threads(before)
+        return Reference(traced, threads, work, expected)
+
+
+class Workspace:
+    """A temporary folder of saved stages, and the outputs that plans are checked against. Gone when it is closed.
+
+    Plans that share a stage share its files. Plans of one traced model share the outputs of the unsplit model.
+    """
+
+    def __init__(self) -> None:
+        self._temporary = ExitStack()
+        self.folder = self._temporary.enter_context(scratch_folder())
+        self._saved: dict[str, tuple[Path, StageProgram]] = {}
+        """The program keeps its weights in memory, so that no other weight gets the address of one."""
+        self._prepared: set[tuple[str, str, str]] = set()
+        self._references: list[tuple[Reference, list[tuple[int, int]]]] = []
+
+    def save(self, program: StageProgram, there: Path | None = None) -> Path:
+        """The folder of a stage, saved if it was not; ``there``: where it is saved already, to be left there."""
+        specs = [repr(spec) for spec in (*program.inputs, *program.outputs)]
+        key = content_hash([specs, program.module.code, _state(program.module)])
+        if key not in self._saved:
+            self._saved[key] = there or self.folder / key, program
+            if there is None:
+                save_stage(program, self._saved[key][0])
+        return self._saved[key][0]
+
+    def add(self, program: StageProgram, backend: str, precision: Precision, devices: Sequence[Device] = ()) -> Path:
+        """The folder of a stage, saved and, if it runs on a CPU, prepared if it was not.
+
+        Raises: BackendError: the backend refuses the stage, by op and with the reason.
+        """
+        folder = self.save(program)
+        for device in devices:
+            require_device(get_backend(backend), device.name)
+        if (folder.name, backend, precision) not in self._prepared and not (devices and all(map(is_accelerator, devices))):
+            try:
+                get_backend(backend).prepare(program, folder, precision)
+            except BackendError as failure:
+                raise BackendError(str(failure), failure.refused, backend) from failure
+            self._prepared.add((folder.name, backend, precision))
+        return folder
+
+    def reference(self, traced: Traced, threads: Mapping[str, int]) -> Reference:
+        """The outputs of the unsplit model, for which it runs once with these threads: see ``Reference.of``."""
+        state = _state(traced.program)
+        for known, then in self._references:
+            if known.traced is traced and known.threads == threads and then == state:
+                return known
+        self._references.append((Reference.of(traced, threads), state))
+        return self._references[-1][0]
+
+    def close(self) -> None:
+        """Remove every file, and end the processes that compiled stages."""
+        end_idle()
+        self._temporary.close()
+
+    def __enter__(self) -> "Workspace":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _state(program: fx.GraphModule) -> list[tuple[int, int]]:
+    """The address of each weight, and how often it was changed in place; two models of one shape differ in nothing else."""
+    weights = [weight(program, name) for name in weight_names(program.graph)]
+    return [(tensor.data_ptr(), num_writes(tensor)) for tensor in weights]
+
+
+class _Threaded(fx.Interpreter):
+    """Runs the unsplit program op by op, with a number of threads for each."""
+
+    def __init__(self, traced: Traced, threads: Mapping[str, int]) -> None:
+        super().__init__(traced.program)
+        self._threads = threads
+
+    def run_node(self, n: fx.Node) -> object:
+        wanted = self._threads.get(n.name)
+        if wanted is not None and wanted != torch.get_num_threads():
+            torch.set_num_threads(wanted)
+        return super().run_node(n)
