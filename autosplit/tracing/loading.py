@@ -108,7 +108,8 @@ def load_model(
     args, kwargs = given or (tuple(own_args), dict(own_kwargs))
     if not args and not kwargs:
         raise ModelError(f"model '{name}' comes without example inputs; give them as inputs=(tensor, ...)")
-    _require_dense(name, (args, kwargs))
+    if weights:
+        _require_dense(name, (args, kwargs))
     _require_batch(name, batch, [*args, *kwargs.values()])
     _require_eval(name, found)
     if isinstance(found, ExportedProgram):
@@ -128,7 +129,8 @@ def _load_spec(
         return _load_program(Path(target), options, trust), Path(target).stem, (), {}, ""
     place, colon, attribute = target.partition(":")
     if not (colon and place and attribute):
-        what = "give 'transformers:ClassName', 'hub:org/name', 'file.py:function', 'package.module:function' or a file.pt2"
+        what = "give 'transformers:ClassName', 'hub:org/name', 'file.py:function', 'package.module:function' or a path "
+        what += "that ends in .pt2"
         workload = "; a planner's workload file needs search --format" if Path(target).is_file() else ""
         raise ModelError(f"model '{spec}' is not a spec: {what}{workload}")
     if place == "hub" or (place == "transformers" and Path(attribute).is_dir()):
