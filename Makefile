@@ -27,10 +27,12 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 DEMO := autosplit-run
 kept = --profiles $(DEMO)/profiles -o $(DEMO)/$(1).yaml --picture $(DEMO)/$(1).svg --report $(DEMO)/$(1).html
 
-demo: install ## a small model within 90 s, then a ResNet-50 and a BERT-base class model, on the devices found
+demo: install ## a small model within 90 s, then a ResNet-50 and a BERT-base class model; at last BERT under a memory cap
 	$(BIN)/autosplit auto "autosplit.examples.unet:unet?levels=3&size=64" --backend eager,onnxruntime --budget 5s --rounds 3 $(call kept,unet)
 	$(BIN)/autosplit auto transformers:ResNetForImageClassification --budget 20s $(call kept,resnet50)
 	$(BIN)/autosplit auto transformers:BertModel --seq-len 128 --budget 20s $(call kept,bert)
+	@echo "Two equal cores and a model that fits: replicas win. Now each core may hold 400 MB, less than BERT's weights: a split wins."
+	$(BIN)/autosplit auto transformers:BertModel --seq-len 128 --devices cpu:0,cpu:1 --memory 400MB --backend eager --budget 10s --peers $(call kept,capped)
 	@echo "Plans, pictures and report pages are in $(DEMO)/. Run a plan again: $(BIN)/autosplit run $(DEMO)/bert.yaml"
 
 demo-cluster: install ## three Ray nodes on this machine, a BERT over them, one node killed half-way

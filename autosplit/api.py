@@ -11,6 +11,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from autosplit import measuring
+from autosplit.absent import estimated_profile, with_estimates
 from autosplit.arguments import checked
 from autosplit.backends.base import absent_runtimes
 from autosplit.backends.workspace import Workspace
@@ -35,7 +36,7 @@ from autosplit.tracing.loading import Inputs
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine, parse_device
-from autosplit.values.plan import ON_ESTIMATES, Plan
+from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import backend_fault
 
@@ -102,9 +103,8 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
     from autosplit.measuring.store import open_store
 
     machine, store = _machine(devices, setup), None if setup.store is None else open_store(setup.store)
-    absent = absent_devices(machine)
-    if absent or any(device.speed for device in machine.devices):
-        return _estimated(traced, machine, list(absent), setup)
+    if absent_devices(machine) or any(device.speed for device in machine.devices):
+        return estimated_profile(traced, machine, setup, measure)
     if setup.hosts is not None:
         with shown(setup.progress) as progress:
             progress("profile", 0.0, "measuring on the hosts")
@@ -126,25 +126,6 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
             workspace=setup.workspace,
             progress=progress,
         )
-
-
-def _estimated(traced: Traced, machine: Machine, absent: Sequence[str], setup: Setup) -> Profile:
-    """The profile of a machine of which some devices are not here: what is here is measured."""
-    from autosplit.measuring.store import open_store, user_root
-    from autosplit.planning import estimating
-
-    unstated = [machine[name] for name in absent if machine[name].speed is None]
-    estimating.require_costs(machine, absent, setup.profile_of)
-    profile = Profile.empty(traced.graph, setup.precision)
-    there = [name for name in estimating.sources(machine) if name not in absent]
-    if there:
-        known = {device.name: replace(device, speed=None) for device in machine.devices}
-        profile = measure(traced, Machine.of(known.get(name) or parse_device(name) for name in there), setup=setup)
-    if unstated:
-        store = open_store(setup.store or user_root())
-        stored = store.load(traced.graph, precision=setup.precision, of=setup.profile_of)
-        profile = estimating.as_measured_elsewhere(profile, stored, unstated, setup.profile_of)
-    return estimating.estimated(profile, traced.graph, machine)
 
 
 @checked
@@ -200,16 +181,7 @@ def search(
             progress=progress,
             keep=lambda found: _keep(_with_versions(found), setup),
         )
-    return _with_estimates(_with_versions(result))
-
-
-def _with_estimates(found: "SearchResult") -> "SearchResult":
-    """The result whose plan says for which of its devices the times were not measured."""
-    guessed = {setting.device for setting, measured in found.profile.measured.items() if measured.is_estimate}
-    named = [name for name in dict.fromkeys(name for stage in found.plan.stages for name in stage.devices) if name in guessed]
-    if not named:
-        return found
-    return replace(found, plan=replace(found.plan, method=f"{found.plan.method}, {ON_ESTIMATES} {', '.join(named)}"))
+    return with_estimates(_with_versions(result))
 
 
 def _with_versions(found: "SearchResult") -> "SearchResult":
@@ -378,17 +350,15 @@ def auto(
     wanted, machine, budget = constraints or Constraints(), _machine(devices, setup), as_budget(budget)
     wanted.require_consistent(machine)
     prepare_to_spawn()
-    told = setup.progress
-    with shown(told) as progress, Workspace() as own:
-        workspace = setup.workspace or own
-        setup = replace(setup, progress=progress, workspace=workspace)
+    with shown(setup.progress) as progress, Workspace() as own:
+        asked, setup = setup.progress, replace(setup, progress=progress, workspace=setup.workspace or own)
         if isinstance(model, Traced):
             traced = model
         else:
             progress("trace", 0.0, "loading the model and capturing its graph")
             traced = trace(model, inputs=inputs)
             progress("trace", 1.0, "done")
-        announce(told, expectation(machine, setup, budget))
+        announce(asked, expectation(machine, setup, budget))
         wanted = wanted.verify(traced.graph, machine)
         profile = measure(traced, machine, setup=setup)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)

@@ -4,6 +4,7 @@ charging     transfer costs of a model on a machine
 predicting   graph and profile as a problem; the prediction of a plan
 backends     choices and mixtures of backends, as problems and as stages
 plans        ask the planner, turn its answers into plans with a bound over all mixtures
+estimating   seconds on devices that are not here
 caps         plans and fronts whose whole memory is within caps
 baselines    the usual ways to run a model without a search, as plans
 peers        the rules by which other tools split a model, as plans

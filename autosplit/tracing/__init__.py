@@ -2,7 +2,8 @@
 
 A model passes these modules in order::
 
-    loading      make a module with example inputs from a spec (modelspec: its options; architectures: transformers)
+    loading      make a module with example inputs from a spec (modelspec: its options; architectures: random weights of
+                 transformers; checkpoints: trained ones; importing: functions of files and modules)
     flattening   turn an exported program into one flat, functional fx graph (uncuttable: reasons why it cannot be cut)
     verifying    compare the graph with the module
     capturing    trace(): do all of the above, and make the torch-free Graph

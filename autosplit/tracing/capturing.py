@@ -30,7 +30,7 @@ from autosplit.tracing import architectures, devicecopies, flattening
 from autosplit.tracing.callbinding import bind, leaf_places, signature_of
 from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.flattening import Fixed
-from autosplit.tracing.loading import Model, dense_inputs, is_static
+from autosplit.tracing.loading import WITHOUT_WEIGHTS, Model, dense_inputs, is_static
 from autosplit.tracing.programs import Observer, weight, weight_names
 from autosplit.tracing.tensorspec import TensorSpec, differences, fake_mode, laid_out, layout, spec_of
 from autosplit.tracing.verifying import own_storage, verify
@@ -167,10 +167,9 @@ def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, chec
         if isinstance(value, torch.Tensor) and node.op != "get_attr":
             specs[node.name] = spec_of(node.name, value)
 
-    is_fake = any(isinstance(one, FakeTensor) for one in example_inputs)
     notes: tuple[str, ...] = (*model.notes, *_frozen_dimensions(model.module, example_inputs))
     try:
-        with fake_mode(example_inputs) if is_fake else torch.inference_mode():
+        with fake_mode(example_inputs) if WITHOUT_WEIGHTS in notes else torch.inference_mode():
             outputs = Observer(flat.program, see).run(*example_inputs)
         graph = _graph(model.name, flat.program, specs)
         traced = Traced(
@@ -181,9 +180,7 @@ def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, chec
         absent = devicecopies.absent_kinds(flat.copied)
         if absent and check:
             notes = (*notes, f"the model copies to {', '.join(absent)}, which torch does not see here: it was not compared")
-        if is_fake:
-            notes = (*notes, "no weights were loaded, and nothing was computed: this trace can be planned, and not run")
-        if absent or is_fake or not check:
+        if absent or WITHOUT_WEIGHTS in notes or not check:
             return replace(traced, notes=notes)
         found = model.module
         module = flattening.move_reserved(found).module() if isinstance(found, ExportedProgram) else found

@@ -26,6 +26,8 @@ from autosplit.tracing.modelspec import parse_options, typed_options
 from autosplit.tracing.tensorspec import is_dense, kind_of
 from autosplit.values.plan import PYTHON_OBJECT, Source
 
+WITHOUT_WEIGHTS = "no weights were loaded, and nothing was computed: this trace can be planned, and not run"
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -106,14 +108,16 @@ def load_model(
     args, kwargs = given or (tuple(own_args), dict(own_kwargs))
     if not args and not kwargs:
         raise ModelError(f"model '{name}' comes without example inputs; give them as inputs=(tensor, ...)")
-    _require_dense(name, (args, kwargs))
+    if weights:
+        _require_dense(name, (args, kwargs))
     _require_batch(name, batch, [*args, *kwargs.values()])
     _require_eval(name, found)
     if isinstance(found, ExportedProgram):
         _require_exported_shapes(name, found, args, kwargs)
     made_up = inputs is None and bool(note)
     way_out = architectures.WAY_OUT if made_up else ""
-    return Model(name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out, (note,) if note else ())
+    notes = tuple(filter(None, (note, "" if weights else WITHOUT_WEIGHTS)))
+    return Model(name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out, notes)
 
 
 def _load_spec(
@@ -125,7 +129,8 @@ def _load_spec(
         return _load_program(Path(target), options, trust), Path(target).stem, (), {}, ""
     place, colon, attribute = target.partition(":")
     if not (colon and place and attribute):
-        what = "give 'transformers:ClassName', 'hub:org/name', 'file.py:function', 'package.module:function' or a file.pt2"
+        what = "give 'transformers:ClassName', 'hub:org/name', 'file.py:function', 'package.module:function' or a path "
+        what += "that ends in .pt2"
         workload = "; a planner's workload file needs search --format" if Path(target).is_file() else ""
         raise ModelError(f"model '{spec}' is not a spec: {what}{workload}")
     if place == "hub" or (place == "transformers" and Path(attribute).is_dir()):

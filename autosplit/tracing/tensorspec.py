@@ -211,9 +211,7 @@ def is_plain(dtype: torch.dtype) -> bool:
 
 
 def is_dense(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether this is a tensor that holds a value for each element in memory of its own, or is fake in place of one."""
-    if isinstance(value, FakeTensor):
-        return value.layout is torch.strided
+    """Whether this is a tensor that holds a value for each element in memory of its own."""
     if value.__class__ is not torch.Tensor:
         return kind_of(value) == ""
     strided = value.layout is torch.strided and not (value.is_meta or value.is_nested)

@@ -138,7 +138,7 @@ def test_attention_implementation_is_sdpa_unless_asked_otherwise():
         ("transformers:BertModel?num_hidden_layers=two", "takes a whole number, not 'two'"),
         ("transformers:BertModel?num_attention_heads=5", "cannot be built from this config"),
         (f"transformers:BertModel?{TEXT}&pad_token_id=100", "cannot be built from this config: Padding_idx"),
-        (f"transformers:Blip2QFormerModel?{TEXT}", "takes 'query_embeds', for which no example.*'package.module:function'"),
+        (f"transformers:Blip2QFormerModel?{TEXT}", "takes 'query_embeds', for which no example.*'file.py:function'"),
         (
             "transformers:Gemma4AudioModel?hidden_size=32&num_hidden_layers=1&num_attention_heads=2",
             "takes 'input_features', for which",

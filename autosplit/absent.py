@@ -1,0 +1,46 @@
+"""Devices that are not here: a profile with estimates for them, and plans that say so."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autosplit.deploying.setup import Setup
+from autosplit.devices.discovering import absent_devices
+from autosplit.measuring.store import open_store, user_root
+from autosplit.planning import estimating
+from autosplit.tracing.capturing import Traced
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import ON_ESTIMATES
+from autosplit.values.profile import Profile
+
+if TYPE_CHECKING:
+    # Solvers and Optuna take 1.3 s to load; measuring needs none of them.
+    from autosplit.searching.loop import SearchResult
+
+
+def estimated_profile(traced: Traced, machine: Machine, setup: Setup, measure: Callable[..., Profile]) -> Profile:
+    """The profile of a machine of which some devices are not here, or have a stated speed; ``measure`` is called for the others.
+
+    Raises: ProfileError: the times of a device are not known. UsageError: a table lacks ops.
+    """
+    absent = absent_devices(machine)
+    estimating.require_costs(machine, absent, setup.profile_of)
+    profile = Profile.empty(traced.graph, setup.precision)
+    there = [name for name in estimating.sources(machine) if name not in absent]
+    if there:
+        known = {device.name: replace(device, speed=None) for device in machine.devices}
+        profile = measure(traced, Machine.of(known.get(name) or parse_device(name) for name in there), setup=setup)
+    unstated = [machine[name] for name in absent if machine[name].speed is None]
+    if unstated:
+        stored = open_store(setup.store or user_root()).load(traced.graph, precision=setup.precision, of=setup.profile_of)
+        profile = estimating.as_measured_elsewhere(profile, stored, unstated, setup.profile_of)
+    return estimating.estimated(profile, traced.graph, machine)
+
+
+def with_estimates(found: "SearchResult") -> "SearchResult":
+    """The result whose plan says for which of its devices the times were not measured."""
+    guessed = {setting.device for setting, measured in found.profile.measured.items() if measured.is_estimate}
+    named = [name for name in dict.fromkeys(name for stage in found.plan.stages for name in stage.devices) if name in guessed]
+    if not named:
+        return found
+    return replace(found, plan=replace(found.plan, method=f"{found.plan.method}, {ON_ESTIMATES} {', '.join(named)}"))
