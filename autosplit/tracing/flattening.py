@@ -234,7 +234,7 @@ def _weight_names(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tenso
 def _place(tensor: torch.Tensor) -> Any:
     """The address of a weight; a fake one has a storage, and no address."""
     if isinstance(tensor, FakeTensor):
-        return StorageWeakRef(tensor.untyped_storage()).cdata, tensor.storage_offset()
+        return StorageWeakRef(tensor.untyped_storage()).cdata, tensor.storage_offset()  # type: ignore[no-untyped-call]
     return tensor.data_ptr()
 
 
