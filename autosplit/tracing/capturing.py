@@ -24,7 +24,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.nn.modules import rnn
 
-from autosplit.compat.torchparts import FakeTensor, pytree
+from autosplit.compat.torchparts import pytree
 from autosplit.errors import BRIEF, TraceError, UsageError, is_interrupt
 from autosplit.tracing import architectures, devicecopies, flattening
 from autosplit.tracing.callbinding import bind, leaf_places, signature_of
