@@ -13,7 +13,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
-from autosplit.compat.torchparts import OpOverload, pytree, schema_of
+from autosplit.compat.torchparts import FakeTensor, OpOverload, pytree, schema_of
 from autosplit.tracing.programs import user_line
 from autosplit.tracing.tensorspec import is_dense, kind_of
 
@@ -67,7 +67,7 @@ def _changed_state(exported: ExportedProgram) -> list[str]:
     faults = [
         f"its weight '{name}' is {kind_of(weight)}, and a stage's file holds dense ones; call its to_dense() first"
         for name, weight in stores.items()
-        if isinstance(weight, torch.Tensor) and not is_dense(weight)
+        if isinstance(weight, torch.Tensor) and not isinstance(weight, FakeTensor) and not is_dense(weight)
     ]
     for spec in exported.graph_signature.output_specs:
         if spec.kind is OutputKind.BUFFER_MUTATION and buffers.get(spec.arg.name) == spec.target:
