@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 
 from autosplit.devices.limits import refusals_named
-from autosplit.errors import AutosplitError, BackendError, PlanError, RefusedError, UsageError, listed, raise_faults
+from autosplit.errors import BRIEF, AutosplitError, BackendError, PlanError, RefusedError, UsageError, listed, raise_faults
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.running.admission import Admission, Occupancy, Transport, closed
 from autosplit.running.answers import Answers
@@ -109,7 +109,7 @@ class Engine:
             WorkerError: the pipeline has given up.
         """
         if not isinstance(priority, int):
-            raise UsageError(f"priority must be a whole number, lower is sooner, but is {priority!r}")
+            raise UsageError(f"priority must be a whole number, lower is sooner, but is {BRIEF.repr(priority)}")
         request = self._intake(inputs, monotonic_deadline(deadline_s))
         request.returns, request.priority = returns, priority
         return self._submit(request, timeout_s)

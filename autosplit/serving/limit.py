@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Literal, TypeVar
 
 from autosplit.compat.futures import SafeFuture
-from autosplit.errors import RefusedError, UsageError
+from autosplit.errors import BRIEF, RefusedError, UsageError
 from autosplit.running.request import Tensors
 
 Policy = Literal["block", "refuse", "drop_oldest"]
@@ -31,9 +31,9 @@ class Limit:
 
     def __init__(self, most: int, when_full: Policy, what: str, check_thread: Callable[[], None]) -> None:
         if not isinstance(most, int) or most < 1:
-            raise UsageError(f"limit must be at least 1 {what}, but is {most!r}")
+            raise UsageError(f"limit must be at least 1 {what}, but is {BRIEF.repr(most)}")
         if when_full not in POLICIES:
-            raise UsageError(f"when_full must be one of {', '.join(POLICIES)}, but is {when_full!r}")
+            raise UsageError(f"when_full must be one of {', '.join(POLICIES)}, but is {BRIEF.repr(when_full)}")
         self.most = most
         self._when_full = when_full
         self._what = what
