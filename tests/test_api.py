@@ -200,8 +200,9 @@ def test_devices_may_be_named_in_each_call(tmp_path: Path) -> None:
     autosplit.write_plan(plan, traced.graph, tmp_path / "plan.yaml")
     with autosplit.load(str(tmp_path / "plan.yaml")).open() as model:
         assert model(*inputs).keys() == expected.keys()
-    with pytest.raises(UsageError, match="names of devices are one string"):
-        autosplit.measure(traced, [name])  # type: ignore[arg-type]
+    assert autosplit.measure(traced, [name], setup=Setup(backends="eager")).measured.keys() == profile.measured.keys()
+    with pytest.raises(UsageError, match="devices"):
+        autosplit.measure(traced, [7])  # type: ignore[list-item]
 
 
 @pytest.mark.timeout(300)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from autosplit.backends import workspace as workspaces
 from autosplit.backends.base import BF16_TOLERANCE, F32_TOLERANCE, get_backend
 from autosplit.backends.eager import EagerBackend
-from autosplit.backends.workspace import Workspace
+from autosplit.backends.workspace import NUM_DISTINCT, Reference, Workspace
 from autosplit.deploying import checking
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.differing import NumericalError
@@ -54,7 +55,7 @@ def test_where_no_stage_alone_is_wrong_the_backends_are_named(traced: Traced, pl
 
 
 def test_bits_are_asked_of_exact_stages_in_f32_only(traced: Traced, plan: Plan) -> None:
-    reference = checking.Reference.of(traced, {})
+    reference = Reference.of(traced, {})
     work, expected = reference.work, reference.expected
     exact = replace(plan, stages=plan.stages[:1])
     assert checking.limit_of(exact, traced, work, expected) == 0
@@ -64,9 +65,9 @@ def test_bits_are_asked_of_exact_stages_in_f32_only(traced: Traced, plan: Plan) 
 
 
 def test_a_slow_model_is_compared_on_fewer_inputs(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(checking.Reference.of(traced, {}).work) == checking.NUM_DISTINCT
-    monkeypatch.setattr(checking, "SLOW_S", 0.0)
-    slow = checking.Reference.of(traced, {op.name: 1 for op in traced.graph.ops})
+    assert len(Reference.of(traced, {}).work) == NUM_DISTINCT
+    monkeypatch.setattr(workspaces, "SLOW_S", 0.0)
+    slow = Reference.of(traced, {op.name: 1 for op in traced.graph.ops})
     assert len(slow.work) == len(slow.expected) == 2
     for inputs, outputs in zip(slow.work, slow.expected, strict=True):
         torch.testing.assert_close(outputs[0], traced.program(*inputs)[0])
@@ -97,8 +98,8 @@ class Bags(torch.nn.Module):
 
 def test_made_up_inputs_that_the_model_refuses_are_not_sent() -> None:
     traced = trace(load_model(Bags().eval(), inputs=(torch.arange(6), torch.tensor([0, 2, 4, 5]))))
-    reference = checking.Reference.of(traced, {})
-    assert 1 <= len(reference.work) == len(reference.expected) < checking.NUM_DISTINCT
+    reference = Reference.of(traced, {})
+    assert 1 <= len(reference.work) == len(reference.expected) < NUM_DISTINCT
     assert all(inputs[1][0] == 0 for inputs in reference.work)
 
 

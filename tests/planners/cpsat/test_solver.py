@@ -8,6 +8,7 @@ import pytest
 SCRIPT = """
 import os, signal, threading
 from ortools.sat.python import cp_model
+from autosplit.planners.clock import now
 from autosplit.planners.cpsat.solver import solve
 
 def golomb(num_marks):
@@ -19,7 +20,7 @@ def golomb(num_marks):
     model.Minimize(marks[-1])
     return model
 
-solver, _ = solve(golomb(4), 60.0, 0)
+solver, _ = solve(golomb(4), now() + 60.0, 0)
 assert solver.ObjectiveValue() == 6
 try:
     signal.raise_signal(signal.SIGINT)
@@ -27,7 +28,7 @@ except KeyboardInterrupt:
     print("heard after")
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
-    solve(golomb(18), 1000.0, 0)
+    solve(golomb(18), now() + 1000.0, 0)
 except KeyboardInterrupt:
     print("heard meanwhile")
 """

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from time import monotonic
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from autosplit.costs.faults import find_faults, verify
 from autosplit.costs.problem import HOST, Block, Net, Pool, Problem, SharedWeight, Solution, Transfers
 from autosplit.costs.workloads import parse_dnn_partitioning, read_workload
 from autosplit.errors import InfeasibleError
+from autosplit.planners.clock import time_limit
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.noncontiguous import partitioning
 from autosplit.planners.noncontiguous.annealing import anneal, random_home
@@ -82,7 +82,8 @@ def drawn(seed: int, num_ops: int = 6, num_devices: int = 3, general: bool = Fal
 
 def partitioned(problem: Problem, time_limit_s: float, seed: int = 0, log: Callable[[str], None] = lambda line: None) -> Solution:
     found = Incumbent(problem, Demands(contiguous=False), seed, log)
-    partition(found, monotonic() + time_limit_s)
+    with time_limit(problem.num_ops * problem.num_devices, time_limit_s) as deadline:
+        partition(found, deadline)
     return found.solution()
 
 
