@@ -7,7 +7,6 @@ file, a compiled library). Each worker calls ``load``, which turns the stage's f
 import contextlib
 import importlib
 import math
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from autosplit.backends.lowering import lower_to_bf16
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, Queue
 from autosplit.devices.discovering import PACKAGES, version_of
 from autosplit.errors import AutosplitError, BackendError, MissingExtraError, UsageError
+from autosplit.scratch import scratch_folder
 from autosplit.tracing.differing import NumericalError, compare
 from autosplit.tracing.splitting import StageProgram, is_saved, load_stage, save_stage
 from autosplit.tracing.valueranges import Assumed
@@ -119,10 +119,10 @@ class FileBackend(ABC):
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Prepare a stage in a temporary folder, and load it from there."""
-        with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-            save_stage(program, Path(name) / "stage")
-            self.prepare(program, Path(name) / "stage", precision)
-            return cast(Backend, self).load(Path(name) / "stage", threads, precision)
+        with scratch_folder() as folder:
+            save_stage(program, folder / "stage")
+            self.prepare(program, folder / "stage", precision)
+            return cast(Backend, self).load(folder / "stage", threads, precision)
 
     @abstractmethod
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
@@ -148,12 +148,12 @@ def convert(function: Callable[..., T], program: StageProgram, *arguments: objec
         saved: where the stage is saved already.
     Raises: BackendError: the process died. Whatever the function raises.
     """
-    with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-        if saved is None:
-            save_stage(program, Path(name) / "stage")
-        source = saved or Path(name) / "stage"
-        result: T = apart(_converted, function, source, arguments, doing=doing, packages=program.packages)
-        return result
+    if saved is None:
+        with scratch_folder() as folder:
+            save_stage(program, folder / "stage")
+            return convert(function, program, *arguments, doing=doing, saved=folder / "stage")
+    result: T = apart(_converted, function, saved, arguments, doing=doing, packages=program.packages)
+    return result
 
 
 def _converted(function: Callable[..., T], source: Path, arguments: Sequence[object]) -> T:

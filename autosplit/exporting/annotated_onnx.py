@@ -1,6 +1,5 @@
 """Export for ONNX Runtime's own partitioning: one model whose nodes say their stage, and the setting that places stages."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from autosplit.backends.onnxfile import ONNX, missing_packages
 from autosplit.errors import PlanError, raise_faults
 from autosplit.exporting.base import Job, Target, write_json, write_onnx_apart
+from autosplit.scratch import scratch_folder
 from autosplit.tracing.splitting import StageProgram
 from autosplit.values.machine import parse_device
 
@@ -95,8 +95,8 @@ def write(job: Job, folder: Path) -> list[str]:
     import onnx
 
     raise_faults(PlanError, "an ONNX model cannot express these connections", job.untouched_outputs("onnxruntime-layers"))
-    with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-        paths = [Path(name) / f"{program.name}.onnx" for program in job.programs]
+    with scratch_folder() as scratch:
+        paths = [scratch / f"{program.name}.onnx" for program in job.programs]
         for program, path in zip(job.programs, paths, strict=True):
             write_onnx_apart(program, path)
         model = annotated_model(paths, job.programs, job.traced.graph.inputs, job.traced.graph.outputs)

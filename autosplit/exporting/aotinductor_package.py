@@ -1,12 +1,12 @@
 """Export for AOTInductor: one package with a compiled model for each stage, which C++ and Python load without a compiler."""
 
-import tempfile
 from pathlib import Path
 
 from autosplit.backends.base import convert
 from autosplit.backends.inductor import BACKEND, OPTIONS, compiled
 from autosplit.compat.runtimes import write_package
 from autosplit.exporting.base import Job, Target, port_names, write_json
+from autosplit.scratch import scratch_folder
 from autosplit.tracing.splitting import StageProgram
 
 PACKAGE, TABLE = "model.pt2", "stages.json"
@@ -14,9 +14,9 @@ PACKAGE, TABLE = "model.pt2", "stages.json"
 
 def write(job: Job, folder: Path) -> list[str]:
     """Compile each stage, for 10 s and more. Raises: BackendError: the compiler failed."""
-    with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
+    with scratch_folder() as scratch:
         write_package(
-            folder / PACKAGE, {program.name: compiled_files(program, Path(name) / program.name) for program in job.programs}
+            folder / PACKAGE, {program.name: compiled_files(program, scratch / program.name) for program in job.programs}
         )
     rows = [{"model": program.name, **port_names(program)} for program in job.programs]
     graph = job.traced.graph

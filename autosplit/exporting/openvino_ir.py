@@ -6,7 +6,6 @@ operations and their devices, and ``hetero.py`` sets the attributes when it has 
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from autosplit.backends.openvino import core
 from autosplit.backends.quiet import quiet
 from autosplit.errors import PlanError, raise_faults
 from autosplit.exporting.base import Job, Target, port_names
+from autosplit.scratch import scratch_folder
 from autosplit.tracing.splitting import StageProgram
 from autosplit.values.machine import parse_device
 
@@ -48,9 +48,9 @@ def write_model(program: StageProgram, path: Path) -> None:
     reader = core()
     import openvino
 
-    with tempfile.TemporaryDirectory(prefix="autosplit-") as name, quiet():
-        write_onnx(program, Path(name) / "stage.onnx", dense=False)
-        openvino.save_model(reader.read_model(Path(name) / "stage.onnx"), path, compress_to_fp16=False)
+    with scratch_folder() as scratch, quiet():
+        write_onnx(program, scratch / "stage.onnx", dense=False)
+        openvino.save_model(reader.read_model(scratch / "stage.onnx"), path, compress_to_fp16=False)
 
 
 def write_whole(
