@@ -68,8 +68,8 @@ def requests(traced: Traced, number: int) -> list[torch.Tensor]:
     return made
 
 
-def compiled(traced: Traced, backend: str) -> tuple[int, list[tuple[StageProgram, Runnable]]]:
-    """The number of ops that run in eager instead, and the model as stages."""
+def compiled(traced: Traced, backend: str) -> tuple[set[str], list[tuple[StageProgram, Runnable]]]:
+    """The ops that run in eager instead, and the model as stages."""
     refused = conformance.refused(traced, backend)
     label = {op.name: "eager" if op.name in refused else backend for op in traced.graph.ops}
     stages = traced.graph.runs(label, label)
@@ -77,16 +77,21 @@ def compiled(traced: Traced, backend: str) -> tuple[int, list[tuple[StageProgram
     for ops, program in zip(stages, split(traced, stages), strict=True):
         one = label[ops[0]]
         parts.append((program, program_runnable(program, 1) if one == "eager" else get_backend(one).compile(program, 1)))
-    return len(refused), parts
+    return set(refused), parts
 
 
-def error(traced: Traced, parts: Sequence[tuple[StageProgram, Runnable]], inputs: Sequence[torch.Tensor], own: Any) -> float:
-    """The largest relative error of one request against the module's answer."""
+def answer(traced: Traced, parts: Sequence[tuple[StageProgram, Runnable]], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The model's outputs for one request, made by its stages one after another."""
     held = dict(zip(traced.graph.inputs, inputs, strict=True))
     for program, run in parts:
         outputs = run([held[spec.name] for spec in program.inputs])
         held |= {spec.name: value.clone() for spec, value in zip(program.outputs, outputs, strict=True)}
-    found = traced.unflatten_outputs([held[name] for name in traced.graph.outputs])
+    return [held[name] for name in traced.graph.outputs]
+
+
+def error(traced: Traced, parts: Sequence[tuple[StageProgram, Runnable]], inputs: Sequence[torch.Tensor], own: Any) -> float:
+    """The largest relative error of one request against the module's answer."""
+    found = traced.unflatten_outputs(answer(traced, parts, inputs))
     pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(own), strict=True)
     return max(difference(ours, theirs)[1] for ours, theirs in pairs if isinstance(theirs, torch.Tensor))
 
@@ -118,11 +123,11 @@ def compare(name: str, spec: str, draws: int) -> list[dict[str, Any]]:
             args, kwargs = as_call(traced, inputs)
             own.append(model.module(*args, **kwargs))  # type: ignore[operator]
         for backend in BACKENDS:
-            num_refused, parts = compiled(traced, backend)
+            refused, parts = compiled(traced, backend)
             errors = [error(traced, parts, inputs, right) for inputs, right in zip(given, own, strict=True)]
             wrong = [k for k, one in enumerate(errors) if one > (0.0 if backend == "eager" else TOLERANCE)]
             unstable = [k for k in wrong if own_error(model.module, traced, given[k], own[k]) > UNSTABLE]
-            row = {"model": name, "backend": backend, "ops": len(traced.graph.ops), "in eager": num_refused}
+            row = {"model": name, "backend": backend, "ops": len(traced.graph.ops), "in eager": len(refused)}
             largest = max((one for k, one in enumerate(errors) if k not in unstable), default=0.0)
             rows.append({**row, "right": f"{draws - len(wrong)} of {draws - len(unstable)}", "largest error": largest})
     return rows

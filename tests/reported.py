@@ -7,11 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from autosplit.backends import conformance
-from autosplit.backends.base import get_backend
-from autosplit.backends.eager import program_runnable
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.splitting import split
+from benchmarks.conformance import answer, compiled
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -210,21 +207,11 @@ REPORTS: Mapping[str, Report] = {
 
 def answers(traced: Traced, backend: str, requests: Sequence[tuple[torch.Tensor, ...]]) -> tuple[set[str], list]:
     """The ops that run in eager, and the answers or failures of a model whose other ops run on a backend."""
-    refused = conformance.refused(traced, backend)
-    label = {op.name: "eager" if op.name in refused else backend for op in traced.graph.ops}
-    stages = traced.graph.runs(label, label)
-    parts = []
-    for ops, program in zip(stages, split(traced, stages), strict=True):
-        one = label[ops[0]]
-        parts.append((program, program_runnable(program, 1) if one == "eager" else get_backend(one).compile(program, 1)))
-    found = []
+    eager, parts = compiled(traced, backend)
+    found: list = []
     for inputs in requests:
-        held = dict(zip(traced.graph.inputs, inputs, strict=True))
         try:
-            for program, run in parts:
-                outputs = run([held[spec.name] for spec in program.inputs])
-                held |= {spec.name: value.clone() for spec, value in zip(program.outputs, outputs, strict=True)}
-            found.append([held[name] for name in traced.graph.outputs])
+            found.append(answer(traced, parts, inputs))
         except Exception as failure:
             found.append(failure)
-    return set(refused), found
+    return eager, found

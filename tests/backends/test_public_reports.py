@@ -24,7 +24,7 @@ SUMMARY = {
     ("turned", "openvino"): set(),
     **{("complex", backend): {"view_as_complex", "unsqueeze", "mul", "view_as_real"} for backend in RUNTIMES},
 }
-"""The ops that run in eager; the other models have more of them."""
+"""The ops that run in eager; the other models have more of them, and at least one."""
 
 
 @pytest.mark.parametrize("backend", RUNTIMES)
@@ -33,7 +33,8 @@ def test_hard_requests_are_right_or_fail_as_in_torch(name: str, backend: str) ->
     report, requests = REPORTS[name], [REPORTS[name].inputs(seed) for seed in range(6)]
     model = report.model()
     eager, found = answers(autosplit.trace(model, report.inputs(0)), backend, requests)
-    assert eager == SUMMARY.get((name, backend), eager)
+    expected = SUMMARY.get((name, backend))
+    assert eager if expected is None else eager == expected
     for inputs, got in zip(requests, found, strict=True):
         try:
             right = model(*inputs)
