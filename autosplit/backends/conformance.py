@@ -7,10 +7,11 @@ import torch
 from torch import fx
 
 from autosplit.backends.base import named_backend
-from autosplit.backends.faultstore import REFUSED, known_faults
+from autosplit.backends.faultstore import known_faults
 from autosplit.backends.hardvalues import SMALL, Values
 from autosplit.backends.onnxfile import ELEMENT_TYPES
 from autosplit.backends.opcases import Case, case_of
+from autosplit.backends.trials import REFUSED
 from autosplit.backends.trying import attended
 from autosplit.compat.torchparts import OpOverload
 from autosplit.errors import BackendError, refusals
