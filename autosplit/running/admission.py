@@ -78,7 +78,6 @@ class Transport(Protocol):
     """Rings between workers (``RingTransport``), the caller's process (``CallerTransport``) or hosts (``HostsTransport``).
 
     The admission calls ``has_room``, ``hold``, ``send`` and ``cancel`` with its lock held, so they never wait.
-
     """
 
     @property
