@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fuzzing import examples
 from hypothesis import settings
 
-settings.register_profile("autosplit", deadline=None)  # 0.2 s for an example fails by chance on a busy machine
+# A deadline of 0.2 s for an example fails by chance on a busy machine.
+settings.register_profile("autosplit", deadline=None, max_examples=examples(100))
 settings.load_profile("autosplit")
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder, which leaves the user's own alone
@@ -38,6 +40,7 @@ def pytest_collection() -> Iterator[Any]:
 def pytest_collection_finish() -> None:
     """Shorten measurements where torch was imported; the fast tests do without it."""
     if "torch" in sys.modules:
-        from brief import measure_briefly
+        from brief import compile_in_one_process, measure_briefly
 
         measure_briefly()
+        compile_in_one_process()
