@@ -21,6 +21,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder, which l
     os.environ["AUTOSPLIT_CACHE"] = tempfile.mkdtemp(prefix="autosplit-cache-")
     atexit.register(shutil.rmtree, os.environ["AUTOSPLIT_CACHE"], ignore_errors=True)
 
+# Torch's threads spin while they wait, which takes the core of the other test process: a trace cost 1.7 times the processor time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables are as wide as it says
 
 
