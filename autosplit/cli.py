@@ -25,6 +25,7 @@ from autosplit.commands.placing import annotate, memory
 from autosplit.commands.reasons import is_expected, reason, require_address_space
 from autosplit.commands.running import auto, export, report, run
 from autosplit.commands.searching import search
+from autosplit.commands.serving import serve
 from autosplit.commands.watching import status
 from autosplit.errors import AutosplitError, is_interrupt
 from autosplit.progress import stopped
@@ -105,7 +106,7 @@ def _app(
     """Split a PyTorch model over the devices of a machine, prove the plan, run it, and show measured beside predicted."""
 
 
-for command in (devices, profile, search, evaluate, run, auto, annotate, memory, report, export, bundle, status):
+for command in (devices, profile, search, evaluate, run, auto, annotate, memory, report, export, bundle, serve, status):
     app.command(command.__name__)(flags.command(_guarded(command)))
 
 
