@@ -25,11 +25,13 @@ from autosplit.parsing import json_safe, shown
 from autosplit.serving.hostmanager import HostManager
 from autosplit.webservice.failures import RETRY_S, HttpError, as_http
 from autosplit.webservice.limits import ServerLimits
-from autosplit.webservice.livepage import PAGE
 from autosplit.webservice.repository import Repository, ServedModel
 from autosplit.webservice.tensors import JSON_LENGTH, metadata, read_request, write_answer
 
 log = logging.getLogger(__name__)
+
+PAGE = Path(__file__).with_name("livepage.html").read_text(encoding="utf-8")
+"""The page at "/": one HTML file without a build step. It asks for the token, if the server wants one."""
 
 MAX_ID = 100
 OPEN_PATHS = ("/", "/v2/health/live", "/v2/health/ready")
