@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from autosplit.commands import flagfaults, flags
+from autosplit.commands.benching import bench
 from autosplit.commands.bundles import bundle
 from autosplit.commands.console import LogLines, answered, say, show
 from autosplit.commands.evaluating import evaluate
@@ -106,7 +107,7 @@ def _app(
     """Split a PyTorch model over the devices of a machine, prove the plan, run it, and show measured beside predicted."""
 
 
-for command in (devices, profile, search, evaluate, run, auto, annotate, memory, report, export, bundle, serve, status):
+for command in (devices, profile, search, evaluate, run, auto, annotate, memory, report, export, bundle, serve, bench, status):
     app.command(command.__name__)(flags.command(_guarded(command)))
 
 

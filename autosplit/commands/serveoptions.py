@@ -42,3 +42,23 @@ class Serve(Limited):
     token_file: Annotated[Path | None, typer.Option(help="File of the token that callers must name.")] = None
     certificate: Annotated[Path | None, typer.Option(help="File of a TLS certificate with its chain.")] = None
     key: Annotated[Path | None, typer.Option(help="File of the certificate's private key.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Output):
+    """What to load, and how much."""
+
+    url: Annotated[str, typer.Argument(help="A server of the Open Inference Protocol, such as http://127.0.0.1:8000.")]
+    model: Annotated[str, typer.Argument(help="One of its models; default: the only one.")] = ""
+    rate: Annotated[
+        str | None, typer.Option(help="Requests a second that come by chance; several with commas between, one after the other.")
+    ] = None
+    in_flight: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Instead: so many callers, each of which waits for its answer.")
+    ] = None
+    time: Annotated[str, typer.Option(help="How long each load lasts.")] = "10s"
+    plan: Annotated[Path | None, typer.Option(help="The plan.yaml of the model: also show what it predicts for each rate.")] = (
+        None
+    )
+    picture: Annotated[Path | None, typer.Option(help="Draw latency against rate as SVG.")] = None
+    token_file: Annotated[Path | None, typer.Option(help="File of the server's token.")] = None

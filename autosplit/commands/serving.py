@@ -20,7 +20,7 @@ def serve(given: Serve) -> None:
         raise UsageError("name a plan to serve, or --repository FOLDER with plans that callers may load")
     if (given.certificate is None) != (given.key is None):
         raise UsageError("--certificate and --key belong together")
-    token = "" if given.token_file is None else _token(given.token_file)
+    token = read_token(given.token_file)
     try:
         from autosplit.webservice.application import Application
         from autosplit.webservice.repository import Repository
@@ -71,8 +71,10 @@ def _named(texts: list[str]) -> dict[str, Path]:
     return plans
 
 
-def _token(path: Path) -> str:
-    """The token in a file. Raises: UsageError: it is empty. OSError: the file cannot be read."""
+def read_token(path: Path | None) -> str:
+    """The token in a file, '' without a file. Raises: UsageError: it is empty. OSError: the file cannot be read."""
+    if path is None:
+        return ""
     token = path.read_text(encoding="utf-8").strip()
     if not token or not token.isprintable():
         raise UsageError(f"file '{path}' holds no token: one line of text is needed")

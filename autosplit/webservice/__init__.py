@@ -9,6 +9,7 @@ The modules, in the order of their use::
     application   the routes, as a Starlette application; livepage.html: the page at "/"
     connections   connections that say nothing are closed, and no more are taken than the limit
     server        WebServer: serves until SIGTERM or Ctrl-C, and ends within a limit
+    load          load on any server of the protocol, for ``autosplit bench``
 
 The extra ``autosplit[serve]`` installs starlette, uvicorn and prometheus-client.
 """

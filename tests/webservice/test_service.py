@@ -20,8 +20,10 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import autosplit
+from autosplit import cli
 from autosplit.devices.limits import affinity
 from autosplit.serving.hostmanager import HostManager
 from autosplit.values.plan import UNKNOWN, Plan, Stage
@@ -292,3 +294,25 @@ def test_the_command_ends_in_peace_after_sigterm(served: Served, tmp_path: Path)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0 and "Traceback" not in said
     assert children and not psutil.wait_procs(children, timeout=30)[1]
+
+
+def test_a_load_at_a_rate_and_of_callers(served: Served, tmp_path: Path) -> None:
+    plan = served.application.repository.files()["mlp"]
+    words = ["bench", served.url, "mlp", "--time", "500ms", "--json"]
+    for more in (["--rate", "20,40", "--plan", str(plan), "--picture", str(tmp_path / "load.svg")], ["--in-flight", "4"]):
+        done = CliRunner().invoke(cli.app, [*words, *more])
+        assert done.exit_code == 0, done.output
+        loads = json.loads(done.stdout)["loads"]
+        assert all(load["failed"] == 0 and 0 < load["p50_s"] <= load["p99_s"] for load in loads)
+    assert b"predicted" not in (tmp_path / "load.svg").read_bytes()  # the plan of this test was never predicted
+
+
+@pytest.mark.parametrize("words", [[], ["--rate", "0"], ["--rate", "fast"], ["--rate", "1", "--in-flight", "1"]])
+def test_a_load_that_cannot_be(served: Served, words: list[str]) -> None:
+    assert CliRunner().invoke(cli.app, ["bench", served.url, *words]).exit_code == 1
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://127.0.0.1:9/\x00"])
+def test_a_load_on_no_server_is_a_sentence(url: str) -> None:
+    done = CliRunner().invoke(cli.app, ["bench", url, "--in-flight", "1", "--json"])
+    assert done.exit_code == 1 and "Traceback" not in done.output and json.loads(done.stdout)["error"] == "UsageError"
