@@ -125,18 +125,23 @@ def start_all(
 
 def serve(connection: Any) -> None:
     """A worker: obey until the host closes the connection."""
-    load = {"ONNX Runtime": _onnxruntime, "OpenVINO latency": _openvino, "OpenVINO throughput": _openvino_streams}
     turns: dict[str, Turn] = {}
     while True:
         match connection.recv():
             case Load(runtime, folder, threads, arrays):
                 try:
-                    turns[runtime] = load.get(runtime, _torch)(runtime, folder, threads, arrays)
+                    turns[runtime] = load_turn(runtime, folder, threads, arrays)
                     connection.send(_try(turns[runtime]))
                 except Exception as failure:
                     connection.send(f"{type(failure).__name__}: {failure}".splitlines()[0])
             case Run(runtime, seconds):
                 connection.send(_per_s(turns[runtime], seconds))
+
+
+def load_turn(runtime: str, folder: Path, threads: int, arrays: Sequence[Any]) -> Turn:
+    """A prepared runtime as a loop over one input."""
+    load = {"ONNX Runtime": _onnxruntime, "OpenVINO latency": _openvino, "OpenVINO throughput": _openvino_streams}
+    return load.get(runtime, _torch)(runtime, folder, threads, arrays)
 
 
 def _try(turn: Turn) -> float:

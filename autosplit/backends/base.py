@@ -173,12 +173,30 @@ class Begun(Protocol):
         """Its outputs, valid until ``num_contexts`` later requests have begun."""
 
 
+Done = Callable[[BaseException | None], None]
+"""Called once, in a thread of the runtime, with the failure of a request, or with None when it is computed."""
+
+
+class Context(Begun, Protocol):
+    """Place of one request at a time, which a thread of the runtime computes."""
+
+    def start(self, inputs: Sequence[torch.Tensor], done: Done) -> None:
+        """Start a request and return at once; the request before it must be done.
+
+        ``done`` may start the next request here, and must not raise. A runtime may report a failure by ``wait`` alone.
+        """
+
+
 class Streams(Protocol):
     """A Runnable with several requests in progress; the inputs of each must not change until it is done."""
 
     @property
     def num_contexts(self) -> int:
         """Requests that may be in progress: those that are computed, and those that wait for a stream."""
+
+    @property
+    def contexts(self) -> Sequence[Context]:
+        """Their places."""
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> Begun:
         """Start a request; the request ``num_contexts`` before it must be done."""

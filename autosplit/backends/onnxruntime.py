@@ -1,7 +1,7 @@
 """ONNX Runtime on CPU cores: one sequential session a stage, in f32.
 
 The session reads inputs in place and writes outputs to new torch memory (IO binding by address), so nothing is copied if the
-inputs have the strides of their specs. Small outputs are made by ONNX Runtime and copied once, because binding takes longer.
+inputs have the strides of their specs. Small ones are copied to and from memory that stays bound, because binding takes longer.
 
 Threads of a stage on several cores spin while they wait for each other, because waking a thread can take longer than an op.
 They spin for 42 ms after a request too (ONNX Runtime's default), which makes single requests up to 1.2 times as fast. Stages
@@ -16,7 +16,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -36,14 +36,17 @@ from autosplit.backends.onnxfile import (
     prepare_onnx,
     whole_folder,
 )
-from autosplit.backends.ports import Port
-from autosplit.compat.runtimes import Binding, native_session
+from autosplit.backends.ports import BoundMemory, Port
+from autosplit.compat.runtimes import Binding
 from autosplit.devices.accelerators import Accelerator, Queue, provider
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram, load_stage
 
-SMALL_BYTES = 64 << 10
-"""Outputs up to this size are copied once: binding their memory takes longer, 4 us of the 59 us of an MLP of 6 layers."""
+COPIED_BYTES = 64 << 10
+"""Largest input or output that is copied to and from memory that stays bound: binding takes longer.
+
+A keyword spotter of 81 us took 103 us when ONNX Runtime took and made arrays, and 87 us with copies.
+"""
 
 OPTIMISED = "onnxruntime"
 MODEL = "model.onnx"
@@ -207,61 +210,37 @@ def session_runnable(stage: OnnxStage, threads: int, shared: bool, optimised: bo
     options = session_options(threads, shared)
     if optimised:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session, ports = _open_session(stage.path, options), (*stage.inputs, *stage.outputs)
-    for port in ports:
-        _element_type(port)
-    sizes = [port.spec.num_bytes for port in stage.outputs]
-    # The strides of an empty array are 0 for torch, and not those of the trace.
-    if all(sizes) and sum(sizes) <= SMALL_BYTES and all(port.spec.in_numpy for port in ports):
-        return _small_runnable(session, stage)
-    return bound_runnable(session, stage, torch.device("cpu"))
-
-
-def _small_runnable(session: Any, stage: OnnxStage) -> Runnable:
-    """A session as a function that reads inputs in place and lets ONNX Runtime make the outputs, which it copies once."""
-    running, sources = native_session(session), [(port.name, port.dense) for port in stage.inputs]
-    names = [port.name for port in stage.outputs]
-    restoring = any(port.copied or not port.natural for port in stage.outputs)
-
-    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        feed = {name: dense(value).numpy(force=True) for (name, dense), value in zip(sources, inputs, strict=True)}
-        try:
-            outputs = list(map(torch.from_numpy, running.run(names, feed, None)))
-        except Exception as failure:
-            raise RuntimeError(_reason(str(failure))) from None
-        return [port.restore(value) for port, value in zip(stage.outputs, outputs, strict=True)] if restoring else outputs
-
-    return run
+    return bound_runnable(_open_session(stage.path, options), stage, torch.device("cpu"))
 
 
 def bound_runnable(session: Any, stage: OnnxStage, device: torch.device) -> Runnable:
-    """A session as a function that reads and writes tensors on ``device`` in place."""
+    """A session as a function that reads and writes tensors on ``device`` in place, but for small ones of the CPU."""
     binding = Binding(session, device)
     nowhere = torch.empty(1, device=device)  # an empty tensor has no address, and ONNX Runtime wants one
-    sources = [(port.dense, port.name, _element_type(port), list(port.dense_shape)) for port in stage.inputs]
-    expected = [(torch.Size(port.spec.shape), port.dtype, device.type) for port in stage.inputs]
-    targets = [(port.name, _element_type(port), list(port.dense_shape), port.dtype) for port in stage.outputs]
-    restoring = [port for port in stage.outputs if port.copied or not port.natural]
+
+    def bound(bind: Callable[[str, int, Sequence[int], int], None], port: Port) -> BoundMemory:
+        kind, shape = _element_type(port), list(port.dense_shape)
+
+        def bind_address(value: torch.Tensor) -> None:
+            bind(port.name, kind, shape, value.data_ptr() or nowhere.data_ptr())
+
+        return BoundMemory(bind_address, torch.empty(shape, dtype=port.dtype, device=device), COPIED_BYTES)
+
+    sources = [(port.dense, bound(binding.input, port)) for port in stage.inputs]
+    targets = [bound(binding.output, port) for port in stage.outputs]
+    restoring = any(port.copied or not port.natural for port in stage.outputs)
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        held = []
-        for (dense, name, kind, shape), wanted, value in zip(sources, expected, inputs, strict=True):
-            if (value.shape, value.dtype, value.device.type) != wanted:  # its address is read as far as the shape says
-                found = f"{value.dtype} {list(value.shape)} on {value.device}"
-                raise ValueError(f"input '{name}' is {found}, and {wanted[1]} {list(wanted[0])} on {device} is expected")
-            held.append(dense(value))
-            binding.input(name, kind, shape, held[-1].data_ptr() or nowhere.data_ptr())
-        outputs = []
-        for name, kind, shape, dtype in targets:
-            outputs.append(torch.empty(shape, dtype=dtype, device=device))
-            binding.output(name, kind, shape, outputs[-1].data_ptr() or nowhere.data_ptr())
+        for (dense, source), value in zip(sources, inputs, strict=True):
+            source.read(dense(value))
+        for target in targets:
+            target.renew()
         try:
             binding.run()
         except Exception as failure:
             raise RuntimeError(_reason(str(failure))) from None
-        if not restoring:
-            return outputs
-        return [port.restore(value) for port, value in zip(stage.outputs, outputs, strict=True)]
+        outputs = [target.own() for target in targets]
+        return [port.restore(value) for port, value in zip(stage.outputs, outputs, strict=True)] if restoring else outputs
 
     return run
 

@@ -4,7 +4,8 @@ A tensor whose strides are a permutation of a dense tensor's (channels_last, tra
 The exported stage holds these permutes, and the runtime cancels them against its own transposes: nothing is copied at run time.
 """
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,46 @@ class Port:
             copy_into(copy, value if self.natural else value.permute(self.inverse))
             return copy
         return value if self.natural else value.as_strided(self.spec.shape, self.spec.stride)
+
+
+class BoundMemory:
+    """Memory that a runtime reads or writes in place: its own, bound once, or for each request that of a large tensor.
+
+    Args:
+        bind: lets the runtime read or write the memory of a dense tensor.
+        memory: a tensor with the shape, dtype and device of the input or output.
+        most_bytes: largest tensor that is copied; binding takes longer than copying a small one.
+    """
+
+    def __init__(self, bind: Callable[[torch.Tensor], None], memory: torch.Tensor, most_bytes: int) -> None:
+        self.memory, self._bind = memory, bind
+        self._expected = memory.dtype, memory.shape, memory.device.type
+        self._num_bytes, self._address = memory.nbytes, memory.data_ptr()
+        self._stays = memory.is_cpu and self._num_bytes <= most_bytes
+        if self._stays:
+            bind(memory)
+
+    def read(self, value: torch.Tensor) -> None:
+        """Let the runtime read a dense value. Raises: ValueError: its dtype, shape or device differs."""
+        if (value.dtype, value.shape, value.device.type) != self._expected:  # its address is read as far as the shape says
+            dtype, shape, device = self._expected
+            found = f"{value.dtype} {list(value.shape)} on {value.device.type}"
+            raise ValueError(f"an input is {found}, and {dtype} {list(shape)} on {device} is expected")
+        if self._stays:
+            ctypes.memmove(self._address, value.data_ptr(), self._num_bytes)
+        else:
+            self.memory = value
+            self._bind(value)
+
+    def renew(self) -> None:
+        """Let the runtime write to new memory if there is none that stays."""
+        if not self._stays:
+            self.memory = torch.empty_like(self.memory)
+            self._bind(self.memory)
+
+    def own(self) -> torch.Tensor:
+        """The value in memory that no later request changes."""
+        return self.memory.clone() if self._stays else self.memory
 
 
 def port(spec: TensorSpec) -> Port:

@@ -103,7 +103,7 @@ class HostsTransport:
         """Take requests."""
         self._admission = admission
         self._thread.start()
-        admission.answers.threads.add(self._thread)
+        admission.answers.threads.add(self._thread.ident)
 
     @property
     def wiring(self) -> Wiring:
@@ -156,7 +156,7 @@ class HostsTransport:
             self._events.put(None)
             if self._thread.ident is not None:
                 self._thread.join()
-                self._admission.answers.threads.discard(self._thread)
+                self._admission.answers.threads.discard(self._thread.ident)
                 self._fail(RefusedError("the pipeline was closed before the request was done"))
         finally:
             self._route.close(ENDING_S if patiently else 0.5)

@@ -1,7 +1,7 @@
 """Runtimes and compilers below their public classes.
 
-Where a runtime has no such part any more, requests through ONNX Runtime take its public call, bundles for OpenVINO hold more
-bytes, and ``torch.onnx`` makes its table at each call. TorchInductor has no other way: an error names the version that has one.
+Where a runtime has no such part any more, bundles for OpenVINO hold more bytes, and ``torch.onnx`` makes its table at each call.
+ONNX Runtime and TorchInductor have no other way: an error names the version that has one.
 """
 
 import contextlib
@@ -14,11 +14,6 @@ from typing import Any
 import torch
 
 from autosplit.compat.tried import needs
-
-
-def native_session(session: Any) -> Any:
-    """The object below an ``InferenceSession``: ``run(names, feed, None)`` without checks in Python, which take about 3 us."""
-    return getattr(session, "_sess", session)
 
 
 class Binding:

@@ -192,8 +192,8 @@ def baselines_with(
     - all cores: the whole model in one process that has every CPU core of the machine;
     - streams: the same process works on a request for each core at once, with the weights in memory once;
     - replicas: the whole model on each device, requests in turn;
-    - in the caller, threads of the caller, one core of the caller: ``all cores``, ``replicas`` and ``one device`` without a
-      process of their own; an op of a few microseconds takes longer on two threads than on one;
+    - in the caller, threads of the caller, one core of the caller: ``all cores``, ``streams`` (``replicas`` without them) and
+      ``one device`` without a process of their own; an op of a few microseconds takes longer on two threads than on one;
     - even split: as many stages as devices, equal numbers of ops in graph order.
 
     Args:
@@ -220,7 +220,7 @@ def baselines_with(
     if len(fitting) > 1:
         plans[REPLICAS] = baseline_plan(graph, source, REPLICAS, backend, [(everything, fitting)])
     if in_caller and all(device.kind == "cpu" for device in machine.devices):
-        ways = {IN_CALLER: plans.get(ALL_CORES, plans.get(ONE_DEVICE)), CALLER_THREADS: plans.get(REPLICAS)}
+        ways = {IN_CALLER: plans.get(ALL_CORES, plans.get(ONE_DEVICE)), CALLER_THREADS: plans.get(STREAMS, plans.get(REPLICAS))}
         if ALL_CORES in plans:
             ways[CALLER_CORE] = plans.get(ONE_DEVICE)
         plans |= {name: replace(plan, process="caller", chosen=name) for name, plan in ways.items() if plan is not None}

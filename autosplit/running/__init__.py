@@ -20,7 +20,7 @@ The modules, in the order of their use::
     monitor         latency, times and health of workers
     ringtransport   workers and rings, with one thread that takes results and sees to workers
     localstage      a stage that is loaded in the caller's process; turns: callers compute their requests themselves
-    callertransport copies of one stage in the caller's process
+    callertransport one stage in the caller's process: several requests at once, in threads of the runtime or one for each copy
     swapping        stages with other weights
     engine          Engine: a network that takes requests, over any transport
     pipeline        Pipeline: an engine over workers; inprocess: InProcess: an engine over the caller's process

@@ -22,7 +22,7 @@ class Answers:
         outputs: names of the pipeline's outputs, in the order of an answer.
 
     Attributes:
-        threads: threads that deliver answers; no callback may end them.
+        threads: identifiers of the threads that deliver answers; no callback may end them.
         times: the times of the last ``NUM_TIMES`` requests.
         owner: the process that gives the answers.
     """
@@ -30,7 +30,7 @@ class Answers:
     def __init__(self, outputs: Sequence[str]) -> None:
         self.times: deque[RequestTimes] = deque(maxlen=NUM_TIMES)
         self._outputs = outputs
-        self.threads: set[threading.Thread] = set()
+        self.threads: set[int | None] = set()
         self.owner = os.getpid()
 
     def deliver(self, requests: Sequence[Request]) -> None:
@@ -57,7 +57,7 @@ class Answers:
                 else:
                     future.set_result(result)
             except BaseException as failure:  # a callback raised SystemExit, for example; a future catches every Exception
-                if threading.current_thread() in self.threads:
+                if threading.get_ident() in self.threads:
                     log.exception("a callback of request %d ended its thread, which goes on with others", request.number)
                 else:
                     ended = failure
@@ -92,7 +92,7 @@ class Answers:
         Raises: UsageError: this is a callback, for the end of which other requests wait. RefusedError: as ``check_process``.
         """
         self.check_process()
-        if threading.current_thread() in self.threads:
+        if threading.get_ident() in self.threads:
             raise UsageError("a callback of an answer cannot wait for the same pipeline, nor close it; do that in another thread")
 
     def check_process(self) -> None:

@@ -1,26 +1,43 @@
 """CallerTransport: copies of one stage in the caller's own process, without workers and rings.
 
-One copy has no thread: callers compute their requests themselves (see ``turns``). Each of several copies has a thread on the
-cores of its device. A crash of the stage takes the caller along, and a stage that hangs is not killed.
+One copy has no thread: callers compute their requests themselves (see ``turns``). Several requests at once are computed in
+threads of the runtime where it has them (``Streams``), else in a thread for each copy, on the cores of its device. That thread
+gives the answer too, after it has started the next request: no other Python thread stands between a request and its answer.
+
+A crash of the stage takes the caller along, and a stage that hangs is not killed. Done-callbacks of futures run in the thread
+that gives the answer. One that blocks holds up further requests of its pipeline, and of no other one.
 """
 
+import functools
 import logging
 import os
+import queue
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from autosplit.errors import AutosplitError, PlanError, RefusedError
 from autosplit.reports.results import StageStats
 from autosplit.running.admission import Admission, FixedPace, wait_until
 from autosplit.running.inputcopies import InputCopies
-from autosplit.running.localstage import LocalStage
+from autosplit.running.localstage import LocalStage, ThreadContext
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
 from autosplit.running.request import Request
 from autosplit.running.turns import Turns
 from autosplit.running.wiring import Wiring, require_here
 
+if TYPE_CHECKING:
+    from autosplit.backends.base import Context
+
 log = logging.getLogger(__name__)
+
+_Place = tuple[LocalStage, "Context"]
+"""A copy, and one of its contexts."""
+
+WATCH_S = 0.5
+"""How often to look for requests that failed and of which their runtime tells only if it is asked."""
 
 
 class CallerTransport:
@@ -47,31 +64,33 @@ class CallerTransport:
         self.wiring = wiring
         self.pace = FixedPace(len(stage.devices))
         self._stages: list[LocalStage] = []
-        self._sent: deque[Request] = deque()
-        """Requests that no thread has begun."""
-        self._num_in_flight = 0
+        self._idle: deque[_Place] = deque()
+        self._running: dict[Request, _Place] = {}
+        self._unreported: queue.SimpleQueue[tuple[Request, _Place, BaseException] | None] = queue.SimpleQueue()
+        """Requests that could not start; None wakes the watching thread."""
+        self._is_watched, self._is_over = False, False
         self._threads: list[threading.Thread] = []
-        self._failure: AutosplitError | None = None
-        self._is_over = False
+        self._failures: list[AutosplitError] = []
 
     def start(self, admission: Admission) -> None:
         """Load the copies. Raises: BackendError: a stage could not be loaded. PlanError: the cores of a device are not here."""
         self._admission = admission
-        self._work = admission.changed.beside()
-        self._copies = InputCopies(self.wiring, admission.queue_capacity + self.pace.size)
-        if self.pace.size == 1:
+        if self.pace.size == self.wiring.stages[0].streams == 1:
             self._stages.append(LocalStage(self.wiring, 0))
             self.turns = Turns(self._stages[0], admission)
             return
-        for number in range(self.pace.size):
-            thread = threading.Thread(target=self._serve, args=(number,), daemon=True)
-            thread.start()
-            self._threads.append(thread)
-            admission.answers.threads.add(thread)
-        with admission.changed:
-            self._work.wait_for(lambda: len(self._stages) == self.pace.size or self._failure is not None)
-        if self._failure is not None:
-            raise self._failure
+        loaded: queue.SimpleQueue[Sequence[_Place]] = queue.SimpleQueue()
+        for replica in range(self.pace.size):
+            self._run(self._serve, replica, loaded)
+        places = [loaded.get() for _ in range(self.pace.size)]
+        for turn in range(max(map(len, places))):
+            self._idle.extend(several[turn] for several in places if turn < len(several))
+        if self._failures:
+            raise self._failures[0]
+        self._stages.sort(key=lambda stage: stage.replica)
+        self.pace = FixedPace(len(self._idle))
+        self._copies = InputCopies(self.wiring, admission.queue_capacity + self.pace.size)
+        self._run(self._watch)
 
     @property
     def pids(self) -> list[int]:
@@ -79,19 +98,25 @@ class CallerTransport:
         return [os.getpid()] * len(self._stages)
 
     def has_room(self) -> bool:
-        """Whether a copy is idle."""
-        return self._num_in_flight < self.pace.size
+        """Whether a place is idle."""
+        return bool(self._idle)
 
     def hold(self, request: Request, *, is_soonest: bool) -> None:
         """Copy the inputs of a request that waits; its deadline is looked at when it is sent."""
         self._copies.hold(request)
 
     def send(self, request: Request) -> None:
-        """Leave a request to the thread of an idle copy."""
+        """Start a request in an idle place."""
         self._copies.hold(request)
-        self._num_in_flight += 1
-        self._sent.append(request)
-        self._work.notify()
+        stage, context = place = self._idle.popleft()
+        self._running[request] = place
+        try:
+            stage.start(request, context, functools.partial(self._finish, request, place))
+        except Exception as failure:  # the text of the error may take long, and the lock is held here
+            self._unreported.put((request, place, failure))
+        if not self._is_watched:
+            self._is_watched = True
+            self._unreported.put(None)
 
     def cancel(self, request: Request) -> None:
         """Nothing: a copy computes the request already."""
@@ -117,51 +142,80 @@ class CallerTransport:
         admission.fail(RefusedError("the pipeline was closed before the request was done"))
         with admission.changed:
             self._is_over = True
-            self._work.notify_all()
-            if self.turns is not None:
-                turns = self.turns
-                wait_until(lambda: not turns.is_taken, admission.changed, None, admission.answers.check_thread)
+            wait_until(self._is_still, admission.changed, None, admission.answers.check_thread)
+        self._unreported.put(None)
+        for _, context in self._idle:
+            if isinstance(context, ThreadContext):
+                context.end()
         for thread in self._threads:
             thread.join()
-            admission.answers.threads.discard(thread)
         for stage in self._stages:
             stage.unload()
 
-    def _serve(self, number: int) -> None:
-        """A thread: load a copy on the cores of its device, then compute requests until the end."""
-        changed = self._admission.changed
+    def _is_still(self) -> bool:
+        """Whether no request is computed."""
+        return not self._running and not (self.turns is not None and self.turns.is_taken)
+
+    def _run(self, target: Callable[..., None], *arguments: object) -> None:
+        """Start a thread, which ``close`` joins."""
+        self._threads.append(threading.Thread(target=target, args=arguments, daemon=True))
+        self._threads[-1].start()
+
+    def _serve(self, replica: int, loaded: "queue.SimpleQueue[Sequence[_Place]]") -> None:
+        """A thread: load a copy on the cores of its device; compute its requests, unless threads of the runtime do."""
         try:
-            cores = self.wiring.stages[0].devices[number].cores
+            cores = self.wiring.stages[0].devices[replica].cores
             if cores:
                 os.sched_setaffinity(0, cores)
-            stage = LocalStage(self.wiring, number)
+            stage = LocalStage(self.wiring, replica)
         except (AutosplitError, OSError) as failure:
-            with changed:
-                self._failure = failure if isinstance(failure, AutosplitError) else PlanError(str(failure))
-                self._work.notify_all()
+            self._failures.append(failure if isinstance(failure, AutosplitError) else PlanError(str(failure)))
+            loaded.put(())
             return
-        with changed:
-            self._stages.append(stage)
-            self._work.notify_all()
-        while True:
-            with changed:
-                while not self._sent:
-                    if self._is_over:
-                        return
-                    self._work.wait()
-                request = self._sent.popleft()
-            self._answer(stage, request)
+        self._stages.append(stage)
+        if stage.contexts:
+            loaded.put([(stage, context) for context in stage.contexts])
+        else:
+            context = ThreadContext(stage.run)
+            loaded.put([(stage, context)])
+            context.serve()
 
-    def _answer(self, stage: LocalStage, request: Request) -> None:
-        """Compute and answer a request in the thread of its copy."""
+    def _finish(self, request: Request, place: _Place, failure: BaseException | None) -> None:
+        """Answer a request in the thread that computed it, once the next request has its place; a second call does nothing."""
+        if self._running.pop(request, None) is None:
+            return
+        answers, thread = self._admission.answers, threading.get_ident()
+        answers.threads.add(thread)
         try:
-            if request.future is None or not request.future.cancelled():
-                stage.compute(request)
-        except BaseException:  # SystemExit in the stage, for example
-            log.exception("request %d ended the thread of its copy, which goes on with others", request.number)
-        self._admission.answers.deliver(self._admission.settle([request], self._release))
+            place[0].finish(request, place[1], failure)
+            answers.deliver(self._admission.settle([request], functools.partial(self._release, place)))
+        except BaseException:
+            log.exception("request %d was not answered", request.number)
+        finally:
+            answers.threads.discard(thread)
 
-    def _release(self, done: list[Request]) -> list[Request]:
-        """Count the copies that are idle again (the lock is held)."""
-        self._num_in_flight -= len(done)
+    def _release(self, place: _Place, done: list[Request]) -> list[Request]:
+        """Count a request and let another one have its place (the lock is held)."""
+        place[0].count(done[0])
+        self._idle.append(place)
         return done
+
+    def _watch(self) -> None:
+        """A thread: answer requests that could not start, and those that failed and of which their runtime tells nothing."""
+        while True:
+            try:
+                found = self._unreported.get(timeout=WATCH_S if self._is_watched else None)
+            except queue.Empty:
+                with self._admission.changed:
+                    running = list(self._running.items())
+                    self._is_watched = bool(running)
+                for request, place in running:
+                    try:
+                        place[1].wait(0)
+                    except Exception as failure:
+                        self._finish(request, place, failure)
+                continue
+            if found is not None:
+                self._finish(*found)
+            elif self._is_over:
+                return

@@ -1,7 +1,7 @@
 """Copies of the inputs of requests that wait, in memory that is used again."""
 
 from autosplit.running.copying import CopyPool
-from autosplit.running.request import Request
+from autosplit.running.request import MatchingTensors, Request
 from autosplit.running.wiring import Wiring
 
 
@@ -22,5 +22,6 @@ class InputCopies:
         if request.caller_keeps_inputs or request.holds_inputs:
             return
         pairs = zip(self._pools, request.inputs, strict=True)
-        request.inputs = tuple([pool.copy(value) if pool is not None else value.clone() for pool, value in pairs])
+        copies = [pool.copy(value) if pool is not None else value.clone() for pool, value in pairs]
+        request.inputs = MatchingTensors(copies) if request.inputs.__class__ is MatchingTensors else tuple(copies)
         request.holds_inputs = True

@@ -1,10 +1,18 @@
-"""LocalStage: one loaded copy of a stage in the caller's process, for one thread at a time."""
+"""LocalStage: one loaded copy of a stage in the caller's process.
 
+The thread of a caller computes a request by ``compute``. By ``start`` and ``finish`` a thread of the runtime does, or that of a
+``ThreadContext``, and no other Python thread stands between the request and its answer.
+"""
+
+import contextlib
+import logging
+import math
 import os
 import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,8 +34,9 @@ from autosplit.running.wiring import Wiring
 from autosplit.tracing.tensorspec import announced, check_outputs, laid_out, zeros
 
 if TYPE_CHECKING:
-    from autosplit.backends.base import Runnable
+    from autosplit.backends.base import Context, Done, Runnable
 
+log = logging.getLogger(__name__)
 
 NUM_USUAL = 3
 """A core that is lent to another process makes one request slow, and seldom three in a row."""
@@ -46,6 +55,7 @@ class LocalStage:
         [stage] = wiring.stages
         self._stage, self.replica, self.device = stage, replica, stage.devices[replica]
         self._last_ns = (1 << 62,) * NUM_USUAL
+        self._num_started = 0
         self._words = [0] * STATUS_WORDS
         """As in the status block of a pipeline."""
         self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
@@ -55,9 +65,11 @@ class LocalStage:
         try:
             stage.module.import_packages()
             run = stage.load(replica, shared=len(stage.devices) > 1)
-            self._run = run if stage.module.kind in OWN_THREADS else _with_threads_kept(run)
-            stage.warm_up(self._run)
-            shared = _shared_outputs(self._run, stage) if stage.module.warms_up else [True] * len(stage.outputs)
+            self.contexts: Sequence[Context] = getattr(run, "contexts", ())
+            """Places for requests that threads of the runtime compute; none without such threads."""
+            self.run = run if stage.module.kind in OWN_THREADS else _with_threads_kept(run)
+            stage.warm_up(self.run)
+            shared = _shared_outputs(self.run, stage) if stage.module.warms_up else [True] * len(stage.outputs)
         except AutosplitError:
             raise
         except Exception as failure:
@@ -66,7 +78,7 @@ class LocalStage:
         pools = [CopyPool(spec, most) if used else None for spec, used in zip(stage.outputs, shared, strict=True)]
         self._targets = [(spec.name, pool) for spec, pool in zip(stage.outputs, pools, strict=True)]
         self._announced = announced(stage.outputs)
-        self.ready = Ready(before_bytes, time.perf_counter() - begun_s, str(getattr(self._run, "note", "")))
+        self.ready = Ready(before_bytes, time.perf_counter() - begun_s, str(getattr(self.run, "note", "")))
         self._words[statusblock.STATE] = statusblock.WAITING
         self._words[statusblock.SINCE_NS] = self._idle_ns = time.monotonic_ns()
 
@@ -88,32 +100,76 @@ class LocalStage:
             flag = SKIPPED
         else:
             try:
-                given = request.inputs
-                if given.__class__ is MatchingTensors:
-                    inputs = [given[at] for at, _ in self._sources]
-                else:
-                    inputs = [laid_out(given[at], spec) for at, spec in self._sources]
-                outputs = self._run(inputs)
+                outputs = self.run(self._inputs(request))
                 ran = time.monotonic_ns()
-                check_outputs(outputs, len(self._announced), self._announced)
-                for (name, copies), value in zip(self._targets, outputs, strict=True):
-                    request.values[name] = value if copies is None else copies.copy(value)
-                for name, position in self._passed:
-                    request.values[name] = given[position].clone()
+                self._take(request, outputs)
             except Exception:
                 flag, ran = ERROR, time.monotonic_ns()
                 request.error = StageError(self._explain(request, traceback.format_exc()))
         request.inputs = ()
-        request.made_ns = sent = words[statusblock.SINCE_NS] = time.monotonic_ns()
+        request.made_ns = time.monotonic_ns()
         words[statusblock.STATE] = statusblock.WAITING
-        asked, posted = self._idle_ns, request.submitted_ns
-        self._events.append((number, flag, asked, posted, got, ran, sent, 0))
+        self._count(request, flag, got, ran)
+
+    def start(self, request: Request, context: "Context", done: "Done") -> None:
+        """Start a request in an idle context; ``done`` runs later, in another thread. Raises: why it cannot start."""
+        words = self._words
+        if not self._num_started:
+            words[statusblock.STATE], words[statusblock.SINCE_NS] = statusblock.RUNNING, request.sent_ns
+        self._num_started += 1
+        words[statusblock.SEQUENCE] = request.number
+        context.start(self._inputs(request), done)
+
+    def finish(self, request: Request, context: "Context", failure: BaseException | None) -> None:
+        """Give a request its outputs, or the error of its ``failure``; the context is idle after this."""
+        request.made_ns = time.monotonic_ns()
+        try:
+            if failure is not None:
+                raise failure
+            self._take(request, context.outputs())
+        except Exception:
+            request.error = StageError(self._explain(request, traceback.format_exc()))
+        except BaseException:  # SystemExit in the stage, for example
+            log.exception("request %d ended the thread of its copy, which goes on with others", request.number)
+            request.error = RefusedError("the thread that computed the request was interrupted; submit it again")
+        request.inputs = ()
+
+    def count(self, request: Request) -> None:
+        """Count a request that ``start`` and ``finish`` have seen; not for several threads at once, nor beside ``start``.
+
+        Its time begins once the request before it was finished, so that the times of requests side by side add up.
+        """
+        self._num_started -= 1
+        if not self._num_started:
+            self._words[statusblock.STATE] = statusblock.WAITING
+        flag = DATA if request.error is None else ERROR
+        self._count(request, flag, max(request.sent_ns, self._idle_ns), request.made_ns)
+
+    def _inputs(self, request: Request) -> list[torch.Tensor]:
+        """The inputs of the stage, laid out as it was traced."""
+        given = request.inputs
+        if given.__class__ is MatchingTensors:
+            return [given[at] for at, _ in self._sources]
+        return [laid_out(given[at], spec) for at, spec in self._sources]
+
+    def _take(self, request: Request, outputs: Sequence[torch.Tensor]) -> None:
+        """Check outputs and make them the request's own. Raises: ValueError: they are not as announced."""
+        check_outputs(outputs, len(self._announced), self._announced)
+        for (name, copies), value in zip(self._targets, outputs, strict=True):
+            request.values[name] = value if copies is None else copies.copy(value)
+        for name, position in self._passed:
+            request.values[name] = request.inputs[position].clone()
+
+    def _count(self, request: Request, flag: int, got: int, ran: int) -> None:
+        """Add a request to the sums of the stage: it was begun at ``got`` and computed at ``ran``, in monotonic nanoseconds."""
+        words, asked, posted, sent = self._words, self._idle_ns, request.submitted_ns, request.made_ns
+        words[statusblock.SINCE_NS] = self._idle_ns = sent
+        self._events.append((request.number, flag, asked, posted, got, ran, sent, 0))
         words[statusblock.DONE + flag] += 1
         words[statusblock.BUSY_NS] += ran - got
         words[statusblock.WAIT_NS] += got - asked
         words[statusblock.TRANSFER_NS] += sent - ran
         words[statusblock.QUEUE_NS] += max(0, got - posted)
-        self._idle_ns = sent
         self._last_ns = (*self._last_ns[1:], ran - got)
 
     @property
@@ -136,12 +192,53 @@ class LocalStage:
         return worker_health(network, self._stage.name, self.replica, self.device.name, os.getpid(), True, self._words, 0)
 
     def unload(self) -> None:
-        """Let go of the weights; there are no more requests."""
-        self.__dict__.pop("_run", None)
+        """Let go of the weights; there are no more requests. The threads of the runtime have returned from Python by then."""
+        for context in self.contexts:
+            with contextlib.suppress(Exception):
+                context.wait()
+        self.contexts = ()
+        self.__dict__.pop("run", None)
 
     def _explain(self, request: Request, trace: str) -> str:
         stage, inputs = self._stage, [request.inputs[at] for at, _ in self._sources]
         return stage.failure_text(self.replica, request.number, inputs, trace)
+
+
+class ThreadContext:
+    """A copy on a runtime without threads for requests: the thread that loaded it computes one request after another."""
+
+    def __init__(self, run: "Runnable") -> None:
+        self._run = run
+        self._inbox: SimpleQueue[tuple[Sequence[torch.Tensor], Done] | None] = SimpleQueue()
+        self._made: Sequence[torch.Tensor] = ()
+
+    def start(self, inputs: Sequence[torch.Tensor], done: "Done") -> None:
+        """Leave a request to the thread."""
+        self._inbox.put((inputs, done))
+
+    def wait(self, most_s: float = math.inf) -> bool:
+        """Whether the thread has ended: it reports each failure itself."""
+        return False
+
+    def outputs(self) -> Sequence[torch.Tensor]:
+        """The outputs of the last request."""
+        made, self._made = self._made, ()
+        return made
+
+    def serve(self) -> None:
+        """The thread: compute requests until ``end``."""
+        while (work := self._inbox.get()) is not None:
+            [inputs, done], failure = work, None
+            try:
+                self._made = self._run(inputs)
+            except BaseException as raised:
+                failure = raised
+            done(failure)
+            del work, inputs, done, failure
+
+    def end(self) -> None:
+        """End the thread after the requests that were left to it."""
+        self._inbox.put(None)
 
 
 def _with_threads_kept(run: "Runnable") -> "Runnable":

@@ -64,7 +64,7 @@ class RingTransport:
         self._copies = InputCopies(self.wiring, admission.queue_capacity)
         self.deployment.run(self._lanes)
         self._thread.start()
-        admission.answers.threads.add(self._thread)
+        admission.answers.threads.add(self._thread.ident)
 
     @property
     def restarts(self) -> int:
@@ -117,7 +117,7 @@ class RingTransport:
             self._results.wake()
             if self._thread.ident is not None:
                 self._thread.join()
-                self._admission.answers.threads.discard(self._thread)
+                self._admission.answers.threads.discard(self._thread.ident)
                 self._fail(RefusedError("the pipeline was closed before the request was done"))
             self._results.close()
             timeout_s = 5.0 if patiently else 0.5

@@ -291,8 +291,6 @@ def _caller_faults(stages: Sequence[Stage], machine: Machine) -> list[str]:
     """Why stages cannot run in the process of the caller."""
     faults = [f"the caller's process can hold one stage, and the plan has {len(stages)}"] if len(stages) > 1 else []
     for stage in stages:
-        if stage.streams > 1:
-            faults.append(f"stage '{stage.name}' wants {stage.streams} streams; in the caller's process use replicas instead")
         known = {device.name: device.kind for device in machine.devices}
         faults += [
             f"'{name}' is not a set of cores, and the caller's process computes on cores only"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -310,6 +311,12 @@ def test_openvino_works_on_several_requests_at_once_and_keeps_them_apart(mlp, wh
     for inputs, found in zip(requests, made, strict=True):
         torch.testing.assert_close(found, program.module(*inputs)[0])
     torch.testing.assert_close(stage(requests[3])[0], made[3])
+    calls = SimpleQueue()
+    for context, inputs in zip(stage.contexts, requests, strict=False):
+        context.start(inputs, calls.put)
+    assert [calls.get(timeout=20) for _ in stage.contexts] == [None] * 3
+    for context, found in zip(stage.contexts, made, strict=False):
+        torch.testing.assert_close(context.outputs()[0], found)
     with pytest.raises(BackendError, match=r"'eager' works on one request at a time; use replicas, or .*: openvino"):
         require_streams(get_backend("eager"))
 

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from numba.core.caching import IndexDataCacheFile
@@ -201,14 +200,6 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> object:
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "twice", [x], [y])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-
-def test_the_native_session_runs_as_the_public_one(session: object) -> None:
-    feed = {"x": np.float32([1, 2])}
-    native = runtimes.native_session(session)
-    assert native is not session and native.run(["y"], feed, None)[0].tolist() == [2, 4]
-    public = SimpleNamespace(run=lambda *_: "public")
-    assert runtimes.native_session(public).run(["y"], feed, None) == "public"
 
 
 def test_a_binding_reads_and_writes_memory_of_torch(session: object) -> None:

@@ -70,6 +70,8 @@ def test_the_callers_process_has_one_core_or_all_or_a_thread_on_each() -> None:
     stages = {name: plan.stages[0] for name, plan in plans.items() if plan.process == "caller"}
     devices = {IN_CALLER: ("cpu:0-1",), CALLER_THREADS: ("cpu:0", "cpu:1"), CALLER_CORE: ("cpu:1",)}
     assert {name: stage.devices for name, stage in stages.items()} == devices and stages[CALLER_CORE].threads == 1
+    streaming = baselines_with(GRAPH, TWO, SOURCE, "openvino", "cpu:1", streams=True, in_caller=True)[CALLER_THREADS]
+    assert (streaming.process, streaming.stages[0].devices, streaming.stages[0].streams) == ("caller", ("cpu:0-1",), 2)
     whole = baselines_with(GRAPH, Machine.of([parse_device("cpu:0")]), SOURCE, "onnxruntime", "cpu:0", in_caller=True)
     assert [name for name, plan in whole.items() if plan.process == "caller"] == [IN_CALLER]
 
