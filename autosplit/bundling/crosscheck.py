@@ -1,8 +1,11 @@
 """Compare the answers of a bundle with its model's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
+from autosplit.backends.apart import apart
 from autosplit.backends.workspace import Reference
 from autosplit.bundling.openbundle import load_bundle
 from autosplit.deploying.checking import threads_of, worst_error
@@ -15,14 +18,15 @@ from autosplit.values.plan import Plan
 def check_bundle(path: Path, networks: Mapping[str, tuple[Traced, Plan]]) -> dict[str, NumericalError]:
     """The largest error of each network against the unsplit model in f32 eager, over several inputs.
 
-    Native code in the bundle is run: this is for its maker.
-    Raises: BundleError: an error is above the tolerance of the plan's backends and precision.
+    Native code in the bundle is run, in a process apart: this is for its maker.
+    Raises: BundleError: an error is above the tolerance of the plan's backends and precision. BackendError: the bundle ended the
+        process.
     """
     found = {}
     for name, (traced, plan) in networks.items():
         reference = Reference.of(traced, threads_of(plan))
-        with load_bundle(path, network=name, trust=True, verify=False) as bundle:
-            worst, limit = worst_error(plan, reference, [bundle.run(inputs) for inputs in reference.work])
+        answers = apart(_answers, path, name, reference.work, doing=f"while network '{name}' of bundle '{path}' was checked")
+        worst, limit = worst_error(plan, reference, answers)
         if not worst.relative <= limit:
             raise BundleError(
                 f"network '{name}' of bundle '{path}' gives wrong numbers: output '{worst.output}' is off by "
@@ -31,3 +35,8 @@ def check_bundle(path: Path, networks: Mapping[str, tuple[Traced, Plan]]) -> dic
             )
         found[name] = worst
     return found
+
+
+def _answers(path: Path, network: str, requests: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    with load_bundle(path, network=network, trust=True, verify=False) as bundle:
+        return [[value.clone() for value in bundle.run(inputs)] for inputs in requests]
