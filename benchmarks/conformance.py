@@ -8,7 +8,7 @@ when its model is done, and all rows to ``docs/accuracy.md``. ``--tables`` write
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -135,15 +135,16 @@ def write_page(rows: Sequence[dict[str, Any]]) -> None:
     lines = ["| model | ops | eager | ONNX Runtime | in eager | OpenVINO | in eager |", f"|{'---|' * 7}"]
     for name in names:
         by = {row["backend"]: row for row in rows if row["model"] == name}
-        told = [f"{by[one]['right']}, {_text(by[one]['largest error'])}, {_text(by[one]['from f64'])}" for one in BACKENDS]
+        told = [_told(by[one]) for one in BACKENDS]
         moved = [str(by[one]["in eager"]) for one in BACKENDS]
         lines.append(f"| {name} | {by['eager']['ops']} | {told[0]} | {told[1]} | {moved[1]} | {told[2]} | {moved[2]} |")
     before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)
     PAGE.write_text(f"{before}{MARK}\n" + "\n".join(lines) + f"\n{MARK}{after}", encoding="utf-8")
 
 
-def _text(error: float | None) -> str:
-    return "–" if error is None else f"{error:.1g}"
+def _told(row: Mapping[str, Any]) -> str:
+    errors = [row["largest error"], row.get("from f64")]
+    return ", ".join([row["right"], *(f"{one:.1g}" for one in errors if one is not None)])
 
 
 def main() -> None:
@@ -161,13 +162,13 @@ def main() -> None:
         rows = [row for row in rows if row["model"] != name] + fresh
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         print(*fresh, sep="\n", flush=True)
-    if rows:
+    if given.draws:
         write_page(rows)
     if given.tables:
         models = [trace(load_model(known[name])) for name in given.models or known]
         for backend in faultstore.TRIED:
-            needed = [case for traced in models for _, case, _ in conformance.needed_cases(traced, backend)]
-            faultstore.known_faults(backend, {case.key: case for case in needed})
+            needed = {case.key: case for traced in models for _, case, _ in conformance.needed_cases(traced, backend)}
+            print(f"{backend}: {len(faultstore.known_faults(backend, needed))} of {len(needed)} cases are known", flush=True)
             text = faultstore.as_text(backend, faultstore.table(backend))
             (faultstore.SHIPPED / f"{backend}.json").write_text(text, encoding="utf-8")
 

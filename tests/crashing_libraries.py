@@ -1,9 +1,7 @@
 """An operator whose module makes the compiled libraries of its stages end each process that opens them."""
 
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,9 +17,7 @@ def opened(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-@opened.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
+opened.register_fake(torch.empty_like)
 
 
 class Opening(nn.Module):
@@ -29,9 +25,10 @@ class Opening(nn.Module):
         return opened(x) * 2
 
 
-def _crashing_library(program: StageProgram, folder: Path, options: Mapping[str, Any]) -> Path:
-    subprocess.run(["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", folder / "stage.so"], input=SOURCE, check=True)
-    return folder / "stage.so"
+def _crashing_library(program: StageProgram, folder: Path, options: object) -> Path:
+    library = folder / "stage.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", library], input=SOURCE, check=True)
+    return library
 
 
 if apart._is_apart:
