@@ -14,8 +14,8 @@ from autosplit.tracing.indexlimits import base_name, divisor
 OBSERVING = ("reciprocal", "rsqrt", "atan2", "signbit", "digamma", "complex", "view_as_complex")
 """Operators that tell -0 from 0 in any argument, beside division, ``copysign``, powers and other views of the same bits."""
 
-SIGNLESS = ("abs", "exp", "exp2", "cos", "cosh", "sigmoid", "softmax", "_softmax", "_safe_softmax", "erfc", "softplus", "norm")
-"""Operators whose results are the same for -0 and for 0, and no -0."""
+WITHOUT = ("abs", "exp", "exp2", "cos", "cosh", "sigmoid", "softmax", "_softmax", "_safe_softmax", "erfc", "softplus", "norm")
+"""Operators that make no -0, and the same of -0 as of 0."""
 
 
 def observed_zeros(graph: fx.Graph) -> set[fx.Node]:
@@ -30,9 +30,10 @@ def observed_zeros(graph: fx.Graph) -> set[fx.Node]:
     """
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
+        if node in found and _makes_none(node):
+            found.remove(node)
         if node.op == "call_function":
-            passed = node in found and not _drops_sign(node)
-            found |= {source for source in node.all_input_nodes if passed or _observes(node, source)}
+            found |= {source for source in node.all_input_nodes if node in found or _observes(node, source)}
     return found
 
 
@@ -45,8 +46,8 @@ def _observes(node: fx.Node, source: fx.Node) -> bool:
     return divisor(node) is source or name in OBSERVING or (name == "view" and isinstance(args[1], torch.dtype))
 
 
-def _drops_sign(node: fx.Node) -> bool:
-    """Whether a zero that an op makes has the same sign for -0 and for 0 in its arguments."""
+def _makes_none(node: fx.Node) -> bool:
+    """Whether an op makes no -0, and the same of -0 as of 0 in its arguments."""
     name, args = base_name(node), [*node.args, *node.kwargs.values()]
     value: Any = node.meta.get("val")
     if isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex):
@@ -56,4 +57,4 @@ def _drops_sign(node: fx.Node) -> bool:
     if name in ("clamp", "clamp_min"):
         low: Any = node.kwargs.get("min", node.args[1] if len(node.args) > 1 else None)
         return isinstance(low, int | float) and low > 0
-    return name in SIGNLESS or (name == "pow" and isinstance(args[1], int | float) and args[1] % 2 == 0)
+    return name in WITHOUT or (name == "pow" and isinstance(args[1], int | float) and args[1] % 2 == 0)
