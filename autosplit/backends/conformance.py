@@ -1,6 +1,7 @@
 """Refuse the ops of a model that a backend computes otherwise than eager, with the values that show it (see ``faultstore``)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,15 +20,20 @@ from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op
 from autosplit.tracing.indexlimits import divisor, index_limits
 from autosplit.tracing.valueranges import INT32, Assumed, Range, full, shape_of, values_of
+from autosplit.tracing.zerosigns import observed_zeros
 from autosplit.values.plan import Plan
 
 WRONG = "computes otherwise"
 """The start of the reason for which an op is refused here."""
 
+SIGNED = ", and the sign of its zeros counts"
+"""The end of the keys of cases in which it does: other cases may have been tried before it was compared."""
+
 _CASES: WeakKeyDictionary[fx.GraphModule, list[tuple[fx.Node, Case]]] = WeakKeyDictionary()
 
 WORDS: Mapping[Values, str] = {
     "finite": "finite values",
+    "signed": "zeros whose sign another op observes",
     "large": "integers beyond 24 bits",
     "masked": "rows that are masked whole or in part",
     "nonfinite": "NaN or infinity",
@@ -93,11 +99,13 @@ def needed_cases(traced: Traced, backend: str) -> list[tuple[str, Case, list[Val
         cases = [(node, case_of(node)) for node in nodes if isinstance(node.target, OpOverload)]
         _CASES[traced.program] = [(node, case) for node, case in cases if case is not None]
     varying = [(node, case) for node, case in _CASES[traced.program] if not known[node].fixed]  # a run checks all others
-    return [(node.name, case, _kinds(node, known)) for node, case in varying]
+    signed = observed_zeros(traced.program.graph)
+    named = [(node, replace(case, key=case.key + SIGNED) if node in signed else case) for node, case in varying]
+    return [(node.name, case, _kinds(node, known, node in signed)) for node, case in named]
 
 
-def _kinds(node: fx.Node, known: Mapping[fx.Node, Range]) -> list[Values]:
-    """The kinds of values that an op may get or make."""
+def _kinds(node: fx.Node, known: Mapping[fx.Node, Range], signed: bool) -> list[Values]:
+    """The kinds of values that an op may get or make, and that count."""
     sources = [known[source] for source in node.all_input_nodes]
     worst = 2 if any(known[one].strange for one in attended(node)) else max(one.strange for one in sources)
     kinds: list[Values] = ["finite", *(["masked"] if worst else []), *(["nonfinite"] if worst == 2 else [])]  # type: ignore[list-item]
@@ -107,7 +115,7 @@ def _kinds(node: fx.Node, known: Mapping[fx.Node, Range]) -> list[Values]:
     zero = by is not None and not by.meta["val"].dtype.is_floating_point and known[by].low <= 0 <= known[by].high
     if zero or any(not known[index].within(limits) for index, limits in index_limits(node, shape_of).items()):
         kinds.append("outside")
-    return kinds
+    return [*kinds, "signed"] if signed else kinds
 
 
 def _size(node: fx.Node, found: Range) -> Values:

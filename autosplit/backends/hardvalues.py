@@ -8,11 +8,12 @@ import torch
 
 from autosplit.tracing.indexlimits import Limits
 
-Values = Literal["finite", "large", "masked", "nonfinite", "wide", "outside"]
+Values = Literal["finite", "signed", "large", "masked", "nonfinite", "wide", "outside"]
 """Kinds of values:
 
-* ``finite``: floats with signed zeros, exact multiples, halves, and in float64 small differences of large numbers; integers of 21
-  bits, which wrap round in shorter types; indices that repeat; rows that a mask of booleans leaves out.
+* ``finite``: floats with zeros of both signs, exact multiples, halves, and in float64 small differences of large numbers;
+  integers of 21 bits, which wrap round in shorter types; indices that repeat; rows that a mask of booleans leaves out.
+* ``signed``: floats of which half are zeros, where zeros of the result need the sign that eager gives them.
 * ``large``: integers of 30 bits.
 * ``masked``: rows in which a mask of floats leaves one element, or makes all the least number of a type.
 * ``nonfinite``: NaN, infinite and huge floats.
@@ -93,6 +94,9 @@ def _floats(
     if values == "nonfinite":
         made = torch.where(some, SPECIAL[number], made)
         return (_with_whole_rows(made, -math.inf) if number == 1 else made).to(dtype)
+    if values == "signed":
+        zeros = torch.where(torch.rand(shape, generator=generator) < 0.5, 0.0, -0.0)
+        return _with_whole_rows(torch.where(made < 0.5, zeros, made), -0.0, 0.0).to(dtype)
     if values == "masked":
         made = torch.where(some, -math.inf if number % 2 else least, made)
         if shape and shape[-1]:

@@ -94,7 +94,7 @@ def faults(program: StageProgram, run: Runnable, values: Values, ops: Sequence[s
         answers = _answers(program, drawn, run)
         for trial, made in zip(trials, drawn, strict=True):
             pairs = zip(trial.outputs, made.right, strict=True) if made is not None else ()
-            told = (_otherwise(answers[node.name], right, made.inputs) for node, right in pairs)  # type: ignore[union-attr]
+            told = (_otherwise(answers[node.name], right, made.inputs, values) for node, right in pairs)  # type: ignore[union-attr]
             found[trial.node.name] = found[trial.node.name] or next(filter(None, told), "")
     return found
 
@@ -110,7 +110,7 @@ def _drawn(trial: Trial, values: Values, number: int) -> Drawn | None:
     for level in LEVELS.get(values, (SMALL, 1 << 12, 20)):
         made = {}
         for place, (node, spec) in enumerate(trial.inputs.items()):
-            if base_name(trial.node) in ORDERING and values in ("finite", "large"):
+            if base_name(trial.node) in ORDERING and values in ("finite", "signed", "large"):
                 made[node] = distinct(spec.shape, spec.torch_dtype, number)
             else:
                 seed, kind = number + 2 * NUM_DRAWS * place, values
@@ -159,15 +159,20 @@ def _outside(program: StageProgram, trials: Sequence[Trial], usual: Sequence[Dra
     return ""
 
 
-def _otherwise(found: torch.Tensor, right: torch.Tensor, inputs: Mapping[fx.Node, torch.Tensor]) -> str:
-    """How a value differs from torch's, with an element of it; '' if it does not."""
+def _otherwise(found: torch.Tensor, right: torch.Tensor, inputs: Mapping[fx.Node, torch.Tensor], values: Values) -> str:
+    """How a value differs from torch's, with an element of it; '' if it does not. In `signed` ones the signs of zeros count."""
     if found.shape != right.shape or found.dtype != right.dtype:
         return f"torch gives {right.dtype} {tuple(right.shape)}, and it gives {found.dtype} {tuple(found.shape)}"
     exact = not (right.dtype.is_floating_point or right.dtype.is_complex)
-    if difference(found, right)[1] <= (0.0 if exact else TOLERANCE.get(right.dtype, 0.02)):
+    if values == "signed" and right.dtype.is_floating_point:
+        gap = ((found == 0) & (right == 0) & (found.signbit() != right.signbit())).double()
+        if not bool(gap.any()):
+            return ""
+    elif difference(found, right)[1] <= (0.0 if exact else TOLERANCE.get(right.dtype, 0.02)):
         return ""
-    same = (found == right) | ((found != found) & (right != right))
-    gap = torch.where(same, 0.0, (found.double() - right.double()).abs().nan_to_num(math.inf))
+    else:
+        same = (found == right) | ((found != found) & (right != right))
+        gap = torch.where(same, 0.0, (found.double() - right.double()).abs().nan_to_num(math.inf))
     place = int(gap.flatten().argmax())
     told = [_text(value, place) for value in inputs.values() if value.shape == right.shape]
     where = f" for {', '.join(told)}" if told else ""

@@ -148,15 +148,16 @@ def _write_ir(scratch: Path, chosen: Mapping[str, Any]) -> list[int]:
     return list(openvino.write_ir(OnnxStage(scratch / "exported.onnx", inputs, outputs), chosen, scratch / "model.xml"))
 
 
-def _compile_library(scratch: Path) -> Path:
-    return inductor.compile_library(load_stage(scratch / "stage", trust=True), scratch, inductor.WITHOUT_WEIGHTS)
+def _compile_library(scratch: Path) -> tuple[Path, list[str]]:
+    """The library and the names of its weights, which only the loaded library tells."""
+    library = inductor.compile_library(load_stage(scratch / "stage", trust=True), scratch, inductor.WITHOUT_WEIGHTS)
+    return library, list(open_library(library).get_constant_names_to_original_fqns().values())
 
 
 def _inductor(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Made:
     lowered = in_precision(program, precision)
     save_stage(lowered, scratch / "stage")
-    library = apart(_compile_library, scratch, doing=_doing(program, stage), packages=program.packages)
-    read = open_library(library).get_constant_names_to_original_fqns().values()
+    library, read = apart(_compile_library, scratch, doing=_doing(program, stage), packages=program.packages)
     if strange := sorted(set(read) - set(lowered.weights)):
         raise BackendError(
             f"inductor made constants of stage '{program.name}' that are not its weights: {', '.join(strange[:5])}"

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from crashing_libraries import Opening
 from crashing_operators import Ending
 
+from autosplit.bundling import bundler
 from autosplit.bundling.bundler import write_bundle
 from autosplit.errors import BackendError
 from autosplit.exporting.base import Job, write_export
@@ -39,3 +41,12 @@ def test_a_crash_in_a_bundle_leaves_no_folder(ending: Traced, backend: str, tmp_
     with pytest.raises(BackendError, match="was killed by SIGSEGV while"):
         write_bundle({"ending": (ending, plan_of(ending, backend))}, tmp_path / "out", trust=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_that_crashes_when_it_is_opened_costs_its_backend_only(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(bundler, "require_right", lambda traced, plan: None)  # it would try the ops, and refuse them already
+    traced = trace(load_model(Opening().eval(), inputs=(torch.randn(2, 3),)))
+    with pytest.raises(BackendError, match="was killed by SIGSEGV while inductor compiled stage 'stage0' for a bundle"):
+        write_bundle({"opening": (traced, plan_of(traced, "inductor"))}, tmp_path / "out", trust=True)
+    assert list(tmp_path.iterdir()) == []
+    write_bundle({"opening": (traced, plan_of(traced, "eager"))}, tmp_path / "out", trust=True)
