@@ -167,10 +167,12 @@ def test_a_process_that_ends_while_its_threads_compute_ends_in_good_order() -> N
 def load() -> Iterator[None]:
     """Four processes that want a core each."""
     processes = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(4)]
-    yield
-    for process in processes:
-        process.kill()
-        process.wait()
+    try:
+        yield
+    finally:  # a test that failed left them running for hours
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_ctrl_c_while_the_end_is_waited_for_kills_a_worker_that_hangs() -> None:
