@@ -9,4 +9,5 @@
     running       run, auto, report, export   workloadfiles  search and evaluate a planner's workload file
     evaluating    evaluate                    placing        annotate, memory
     bundles       bundle                      watching       status, run --watch
+    sharing       search for several models
 """

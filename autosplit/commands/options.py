@@ -292,6 +292,8 @@ class Assumed:
 class Plans(Simulated, Assumed, Search):
     """Answer."""
 
+    more: Annotated[list[str] | None, typer.Argument(help="More models for the same host; MODEL may be a YAML of all.")] = None
+    rates: Annotated[str | None, typer.Option(help="Requests a second of each model that shares the host: 100,20,5.")] = None
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what bounds the plan, what other cuts cost, and what a change would bring.")
     ] = False

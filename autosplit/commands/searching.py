@@ -1,4 +1,4 @@
-"""Search the best plan for a model, with its explanation and the Pareto front."""
+"""Search the best plan for a model, with its explanation and the Pareto front, or plans for several models on one host."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from autosplit.commands.console import (
     write_simulation,
 )
 from autosplit.commands.machines import opened_machine
+from autosplit.commands.sharing import is_for_several, search_several
 from autosplit.commands.starting import SOLVERS, start
 from autosplit.commands.workloadfiles import search_workload
 from autosplit.errors import UsageError
@@ -26,7 +27,10 @@ from autosplit.progress import bars
 
 
 def search(given: options.Plans) -> None:
-    """Find the best plan for a model, or for a planner's workload file, and write it."""
+    """Find the best plan for a model, for several models on one host, or for a planner's workload file, and write it."""
+    if is_for_several(given):
+        search_several(given)
+        return
     if given.format != "model":
         search_workload(given)
         return
