@@ -17,11 +17,9 @@ from autosplit.deploying.mixing import MixRound, run_paced, run_rounds
 from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import Service
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget, round_s
-from autosplit.devices.discovering import Devices, absent_devices, as_machine
+from autosplit.devices.discovering import Devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError
-from autosplit.memory.account import Account
-from autosplit.memory.stages import footprints_of
 from autosplit.planners.cpsat.sharing import relaxed_factor
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.plans import Query
@@ -31,7 +29,6 @@ from autosplit.planning.sharing import share as share_devices
 from autosplit.progress import Progress, shown
 from autosplit.reports.results import LatencyStats
 from autosplit.serving.hostmanager import HostManager
-from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, places
@@ -189,15 +186,11 @@ class _Planner:
     budget: Budget
 
     def __call__(self, part: Machine, constraints: Constraints) -> Plan:
-        graph, source = self.traced.graph, self.traced.source
-        if absent_devices(self.machine):
-            account = Account(graph, values_of(self.traced), footprints_of(self.profile))
-        else:
-            account = Footprints(self.machine, self.setup.workspace).account(self.traced, self.profile)
+        account = Footprints(self.machine, self.setup.workspace).account(self.traced, self.profile)
         query = Query(
-            graph,
+            self.traced.graph,
             self.profile,
-            source,
+            self.traced.source,
             constraints,
             queue_depth=self.setup.queue_depth,
             time_limit_s=1.0 if self.budget.planner_s is None else self.budget.planner_s,

@@ -14,6 +14,7 @@ from autosplit.commands.console import (
     say,
     say_reused,
     show,
+    simulation_of,
     trace,
     write_dot,
     write_simulation,
@@ -41,17 +42,14 @@ def search(given: options.Plans) -> None:
     from autosplit.commands.report import plan_table, table
     from autosplit.deploying.footprints import Footprints
     from autosplit.devices.discovering import absent_devices
-    from autosplit.memory.account import Account
     from autosplit.planning.estimating import require_costs, sources
-    from autosplit.tracing.aliasing import values_of
     from autosplit.values.planfile import write_plan
 
     started, budget = keeping.now(), given.spending()
     with opened_machine(given, here=budget.search_s > 0) as (machine, hosts), bars(err) as progress:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         wanted.require_consistent(machine)
-        absent = absent_devices(machine)
-        require_costs(machine, absent, setup.profile_of)
+        require_costs(machine, absent_devices(machine), setup.profile_of)
         traced = trace(given, progress, given.model, weights=bool(sources(machine)))
         wanted.verify(traced.graph, machine)
         measured = api.measure(traced, machine, setup=setup)
@@ -66,8 +64,7 @@ def search(given: options.Plans) -> None:
     views = [plan_table(found.plan, given.verbose)] + ([table(found.rows(), "candidates")] if found.trials else [])
     front: dict[Path, Any] = {}
     if given.objective == "pareto":
-        counted = Account(found.traced.graph, values_of(found.traced))
-        account = counted if absent else Footprints(machine).account(found.traced, found.profile)
+        account = Footprints(machine).account(found.traced, found.profile)
         with bars(err) as progress:
             progress("front", 0.0, "planning for several limits")
             data["front"], front = _front_of_model(given, found, machine, account)
@@ -75,7 +72,8 @@ def search(given: options.Plans) -> None:
         views.append(table(data["front"], title, hide=("assignment", "plan")))
     if given.explain:
         add_explanation(found.plan.explain(), data, views)
-    simulated = add_simulation(given, _simulation(found, machine), data, views, in_seconds=True)
+    simulation = simulation_of(found.plan, found.traced.graph, found.profile, machine)
+    simulated = add_simulation(given, simulation, data, views, in_seconds=True)
     try:
         show(given, data, *views)
     finally:
@@ -89,18 +87,6 @@ def search(given: options.Plans) -> None:
         raise UsageError(
             f"--pick {given.pick}: the front has plans 0 to {len(front) - 1}; the plan file has the one that runs best"
         )
-
-
-def _simulation(found: Any, machine: Any) -> Any:
-    """A function that simulates the plan for a number of requests and their arrivals."""
-    from autosplit.costs.planschedule import schedule_plan
-
-    plan, link = found.plan, machine.with_measured(found.profile.links).link
-    cuts = plan.source.batch // plan.microbatch
-    wires = machine.wires or found.profile.wires
-    return lambda count, arrivals_s: schedule_plan(
-        plan, found.traced.graph, found.profile, link, count, arrivals_s=arrivals_s, microbatches=cuts, wires=wires
-    )
 
 
 def _front_of_model(given: options.Plans, found: Any, machine: Any, account: Any) -> tuple[list[Any], dict[Path, Any]]:
