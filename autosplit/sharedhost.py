@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from autosplit import tables
+from autosplit.absent import with_estimates
 from autosplit.api import Model, measure, trace
 from autosplit.arguments import checked
 from autosplit.backends.workspace import Workspace
@@ -17,23 +18,23 @@ from autosplit.deploying.mixing import MixRound, run_paced, run_rounds
 from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import Service
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget, round_s
-from autosplit.devices.discovering import Devices, as_machine
+from autosplit.devices.discovering import Devices, as_machine, version_of
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError
 from autosplit.planners.cpsat.sharing import relaxed_factor
-from autosplit.planning.caps import plan_within_caps
-from autosplit.planning.plans import Query
 from autosplit.planning.predicting import measured_backends
-from autosplit.planning.sharing import Sharing, cheapest_s, tenants_of, ways_on
+from autosplit.planning.question import Question
+from autosplit.planning.sharing import Sharing, cheapest_s, tenants_of, ways_of
 from autosplit.planning.sharing import share as share_devices
 from autosplit.progress import Progress, shown
 from autosplit.reports.results import LatencyStats
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
-from autosplit.values.constraints import Constraints
-from autosplit.values.machine import Machine, places
+from autosplit.values.machine import places
 from autosplit.values.plan import Plan
-from autosplit.values.profile import Profile
+
+PART_S = 1.0
+"""Seconds for one question to the planner, unless the budget has its own limit."""
 
 MOST_S = 2.0
 """Most seconds of a mix."""
@@ -53,6 +54,7 @@ class Shared:
         paced: by name, latencies at ``paced_at`` times the rates, with arrivals at random; empty if nothing ran.
         paced_at: see there.
         faults: models with wrong numbers, as sentences.
+        notes: what the profiles say, such as which times are estimates.
     """
 
     sharing: Sharing
@@ -61,6 +63,7 @@ class Shared:
     paced: Mapping[str, LatencyStats] = field(default_factory=dict)
     paced_at: float = 1.0
     faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def plans(self) -> dict[str, Plan]:
@@ -160,44 +163,34 @@ def share(
     with shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)
         traced, ways, tables_s = dict[str, Traced](), list[list[Plan]](), list[Mapping[str, Any]]()
+        notes, known = list[str](), {name: version_of(name) for name in ("autosplit", "torch")}
         for tenant in tenants:
             model = models[tenant.name]
             progress("trace", 0.0, f"loading '{tenant.name}' and capturing its graph")
             traced[tenant.name] = one = model if isinstance(model, Traced) else trace(model)
             profile = measure(one, machine, setup=setup).on(machine)
             progress("search", len(ways) / len(tenants), f"planning '{tenant.name}' on parts of the devices")
-            ways.append(ways_on(machine, tenant, _Planner(one, profile, machine, setup, budget), len(tenants)))
-            seconds = cheapest_s(one.graph, machine, profile, measured_backends(profile, machine))
-            tables_s.append({name: tenant.rate_per_s * op_s for name, op_s in seconds.items()})
+            question = Question(
+                one.graph,
+                profile,
+                one.source,
+                machine,
+                tuple(name for name in measured_backends(profile, machine) if setup.backends is None or name in setup.backends),
+                queue_depth=setup.queue_depth,
+                time_limit_s=PART_S if budget.planner_s is None else budget.planner_s,
+                seed=setup.seed,
+                log=setup.log,
+            )
+            account = Footprints(machine, setup.workspace).account(one, profile)
+            found = ways_of(question, tenant, account, len(tenants))
+            ways.append([with_estimates(replace(plan, versions=known), profile) for plan in found])
+            notes += [f"'{tenant.name}': {note}" for note in profile.notes]
+            tables_s.append({name: tenant.rate_per_s * op_s for name, op_s in cheapest_s(question).items()})
         most = relaxed_factor(tables_s, {device.name: places(device.name) for device in machine.devices})
         graphs = [one.graph for one in traced.values()]
-        found = Shared(share_devices(tenants, ways, graphs, machine, relaxed=most, seed=setup.seed), traced)
-        return _run(found, setup, budget, progress) if budget.search_s > 0 else found
-
-
-@dataclass(frozen=True)
-class _Planner:
-    """The planner's plan of one model on a part of the machine."""
-
-    traced: Traced
-    profile: Profile
-    machine: Machine
-    setup: Setup
-    budget: Budget
-
-    def __call__(self, part: Machine, constraints: Constraints) -> Plan:
-        account = Footprints(self.machine, self.setup.workspace).account(self.traced, self.profile)
-        query = Query(
-            self.traced.graph,
-            self.profile,
-            self.traced.source,
-            constraints,
-            queue_depth=self.setup.queue_depth,
-            time_limit_s=1.0 if self.budget.planner_s is None else self.budget.planner_s,
-            seed=self.setup.seed,
-            log=self.setup.log,
-        )
-        return plan_within_caps(query, part, measured_backends(self.profile, part), account)
+        sharing = share_devices(tenants, ways, graphs, machine, relaxed=most, seed=setup.seed)
+        shared = Shared(sharing, traced, notes=tuple(notes))
+        return _run(shared, setup, budget, progress) if budget.search_s > 0 else shared
 
 
 def _run(shared: Shared, setup: Setup, budget: Budget, progress: Progress) -> Shared:

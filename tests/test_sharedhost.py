@@ -61,6 +61,7 @@ def test_a_file_of_models_is_planned_for_devices_that_are_not_here(
     assert done.exit_code == 0, done.stderr
     data = json.loads(done.stdout)
     assert data["factor"] > 1 and data["measured"] is None and len(data["models"]) == 2
+    assert all("on estimates of" in read_plan(Path(row["plan"])).method for row in data["models"])
     for row in data["models"]:
         assert row["loads"] and 0 < row["alone_s"] <= row["latency_s"] < 1 and read_plan(Path(row["plan"])).devices
 

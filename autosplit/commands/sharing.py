@@ -88,12 +88,19 @@ def search_several(given: options.Plans) -> None:
             setup=setup,
             budget=budget,
         )
+    for note in found.notes:
+        say(f"note: {note}")
     paths = {name: given.output.with_stem(f"{given.output.stem}-{number}") for number, name in enumerate(entries)}
     rows = found.rows()
     data: dict[str, Any] = {"factor": found.sharing.factor, "saturation": found.sharing.saturation()}
     data |= {"best_of_ways": found.sharing.bound, "best_of_all_plans": found.sharing.relaxed, "sentences": found.sentences}
     data |= {"models": [{**row, "plan": str(paths[row["model"]])} for row in rows]}
-    data |= {"measured": found.measured, "ratios": found.ratios, "rounds": [asdict(one) for one in found.rounds]}
+    data |= {
+        "notes": found.notes,
+        "measured": found.measured,
+        "ratios": found.ratios,
+        "rounds": [asdict(one) for one in found.rounds],
+    }
     try:
         show(given, data, table(rows, f"{len(rows)} models on one host", "\n".join(found.sentences)))
     finally:

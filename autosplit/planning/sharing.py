@@ -7,7 +7,7 @@ A request at a load takes its time on an idle host over the idle share of its bu
 arrivals at random (Kleinrock, 1967). It is an estimate from above where service times are even and one model has the device.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf
@@ -15,20 +15,19 @@ from typing import Any
 
 from autosplit.costs.problem import Floats
 from autosplit.errors import InfeasibleError, UsageError, raise_faults
+from autosplit.memory.account import Account
 from autosplit.planners.cpsat.sharing import Way, choose, factor_of, sums
 from autosplit.planning.backends import backends_of
+from autosplit.planning.caps import plan_within_caps
+from autosplit.planning.predicting import measured_backends
+from autosplit.planning.question import Question
 from autosplit.tables import bytes_text, number_text, seconds_text
-from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine, places
 from autosplit.values.plan import Plan, held_on
-from autosplit.values.profile import Profile
 
 MAX_SUBSETS = 4
 """Most devices of which every subset is tried; of more, blocks of 1, 2, 4, ... neighbours in the order of the machine."""
-
-Ask = Callable[[Machine, Constraints], Plan]
-"""The planner's best plan on a machine, within its caps. Raises: InfeasibleError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,24 +160,30 @@ class Sharing:
         return f"{met}: the largest common factor is {number_text(factor)} ({reason}; {proved}{most})"
 
 
-def ways_on(machine: Machine, tenant: Tenant, ask: Ask, num_tenants: int) -> list[Plan]:
+def ways_of(question: Question, tenant: Tenant, account: Account, num_tenants: int) -> list[Plan]:
     """The planner's plans for a tenant on parts of a machine, each once; those that keep its limit on latency when it runs alone.
 
     Where devices have memory caps, plans within an equal part of each cap are asked for too; they have shorter queues.
 
+    Args:
+        question: the model and the machine; its limit of time is for each part.
+        tenant: the rate and the limit on latency.
+        account: gives plans the memory of their stages.
+        num_tenants: how many models share the machine.
     Raises: InfeasibleError: there is none; the message names the tenant.
     """
-    base = Constraints(max_latency_s=tenant.max_latency_s)
-    caps = {device.name: device.memory_bytes // num_tenants for device in machine.devices if device.memory_bytes}
+    limit_s = tenant.max_latency_s
     found, failures = dict[str, Plan](), list[Exception]()
-    for part in _parts(machine):
-        demands = [base, *([replace(base, max_replicas=1)] if len(part.devices) > 1 else [])]
-        demands += [replace(base, objective="latency")] if tenant.max_latency_s < inf else []
-        lean = {device.name: max(1, caps[device.name]) for device in part.devices if device.name in caps}
+    for part in _parts(question.machine):
+        demands: list[dict[str, Any]] = [{}, *([{"max_replicas": 1}] if len(part.devices) > 1 else [])]
+        demands += [{"objective": "latency"}] if limit_s < inf else []
+        lean = {device.name: max(1, device.memory_bytes // num_tenants) for device in part.devices if device.memory_bytes}
         for there in [part, *([part.with_memory(lean)] if lean else [])]:
+            backends = tuple(name for name in measured_backends(question.profile, there) if name in question.backends)
+            asked = replace(question, machine=there, backends=backends)
             for wanted in demands:
                 try:
-                    plan = ask(there, wanted)
+                    plan = plan_within_caps(asked.demanding(**wanted, max_latency_s=limit_s).verify(), account)
                 except (InfeasibleError, UsageError) as failure:  # a part may lack a device that an op needs
                     failures.append(failure)
                 else:
@@ -257,14 +262,13 @@ def share(
     return Sharing(tuple(tenants), picked, machine, chosen.bound, tuple(map(len, plans)), relaxed)
 
 
-def cheapest_s(graph: Graph, machine: Machine, profile: Profile, backends: Sequence[str]) -> dict[str, Floats]:
+def cheapest_s(question: Question) -> dict[str, Floats]:
     """Device to the least seconds of each op there over all backends, shape (num_ops,); infinite where it cannot run.
 
     Raises: ProfileError: a device has no measurement.
     """
     found: dict[str, Floats] = {}
-    for layout in machine.layouts:
-        constraints = Constraints().verify(graph, layout)
-        problem, _ = backends_of(graph, layout, profile, constraints, backends).relaxed()
+    for layout in question.machine.layouts:
+        problem, _ = backends_of(replace(question, machine=layout).verify()).relaxed()
         found |= dict(zip(problem.devices, problem.compute_s.T, strict=True))
     return found

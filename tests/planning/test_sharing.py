@@ -7,13 +7,11 @@ import pytest
 
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.memory.account import Account
-from autosplit.planning.caps import plan_within_caps
-from autosplit.planning.plans import Query
-from autosplit.planning.sharing import Sharing, Tenant, cheapest_s, share, tenants_of, ways_on
-from autosplit.values.constraints import Constraints
+from autosplit.planning.question import Question
+from autosplit.planning.sharing import Sharing, Tenant, cheapest_s, share, tenants_of, ways_of
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
-from autosplit.values.plan import Plan, Source, held_on
+from autosplit.values.plan import Source, held_on
 from autosplit.values.profile import Profile
 
 NAMES = ("null:0", "null:1")
@@ -32,12 +30,8 @@ def chain(name: str, seconds: tuple[float, ...], weight_bytes: int = 64) -> tupl
 def planned(cases: list[tuple[Tenant, tuple[Graph, Profile]]], machine: Machine) -> Sharing:
     ways = []
     for tenant, (graph, profile) in cases:
-
-        def ask(part: Machine, wanted: Constraints, graph: Graph = graph, profile: Profile = profile) -> Plan:
-            query = Query(graph, profile, Source("m:f"), wanted, time_limit_s=0.3)
-            return plan_within_caps(query, part, ["eager"], Account(graph))
-
-        ways.append(ways_on(machine, tenant, ask, len(cases)))
+        question = Question(graph, profile, Source("m:f"), machine, ("eager",), time_limit_s=0.3)
+        ways.append(ways_of(question, tenant, Account(graph), len(cases)))
     tenants, graphs = [tenant for tenant, _ in cases], [graph for _, (graph, _) in cases]
     return share(tenants, ways, graphs, machine)
 
@@ -54,7 +48,7 @@ def test_three_models_fill_two_devices() -> None:
     assert "all rates and limits hold: the largest common factor is 2" in found.sentence
     [row, *_] = found.rows()
     assert row["predicted_per_s"] == pytest.approx(20.0, rel=1e-2) and row["latency_s"] == pytest.approx(0.1, rel=1e-2)
-    seconds = cheapest_s(*slow[:1], machine, slow[1], ["eager"])
+    seconds = cheapest_s(Question(*slow, Source("m:f"), machine, ("eager",)))
     assert {name: list(one) for name, one in seconds.items()} == {name: [0.02, 0.03] for name in NAMES}
 
 
@@ -88,10 +82,8 @@ def test_a_set_of_cores_takes_time_of_each_core() -> None:
     threads = {setting: 2 if setting.device == "cpu:0-1" else 1 for setting in profile.measured}
     profile = replace(profile, measured={s._replace(threads=threads[s]): found for s, found in profile.measured.items()})
 
-    def ask(part: Machine, wanted: Constraints) -> Plan:
-        return plan_within_caps(Query(graph, profile, Source("m:f"), wanted), part, ["eager"], Account(graph))
-
-    ways = ways_on(machine, Tenant("a", 1.0), ask, 1)
+    question = Question(graph, profile, Source("m:f"), machine, ("eager",))
+    ways = ways_of(question, Tenant("a", 1.0), Account(graph), 1)
     assert {tuple(plan.loads_s) for plan in ways} == {("cpu:0",), ("cpu:1",), ("cpu:0", "cpu:1"), ("cpu:0-1",)}
     [whole] = [plan for plan in ways if "cpu:0-1" in plan.loads_s]
     found = Sharing((Tenant("a", 10.0),), (whole,), machine, inf, (1,))
