@@ -14,7 +14,7 @@ from autosplit.arguments import checked
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.bench import Bench
 from autosplit.deploying.footprints import Footprints
-from autosplit.deploying.mixing import MixRound, run_paced, run_rounds
+from autosplit.deploying.mixing import run_mix, run_paced
 from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import Service
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget, round_s
@@ -50,7 +50,7 @@ class Shared:
     Attributes:
         sharing: the plans, as predicted.
         traced: the models by name.
-        rounds: interleaved rounds of each model alone and of the mix; empty if nothing ran.
+        rounds: the factor of each mix, as fast as it went; empty if nothing ran.
         paced: by name, latencies at ``paced_at`` times the rates, with arrivals at random; empty if nothing ran.
         paced_at: see there.
         faults: models with wrong numbers, as sentences.
@@ -59,7 +59,7 @@ class Shared:
 
     sharing: Sharing
     traced: Mapping[str, Traced]
-    rounds: tuple[MixRound, ...] = ()
+    rounds: tuple[float, ...] = ()
     paced: Mapping[str, LatencyStats] = field(default_factory=dict)
     paced_at: float = 1.0
     faults: tuple[str, ...] = ()
@@ -73,12 +73,7 @@ class Shared:
     @property
     def measured(self) -> float:
         """The median factor of all mixes, as fast as they went; NaN if nothing ran."""
-        return median(one.factor for one in self.rounds) if self.rounds else nan
-
-    @property
-    def ratios(self) -> list[float]:
-        """For each round the factor of the mix over that which follows from each model alone in the same round."""
-        return [one.factor / self.sharing.saturation(one.alone_per_s) for one in self.rounds]
+        return median(self.rounds) if self.rounds else nan
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a model: rates, plan, loads, latency alone and at a load, predicted and, if it ran, measured."""
@@ -97,12 +92,9 @@ class Shared:
         """What was found, predicted and, if it ran, measured."""
         told = [self.sharing.sentence]
         if self.rounds:
-            ratios, factors, most = self.ratios, [one.factor for one in self.rounds], self.sharing.saturation()
             told += [
-                f"as fast as it goes: {most:.3g} times the rates as predicted, {self.measured:.3g} as measured "
-                f"({min(factors):.3g} to {max(factors):.3g} in {len(factors)} rounds)",
-                f"measured over that which follows from each model alone in the same rounds: {median(ratios):.3f} "
-                f"({min(ratios):.3f} to {max(ratios):.3f})",
+                f"as fast as it goes {self.sharing.saturation:.3g} times the rates as predicted, {self.measured:.3g} as measured "
+                f"({min(self.rounds):.3g} to {max(self.rounds):.3g} in {len(self.rounds)} rounds)",
                 f"latencies are means at {self.paced_at:.2g} times the rates, with arrivals at random",
             ]
         return [*told, *self.faults]
@@ -151,7 +143,7 @@ def share(
         max_latency_s: name to the most mean seconds of a request while all models run.
         weights: name to how much a model's latency counts where choices have the same factor; 1 by default.
         setup: backends, precision, store, seed, and the progress function.
-        budget: ``search_s`` seconds for running the models alone and together, about; 0 only predicts.
+        budget: rounds in which all models run together, longer ones for a larger ``search_s``; with 0 seconds nothing runs.
     Raises: UsageError: rates, limits or weights do not fit the models. InfeasibleError: a model cannot run, or not within its
         limit, or memory cannot hold all.
     """
@@ -194,7 +186,7 @@ def share(
 
 
 def _run(shared: Shared, setup: Setup, budget: Budget, progress: Progress) -> Shared:
-    """Load the plans on one host, check each against its unsplit model, and run them alone, together, and at their rates."""
+    """Load the plans on one host, check each against its unsplit model, and run them as fast as they go, then at their rates."""
     sharing, mix_s = shared.sharing, round_s(budget.search_s, MOST_S)
     rates = {tenant.name: tenant.rate_per_s for tenant in sharing.tenants}
     with Bench(sharing.machine, setup.workspace) as bench:
@@ -203,9 +195,11 @@ def _run(shared: Shared, setup: Setup, budget: Budget, progress: Progress) -> Sh
         for number, (name, plan) in enumerate(shared.plans.items()):
             progress("run", 0.3 * number / len(rates), f"loading '{name}'")
             bench.load(name, plan, shared.traced[name])
-        progress("run", 0.3, f"{budget.num_rounds} rounds of each model alone and of all together")
-        rounds = run_rounds(bench, rates, sharing.saturation(), mix_s, budget.num_rounds)
-        measured = replace(shared, rounds=rounds)
+        rounds = list[float]()
+        for number in range(budget.num_rounds):
+            progress("run", 0.3 + 0.6 * number / budget.num_rounds, f"all models, round {number + 1} of {budget.num_rounds}")
+            rounds.append(run_mix(bench, rates, mix_s * sharing.saturation))
+        measured = replace(shared, rounds=tuple(rounds))
         paced_at = min(1.0, sharing.factor, CALM * measured.measured)
         progress("run", 0.9, f"latencies at {paced_at:.2g} times the rates")
         paced = run_paced(bench, {name: paced_at * rate for name, rate in rates.items()}, 2 * mix_s, setup.seed)

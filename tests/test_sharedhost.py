@@ -30,10 +30,10 @@ def test_models_run_beside_each_other_and_answer_as_alone(tmp_path: Path) -> Non
     budget = autosplit.Budget(search_s=1.0, num_rounds=1)
     traced = {name: autosplit.trace(spec) for name, spec in SPECS.items()}
     found = autosplit.share(traced, RATES, "cpu:0,cpu:1", setup=setup, budget=budget)
-    assert len(found.rounds) == len(found.ratios) == 1 and found.measured > 0 and not found.faults
+    assert len(found.rounds) == 1 and found.measured > 0 and not found.faults
     assert found.sharing.factor <= found.sharing.bound * (1 + 1e-3)
     assert {name: one.count for name, one in found.paced.items()}.keys() == RATES.keys()
-    assert all(row["measured_latency_s"] > 0 for row in found.rows()) and len(found.sentences) == 4
+    assert all(row["measured_latency_s"] > 0 for row in found.rows()) and len(found.sentences) == 3
     assert "wide" in found._repr_html_()
     with found.open() as services:
         for name, one in traced.items():

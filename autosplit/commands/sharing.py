@@ -1,6 +1,6 @@
 """Plan several models for one host: those of the command line with their rates, or those of a YAML file."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,15 +92,10 @@ def search_several(given: options.Plans) -> None:
         say(f"note: {note}")
     paths = {name: given.output.with_stem(f"{given.output.stem}-{number}") for number, name in enumerate(entries)}
     rows = found.rows()
-    data: dict[str, Any] = {"factor": found.sharing.factor, "saturation": found.sharing.saturation()}
+    data: dict[str, Any] = {"factor": found.sharing.factor, "saturation": found.sharing.saturation}
     data |= {"best_of_ways": found.sharing.bound, "best_of_all_plans": found.sharing.relaxed, "sentences": found.sentences}
     data |= {"models": [{**row, "plan": str(paths[row["model"]])} for row in rows]}
-    data |= {
-        "notes": found.notes,
-        "measured": found.measured,
-        "ratios": found.ratios,
-        "rounds": [asdict(one) for one in found.rounds],
-    }
+    data |= {"notes": found.notes, "measured": found.measured, "rounds": found.rounds}
     try:
         show(given, data, table(rows, f"{len(rows)} models on one host", "\n".join(found.sentences)))
     finally:

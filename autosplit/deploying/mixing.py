@@ -15,24 +15,15 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from autosplit.costs.schedule import poisson_arrivals
-from autosplit.deploying.bench import Bench, Contender
+from autosplit.deploying.bench import Bench
 from autosplit.reports.results import LatencyStats
 
 LEADS = 6
 """Least length of a mix, in times of the most that a model may be ahead; the first of them is not timed."""
-
-
-@dataclass(frozen=True, slots=True)
-class MixRound:
-    """Requests a second of each model alone, the mean of before and after a mix, and the factor of all rates of the mix."""
-
-    alone_per_s: Mapping[str, float]
-    factor: float
 
 
 class _Pace:
@@ -51,15 +42,16 @@ class _Pace:
                 self._moved.wait_for(lambda: at_s <= min(self._at_s.values()) + self._lead_s)
 
 
-def run_mix(entries: Mapping[str, Contender], rates: Mapping[str, float], seconds: float) -> float:
+def run_mix(bench: Bench, rates: Mapping[str, float], seconds: float) -> float:
     """Run the mix as fast as it goes. Returns: by how much the rates were exceeded, 1 for exactly the rates.
 
     Args:
-        entries: the loaded models.
+        bench: where the models are loaded, by name.
         rates: requests a second of each.
         seconds: how long the mix takes at its rates, if that is ``LEADS`` leads or more. In a lead, each worker of each model has
             two requests.
     """
+    entries = {name: bench.loaded[name] for name in rates}
     lead_s = max(2 * len(entry.plan.workers) / rates[name] for name, entry in entries.items())
     end_s = max(seconds, LEADS * lead_s)
     pace = _Pace(entries, lead_s)
@@ -83,32 +75,6 @@ def run_mix(entries: Mapping[str, Contender], rates: Mapping[str, float], second
     with ThreadPoolExecutor(len(entries)) as threads:
         begun, ended = zip(*threads.map(feed, entries), strict=True)
     return (end_s - lead_s) / float(max(ended) - max(begun))
-
-
-def run_rounds(bench: Bench, rates: Mapping[str, float], factor: float, seconds: float, num_rounds: int) -> tuple[MixRound, ...]:
-    """Interleaved rounds: each model alone, the mix, each alone, the mix, and so on.
-
-    Args:
-        bench: where the models are loaded, by name.
-        rates: requests a second of each.
-        factor: the predicted factor, from which the number of requests is taken.
-        seconds: about how long a mix takes.
-        num_rounds: how many.
-    """
-    entries = {name: bench.loaded[name] for name in rates}
-    alone = [{name: _run_alone(entry, seconds / 2) for name, entry in entries.items()}]
-    rounds = []
-    for _ in range(num_rounds):
-        reached = run_mix(entries, rates, seconds * factor)
-        alone.append({name: _run_alone(entry, seconds / 2) for name, entry in entries.items()})
-        rounds.append(MixRound({name: (alone[-2][name] + alone[-1][name]) / 2 for name in rates}, reached))
-    return tuple(rounds)
-
-
-def _run_alone(entry: Contender, seconds: float) -> float:
-    """Requests a second of one model while the others have none."""
-    entry.run(max(1, round(seconds * entry.pace_per_s)))
-    return entry.rounds_per_s[-1] / entry.plan.source.batch
 
 
 def run_paced(bench: Bench, rates: Mapping[str, float], seconds: float, seed: int) -> dict[str, LatencyStats]:

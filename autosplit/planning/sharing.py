@@ -19,7 +19,7 @@ from autosplit.memory.account import Account
 from autosplit.planners.cpsat.sharing import Way, choose, factor_of, sums
 from autosplit.planning.backends import backends_of
 from autosplit.planning.caps import plan_within_caps
-from autosplit.planning.predicting import measured_backends
+from autosplit.planning.predicting import charge, measured_backends
 from autosplit.planning.question import Question
 from autosplit.tables import bytes_text, number_text, seconds_text
 from autosplit.values.graph import Graph
@@ -109,18 +109,10 @@ class Sharing:
         """The largest number by which all rates can be multiplied while every limit holds; below 1 the rates cannot be met."""
         return factor_of(self.ways)
 
-    def saturation(self, alone_per_s: Mapping[str, float] | None = None) -> float:
-        """The factor at which a resource has no idle time; limits on latency may hold only below it.
-
-        Args:
-            alone_per_s: measured requests a second of each model alone, in place of what is predicted.
-        """
-        ways = []
-        for tenant, way in zip(self.tenants, self.ways, strict=True):
-            alone = way.longest / tenant.rate_per_s
-            times = 1.0 if alone_per_s is None or not alone else 1 / (alone_per_s[tenant.name] * alone)
-            ways.append(Way({name: times * share for name, share in way.shares.items()}))
-        return factor_of(ways)
+    @property
+    def saturation(self) -> float:
+        """The factor at which a resource has no idle time; limits on latency may hold only below it."""
+        return factor_of([replace(way, most_busy=1.0) for way in self.ways])
 
     def latencies_s(self, factor: float = 1.0) -> list[float]:
         """Predicted mean seconds of a request of each tenant at ``factor`` times the rates; infinite where that is too much."""
@@ -174,7 +166,7 @@ def ways_of(question: Question, tenant: Tenant, account: Account, num_tenants: i
     """
     limit_s = tenant.max_latency_s
     found, failures = dict[str, Plan](), list[Exception]()
-    for part in _parts(question.machine):
+    for part in _parts(question):
         demands: list[dict[str, Any]] = [{}, *([{"max_replicas": 1}] if len(part.devices) > 1 else [])]
         demands += [{"objective": "latency"}] if limit_s < inf else []
         lean = {device.name: max(1, device.memory_bytes // num_tenants) for device in part.devices if device.memory_bytes}
@@ -193,19 +185,23 @@ def ways_of(question: Question, tenant: Tenant, account: Account, num_tenants: i
     return list(found.values())
 
 
-def _parts(machine: Machine) -> Iterator[Machine]:
-    """Parts of each layout of a machine, with the devices whose memory is shared; each once."""
+def _parts(question: Question) -> Iterator[Machine]:
+    """Parts of each layout of a machine, with the devices whose memory is shared; each once.
+
+    Other models use the rest, so where all cores are devices, the host has no core of its own: each part pays for its work.
+    """
     seen = set[frozenset[str]]()
-    for layout in machine.layouts:
+    for layout in question.machine.layouts:
         names = [device.name for device in layout.devices]
         sizes = [1 << k for k in range(len(names).bit_length()) if 1 << k < len(names)]
         blocks = [tuple(names[a : a + size]) for size in sizes for a in range(0, len(names), size)] + [tuple(names)]
         few = [part for k in range(len(names)) for part in combinations(names, k + 1)] if len(names) <= MAX_SUBSETS else blocks
+        paying, _ = charge(question.graph, layout, question.profile)
         for some in few:
             kept = frozenset(some) | {layout[name].shares for name in some if layout[name].shares}
             if kept not in seen:
                 seen.add(kept)
-                yield layout.only(name for name in names if name in kept)
+                yield layout if len(kept) == len(names) else paying.only(name for name in names if name in kept)
 
 
 def way_of(tenant: Tenant, plan: Plan, machine: Machine) -> Way:

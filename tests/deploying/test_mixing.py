@@ -37,7 +37,7 @@ def one_device(failing: str = "") -> Iterator[tuple[dict[str, Any], list[str]]]:
 def test_models_keep_the_ratio_of_their_rates() -> None:
     """b has four requests in a lead of 0.08 s, in which a has sixteen."""
     with one_device() as (entries, done):
-        factor = run_mix(entries, RATES, 0.0)
+        factor = run_mix(SimpleNamespace(loaded=entries), RATES, 0.0)  # type: ignore[arg-type]
     assert factor > 0 and len(done) == LEADS * (16 + 4)
     for number in range(len(done)):
         ahead_s = abs(done[:number].count("a") / 200 - done[:number].count("b") / 50)
@@ -46,7 +46,7 @@ def test_models_keep_the_ratio_of_their_rates() -> None:
 
 def test_a_failed_request_ends_the_mix_of_all() -> None:
     with one_device(failing="b") as (entries, _), pytest.raises(ValueError, match="b"):
-        run_mix(entries, RATES, 0.0)
+        run_mix(SimpleNamespace(loaded=entries), RATES, 0.0)  # type: ignore[arg-type]
 
 
 def test_requests_that_come_at_random_are_timed_from_their_arrival() -> None:

@@ -44,7 +44,7 @@ def test_three_models_fill_two_devices() -> None:
     found = planned(cases, machine)
     assert found.factor == pytest.approx(2.0, rel=1e-3) and found.bound == pytest.approx(found.factor, rel=1e-3)
     assert sum(share for way in found.ways for share in way.shares.values()) == pytest.approx(1.0, rel=1e-3)
-    assert found.saturation({"a": 20.0, "b": 20.0, "c": 40.0}) < found.saturation() == found.factor
+    assert found.saturation == found.factor
     assert "all rates and limits hold: the largest common factor is 2" in found.sentence
     [row, *_] = found.rows()
     assert row["predicted_per_s"] == pytest.approx(20.0, rel=1e-2) and row["latency_s"] == pytest.approx(0.1, rel=1e-2)
@@ -57,7 +57,7 @@ def test_a_limit_on_latency_lowers_the_factor_and_is_named() -> None:
     found = planned(
         [(Tenant("a", 10.0, max_latency_s=0.1), chain("a", (0.05,))), (Tenant("b", 10.0), chain("b", (0.02,)))], machine
     )
-    assert found.factor == pytest.approx(0.5 / 0.7, rel=1e-2) and found.saturation() == pytest.approx(1 / 0.7, rel=1e-2)
+    assert found.factor == pytest.approx(0.5 / 0.7, rel=1e-2) and found.saturation == pytest.approx(1 / 0.7, rel=1e-2)
     assert found.latencies_s(found.factor)[0] == pytest.approx(0.1) and found.latencies_s(2.0) == [inf, inf]
     assert "the rates cannot be met" in found.sentence and "'a' is at its limit of 100" in found.sentence
     with pytest.raises(InfeasibleError, match=r"model 'a' alone: .*50"):
