@@ -10,4 +10,5 @@
     evaluating    evaluate                    placing        annotate, memory
     bundles       bundle                      watching       status, run --watch
     sharing       search for several models
+    serving       serve                        benching       bench
 """
