@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from autosplit.serving.hostmanager import HostManager as HostManager
     from autosplit.serving.pipelineconfig import PipelineConfig as PipelineConfig
     from autosplit.serving.session import Session as Session
+    from autosplit.sharedhost import Shared as Shared
+    from autosplit.sharedhost import share as share
     from autosplit.splitjudge import judge as judge
     from autosplit.tracing.capturing import Traced as Traced
     from autosplit.tracing.devicecopies import copy_to as copy_to
@@ -81,6 +83,7 @@ _NAMES = {
     "InfeasibleError MissingExtraError ModelError PlanError ProfileError RefusedError StageError TraceError UsageError "
     "WorkerError",
     "loadedplan": "LoadedPlan load",
+    "sharedhost": "Shared share",
     "splitjudge": "judge",
     "pages.writing": "write_report",
     "placing.placed": "Placed",

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from autosplit.deploying.setup import Setup
 from autosplit.devices.discovering import absent_devices
@@ -10,12 +9,8 @@ from autosplit.measuring.store import open_store, user_root
 from autosplit.planning import estimating
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine, parse_device
-from autosplit.values.plan import ON_ESTIMATES
+from autosplit.values.plan import ON_ESTIMATES, Plan
 from autosplit.values.profile import Profile
-
-if TYPE_CHECKING:
-    # Solvers and Optuna take 1.3 s to load; measuring needs none of them.
-    from autosplit.searching.loop import SearchResult
 
 
 def estimated_profile(traced: Traced, machine: Machine, setup: Setup, measure: Callable[..., Profile]) -> Profile:
@@ -37,10 +32,9 @@ def estimated_profile(traced: Traced, machine: Machine, setup: Setup, measure: C
     return estimating.estimated(profile, traced.graph, machine)
 
 
-def with_estimates(found: "SearchResult") -> "SearchResult":
-    """The result whose plan says for which of its devices the times were not measured."""
-    guessed = {setting.device for setting, measured in found.profile.measured.items() if measured.is_estimate}
-    named = [name for name in dict.fromkeys(name for stage in found.plan.stages for name in stage.devices) if name in guessed]
-    if not named:
-        return found
-    return replace(found, plan=replace(found.plan, method=f"{found.plan.method}, {ON_ESTIMATES} {', '.join(named)}"))
+def with_estimates(plan: Plan, profile: Profile) -> Plan:
+    """The plan, whose method says for which of its devices the times were not measured."""
+    guessed = {setting.device for setting, measured in profile.measured.items() if measured.is_estimate}
+    named = [name for name in dict.fromkeys(name for stage in plan.stages for name in stage.devices) if name in guessed]
+    method = plan.method.partition(f", {ON_ESTIMATES}")[0]
+    return replace(plan, method=f"{method}, {ON_ESTIMATES} {', '.join(named)}" if named else method)

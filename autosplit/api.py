@@ -180,7 +180,7 @@ def search(
             progress=progress,
             keep=lambda found: _keep(_with_versions(found), setup),
         )
-    return with_estimates(_with_versions(result))
+    return replace(_with_versions(result), plan=with_estimates(_with_versions(result).plan, result.profile))
 
 
 def _with_versions(found: "SearchResult") -> "SearchResult":
@@ -277,17 +277,17 @@ def predict(plan: Plan, profile: Profile, graph: Graph | Traced | None = None, d
         plan: any plan, such as one that was edited.
         profile: the measured ops.
         graph: the model; by default the plan's own, traced again, which needs a model that a spec names.
-        devices: the devices, or their names, as a list or with commas between; by default those of the plan.
+        devices: the devices, or their names, as a list or with commas between, here or not; by default those of the plan.
     Raises: PlanError: the plan does not fit the graph. ProfileError: the profile lacks a measurement that the plan needs.
     """
     if graph is None:
         if not plan.source.spec:
             raise UsageError("the plan was made for a Python object, which cannot be traced again; give its graph or trace")
-        graph = trace(plan.source.spec, batch=plan.microbatch, seq_len=plan.source.seq_len)
+        graph = trace(plan.source.spec, batch=plan.microbatch, seq_len=plan.source.seq_len, weights=False)
     graph = graph.graph if isinstance(graph, Traced) else graph
     named = dict.fromkeys(name for stage in plan.stages for name in stage.devices)
-    machine = Machine.of(map(parse_device, named)) if devices is None else as_machine(devices)
-    return predict_plan(plan.verify(graph, machine), graph, machine, profile)
+    machine = Machine.of(map(parse_device, named)) if devices is None else as_machine(devices, here=False)
+    return with_estimates(predict_plan(plan.verify(graph, machine), graph, machine, profile), profile)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from autosplit.backends.base import installed
 from autosplit.deploying.setup import Setup
+from autosplit.devices.discovering import absent_devices
 from autosplit.measuring.settings import stamps_of
 from autosplit.measuring.store import open_store
 from autosplit.reports.accuracy import run_of, runs_of_report
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
 
 def stored_profile(traced: Traced, plan: Plan, machine: Machine, setup: Setup) -> Profile | None:
-    """The stored profile of a model for this machine, these versions and the plan's precision; None if there is none."""
-    if setup.store is None or setup.hosts is not None:
+    """The stored profile of a model for this machine, these versions and the plan's precision; None if there is none.
+
+    There is none where a device is not here: nothing says which of the stored measurements are of such a device.
+    """
+    if setup.store is None or setup.hosts is not None or absent_devices(machine):
         return None
     store = open_store(setup.store)
     settings = [Setting(device.name, backend, 1) for device in machine.devices for backend in installed()]

@@ -52,6 +52,7 @@ def load(
     inputs: Inputs | None = None,
     devices: Devices | None = None,
     trust: bool = False,
+    weights: bool = True,
 ) -> LoadedPlan:
     """A plan file as an object that runs: ``autosplit.load("plan.yaml").open()``.
 
@@ -60,7 +61,7 @@ def load(
         model: the spec of the plan, if it names code of your own; or the module that the plan was made for.
         inputs: example inputs, for a module.
         devices: the devices, or their names, as a list or with commas between; by default those of the plan.
-        trust: as for ``trace``.
+        trust, weights: as for ``trace``.
     Raises: PlanError: the file is not a plan, or was made for another model. UsageError: it names code, and the call does not.
     """
     path = Path(path)
@@ -77,6 +78,7 @@ def load(
             batch=file.microbatch,
             seq_len=source.seq_len,
             trust=trust,
+            weights=weights,
             values=source.values,
             trust_backends=source.trusted,
         )

@@ -38,6 +38,13 @@ def search(folder: Path, monkeypatch: pytest.MonkeyPatch, model: str, machine: A
     return json.loads(done.stdout), done.stderr
 
 
+def follow_up(*words: str) -> Any:
+    """The answer of a command after a search, as JSON."""
+    done = CliRunner().invoke(cli.app, [*words, "--json"])
+    assert done.exit_code == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.timeout(300)
 def test_eight_cores_are_planned_where_there_are_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = {"devices": [{"name": "cpu:0", "count": 8, "speed": "1 x cpu:0"}]}
@@ -46,6 +53,12 @@ def test_eight_cores_are_planned_where_there_are_two(tmp_path: Path, monkeypatch
     assert all(f"ESTIMATE: the times on 'cpu:{n}' were not measured; they are those of 'cpu:0'" in said for n in range(1, 8))
     assert "estimated" in found["summary"] and "predicted" not in found["summary"]
     assert "on estimates of" in read_plan(tmp_path / "plan.yaml").resolve(trace(load_model(MLP)).graph).method
+    again = follow_up("evaluate", "plan.yaml", "--machine", "machine.yaml", "--simulate", "20")
+    assert again["throughput_per_s"] == pytest.approx(found["throughput_per_s"], rel=0.02) and again["simulated"]["per_s"] > 0
+    assert "on estimates of cpu:1, " in again["method"]
+    judged = follow_up("evaluate", MLP, "--split", "2,2,2,2,2,2,2,1", "--machine", "machine.yaml")
+    assert judged["plans"][0]["items_per_s"] > 0
+    assert len(follow_up("memory", "plan.yaml")["stages"]) == 8
 
 
 @pytest.mark.timeout(300)
@@ -56,6 +69,15 @@ def test_two_gpus_of_24_gb_hold_40_gb_of_weights_as_a_laptop_can_say(tmp_path: P
     held = [stage["weight_bytes"] for stage in yaml.safe_load((tmp_path / "plan.yaml").read_text())["stages"]]
     assert sum(held) > 40e9 and max(held) < 24e9 and found["throughput_per_s"] > 0
     assert "a roofline of 8e+13 operations and 9e+11 bytes a second" in said and "no weights were loaded" in said
+    named = ("plan.yaml", "--model", "wide.py:net")
+    told = follow_up("memory", *named)["stages"]
+    assert [stage["weight_bytes"] for stage in told] == held
+    follow_up("export", "plan.yaml", "map", "--to", "accelerate", "--model", "wide.py:net")
+    assert set(json.loads((tmp_path / "map" / "device_map.json").read_text()).values()) == {0, 1}
+    gpus["devices"][0]["speed"] = {key: 2 * value for key, value in ROOFLINE.items()}
+    (tmp_path / "machine.yaml").write_text(yaml.safe_dump(gpus))
+    faster = follow_up("evaluate", *named, "--machine", "machine.yaml")
+    assert 1.5 < faster["throughput_per_s"] / found["throughput_per_s"] <= 2.01
     gpus["devices"][0]["memory"] = "20GB"
     refused, _ = search(tmp_path, monkeypatch, "wide.py:net", gpus)
     assert refused["error"] == "InfeasibleError" and "no plan fits" in refused["message"]
@@ -71,6 +93,9 @@ def test_a_core_and_an_npu_with_rules(tmp_path: Path, monkeypatch: pytest.Monkey
     plan = read_plan(tmp_path / "plan.yaml").resolve(trace(load_model(model)).graph)
     [on_npu] = [stage for stage in plan.stages if stage.devices == ("npu:0",)]
     assert all(op.startswith("linear") for op in on_npu.ops)
+    again = follow_up("evaluate", "plan.yaml", "--machine", "machine.yaml")
+    assert again["throughput_per_s"] == pytest.approx(found["throughput_per_s"], rel=0.02) and "npu:0" in again["method"]
+    assert len(follow_up("memory", "plan.yaml")["stages"]) == 2
 
 
 @pytest.mark.timeout(300)

@@ -9,5 +9,6 @@
     running       run, auto, report, export   workloadfiles  search and evaluate a planner's workload file
     evaluating    evaluate                    placing        annotate, memory
     bundles       bundle                      watching       status, run --watch
+    sharing       search for several models
     serving       serve                        benching       bench
 """

@@ -80,12 +80,14 @@ def trace(given: options.Profile | Evaluate, progress: Progress, model: str, wei
     return traced
 
 
-def load_plan(path: str | Path, model: str | None, progress: Progress, share: float = 0.0, devices: Any = None) -> Any:
+def load_plan(
+    path: str | Path, model: str | None, progress: Progress, share: float = 0.0, devices: Any = None, weights: bool = True
+) -> Any:
     """A plan file with its model, which is traced; ``share`` of the step is done before. Arguments as for ``loadedplan.load``."""
     from autosplit.loadedplan import load
 
     progress("load", share, f"reading '{path}' and tracing its model")
-    return load(path, model, devices=devices)
+    return load(path, model, devices=devices, weights=weights)
 
 
 def keep_plan(path: Path) -> Callable[[Any], None]:
@@ -174,6 +176,17 @@ def add_simulation(
     row = {"requests": count, "come": given.arrival_rate or "all at once", rate: schedule.steady_per_s}
     views.append(table([{**row, **{f"latency {name}{unit}": value for name, value in latency.items()}}], "simulated"))
     return schedule
+
+
+def simulation_of(plan: Any, graph: Any, profile: Any, machine: Any) -> Callable[[int, Any], Any]:
+    """A function that simulates the plan for a number of requests and their arrivals."""
+    from autosplit.costs.planschedule import schedule_plan
+
+    link, wires = machine.with_measured(profile.links).link, machine.wires or profile.wires
+    cuts = plan.source.batch // plan.microbatch
+    return lambda count, arrivals_s: schedule_plan(
+        plan, graph, profile, link, count, arrivals_s=arrivals_s, microbatches=cuts, wires=wires
+    )
 
 
 def write_dot(path: Path | None, graph: Any, plan: Any) -> None:

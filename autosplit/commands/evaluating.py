@@ -1,21 +1,24 @@
 """Judge a plan file, a split of a model that another tool made, or a split of a planner's workload file."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from autosplit.commands.console import err, load_plan, say, show, trace
+from autosplit.commands.console import add_simulation, err, load_plan, say, show, simulation_of, trace, write_simulation
 from autosplit.commands.exchangeoptions import Evaluate
 from autosplit.commands.options import seconds
 from autosplit.commands.workloadfiles import evaluate_workload
 from autosplit.errors import UsageError
 from autosplit.progress import bars
 
-FOR_WORKLOADS = ("format", "num_devices", "bandwidth", "overlap", "simulate", "arrival_rate", "trace")
+FOR_WORKLOADS = ("format", "num_devices", "bandwidth", "overlap")
 """Flags for a planner's workload file."""
 
-FOR_MODELS = ("cluster", "devices", "machine", "memory", "run", "rounds", "batch", "seq_len", "trust", "backend", "time_limit")
-"""Flags for a model or its machine."""
+FOR_MODELS = ("run", "rounds", "batch", "seq_len", "trust", "backend", "time_limit")
+"""Flags for a model."""
+
+FOR_MACHINES = ("cluster", "devices", "machine", "memory", "profile_of")
+"""Flags for the devices of a model or plan."""
 
 
 def evaluate(given: Evaluate) -> None:
@@ -26,25 +29,48 @@ def evaluate(given: Evaluate) -> None:
     elif path.suffix == ".pt2" or ":" in given.subject:
         _evaluate_split(given)
     else:
-        given.require_default(("model", *FOR_MODELS), "a workload file names its own devices and ops, and nothing is measured")
+        given.require_default(
+            ("model", *FOR_MODELS, *FOR_MACHINES), "a workload file names its own devices and ops, and nothing is measured"
+        )
         evaluate_workload(given)
 
 
 def _evaluate_plan(given: Evaluate, path: Path) -> None:
-    """Predict a plan file, edited or not, and show its stages."""
+    """Predict a plan file, edited or not, and show its stages; on other devices, here or not, if the flags describe some."""
     from autosplit import api, keeping
     from autosplit.commands.report import plan_table
     from autosplit.deploying.setup import Setup
+    from autosplit.devices.discovering import absent_devices, machine_for
+    from autosplit.planning.estimating import require_costs, sources
 
-    given.require_default((*FOR_WORKLOADS, "split", *FOR_MODELS), "a plan names its own stages")
+    given.require_default((*FOR_WORKLOADS, "split", "cluster", *FOR_MODELS), "a plan names its own stages")
+    other = any(given.is_given(flag) for flag in FOR_MACHINES)
     with bars(err) as progress:
-        loaded = load_plan(path, given.model, progress)
-    profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.store))
+        setup = Setup(store=given.store, progress=progress, profile_of=given.profile_of)
+        machine = machine_for(given.devices, given.machine, given.memory, here=False) if other else None
+        if machine is not None:
+            require_costs(machine, absent_devices(machine), given.profile_of)
+        weights = machine is not None and bool(sources(machine))
+        loaded = load_plan(path, given.model, progress, devices=machine, weights=weights)
+        if machine is None:
+            profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, setup)
+        else:
+            backends = tuple(dict.fromkeys(stage.backend for stage in loaded.plan.stages))
+            profile = api.measure(loaded.traced, machine, setup=replace(setup, backends=backends))
     if profile is None:
-        raise UsageError(f"the store '{given.store}' holds no measurement of this model here: autosplit profile makes one")
+        raise UsageError(
+            f"the store '{given.store}' holds no measurement of this model here: autosplit profile makes one. For devices that "
+            "are not here, give --machine with a file that states their speeds"
+        )
     plan = api.predict(loaded.plan, profile, loaded.traced, loaded.machine)
-    data = {"plan": str(path), **asdict(plan.prediction), "stages": plan.rows()}
-    show(given, data, plan_table(plan, given.verbose))
+    for note in profile.notes if machine is not None else ():
+        say(f"note: {note}")
+    data: dict[str, Any] = {"plan": str(path), **asdict(plan.prediction), "stages": plan.rows(), "method": plan.method}
+    views = [plan_table(plan, given.verbose)]
+    simulation = simulation_of(plan, loaded.traced.graph, profile, loaded.machine)
+    simulated = add_simulation(given, simulation, data, views, in_seconds=True)
+    show(given, data, *views)
+    write_simulation(given.trace, simulated)
 
 
 def _evaluate_split(given: Evaluate) -> None:
@@ -52,19 +78,22 @@ def _evaluate_split(given: Evaluate) -> None:
     from autosplit.backends.base import get_backend
     from autosplit.commands.report import left_out_lines, table
     from autosplit.deploying.setup import Setup
-    from autosplit.devices.discovering import machine_for
+    from autosplit.devices.discovering import absent_devices, machine_for
+    from autosplit.planning.estimating import require_costs, sources
     from autosplit.splitjudge import judge, measured_rows, run_judged
 
-    given.require_default((*FOR_WORKLOADS, "model", "cluster"), "a model is measured on the devices of this machine")
+    for_others = (*FOR_WORKLOADS, "simulate", "arrival_rate", "trace", "model", "cluster")
+    given.require_default(for_others, "a split of a model is predicted, or measured on the devices of this machine")
     if given.split is None:
         raise UsageError("name the split: --split 16,32, device_map.json, split_spec.yaml, stages.txt or a folder of ONNX files")
     if Path(given.split).suffix and not Path(given.split).exists():
         raise UsageError(f"split file '{given.split}' does not exist")
     get_backend(given.backend)
-    machine = machine_for(given.devices, given.machine, given.memory)
+    machine = machine_for(given.devices, given.machine, given.memory, here=given.run)
+    require_costs(machine, absent_devices(machine), given.profile_of)
     with bars(err) as progress:
-        setup = Setup(store=given.store, progress=progress)
-        traced = trace(given, progress, given.subject)
+        setup = Setup(store=given.store, progress=progress, profile_of=given.profile_of)
+        traced = trace(given, progress, given.subject, weights=given.run or bool(sources(machine)))
         limit_s = seconds(given.time_limit)
         judged = judge(traced, given.split, machine, backend=given.backend, setup=setup, time_limit_s=limit_s)
         report = run_judged(traced, judged, machine, setup=setup, num_rounds=given.rounds) if given.run else None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from autosplit.commands.options import PLANNER_TIME, Assumed, Devices, Output, PlansModel, Profiles, Simulated
+from autosplit.commands.options import PLANNER_TIME, Assumed, Devices, Output, PlansModel, ProfileOf, Profiles, Simulated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class Evaluate(Simulated, Assumed, Devices):
     trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2 file, which can run code of its maker.")] = False
     backend: Annotated[str, typer.Option(help="For a model: the backend that runs every stage.")] = "eager"
     profiles: Profiles = None
+    profile_of: ProfileOf = ""
     time_limit: Annotated[str, typer.Option(help="For a model: most time for the planner.")] = PLANNER_TIME
     format: Annotated[str, typer.Option(help="dnn-partitioning or pipedream.")] = "dnn-partitioning"
     seed: Annotated[int, typer.Option(help="Seed of the arrivals.")] = 0

@@ -49,6 +49,10 @@ Profiles = Annotated[
     Path | None, typer.Option(help="Folder of the profile store; default: autosplit/profiles in the user's cache folder.")
 ]
 
+ProfileOf = Annotated[
+    str, typer.Option(help="Without a run: another machine's stored profile for devices that are not here, such as H100.")
+]
+
 Dot = Annotated[Path | None, typer.Option(help="Write the ops in their stages as a Graphviz file (.dot).")]
 
 
@@ -212,9 +216,7 @@ class Search(Profile):
     time_limit: Annotated[str, typer.Option(help="Most time for one question to the planner; at most a fifth of the budget.")] = (
         PLANNER_TIME
     )
-    profile_of: Annotated[
-        str, typer.Option(help="With --budget 0s: another machine's stored profile for devices that are not here, such as H100.")
-    ] = ""
+    profile_of: ProfileOf = ""
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
     dot: Dot = None
     isolate: Annotated[bool, typer.Option("--isolate", help="Keep the model out of the process that calls it.")] = False
@@ -292,6 +294,8 @@ class Assumed:
 class Plans(Simulated, Assumed, Search):
     """Answer."""
 
+    more: Annotated[list[str] | None, typer.Argument(help="More models for the same host; MODEL may be a YAML of all.")] = None
+    rates: Annotated[str | None, typer.Option(help="Requests a second of each model that shares the host: 100,20,5.")] = None
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what bounds the plan, what other cuts cost, and what a change would bring.")
     ] = False

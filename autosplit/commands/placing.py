@@ -110,7 +110,7 @@ def memory(given: Memory) -> None:
     from autosplit.tracing.aliasing import values_of
 
     with bars(err) as progress:
-        loaded = load_plan(given.plan, given.model, progress)
+        loaded = load_plan(given.plan, given.model, progress, weights=given.measure)
         plan, footprints = loaded.plan, Footprints(loaded.machine)
         counted = stage_memories(loaded.traced.graph, plan, values_of(loaded.traced))
         known = [stage.memory or one for stage, one in zip(plan.stages, counted, strict=True)]

@@ -139,7 +139,7 @@ def export(given: Export) -> None:
         raise UsageError("name the plan and the folder to make: autosplit export plan.yaml FOLDER --to RUNTIME")
     require_exportable(given.to, given.folder)
     with bars(err) as progress:
-        loaded = load_plan(given.plan, given.model, progress)
+        loaded = load_plan(given.plan, given.model, progress, weights=get_target(given.to).needs_weights)
         progress("export", 0.0, f"writing '{given.folder}' for {given.to}")
         profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.store))
         exported = api.export(loaded.traced, loaded.plan, given.folder, given.to, profile=profile)

@@ -1,4 +1,4 @@
-"""Search the best plan for a model, with its explanation and the Pareto front."""
+"""Search the best plan for a model, with its explanation and the Pareto front, or plans for several models on one host."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,11 +14,13 @@ from autosplit.commands.console import (
     say,
     say_reused,
     show,
+    simulation_of,
     trace,
     write_dot,
     write_simulation,
 )
 from autosplit.commands.machines import opened_machine
+from autosplit.commands.sharing import is_for_several, search_several
 from autosplit.commands.starting import SOLVERS, start
 from autosplit.commands.workloadfiles import search_workload
 from autosplit.errors import UsageError
@@ -26,7 +28,10 @@ from autosplit.progress import bars
 
 
 def search(given: options.Plans) -> None:
-    """Find the best plan for a model, or for a planner's workload file, and write it."""
+    """Find the best plan for a model, for several models on one host, or for a planner's workload file, and write it."""
+    if is_for_several(given):
+        search_several(given)
+        return
     if given.format != "model":
         search_workload(given)
         return
@@ -37,17 +42,14 @@ def search(given: options.Plans) -> None:
     from autosplit.commands.report import plan_table, table
     from autosplit.deploying.footprints import Footprints
     from autosplit.devices.discovering import absent_devices
-    from autosplit.memory.account import Account
     from autosplit.planning.estimating import require_costs, sources
-    from autosplit.tracing.aliasing import values_of
     from autosplit.values.planfile import write_plan
 
     started, budget = keeping.now(), given.spending()
     with opened_machine(given, here=budget.search_s > 0) as (machine, hosts), bars(err) as progress:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         wanted.require_consistent(machine)
-        absent = absent_devices(machine)
-        require_costs(machine, absent, setup.profile_of)
+        require_costs(machine, absent_devices(machine), setup.profile_of)
         traced = trace(given, progress, given.model, weights=bool(sources(machine)))
         wanted.verify(traced.graph, machine)
         measured = api.measure(traced, machine, setup=setup)
@@ -62,8 +64,7 @@ def search(given: options.Plans) -> None:
     views = [plan_table(found.plan, given.verbose)] + ([table(found.rows(), "candidates")] if found.trials else [])
     front: dict[Path, Any] = {}
     if given.objective == "pareto":
-        counted = Account(found.traced.graph, values_of(found.traced))
-        account = counted if absent else Footprints(machine).account(found.traced, found.profile)
+        account = Footprints(machine).account(found.traced, found.profile)
         with bars(err) as progress:
             progress("front", 0.0, "planning for several limits")
             data["front"], front = _front_of_model(given, found, machine, account)
@@ -71,7 +72,8 @@ def search(given: options.Plans) -> None:
         views.append(table(data["front"], title, hide=("assignment", "plan")))
     if given.explain:
         add_explanation(found.plan.explain(), data, views)
-    simulated = add_simulation(given, _simulation(found, machine), data, views, in_seconds=True)
+    simulation = simulation_of(found.plan, found.traced.graph, found.profile, machine)
+    simulated = add_simulation(given, simulation, data, views, in_seconds=True)
     try:
         show(given, data, *views)
     finally:
@@ -85,18 +87,6 @@ def search(given: options.Plans) -> None:
         raise UsageError(
             f"--pick {given.pick}: the front has plans 0 to {len(front) - 1}; the plan file has the one that runs best"
         )
-
-
-def _simulation(found: Any, machine: Any) -> Any:
-    """A function that simulates the plan for a number of requests and their arrivals."""
-    from autosplit.costs.planschedule import schedule_plan
-
-    plan, link = found.plan, machine.with_measured(found.profile.links).link
-    cuts = plan.source.batch // plan.microbatch
-    wires = machine.wires or found.profile.wires
-    return lambda count, arrivals_s: schedule_plan(
-        plan, found.traced.graph, found.profile, link, count, arrivals_s=arrivals_s, microbatches=cuts, wires=wires
-    )
 
 
 def _front_of_model(given: options.Plans, found: Any, machine: Any, account: Any) -> tuple[list[Any], dict[Path, Any]]:

@@ -9,5 +9,6 @@ Modules in the order of the steps::
     compiling      compiles a model in a process of its own, within a time limit
     checking       compares answers with the unsplit model; microbatching: whether requests may be cut
     bench          plans that are loaded side by side, and what one round of them measures
+    mixing         several models in one mix of requests
     contest        which baselines are loaded beside a plan and how many rounds each runs; comparing: which plan to use
 """

@@ -8,6 +8,7 @@ from functools import partial
 
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.networks import deploy
+from autosplit.devices.discovering import absent_devices
 from autosplit.errors import AutosplitError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import StageKey, footprints_of, key_of, stage_memories
@@ -43,9 +44,13 @@ class Footprints:
         return self.known.setdefault(traced.graph.hash, {})
 
     def account(self, traced: Traced, profile: Profile | None = None) -> Account:
-        """The memory account of a model, which measures stages; footprints of the profile count where none are known here."""
+        """The memory account of a model; footprints of the profile count where none are known here.
+
+        It measures stages, unless a device is not here: then nothing is run.
+        """
         known = ChainMap(self.of(traced), footprints_of(profile))
-        return Account(traced.graph, values_of(traced), known, partial(self.measure, traced))
+        run = None if absent_devices(self.machine) else partial(self.measure, traced)
+        return Account(traced.graph, values_of(traced), known, run)
 
     def note(self, traced: Traced, plan: Plan, workers: Iterable[StageStats]) -> None:
         """Keep the memory that the workers of a plan held. Of the replicas of a stage, the one that held most counts.

@@ -110,9 +110,9 @@ def _spelled_out(given: Sequence[str]) -> Iterator[str]:
         yield from found or [name]
 
 
-def as_machine(devices: Devices | None) -> Machine:
-    """A machine given as a value or by device names. Raises: DeviceError, UsageError: as ``machine_for``."""
-    return devices if isinstance(devices, Machine) else machine_for(devices)
+def as_machine(devices: Devices | None, here: bool = True) -> Machine:
+    """A machine given as a value or by device names; ``here`` and errors as for ``machine_for``."""
+    return devices if isinstance(devices, Machine) else machine_for(devices, here=here)
 
 
 def parse_memory(memory: str | Mapping[str, str | int], machine: Machine) -> dict[str, int]:

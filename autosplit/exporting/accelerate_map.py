@@ -73,4 +73,5 @@ TARGET = Target(
     lacks="cuts inside a module (moved, with what that costs), replicas, streams, bf16; it runs one request at a time",
     checked="accelerate's check_device_map, and dispatch_model on the CPU with equal outputs, where accelerate is installed",
     write=write,
+    needs_weights=False,
 )

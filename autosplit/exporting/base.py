@@ -18,6 +18,7 @@ from autosplit.errors import MissingExtraError, UsageError, close_names, raise_f
 from autosplit.files import hidden_beside, unwritable
 from autosplit.planning.predicting import predict
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.loading import WITHOUT_WEIGHTS
 from autosplit.tracing.splitting import StageProgram, split
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Machine, parse_device
@@ -84,6 +85,7 @@ class Target:
         chain: whether each stage needs a device of its own.
         kinds: the kinds of devices that it has; None for all.
         refuses: a sentence for each other thing in a plan that the target cannot express.
+        needs_weights: whether the files hold weights or programs; a map of modules needs the graph alone.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Target:
     chain: bool = False
     kinds: Collection[str] | None = None
     refuses: Callable[[Plan], list[str]] = lambda plan: []
+    needs_weights: bool = True
 
     def accepts(self, plan: Plan) -> list[str]:
         """A sentence for each thing in a plan that the target lacks; every target computes in f32."""
@@ -169,6 +172,8 @@ def write_export(name: str, job: Job, folder: Path) -> list[str]:
     """
     require_exportable(name, folder)
     target = get_target(name)
+    if target.needs_weights and WITHOUT_WEIGHTS in job.traced.notes:
+        raise UsageError(f"{name} writes programs with their weights, and {WITHOUT_WEIGHTS}; trace the model with its weights")
     raise_faults(UsageError, f"{name} cannot express this plan", target.accepts(job.plan))
     with filled(folder) as building:
         notes = target.write(job, building)

@@ -34,4 +34,5 @@ TARGET = Target(
     checked="its length is the number of ranks and its sum the number of layers, as vLLM demands",
     write=write,
     chain=True,
+    needs_weights=False,
 )

@@ -9,5 +9,6 @@ caps         plans and fronts whose whole memory is within caps
 baselines    the usual ways to run a model without a search, as plans
 peers        the rules by which other tools split a model, as plans
 recutting    the next best cuts of a plan
+sharing      a plan for each of several models on one host
 explaining   what bounds a plan, and what a change would bring
 """

@@ -9,7 +9,7 @@ from autosplit.planning.predicting import bounded, measured_backends, predict
 from autosplit.tables import number_text
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Device, Machine, parse_device, union
+from autosplit.values.machine import Device, Machine, places, union
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, cap_faults
 from autosplit.values.profile import Profile
 
@@ -309,16 +309,10 @@ def unmet_demands(
     return faults + list(cap_faults(plan.stages, machine.devices, graph).values())
 
 
-def _places(device: str) -> set[str]:
-    """The cores of a device, or the device itself if it has none. Two devices overlap if these sets have an element in common."""
-    found = parse_device(device)
-    return {f"{found.host}/cpu:{core}" for core in found.cores} or {device}
-
-
 def _is_barred(name: str, barred: str, machine: Machine) -> bool:
     """Whether a device is barred: it is the barred device, or it is not in the machine and has a core of the barred device."""
     listed = name in {device.name for device in machine.devices}
-    return name == barred if listed else bool(_places(name) & _places(barred))
+    return name == barred if listed else bool(set(places(name)) & set(places(barred)))
 
 
 def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:

@@ -332,6 +332,17 @@ def union(devices: Iterable[Device]) -> Device:
     return whole.on_host(devices[0].host)
 
 
+def places(device: str) -> tuple[str, ...]:
+    """The names of the cores of a device, or its own name if it has none; two devices overlap if they have one in common.
+
+    >>> places("cpu:0-1"), places("node-a/cpu:2"), places("cuda:0")
+    (('cpu:0', 'cpu:1'), ('node-a/cpu:2',), ('cuda:0',))
+    """
+    found = parse_device(device)
+    before = f"{found.host}/" if found.host else ""
+    return tuple(f"{before}cpu:{core}" for core in found.cores) or (device,)
+
+
 def host_of(name: str) -> str:
     """The host of a device by its name: ``host`` (this machine) unless the name says another one.
 

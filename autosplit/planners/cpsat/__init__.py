@@ -5,5 +5,6 @@ stage_model         loads and transfers of each block; every plan found is evalu
                     (logic-based Benders decomposition, Hooker and Ottosson, 2003)
 slots               which item is in which block, and on which devices each block runs
 stage_times         how long a block takes and when it may begin
+sharing             one way for each of several tenants of the same resources
 solver              the solver's settings
 """

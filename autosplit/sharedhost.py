@@ -1,0 +1,208 @@
+"""``share``: several models planned together for one host, run beside each other, and opened as running services."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import inf, nan
+from statistics import median
+from typing import Any
+
+from autosplit import tables
+from autosplit.absent import with_estimates
+from autosplit.api import Model, measure, trace
+from autosplit.arguments import checked
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.bench import Bench
+from autosplit.deploying.footprints import Footprints
+from autosplit.deploying.mixing import run_mix, run_paced
+from autosplit.deploying.networks import deploy
+from autosplit.deploying.service import Service
+from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget, round_s
+from autosplit.devices.discovering import Devices, as_machine, version_of
+from autosplit.devices.processes import prepare_to_spawn
+from autosplit.errors import UsageError
+from autosplit.planners.cpsat.sharing import relaxed_factor
+from autosplit.planning.predicting import measured_backends
+from autosplit.planning.question import Question
+from autosplit.planning.sharing import Sharing, cheapest_s, tenants_of, ways_of
+from autosplit.planning.sharing import share as share_devices
+from autosplit.progress import Progress, shown
+from autosplit.reports.results import LatencyStats
+from autosplit.serving.hostmanager import HostManager
+from autosplit.tracing.capturing import Traced
+from autosplit.values.machine import places
+from autosplit.values.plan import Plan
+
+PART_S = 1.0
+"""Seconds for one question to the planner, unless the budget has its own limit."""
+
+MOST_S = 2.0
+"""Most seconds of a mix."""
+
+CALM = 0.7
+"""Largest share of the saturation at which latencies are measured: nearer to it they depend on the length of the run."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Several models with their plans for one host, and what was measured of them.
+
+    Attributes:
+        sharing: the plans, as predicted.
+        traced: the models by name.
+        rounds: the factor of each mix, as fast as it went; empty if nothing ran.
+        paced: by name, latencies at ``paced_at`` times the rates, with arrivals at random; empty if nothing ran.
+        paced_at: see there.
+        faults: models with wrong numbers, as sentences.
+        notes: what the profiles say, such as which times are estimates.
+    """
+
+    sharing: Sharing
+    traced: Mapping[str, Traced]
+    rounds: tuple[float, ...] = ()
+    paced: Mapping[str, LatencyStats] = field(default_factory=dict)
+    paced_at: float = 1.0
+    faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """The plan of each model."""
+        return {tenant.name: plan for tenant, plan in zip(self.sharing.tenants, self.sharing.plans, strict=True)}
+
+    @property
+    def measured(self) -> float:
+        """The median factor of all mixes, as fast as they went; NaN if nothing ran."""
+        return median(self.rounds) if self.rounds else nan
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a model: rates, plan, loads, latency alone and at a load, predicted and, if it ran, measured."""
+        rows = self.sharing.rows()
+        if not self.paced:
+            return rows
+        at = self.sharing.latencies_s(self.paced_at)
+        told = [self.paced[row["model"]] for row in rows]
+        return [
+            {**row, "latency_s": s if s < inf else None, "measured_latency_s": one.mean_s, "measured_p99_s": one.p99_s}
+            for row, s, one in zip(rows, at, told, strict=True)
+        ]
+
+    @property
+    def sentences(self) -> list[str]:
+        """What was found, predicted and, if it ran, measured."""
+        told = [self.sharing.sentence]
+        if self.rounds:
+            told += [
+                f"as fast as it goes {self.sharing.saturation:.3g} times the rates as predicted, {self.measured:.3g} as measured "
+                f"({min(self.rounds):.3g} to {max(self.rounds):.3g} in {len(self.rounds)} rounds)",
+                f"latencies are means at {self.paced_at:.2g} times the rates, with arrivals at random",
+            ]
+        return [*told, *self.faults]
+
+    @contextmanager
+    def open(self) -> Iterator[dict[str, Service]]:
+        """All models as running services on one ``HostManager``, by name, until the end of the ``with`` block.
+
+        Raises: PlanError, BackendError, WorkerError: as ``open_pipeline``.
+        """
+        machine = self.sharing.machine
+        with Workspace() as workspace, HostManager(machine) as host:
+            yield {
+                name: Service(self.traced[name], deploy(host, name, self.traced[name], plan, machine, workspace))
+                for name, plan in self.plans.items()
+            }
+
+    def __repr__(self) -> str:
+        return f"Shared({self.sharing.sentence})"
+
+    def _repr_html_(self) -> str:
+        return tables.html(self.rows(), "; ".join(self.sentences))
+
+
+@checked
+def share(
+    models: Mapping[str, Model | Traced],
+    rates: Mapping[str, float],
+    devices: Devices | None = None,
+    *,
+    max_latency_s: Mapping[str, float] | None = None,
+    weights: Mapping[str, float] | None = None,
+    setup: Setup = SETUP,
+    budget: Budget | float = BUDGET,
+) -> Shared:
+    """Plan several models for one host, so that all rates hold, or the largest common factor of them. ::
+
+        shared = autosplit.share({"a": traced_a, "b": traced_b}, rates={"a": 100, "b": 20}, devices="cpu:0,cpu:1")
+        with shared.open() as services:
+            y = services["a"](x)
+
+    Args:
+        models: name to a spec, an ``ExportedProgram``, or what ``trace`` made of a module.
+        rates: name to the requests a second that the model should take.
+        devices: the devices, or their names, as a list or with commas between; by default all of this machine.
+        max_latency_s: name to the most mean seconds of a request while all models run.
+        weights: name to how much a model's latency counts where choices have the same factor; 1 by default.
+        setup: backends, precision, store, seed, and the progress function.
+        budget: rounds in which all models run together, longer ones for a larger ``search_s``; with 0 seconds nothing runs.
+    Raises: UsageError: rates, limits or weights do not fit the models. InfeasibleError: a model cannot run, or not within its
+        limit, or memory cannot hold all.
+    """
+    tenants, budget = tenants_of(list(models), rates, max_latency_s, weights), as_budget(budget)
+    if setup.hosts is not None:
+        raise UsageError("several models are planned for one host; leave out the cluster")
+    machine = as_machine(devices)
+    prepare_to_spawn()
+    with shown(setup.progress) as progress, Workspace() as own:
+        setup = replace(setup, progress=progress, workspace=setup.workspace or own)
+        traced, ways, tables_s = dict[str, Traced](), list[list[Plan]](), list[Mapping[str, Any]]()
+        notes, known = list[str](), {name: version_of(name) for name in ("autosplit", "torch")}
+        for tenant in tenants:
+            model = models[tenant.name]
+            progress("trace", 0.0, f"loading '{tenant.name}' and capturing its graph")
+            traced[tenant.name] = one = model if isinstance(model, Traced) else trace(model)
+            profile = measure(one, machine, setup=setup).on(machine)
+            progress("search", len(ways) / len(tenants), f"planning '{tenant.name}' on parts of the devices")
+            question = Question(
+                one.graph,
+                profile,
+                one.source,
+                machine,
+                tuple(name for name in measured_backends(profile, machine) if setup.backends is None or name in setup.backends),
+                queue_depth=setup.queue_depth,
+                time_limit_s=PART_S if budget.planner_s is None else budget.planner_s,
+                seed=setup.seed,
+                log=setup.log,
+            )
+            account = Footprints(machine, setup.workspace).account(one, profile)
+            found = ways_of(question, tenant, account, len(tenants))
+            ways.append([with_estimates(replace(plan, versions=known), profile) for plan in found])
+            notes += [f"'{tenant.name}': {note}" for note in profile.notes]
+            tables_s.append({name: tenant.rate_per_s * op_s for name, op_s in cheapest_s(question).items()})
+        most = relaxed_factor(tables_s, {device.name: places(device.name) for device in machine.devices})
+        graphs = [one.graph for one in traced.values()]
+        sharing = share_devices(tenants, ways, graphs, machine, relaxed=most, seed=setup.seed)
+        shared = Shared(sharing, traced, notes=tuple(notes))
+        return _run(shared, setup, budget, progress) if budget.search_s > 0 else shared
+
+
+def _run(shared: Shared, setup: Setup, budget: Budget, progress: Progress) -> Shared:
+    """Load the plans on one host, check each against its unsplit model, and run them as fast as they go, then at their rates."""
+    sharing, mix_s = shared.sharing, round_s(budget.search_s, MOST_S)
+    rates = {tenant.name: tenant.rate_per_s for tenant in sharing.tenants}
+    with Bench(sharing.machine, setup.workspace) as bench:
+        if setup.observe is not None:
+            setup.observe(bench.host)
+        for number, (name, plan) in enumerate(shared.plans.items()):
+            progress("run", 0.3 * number / len(rates), f"loading '{name}'")
+            bench.load(name, plan, shared.traced[name])
+        rounds = list[float]()
+        for number in range(budget.num_rounds):
+            progress("run", 0.3 + 0.6 * number / budget.num_rounds, f"all models, round {number + 1} of {budget.num_rounds}")
+            rounds.append(run_mix(bench, rates, mix_s * sharing.saturation))
+        measured = replace(shared, rounds=tuple(rounds))
+        paced_at = min(1.0, sharing.factor, CALM * measured.measured)
+        progress("run", 0.9, f"latencies at {paced_at:.2g} times the rates")
+        paced = run_paced(bench, {name: paced_at * rate for name, rate in rates.items()}, 2 * mix_s, setup.seed)
+        faults = tuple(f"'{name}': {entry.fault}" for name, entry in bench.loaded.items() if entry.fault)
+    progress("run", 1.0, "done")
+    return replace(measured, paced=paced, paced_at=paced_at, faults=faults)

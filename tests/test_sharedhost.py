@@ -1,0 +1,89 @@
+"""Several models planned for one host, run beside each other and opened: by the call and by the command."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+import autosplit
+from autosplit import cli
+from autosplit.errors import UsageError
+from autosplit.measuring import store as stores
+from autosplit.values.planfile import read_plan
+
+SPECS = {"wide": "autosplit.examples.mlp:mlp?depth=2&width=256", "deep": "autosplit.examples.mlp:mlp?depth=4&width=64"}
+RATES = {"wide": 20.0, "deep": 40.0}
+TWO_GPUS = [{"name": "cuda:0", "count": 2, "memory": "24GB", "speed": {"flops": 8.0e13, "bytes_per_s": 9.0e11}}]
+CORES = [{"name": "cpu:0", "count": 8, "speed": {"flops": 1.0e11, "bytes_per_s": 2.0e10}}]
+NPU = [
+    {"name": "cpu:0", "speed": {"flops": 1.0e11, "bytes_per_s": 2.0e10}},
+    {"name": "npu:0", "speed": {"flops": 1.0e13, "bytes_per_s": 1.0e11}, "operators": ["aten.linear*"], "one_model": True},
+]
+
+
+@pytest.mark.timeout(300)
+def test_models_run_beside_each_other_and_answer_as_alone(tmp_path: Path) -> None:
+    setup = autosplit.Setup(backends="eager", store=tmp_path, progress=False)
+    budget = autosplit.Budget(search_s=1.0, num_rounds=1)
+    traced = {name: autosplit.trace(spec) for name, spec in SPECS.items()}
+    found = autosplit.share(traced, RATES, "cpu:0,cpu:1", setup=setup, budget=budget)
+    assert len(found.rounds) == 1 and found.measured > 0 and not found.faults
+    assert found.sharing.factor <= found.sharing.bound * (1 + 1e-3)
+    assert {name: one.count for name, one in found.paced.items()}.keys() == RATES.keys()
+    assert all(row["measured_latency_s"] > 0 for row in found.rows()) and len(found.sentences) == 3
+    assert "wide" in found._repr_html_()
+    with found.open() as services:
+        for name, one in traced.items():
+            [x] = one.example_inputs
+            assert torch.allclose(services[name](x), one.program(x)[0], atol=1e-5)
+
+
+def test_rates_and_models_must_fit() -> None:
+    with pytest.raises(UsageError, match="'deep' has no rate"):
+        autosplit.share(SPECS, {"wide": 1.0})
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("devices", [TWO_GPUS, CORES, NPU], ids=["gpus", "cores", "npu"])
+def test_a_file_of_models_is_planned_for_devices_that_are_not_here(
+    devices: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stores, "user_root", lambda: Path("profiles"))
+    Path("machine.yaml").write_text(yaml.safe_dump({"devices": devices}))
+    entries = {name: {"model": spec, "rate_per_s": RATES[name], "max_latency": "1s"} for name, spec in SPECS.items()}
+    Path("models.yaml").write_text(yaml.safe_dump({"models": entries}))
+    words = ["search", "models.yaml", "--machine", "machine.yaml", "--budget", "0s", "--backend", "eager", "--json"]
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["factor"] > 1 and data["measured"] is None and len(data["models"]) == 2
+    assert all("on estimates of" in read_plan(Path(row["plan"])).method for row in data["models"])
+    for row in data["models"]:
+        assert row["loads"] and 0 < row["alone_s"] <= row["latency_s"] < 1 and read_plan(Path(row["plan"])).devices
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["m:a", "m:b", "--rates", "1"], "--rates has 1 rates for 2 models"),
+        (["m:a", "m:b"], "--rates has 0 rates for 2 models"),
+        (["m:a", "m:b", "--rates", "1,0"], "m:b.rate_per_s: Input should be greater than 0"),
+        (["m:a", "m:a", "--rates", "1,2"], "model 'm:a' is given twice"),
+        (["m:a", "m:b", "--rates", "1,2", "--pin", "x=cpu:0"], "leave out --pin"),
+        (["models.yaml"], "models file 'models.yaml' does not exist"),
+        (["faulty.yaml"], "models.a.rate_per_s: Field required"),
+        (["faulty.yaml"], "models.a.max_latency: 'soon' is not a duration"),
+        (["faulty.yaml", "--rates", "1"], "leave out --rates"),
+    ],
+)
+def test_what_is_asked_wrongly_is_refused_at_once(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("faulty.yaml").write_text("models: {a: {model: 'm:a', max_latency: soon}}")
+    done = CliRunner().invoke(cli.app, ["search", *words, "--json"])
+    assert done.exit_code == 1 and said in json.loads(done.stdout)["message"]
