@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from autosplit import measuring
 from autosplit.absent import estimated_profile, with_estimates
 from autosplit.arguments import checked
-from autosplit.backends.base import absent_runtimes
+from autosplit.backends.base import absent_runtimes, begin_loading
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.comparing import Subject, expectation, run_beside
 from autosplit.deploying.footprints import Footprints
@@ -28,6 +28,7 @@ from autosplit.exporting import base as targets
 from autosplit.keeping import keep_runs, keep_search, stored_profile
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
+from autosplit.preloading import load
 from autosplit.progress import announce, shown
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing import capturing, loading
@@ -86,7 +87,7 @@ def trace(
 
 
 @checked
-def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SETUP) -> Profile:
+def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SETUP, then_search: bool = False) -> Profile:
     """Seconds of every op on every device and backend; what did not change comes from the store.
 
     A device that is not here gets the speed that the machine states, or a stored profile of another machine; a note calls that an
@@ -97,6 +98,7 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
         traced: the model.
         devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         setup: backends, precision, store, and the progress function.
+        then_search: load the planner in a thread while files are prepared, because a search follows. Nothing is timed meanwhile.
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
     """
     from autosplit.measuring.profiler import measure as measure_ops
@@ -125,7 +127,17 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
             precision=setup.precision,
             workspace=setup.workspace,
             progress=progress,
+            meanwhile=_load_planner if then_search else lambda: None,
         )
+
+
+def _load_planner() -> None:
+    """Load the solvers, and compile what a search asks first unless its machine code is cached."""
+    load("autosplit.searching.loop")
+    from autosplit.planners import warming
+
+    warming.chains()
+    warming.down_sets()
 
 
 @checked
@@ -350,6 +362,7 @@ def auto(
     wanted, machine, budget = constraints or Constraints(), _machine(devices, setup), as_budget(budget)
     wanted.require_consistent(machine)
     prepare_to_spawn()
+    begin_loading(setup.considered)
     with shown(setup.progress) as progress, Workspace() as own:
         asked, setup = setup.progress, replace(setup, progress=progress, workspace=setup.workspace or own)
         if isinstance(model, Traced):
@@ -360,7 +373,7 @@ def auto(
             progress("trace", 1.0, "done")
         announce(asked, expectation(machine, setup, budget))
         wanted = wanted.verify(traced.graph, machine)
-        profile = measure(traced, machine, setup=setup)
+        profile = measure(traced, machine, setup=setup, then_search=True)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)
         subjects = {traced.source.batch: (traced, profile), found.plan.microbatch: (found.traced, found.profile)}
         try:

@@ -7,16 +7,22 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from autosplit.files import cache_folder
+
 settings.register_profile("autosplit", deadline=None)  # 0.2 s for an example fails by chance on a busy machine
 settings.load_profile("autosplit")
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder, which leaves the user's own alone
+    own = cache_folder()
     os.environ["AUTOSPLIT_CACHE"] = tempfile.mkdtemp(prefix="autosplit-cache-")
+    if (own / "numba").is_dir():  # the planner's machine code takes half a minute to compile
+        shutil.copytree(own / "numba", Path(os.environ["AUTOSPLIT_CACHE"]) / "numba")
     atexit.register(shutil.rmtree, os.environ["AUTOSPLIT_CACHE"], ignore_errors=True)
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables are as wide as it says

@@ -5,6 +5,7 @@ result before the next one is measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from pathlib import Path
 from autosplit.backends.apart import limited
 from autosplit.backends.workspace import Workspace
 from autosplit.devices.accelerators import is_accelerator
+from autosplit.devices.limits import refusals_named
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import BackendError
 from autosplit.measuring.cache_lookup import footprints_of, look_up, look_up_links
@@ -55,6 +57,7 @@ def measure(
     links: bool = True,
     precision: Precision = "f32",
     workspace: Workspace | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Profile:
     """Seconds of every op of a model on every device and backend, and of the links between the devices.
 
@@ -71,6 +74,8 @@ def measure(
         links: measure the links too, unless they are stored.
         precision: what the backends compute in; those that cannot are left out.
         workspace: where the model is saved and prepared, if a search or a run is to find it there.
+        meanwhile: work of the caller, done in a thread while files are prepared, if ops are measured. Nothing is timed before it
+            has ended.
     Returns: a profile whose notes say what was measured again, and why. A backend is left out with a note where it refuses the
         model or the precision, gives wrong numbers, crashes or hangs, unless it is the only one on a device.
     Raises:
@@ -101,7 +106,9 @@ def measure(
             known = replace(look(), notes=known.notes)
             held = {} if keeper is None or remeasure else footprints_of(traced.graph, keeper, stamps)
             if missing(known):
-                known = _Measurement(traced, machine, stamps, keeper, tell, known, held).run(links, budget_s, workspace)
+                known = _Measurement(traced, machine, stamps, keeper, tell, known, held).run(
+                    links, budget_s, workspace, meanwhile
+                )
     tell(1.0, "done")
     return replace(known, notes=(*notes, *refused_ops(known, wanted), *known.notes))
 
@@ -151,7 +158,7 @@ class _Measurement:
     files: dict[str, BackendFiles] = field(default_factory=dict)
     left_out: dict[Setting, str] = field(default_factory=dict)
 
-    def run(self, links: bool, budget_s: float | None, workspace: Workspace | None) -> Profile:
+    def run(self, links: bool, budget_s: float | None, workspace: Workspace | None, meanwhile: Callable[[], None]) -> Profile:
         """Measure what the profile lacks; keep each result before the next one is measured."""
         measured, links = self.profile.measured, links and not self.profile.links
         groups = [group for group in groups_of(self.machine, self.stamps) if any(one not in measured for one in group)]
@@ -167,6 +174,8 @@ class _Measurement:
                 workers = stack.enter_context(open_workers(rings.devices, rings.fds))
                 return self._keep_links(measure_links(rings, workers, others))
             workspace = workspace or stack.enter_context(Workspace())
+            with refusals_named():
+                beside = stack.enter_context(ThreadPoolExecutor(1)).submit(meanwhile)
             cut = None if all(map(is_accelerator, self.machine.devices)) else typical_cut(self.traced.graph)
             model = ModelFiles.save(self.traced, cut, self.profile.precision, workspace)
             workers = stack.enter_context(open_workers(self.machine.devices, rings.fds, model.program.packages))
@@ -184,6 +193,7 @@ class _Measurement:
             steps.next()
             with suppress(DeviceFaults):  # the first round fails too, and has the reason
                 workers.results(warming)
+            beside.result()
             rounds = replace(rounds, calibration_s=self._calibrate(workers))
             for group in groups:
                 steps.next()
