@@ -13,7 +13,8 @@ from torch.export import ExportedProgram
 from autosplit import measuring
 from autosplit.absent import estimated_profile, with_estimates
 from autosplit.arguments import checked
-from autosplit.backends.base import absent_runtimes, begin_loading
+from autosplit.backends.base import absent_runtimes
+from autosplit.backends.warming import begin_loading
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.comparing import Subject, expectation, run_beside
 from autosplit.deploying.footprints import Footprints
@@ -29,7 +30,7 @@ from autosplit.keeping import keep_runs, keep_search, stored_profile
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
 from autosplit.planning.question import TIME_LIMIT_S, Question
-from autosplit.preloading import load
+from autosplit.preloading import load_planner
 from autosplit.progress import announce, shown
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing import capturing, loading
@@ -43,7 +44,6 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import backend_fault
 
 if TYPE_CHECKING:
-    # Solvers and Optuna take 1.3 s to load; measuring needs none of them.
     from autosplit.searching.loop import SearchResult
 
 Model = str | Path | nn.Module | ExportedProgram
@@ -79,8 +79,7 @@ def trace(
     """
     if values not in ("finite", "any"):
         raise UsageError(f"values must be 'finite' or 'any', but is {BRIEF.repr(values)}")
-    trusted = names("trust_backends", trust_backends)
-    if trusted and (fault := backend_fault(*trusted)):
+    if (trusted := names("trust_backends", trust_backends)) and (fault := backend_fault(*trusted)):
         raise UsageError(fault)
     given = loading.call_of(args, kwargs, inputs)
     traced = capturing.trace(loading.load_model(model, batch, seq_len, inputs=given, trust=trust, weights=weights))
@@ -91,15 +90,14 @@ def trace(
 def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SETUP, then_search: bool = False) -> Profile:
     """Seconds of every op on every device and backend; what did not change comes from the store.
 
-    A device that is not here gets the speed that the machine states, or a stored profile of another machine; a note calls that an
-    estimate. A backend that cannot compute in the setup's precision, refuses the model, or gives wrong numbers is left out, with
-    a note.
+    A device that is not here gets the speed that the machine states, or a stored profile of another machine, as an estimate. A
+    backend that cannot compute in the setup's precision, refuses the model, or gives wrong numbers is left out, with a note.
 
     Args:
         traced: the model.
         devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         setup: backends, precision, store, and the progress function.
-        then_search: load the planner in a thread while files are prepared, because a search follows. Nothing is timed meanwhile.
+        then_search: load the planner while files are prepared, because a search follows.
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
     """
     from autosplit.measuring.profiler import measure as measure_ops
@@ -111,9 +109,8 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
     if setup.hosts is not None:
         with shown(setup.progress) as progress:
             progress("profile", 0.0, "measuring on the hosts")
-            profile = setup.hosts.measure(
-                traced, setup.considered, setup.precision, None if store is None else store.root, setup.remeasure
-            )
+            root = None if store is None else store.root
+            profile = setup.hosts.measure(traced, setup.considered, setup.precision, root, setup.remeasure)
             progress("profile", 1.0, "done")
         return profile
     threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
@@ -128,17 +125,8 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
             precision=setup.precision,
             workspace=setup.workspace,
             progress=progress,
-            meanwhile=_load_planner if then_search else lambda: None,
+            meanwhile=load_planner if then_search else lambda: None,
         )
-
-
-def _load_planner() -> None:
-    """Load the solvers, and compile what a search asks first unless its machine code is cached."""
-    load("autosplit.searching.loop")
-    from autosplit.planners import warming
-
-    warming.chains()
-    warming.down_sets()
 
 
 @checked

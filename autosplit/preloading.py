@@ -1,4 +1,7 @@
-"""Load modules that a call needs in any case, before it needs them."""
+"""Load modules that a call needs in any case, before it needs them.
+
+Not in a thread: packages change the filters of warnings while they load, and these belong to the whole process.
+"""
 
 import gc
 import importlib
@@ -16,3 +19,11 @@ def load(*modules: str) -> None:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def load_planner() -> None:
+    """Load the solvers, and compile what a search asks first unless its machine code is cached."""
+    load("autosplit.searching.loop")
+    warming = importlib.import_module("autosplit.planners.warming")  # it stands above in the order of layers
+    warming.chains()
+    warming.down_sets()

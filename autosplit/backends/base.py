@@ -9,14 +9,12 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar, cast, runtime_checkable
 
 import torch
-from torch import fx
 
-from autosplit.backends.apart import apart, begin_apart
+from autosplit.backends.apart import apart
 from autosplit.backends.lowering import lower_to_bf16
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, Queue
 from autosplit.devices.discovering import PACKAGES, version_of
@@ -24,7 +22,6 @@ from autosplit.errors import AutosplitError, BackendError, MissingExtraError, Us
 from autosplit.scratch import scratch_folder
 from autosplit.tracing.differing import NumericalError, compare
 from autosplit.tracing.splitting import StageProgram, is_saved, load_stage, save_stage
-from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.tracing.valueranges import Assumed
 from autosplit.values.samples import BACKENDS as BACKENDS
 from autosplit.values.samples import Precision as Precision
@@ -134,25 +131,6 @@ class FileBackend(ABC):
     @abstractmethod
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
         """Write these files, in the process apart. Raises: BackendError: the stage is refused."""
-
-
-def begin_loading(backends: Sequence[str]) -> None:
-    """Let the process apart load what these backends need to write files, while this one goes on."""
-    found = [name for name in backends if isinstance(named_backend(name), FileBackend) and not named_backend(name).native]
-    if found := [name for name in found if named_backend(name).missing() is None]:
-        begin_apart(_load_exporters, found, doing="while exporters were loaded")
-
-
-def _load_exporters(backends: Sequence[str]) -> None:
-    """Write the files of a stage with one op for each backend, which loads all that larger stages need."""
-    module, spec = fx.GraphModule(torch.nn.Module(), fx.Graph()), TensorSpec("x", (1,), (1,), "float32")
-    x = module.graph.placeholder("x")
-    module.graph.output((module.graph.call_function(torch.ops.aten.relu.default, (x,), name="y"),))
-    module.recompile()
-    with scratch_folder() as folder:
-        program = StageProgram("first", module, (spec,), (replace(spec, name="y"),))
-        for name in backends:  # no stage is saved there, so no export of an earlier process is taken
-            cast(FileBackend, named_backend(name)).write(program, folder, "f32")
 
 
 def _write(program: StageProgram, name: str, folder: Path, precision: Precision) -> None:

@@ -36,16 +36,14 @@ BACKEND_HELP = (
 )
 
 MODEL_HELP = (
-    "transformers:ClassName, transformers:FOLDER, hub:ORG/NAME, file.py:function, or a .pt2 file; "
-    "transformers:ClassName?field=value&... sets fields of its config, package.module:function names an installed module. "
-    "A function is imported and called, and returns (module, inputs)."
+    "transformers:ClassName, transformers:FOLDER, hub:ORG/NAME, file.py:function, or a .pt2 file; ClassName?field=value&... sets "
+    "its config, package.module:function is installed. A function is called, and returns (module, inputs)."
 )
 
 MEMORY_HELP = (
-    "Most that a device may hold: 300MB for each, or cpu:0=1GB with commas between; "
-    "counted are weights, values, what the backend packs, rings and the worker itself ('autosplit memory' shows them)."
+    "Most that a device may hold: 300MB for each, or cpu:0=1GB with commas between; weights, values, what the backend packs, "
+    "rings and the worker itself count ('autosplit memory' shows them)."
 )
-
 
 PlansModel = Annotated[
     str | None, typer.Option(help="The plan's model, if it is code of your own: naming it says that you trust it.")
@@ -76,7 +74,7 @@ def flag_name(field: str) -> str:
 
 
 PLANNER_TIME = "10s"
-"""Longest time in seconds for one question to the planner, if no limit is given."""
+"""Longest time for one question to the planner, if no limit is given."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,8 @@ def start(backends: Callable[[], Sequence[str]]) -> float:
     Returns: seconds since this process began.
     """
     prepare_to_spawn()
-    load("autosplit.backends.base")
-    from autosplit.backends.base import begin_loading
+    load("autosplit.backends.warming")
+    from autosplit.backends.warming import begin_loading
 
     begin_loading(backends())
     load(*LOADED)

@@ -5,18 +5,16 @@ result before the next one is measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from math import isfinite
 from pathlib import Path
 
 from autosplit.backends.apart import limited
 from autosplit.backends.workspace import Workspace
 from autosplit.devices.accelerators import is_accelerator
-from autosplit.devices.limits import refusals_named
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import BackendError
 from autosplit.measuring.cache_lookup import footprints_of, look_up, look_up_links
@@ -74,8 +72,7 @@ def measure(
         links: measure the links too, unless they are stored.
         precision: what the backends compute in; those that cannot are left out.
         workspace: where the model is saved and prepared, if a search or a run is to find it there.
-        meanwhile: work of the caller, done in a thread while files are prepared, if ops are measured. Nothing is timed before it
-            has ended.
+        meanwhile: work of the caller, done once while another process prepares files, if ops are measured.
     Returns: a profile whose notes say what was measured again, and why. A backend is left out with a note where it refuses the
         model or the precision, gives wrong numbers, crashes or hangs, unless it is the only one on a device.
     Raises:
@@ -174,13 +171,12 @@ class _Measurement:
                 workers = stack.enter_context(open_workers(rings.devices, rings.fds))
                 return self._keep_links(measure_links(rings, workers, others))
             workspace = workspace or stack.enter_context(Workspace())
-            with refusals_named():
-                beside = stack.enter_context(ThreadPoolExecutor(1)).submit(meanwhile)
+            begun = cache(meanwhile)
             cut = None if all(map(is_accelerator, self.machine.devices)) else typical_cut(self.traced.graph)
             model = ModelFiles.save(self.traced, cut, self.profile.precision, workspace)
             workers = stack.enter_context(open_workers(self.machine.devices, rings.fds, model.program.packages))
             workers.watch = steps.watch
-            stack.enter_context(limited(watch=steps.watch))
+            stack.enter_context(limited(watch=lambda seconds: (begun(), steps.watch(seconds))[1]))
             keep = room_to_keep(self.traced.graph.weight_bytes * sum(map(len, groups)))
             rounds = Rounds(workers, self.machine, model, self.stamps, {}, round_s, keep)
             warming = {}
@@ -193,7 +189,7 @@ class _Measurement:
             steps.next()
             with suppress(DeviceFaults):  # the first round fails too, and has the reason
                 workers.results(warming)
-            beside.result()
+            begun()
             rounds = replace(rounds, calibration_s=self._calibrate(workers))
             for group in groups:
                 steps.next()

@@ -9,7 +9,8 @@ import pytest
 
 import autosplit
 from autosplit.backends import apart
-from autosplit.backends.base import begin_loading, installed
+from autosplit.backends.base import installed
+from autosplit.backends.warming import begin_loading
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying import compiling
 from autosplit.deploying.bench import Bench
