@@ -198,6 +198,12 @@ def test_the_security_page_names_tests_that_exist() -> None:
     assert [test for file, test in named if test and f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")] == []
 
 
+def test_the_trial_names_tests_that_exist() -> None:
+    named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", (ROOT / "tests" / "trial.txt").read_text(encoding="utf-8"))
+    assert len(named) > 10 and [file for file, _ in named if not (ROOT / file).is_file()] == []
+    assert [test for file, test in named if test and f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")] == []
+
+
 def test_the_security_page_names_a_test_in_each_row() -> None:
     rows = [row for row in (ROOT / "SECURITY.md").read_text(encoding="utf-8").splitlines() if row.startswith("| ")]
     assert len(rows) > 15 and [row for row in rows if "`tests/" not in row and row.split()[-2] not in ("in", "---")] == []
