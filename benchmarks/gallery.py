@@ -34,6 +34,8 @@ def execute(path: Path) -> None:
     for cell in notebook.cells:
         for name in ("execution", *TIMES):
             cell.metadata.pop(name, None)
+        if cell.cell_type == "code":  # what is said on stderr is about this run: a first compilation, bars that cannot be drawn
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
         for output in cell.get("outputs", ()):
             for kind in ("image/svg+xml", "text/plain") if "image/png" in output.get("data", {}) else ():
                 output.data.pop(kind, None)

@@ -171,12 +171,17 @@ class _Measurement:
                 workers = stack.enter_context(open_workers(rings.devices, rings.fds))
                 return self._keep_links(measure_links(rings, workers, others))
             workspace = workspace or stack.enter_context(Workspace())
-            begun = cache(meanwhile)
+            once = cache(meanwhile)
             cut = None if all(map(is_accelerator, self.machine.devices)) else typical_cut(self.traced.graph)
             model = ModelFiles.save(self.traced, cut, self.profile.precision, workspace)
             workers = stack.enter_context(open_workers(self.machine.devices, rings.fds, model.program.packages))
             workers.watch = steps.watch
-            stack.enter_context(limited(watch=lambda seconds: (begun(), steps.watch(seconds))[1]))
+
+            def watch(seconds: float) -> None:
+                once()
+                steps.watch(seconds)
+
+            stack.enter_context(limited(watch=watch))
             keep = room_to_keep(self.traced.graph.weight_bytes * sum(map(len, groups)))
             rounds = Rounds(workers, self.machine, model, self.stamps, {}, round_s, keep)
             warming = {}
@@ -189,7 +194,7 @@ class _Measurement:
             steps.next()
             with suppress(DeviceFaults):  # the first round fails too, and has the reason
                 workers.results(warming)
-            begun()
+            once()
             rounds = replace(rounds, calibration_s=self._calibrate(workers))
             for group in groups:
                 steps.next()
