@@ -5,6 +5,7 @@ Not in a thread: packages change the filters of warnings while they load, and th
 
 import gc
 import importlib
+import sys
 
 
 def load(*modules: str) -> None:
@@ -22,8 +23,6 @@ def load(*modules: str) -> None:
 
 
 def load_planner() -> None:
-    """Load the solvers, and compile what a search asks first unless its machine code is cached."""
-    load("autosplit.searching.loop")
-    warming = importlib.import_module("autosplit.planners.warming")  # it stands above in the order of layers
-    warming.chains()
-    warming.down_sets()
+    """Load the solvers, and compile what each search asks for unless its machine code is cached."""
+    load("autosplit.searching.loop", "autosplit.planners.warming")
+    sys.modules["autosplit.planners.warming"].chains()
