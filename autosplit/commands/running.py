@@ -68,7 +68,7 @@ def run(given: options.Run) -> None:
 
 
 def auto(given: options.Auto) -> None:
-    """Do everything: trace, profile, search, run, compare; the best plan is written."""
+    """Find the best way to run a model: trace, profile, search, run, compare; the best plan is written."""
     wanted = given.constraints()
     start_s = start(lambda: given.backends)
     from autosplit import api, keeping

@@ -1,5 +1,6 @@
 """Help that fits a screen: the flags that most calls need, a line for each. ``--help-all`` shows all, in groups."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,10 @@ class Command(TyperCommand):
 
 
 def write_commands(group: Any, ctx: Any, formatter: Any) -> None:
-    """The help of the program: its commands, a sentence for each, and its own flags."""
+    """The help of the program: its commands, a clause for each, and its own flags."""
     group.format_usage(ctx, formatter)
     group.format_help_text(ctx, formatter)
-    commands = [(name, (group.get_command(ctx, name).help or "").partition(";")[0]) for name in group.list_commands(ctx)]
+    commands = [(name, re.split("[,;:]", group.get_command(ctx, name).help or "")[0]) for name in group.list_commands(ctx)]
     formatter.write_paragraph()
     flags = [one for one in group.get_params(ctx) if one.name != "show_completion"]  # for those who install none
     formatter.write_dl([*commands, *map(_row, flags)])
