@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster bench-hosts test test-fast check sizes format docs bench-planner bench-runtime bench-models bench-accuracy profiles pictures fuzz chaos dist clean
+.PHONY: help install demo demo-cluster bench-hosts test test-fast trial check sizes format docs bench-planner bench-runtime bench-models bench-accuracy profiles pictures gallery fuzz chaos dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -43,6 +43,9 @@ test: install ## every test, with the examples in documents, docstrings and note
 
 test-fast: install ## the tests of values, costs and planners, which need no torch
 	$(PYTEST) tests/values tests/costs tests/planners tests/planning
+
+trial: install ## the first hour of a new user, item by item: the tests of tests/trial.txt
+	$(PYTEST) $$(grep -o 'tests/[^ ]*\.py[^ ]*' tests/trial.txt)
 
 docs: install ## the documentation as a site in build/docs; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -83,6 +86,9 @@ profiles: install ## measure the committed profiles again on this machine
 
 pictures: install ## make the pictures of docs/pictures again, on a quiet machine with Chromium
 	$(BIN)/python -m benchmarks.pictures
+
+gallery: install ## run the notebooks, and keep their outputs for the documentation
+	$(BIN)/python -m benchmarks.gallery
 
 fuzz: install ## 2,000 mutations of each kind of file, archive, bundle and message from another host, hostile calls of each operator, and all cases of properties
 	AUTOSPLIT_FUZZ_CASES=2000 $(BIN)/python -m pytest -q $(wildcard tests/test_hostile_*.py tests/*/test_hostile_*.py) tests/bundling/test_native.py tests/tracing/test_operators.py $(shell grep -rl 'from hypothesis' tests --include=test_*.py)

@@ -14,6 +14,7 @@ from autosplit import measuring
 from autosplit.absent import estimated_profile, with_estimates
 from autosplit.arguments import checked
 from autosplit.backends.base import absent_runtimes
+from autosplit.backends.warming import begin_loading
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.comparing import Subject, expectation, run_beside
 from autosplit.deploying.footprints import Footprints
@@ -29,6 +30,7 @@ from autosplit.keeping import keep_runs, keep_search, stored_profile
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
 from autosplit.planning.question import TIME_LIMIT_S, Question
+from autosplit.preloading import load_planner
 from autosplit.progress import announce, shown
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing import capturing, loading
@@ -42,7 +44,6 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import backend_fault
 
 if TYPE_CHECKING:
-    # Solvers and Optuna take 1.3 s to load; measuring needs none of them.
     from autosplit.searching.loop import SearchResult
 
 Model = str | Path | nn.Module | ExportedProgram
@@ -78,8 +79,7 @@ def trace(
     """
     if values not in ("finite", "any"):
         raise UsageError(f"values must be 'finite' or 'any', but is {BRIEF.repr(values)}")
-    trusted = names("trust_backends", trust_backends)
-    if trusted and (fault := backend_fault(*trusted)):
+    if (trusted := names("trust_backends", trust_backends)) and (fault := backend_fault(*trusted)):
         raise UsageError(fault)
     given = loading.call_of(args, kwargs, inputs)
     traced = capturing.trace(loading.load_model(model, batch, seq_len, inputs=given, trust=trust, weights=weights))
@@ -87,17 +87,17 @@ def trace(
 
 
 @checked
-def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SETUP) -> Profile:
+def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SETUP, then_search: bool = False) -> Profile:
     """Seconds of every op on every device and backend; what did not change comes from the store.
 
-    A device that is not here gets the speed that the machine states, or a stored profile of another machine; a note calls that an
-    estimate. A backend that cannot compute in the setup's precision, refuses the model, or gives wrong numbers is left out, with
-    a note.
+    A device that is not here gets the speed that the machine states, or a stored profile of another machine, as an estimate. A
+    backend that cannot compute in the setup's precision, refuses the model, or gives wrong numbers is left out, with a note.
 
     Args:
         traced: the model.
         devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         setup: backends, precision, store, and the progress function.
+        then_search: load the planner while files are prepared, because a search follows.
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
     """
     from autosplit.measuring.profiler import measure as measure_ops
@@ -109,9 +109,8 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
     if setup.hosts is not None:
         with shown(setup.progress) as progress:
             progress("profile", 0.0, "measuring on the hosts")
-            profile = setup.hosts.measure(
-                traced, setup.considered, setup.precision, None if store is None else store.root, setup.remeasure
-            )
+            root = None if store is None else store.root
+            profile = setup.hosts.measure(traced, setup.considered, setup.precision, root, setup.remeasure)
             progress("profile", 1.0, "done")
         return profile
     threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
@@ -126,6 +125,7 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
             precision=setup.precision,
             workspace=setup.workspace,
             progress=progress,
+            meanwhile=load_planner if then_search else lambda: None,
         )
 
 
@@ -349,6 +349,7 @@ def auto(
     wanted, machine, budget = constraints or Constraints(), _machine(devices, setup), as_budget(budget)
     wanted.require_consistent(machine)
     prepare_to_spawn()
+    begin_loading(setup.considered)
     with shown(setup.progress) as progress, Workspace() as own:
         asked, setup = setup.progress, replace(setup, progress=progress, workspace=setup.workspace or own)
         if isinstance(model, Traced):
@@ -359,7 +360,7 @@ def auto(
             progress("trace", 1.0, "done")
         announce(asked, expectation(machine, setup, budget))
         wanted = wanted.verify(traced.graph, machine)
-        profile = measure(traced, machine, setup=setup)
+        profile = measure(traced, machine, setup=setup, then_search=True)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)
         subjects = {traced.source.batch: (traced, profile), found.plan.microbatch: (found.traced, found.profile)}
         try:

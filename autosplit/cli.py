@@ -27,6 +27,7 @@ from autosplit.commands.reasons import is_expected, reason, require_address_spac
 from autosplit.commands.running import auto, export, report, run
 from autosplit.commands.searching import search
 from autosplit.commands.serving import serve
+from autosplit.commands.shorthelp import Command, write_commands
 from autosplit.commands.watching import status
 from autosplit.errors import AutosplitError, is_interrupt
 from autosplit.progress import stopped
@@ -42,6 +43,10 @@ class _Commands(TyperGroup):
         """Keep whether the result is asked for as JSON: a command line with a fault has no options value."""
         ctx.obj = "--json" in args
         return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands and the flags of the program."""
+        write_commands(self, ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; click shows a wrong command line on stderr."""
@@ -108,7 +113,7 @@ def _app(
 
 
 for command in (devices, profile, search, evaluate, run, auto, annotate, memory, report, export, bundle, serve, bench, status):
-    app.command(command.__name__)(flags.command(_guarded(command)))
+    app.command(command.__name__, cls=Command)(flags.command(_guarded(command)))
 
 
 def _stop(number: int, frame: Any) -> None:

@@ -7,18 +7,24 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fuzzing import examples
 from hypothesis import settings
 
+from autosplit.files import cache_folder
+
 # A deadline of 0.2 s for an example fails by chance on a busy machine.
 settings.register_profile("autosplit", deadline=None, max_examples=examples(100))
 settings.load_profile("autosplit")
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder, which leaves the user's own alone
+    own = cache_folder()
     os.environ["AUTOSPLIT_CACHE"] = tempfile.mkdtemp(prefix="autosplit-cache-")
+    if (own / "numba").is_dir():  # the planner's machine code takes half a minute to compile
+        shutil.copytree(own / "numba", Path(os.environ["AUTOSPLIT_CACHE"]) / "numba")
     atexit.register(shutil.rmtree, os.environ["AUTOSPLIT_CACHE"], ignore_errors=True)
 
 # Torch's threads spin while they wait, which takes the core of the other test process: a trace cost 1.7 times the processor time.

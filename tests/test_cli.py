@@ -467,15 +467,27 @@ def test_all_faults_of_an_options_file_are_named(
 @pytest.mark.parametrize("command", sorted(one.name or "" for one in cli.app.registered_commands))
 def test_help_is_whole_in_80_columns(command: str) -> None:
     """A word that is too long for its column ends in dots: ``cpu:0=300MB,cpu:1…``."""
-    result = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "80"})
+    result = CliRunner().invoke(cli.app, [command, "--help-all"], env={"COLUMNS": "80"})
     assert result.exit_code == 0 and "--help" in result.output and "…" not in result.output
 
 
+@pytest.mark.parametrize("command", ["", *sorted(one.name or "" for one in cli.app.registered_commands)])
+def test_help_fits_a_screen_and_says_how_to_see_the_rest(command: str) -> None:
+    """``search --help`` had 125 lines."""
+    words = [command] if command else []
+    shown = CliRunner().invoke(cli.app, [*words, "--help"], env={"COLUMNS": "80"}).output.rstrip()
+    assert len(shown.splitlines()) <= 30 and "``" not in shown
+    if "more flags" in shown:
+        whole = CliRunner().invoke(cli.app, [*words, "--help-all"], env={"COLUMNS": "80"}).output
+        flags, first = set(re.findall(r"--[a-z-]+", whole)), set(re.findall(r"--[a-z-]+", shown))
+        assert first < flags and f"{command} --help-all" in shown
+
+
 def test_flags_stand_in_groups_and_those_of_many_commands_come_last() -> None:
-    shown = CliRunner().invoke(cli.app, ["auto", "--help"], env={"COLUMNS": "80"}).output
+    shown = CliRunner().invoke(cli.app, ["auto", "--help-all"], env={"COLUMNS": "80"}).output
     groups = ["Arguments", "Options", "Devices", "Model and measurement", "Plan and search", "Run and report", "Hosts", "Output"]
     assert re.findall(r"╭─ (.*?) ─", shown) == groups
-    shared = CliRunner().invoke(cli.app, ["run", "--help"], env={"COLUMNS": "80"}).output
+    shared = CliRunner().invoke(cli.app, ["run", "--help-all"], env={"COLUMNS": "80"}).output
     assert "--model" in shared.partition("─ Plan to run ─")[2], "each command has its own copy of a flag that several share"
     assert "─ Bundle ─" not in shared
 

@@ -10,17 +10,19 @@
 
 import json
 import re
+import runpy
 import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+import autosplit
 from autosplit import cli
 from autosplit.devices.limits import affinity
 
@@ -28,6 +30,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     path for path in (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()
 ]
+reference = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "reference.py")))
+"""The hook that makes pages of docstrings and notebooks."""
 CORES = {0, 1}
 """What the documents' commands run on."""
 LIMIT_S = 400
@@ -127,7 +131,27 @@ def test_data_blocks_parse(path: Path) -> None:
 def test_links_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     files = [target for target in targets if "://" not in target and not target.startswith("mailto:")]
+    files = [re.sub(r"^gallery/(\w+)\.md$", r"../notebooks/\1.ipynb", target) for target in files]  # pages made of notebooks
     assert [target for target in files if not (path.parent / target).exists()] == []
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    named = re.findall(r"^::: autosplit\.(\w+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(named) == autosplit.__all__
+
+
+def test_the_reference_shows_signatures_sections_and_members() -> None:
+    found = reference.reference("trace")
+    assert "```python\ntrace(\n    model: " in found and "\n    *,\n    inputs: Tensor | " in found
+    assert "\n**Args**\n\n- `model`: a spec" in found and "**Raises** ModelError:" in found
+    told = reference.reference("Session")
+    assert "### `Session`" in told and "Session." in told and "::\n" not in told
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_the_gallery_shows_code_and_outputs(path: Path) -> None:
+    page = reference.notebook_page(path)
+    assert page.startswith("# ") and page.count("```python") > 3 and "image/png" in page and "Traceback" not in page
 
 
 # The reading of documents itself.
@@ -169,6 +193,12 @@ def test_the_security_page_names_tests_that_exist() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
     assert len(named) == text.count("`tests/") > 10
     assert [file for file, _ in named if not (ROOT / file).is_file()] == []
+    assert [test for file, test in named if test and f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")] == []
+
+
+def test_the_trial_names_tests_that_exist() -> None:
+    named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", (ROOT / "tests" / "trial.txt").read_text(encoding="utf-8"))
+    assert len(named) > 10 and [file for file, _ in named if not (ROOT / file).is_file()] == []
     assert [test for file, test in named if test and f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")] == []
 
 

@@ -14,19 +14,24 @@ from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from autosplit.devices.calls import begin, serve
+from autosplit.devices.limits import refusals_named
 from autosplit.devices.processes import WorkerProcess, spawn_worker
 from autosplit.errors import AutosplitError, BackendError, WorkerError
 
 T = TypeVar("T")
 Watch = Callable[[float], None]
 
-IDLE_S = 10.0
+IDLE_S = 60.0
+"""Seconds that the process waits for its next call. A search may measure for long between two exports, and a new process loads
+exporters for 4 s."""
 
 LIMIT_S = 900.0
 """Seconds that one call may take. The slowest compilation that was seen, inductor with 819 ops on two cores, took 56 s."""
 
 _idle: list[WorkerProcess] = []
 _lock = threading.Lock()
+_warming: threading.Thread | None = None
+"""The call of ``begin_apart``, until the next call has waited for it."""
 _is_apart = False
 """Whether this process is one of them."""
 _limits: ContextVar[tuple[float, Watch | None]] = ContextVar("limits", default=(LIMIT_S, None))
@@ -84,6 +89,25 @@ def call_apart(function: Callable[..., T], *arguments: object, doing: str, packa
     return result  # type: ignore[return-value]
 
 
+def begin_apart(function: Callable[..., object], *arguments: object, doing: str) -> None:
+    """Begin a call in the other process whose only purpose is what it loads there; the next call waits for its end.
+
+    A failure is ignored, because the next call meets it too. Does nothing if such a process is there.
+    """
+    global _warming
+
+    def call() -> None:
+        with suppress(AutosplitError, OSError):
+            call_apart(function, *arguments, doing=doing)
+
+    with _lock:
+        if _idle or _warming is not None:
+            return
+        _warming = threading.Thread(target=call, name="autosplit-loading", daemon=True)
+    with refusals_named():
+        _warming.start()
+
+
 def _run(_: object, doing: str, packages: Sequence[str], function: Callable[..., object], arguments: Sequence[object]) -> object:
     """In the other process: the result of the function. Raises: AutosplitError: as ``call_apart``."""
     try:
@@ -98,6 +122,10 @@ def _run(_: object, doing: str, packages: Sequence[str], function: Callable[...,
 
 def _taken() -> WorkerProcess:
     """A process that is idle, or a new one."""
+    global _warming
+    if (warming := _warming) is not None and warming is not threading.current_thread():
+        warming.join()
+        _warming = None
     while True:
         with _lock:
             worker = _idle.pop() if _idle else None

@@ -4,6 +4,7 @@
 
     options and modules named so  the options of each command: flags, keys of an options file, and help
     flags, flagfaults, configfile             flags become options; faults are found before any work is done
+    shorthelp                                 help that fits a screen, and --help-all
     machines, console, report, reasons        the machine that a command is given; how results and failures are shown
     measuring     devices, profile            searching      search
     running       run, auto, report, export   workloadfiles  search and evaluate a planner's workload file

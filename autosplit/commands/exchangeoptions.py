@@ -11,7 +11,7 @@ from autosplit.commands.options import PLANNER_TIME, Assumed, Devices, Output, P
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Simulated, Assumed, Devices):
-    """The options of ``autosplit evaluate``: the split to judge."""
+    """Split to judge."""
 
     subject: Annotated[str, typer.Argument(help="A model, as for profile; a plan.yaml; or a planner's workload file.")]
     split: Annotated[

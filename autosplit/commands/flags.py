@@ -4,12 +4,13 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.models import OptionInfo
 
 from autosplit.commands.options import Clustered, Output
+from autosplit.commands.shorthelp import show_all
 
 T = TypeVar("T", bound=Output)
 
@@ -23,7 +24,7 @@ def command(function: Callable[[T], None]) -> Callable[..., None]:
     # a copy, because commands share flags, and each command shows them in a group of its own
     hints: Mapping[str, Any] = copy.deepcopy(get_type_hints(options, include_extras=True))
 
-    def run(ctx: typer.Context, **values: Any) -> None:
+    def run(ctx: typer.Context, help_all: bool = False, **values: Any) -> None:
         sources = {name: ctx.get_parameter_source(name) for name in values}
         given = frozenset(name for name, source in sources.items() if source is not None and source.name != "DEFAULT")
         function(options(**values, given=given))
@@ -45,7 +46,9 @@ def command(function: Callable[[T], None]) -> Callable[..., None]:
         for field in sorted(dataclasses.fields(options), key=lambda field: places.get(field.name, 0))
         if field.name != "given"
     ]
+    asked = Annotated[bool, typer.Option("--help-all", is_eager=True, callback=show_all, help="Show all flags and exit.")]
+    parameters.append(inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=asked))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {**hints, "ctx": typer.Context}
+    run.__annotations__ = {**hints, "ctx": typer.Context, "help_all": asked}
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     return run

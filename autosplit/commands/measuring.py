@@ -101,7 +101,7 @@ def profile(given: options.Measure) -> None:
         return
     if not given.model:
         raise UsageError("no model is named: autosplit profile MODEL measures one, autosplit profile --accuracy needs none")
-    start_s = start()
+    start_s = start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.commands.machines import opened_machine
     from autosplit.commands.report import table

@@ -31,15 +31,19 @@ FOR_WORKLOADS = ("contiguous", "num_devices", "bandwidth", "overlap")
 """Flags for a planner's workload file."""
 
 BACKEND_HELP = (
-    "Backends to consider: eager, onnxruntime, openvino, inductor with commas between; "
+    "eager, onnxruntime, openvino, inductor, with commas between; "
     "'usual': all installed ones except inductor, which compiles for long (auto runs it as a baseline); 'all': inductor too."
 )
 
 MODEL_HELP = (
-    "transformers:ClassName?field=value&..., file.py:function or package.module:function, which returns (module, inputs), "
-    "or a .pt2 file. A named function is imported and called."
+    "transformers:ClassName, transformers:FOLDER, hub:ORG/NAME, file.py:function, or a .pt2 file; ClassName?field=value&... sets "
+    "its config, package.module:function is installed. A function is called, and returns (module, inputs)."
 )
 
+MEMORY_HELP = (
+    "Most that a device may hold: 300MB for each, or cpu:0=1GB with commas between; weights, values, what the backend packs, "
+    "rings and the worker itself count ('autosplit memory' shows them)."
+)
 
 PlansModel = Annotated[
     str | None, typer.Option(help="The plan's model, if it is code of your own: naming it says that you trust it.")
@@ -74,7 +78,7 @@ def flag_name(field: str) -> str:
 
 
 PLANNER_TIME = "10s"
-"""Longest time in seconds for one question to the planner, if no limit is given."""
+"""Longest time for one question to the planner, if no limit is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +128,7 @@ class Devices(Clustered):
 
     devices: Annotated[str | None, typer.Option(help="cpu:0,cpu:1 or cpu:0-1 or cuda:0; default: each usable core.")] = None
     machine: Annotated[Path | None, typer.Option(help="YAML file of devices, memory caps and links.")] = None
-    memory: Annotated[str | None, typer.Option(help="Cap on weights: 300MB for each, or cpu:0=1GB with commas between.")] = None
+    memory: Annotated[str | None, typer.Option(help=MEMORY_HELP)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from autosplit.commands.console import (
 )
 from autosplit.commands.exchangeoptions import Export
 from autosplit.commands.machines import opened_machine
-from autosplit.commands.starting import SOLVERS, start
+from autosplit.commands.starting import start
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars, seconds_text
@@ -31,7 +31,7 @@ def run(given: options.Run) -> None:
     from autosplit.values.planfile import read_plan
 
     file = read_plan(given.plan)
-    start()
+    start(lambda: file.backends)
     from autosplit import api
     from autosplit.backends.base import get_backend
     from autosplit.commands.report import baselines_table, peers_table, run_table
@@ -68,9 +68,9 @@ def run(given: options.Run) -> None:
 
 
 def auto(given: options.Auto) -> None:
-    """Do everything: trace, profile, search, run, compare; the best plan is written."""
+    """Find the best way to run a model: trace, profile, search, run, compare; the best plan is written."""
     wanted = given.constraints()
-    start_s = start(SOLVERS)
+    start_s = start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.commands.report import baselines_table, peers_table, plan_table, run_table
     from autosplit.deploying.comparing import expectation

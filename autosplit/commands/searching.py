@@ -21,7 +21,7 @@ from autosplit.commands.console import (
 )
 from autosplit.commands.machines import opened_machine
 from autosplit.commands.sharing import is_for_several, search_several
-from autosplit.commands.starting import SOLVERS, start
+from autosplit.commands.starting import start
 from autosplit.commands.workloadfiles import search_workload
 from autosplit.errors import UsageError
 from autosplit.progress import bars
@@ -37,7 +37,7 @@ def search(given: options.Plans) -> None:
         return
     given.require_for_models()
     wanted = given.constraints()
-    start(SOLVERS)
+    start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.commands.report import plan_table, table
     from autosplit.deploying.footprints import Footprints
@@ -52,7 +52,7 @@ def search(given: options.Plans) -> None:
         require_costs(machine, absent_devices(machine), setup.profile_of)
         traced = trace(given, progress, given.model, weights=bool(sources(machine)))
         wanted.verify(traced.graph, machine)
-        measured = api.measure(traced, machine, setup=setup)
+        measured = api.measure(traced, machine, setup=setup, then_search=True)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
     notes = [*wanted.notes(traced.graph), *measured.notes, *keeping.keep_search(found, setup)]
     say_reused(measured, given.store, started)

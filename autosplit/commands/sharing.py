@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from autosplit.commands import options
 from autosplit.commands.console import err, log, require_equal, say, show, trace
 from autosplit.commands.machines import opened_machine
-from autosplit.commands.starting import SOLVERS, start
+from autosplit.commands.starting import start
 from autosplit.errors import UsageError
 from autosplit.files import read_data, validated
 from autosplit.progress import bars
@@ -63,7 +63,7 @@ def search_several(given: options.Plans) -> None:
     """Plan the models together, run them if the budget allows, and write a plan file for each."""
     given.require_default(FOR_ONE, "several models are planned by their rates, for the devices of one host")
     entries = _entries(given)
-    start(SOLVERS)
+    start(lambda: given.backends)
     from autosplit.commands.report import table
     from autosplit.devices.discovering import absent_devices
     from autosplit.planning.estimating import require_costs, sources

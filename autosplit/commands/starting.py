@@ -1,34 +1,29 @@
 """The start of a command that measures or runs a model."""
 
-import gc
-import importlib
 import time
+from collections.abc import Callable, Sequence
 
 import psutil
 
 from autosplit.devices.processes import prepare_to_spawn
+from autosplit.preloading import load
 
 LOADED = ("autosplit.api", "autosplit.compat.exporter")
 """Modules that such a command needs in any case."""
 
-SOLVERS = "autosplit.searching.loop"
-"""The module that loads all solvers, for commands that search."""
 
+def start(backends: Callable[[], Sequence[str]]) -> float:
+    """Start the fork server, which imports torch, and load meanwhile what the command needs.
 
-def start(*modules: str) -> float:
-    """Start the fork server, which imports torch, and load meanwhile what the command needs: ``LOADED`` and these modules.
-
-    They stay until the process ends. Searching them for garbage would take about a tenth of the time to load them, and some of
-    the time of every later step.
+    A forked process loads what the named backends need to export stages; ``backends`` may need torch to name them. Solvers are
+    loaded later, while files are written.
 
     Returns: seconds since this process began.
     """
     prepare_to_spawn()
-    gc.disable()
-    try:
-        for name in (*LOADED, *modules):
-            importlib.import_module(name)
-    finally:
-        gc.freeze()
-        gc.enable()
+    load("autosplit.backends.warming")
+    from autosplit.backends.warming import begin_loading
+
+    begin_loading(backends())
+    load(*LOADED)
     return time.time() - psutil.Process().create_time()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from math import isfinite
 from pathlib import Path
 
@@ -55,6 +55,7 @@ def measure(
     links: bool = True,
     precision: Precision = "f32",
     workspace: Workspace | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Profile:
     """Seconds of every op of a model on every device and backend, and of the links between the devices.
 
@@ -71,6 +72,7 @@ def measure(
         links: measure the links too, unless they are stored.
         precision: what the backends compute in; those that cannot are left out.
         workspace: where the model is saved and prepared, if a search or a run is to find it there.
+        meanwhile: work of the caller, done once while another process prepares files, if ops are measured.
     Returns: a profile whose notes say what was measured again, and why. A backend is left out with a note where it refuses the
         model or the precision, gives wrong numbers, crashes or hangs, unless it is the only one on a device.
     Raises:
@@ -101,7 +103,9 @@ def measure(
             known = replace(look(), notes=known.notes)
             held = {} if keeper is None or remeasure else footprints_of(traced.graph, keeper, stamps)
             if missing(known):
-                known = _Measurement(traced, machine, stamps, keeper, tell, known, held).run(links, budget_s, workspace)
+                known = _Measurement(traced, machine, stamps, keeper, tell, known, held).run(
+                    links, budget_s, workspace, meanwhile
+                )
     tell(1.0, "done")
     return replace(known, notes=(*notes, *refused_ops(known, wanted), *known.notes))
 
@@ -151,7 +155,7 @@ class _Measurement:
     files: dict[str, BackendFiles] = field(default_factory=dict)
     left_out: dict[Setting, str] = field(default_factory=dict)
 
-    def run(self, links: bool, budget_s: float | None, workspace: Workspace | None) -> Profile:
+    def run(self, links: bool, budget_s: float | None, workspace: Workspace | None, meanwhile: Callable[[], None]) -> Profile:
         """Measure what the profile lacks; keep each result before the next one is measured."""
         measured, links = self.profile.measured, links and not self.profile.links
         groups = [group for group in groups_of(self.machine, self.stamps) if any(one not in measured for one in group)]
@@ -167,11 +171,17 @@ class _Measurement:
                 workers = stack.enter_context(open_workers(rings.devices, rings.fds))
                 return self._keep_links(measure_links(rings, workers, others))
             workspace = workspace or stack.enter_context(Workspace())
+            once = cache(meanwhile)
             cut = None if all(map(is_accelerator, self.machine.devices)) else typical_cut(self.traced.graph)
             model = ModelFiles.save(self.traced, cut, self.profile.precision, workspace)
             workers = stack.enter_context(open_workers(self.machine.devices, rings.fds, model.program.packages))
             workers.watch = steps.watch
-            stack.enter_context(limited(watch=steps.watch))
+
+            def watch(seconds: float) -> None:
+                once()
+                steps.watch(seconds)
+
+            stack.enter_context(limited(watch=watch))
             keep = room_to_keep(self.traced.graph.weight_bytes * sum(map(len, groups)))
             rounds = Rounds(workers, self.machine, model, self.stamps, {}, round_s, keep)
             warming = {}
@@ -184,6 +194,7 @@ class _Measurement:
             steps.next()
             with suppress(DeviceFaults):  # the first round fails too, and has the reason
                 workers.results(warming)
+            once()
             rounds = replace(rounds, calibration_s=self._calibrate(workers))
             for group in groups:
                 steps.next()

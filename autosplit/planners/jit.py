@@ -1,10 +1,11 @@
-"""Compile the inner loops with numba and cache the machine code beside the sources.
+"""Compile the inner loops with numba and cache the machine code in the user's cache folder, which all installations share.
 
 ``python -m autosplit.planners.warming`` compiles everything ahead of time. Without it, the first call compiles and says so.
 """
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -22,8 +23,13 @@ from numba.core import event
 
 from autosplit.compat.numbacache import stamp_cache
 from autosplit.errors import is_interrupt
+from autosplit.files import cache_folder
+from autosplit.opening import opened_folder
 
 Function = TypeVar("Function", bound=Callable[..., object])
+
+NUM_VERSIONS = 8
+"""Versions of the sources whose machine code is kept, 5 MB each; the others were not used for the longest time."""
 
 whole = cast(Callable[[int], int], np.int64)
 """Wraps integer arguments of compiled functions: numba compiles a function once more for a literal."""
@@ -64,7 +70,8 @@ def interruptible() -> Iterator[None]:
 
 def _cached(function: Function, **options: bool) -> Function:
     dispatcher: Any = numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True, **options)(function)
-    stamp_cache(dispatcher, source_stamp(Path(__file__).parent))
+    stamp = source_stamp(Path(__file__).parent)
+    stamp_cache(dispatcher, stamp, code_folder(stamp))
     return cast(Function, dispatcher)
 
 
@@ -77,6 +84,22 @@ def source_stamp(folder: Path) -> str:
         if b"planners.jit import" in source:
             digest.update(source)
     return digest.hexdigest()
+
+
+@cache
+def code_folder(stamp: str) -> Path | None:
+    """The user's folder for machine code of the sources with this stamp; None, so that numba chooses, if it cannot be used."""
+    try:
+        folder = cache_folder() / "numba" / stamp[:16]
+        with opened_folder(folder, cache_folder(), make=True):
+            folder.parent.chmod(0o700)  # numba unpickles what lies there
+        os.utime(folder)
+        others = sorted(folder.parent.iterdir(), key=lambda path: -path.stat().st_mtime)[NUM_VERSIONS:]
+    except (OSError, RuntimeError):  # the user has no home, or may not write there
+        return None
+    for path in others:
+        shutil.rmtree(path, ignore_errors=True)
+    return folder if os.access(folder, os.W_OK) else None
 
 
 class _Notice(event.Listener):  # type: ignore[misc]
@@ -93,7 +116,7 @@ class _Notice(event.Listener):  # type: ignore[misc]
 @cache
 def _say_once() -> None:
     logging.getLogger(__name__).warning(
-        "compiling the planner's inner loops, once after each installation; this takes about a minute or less"
+        "compiling the planner's inner loops, once for each version of autosplit; this takes about a minute or less"
     )
 
 

@@ -83,7 +83,7 @@ def test_the_versions_in_the_errors_are_those_that_these_tests_ran_on(package: s
 def test_a_part_that_is_gone_is_an_error_with_a_way_out() -> None:
     gone = r"numba .* lacks a part that autosplit uses \(.*_cache.*\)\. .*: pip install 'numba==[\d.]+'"
     with pytest.raises(MissingExtraError, match=gone):
-        numbacache.stamp_cache(object(), "stamp")
+        numbacache.stamp_cache(object(), "stamp", None)
     with pytest.raises(MissingExtraError, match="onnxruntime"), needs("onnxruntime"):
         raise ImportError
 
@@ -101,8 +101,15 @@ def test_a_cache_that_names_a_renamed_class_is_made_anew(tmp_path: Path) -> None
     Path(file._index_path).write_bytes(pickle.dumps(file._version, protocol=-1) + lost)
     with pytest.raises(AttributeError):
         file._load_index()
-    numbacache.stamp_cache(SimpleNamespace(_cache=SimpleNamespace(_cache_file=file)), "stamp")
+    numbacache.stamp_cache(SimpleNamespace(_cache=SimpleNamespace(_cache_file=file)), "stamp", None)
     assert file._load_index() == {}
+
+
+def test_numba_keeps_machine_code_in_our_folder(tmp_path: Path) -> None:
+    file = IndexDataCacheFile("/nowhere", "add", "old")
+    numbacache.stamp_cache(SimpleNamespace(_cache=SimpleNamespace(_cache_file=file)), "stamp", tmp_path)
+    file.save("key", "code")
+    assert file.load("key") == "code" and sorted(path.name for path in tmp_path.iterdir()) == ["add.1.nbc", "add.nbi"]
 
 
 def test_our_futures_have_every_field_of_a_future() -> None:

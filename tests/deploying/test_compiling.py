@@ -10,6 +10,7 @@ import pytest
 import autosplit
 from autosplit.backends import apart
 from autosplit.backends.base import installed
+from autosplit.backends.warming import begin_loading
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying import compiling
 from autosplit.deploying.bench import Bench
@@ -60,6 +61,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
 
     monkeypatch.setattr(apart, "spawn_worker", spawn)
     return found
+
+
+def test_what_is_loaded_beforehand_serves_the_next_call(started: list[WorkerProcess]) -> None:
+    apart.begin_apart(int, "no number", doing="while something was loaded")  # a failure waits for the call that needs it
+    apart.begin_apart(os.getpid, doing="while something was loaded")  # one is enough
+    assert apart.call_apart(os.getpid, doing="") == started[-1].pid != os.getpid()
+    assert len(started) == 1
+    begin_loading(["eager", "inductor"])  # the one writes no files, and the other would compile
+    assert len(started) == 1
 
 
 def assert_gone(worker: WorkerProcess) -> None:

@@ -434,6 +434,17 @@ def test_progress_ends_at_one_and_never_falls(traced, machine, pool) -> None:
     assert {"timing eager", "preparing onnxruntime"} <= set(seen)
 
 
+def test_nothing_is_timed_before_the_work_of_the_caller_has_ended(traced, machine, pool) -> None:
+    seen: list[str] = []
+
+    def meanwhile() -> None:
+        time.sleep(0.05)
+        seen.append("the caller's work")
+
+    fake_measure(traced, machine, progress=lambda step, share, text: seen.append(text), meanwhile=meanwhile)
+    assert 0 < seen.index("the caller's work") < seen.index("timing eager")
+
+
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_thread_counts_are_measured_one_after_the_other(traced, pool) -> None:
     wide = Machine.of([parse_device(f"cpu:{CORES[0]}-{CORES[-1]}")])

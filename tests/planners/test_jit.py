@@ -31,6 +31,18 @@ def test_a_changed_module_changes_the_stamp_of_all(tmp_path: Path) -> None:
     assert jit.source_stamp(tmp_path) != before
 
 
+def test_all_installations_of_a_version_share_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # each installation compiled for 13 to 40 s at its first call
+    monkeypatch.setenv("AUTOSPLIT_CACHE", str(tmp_path))
+    made = [jit.code_folder.__wrapped__(f"{number:016d}") for number in range(jit.NUM_VERSIONS + 1)]
+    assert made[-1] == tmp_path / "numba" / f"{jit.NUM_VERSIONS:016d}"
+    assert len([*(tmp_path / "numba").iterdir()]) == jit.NUM_VERSIONS and made[-1].is_dir()
+    assert (tmp_path / "numba").stat().st_mode & 0o777 == 0o700  # what lies there is unpickled
+    monkeypatch.setenv("AUTOSPLIT_CACHE", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    assert jit.code_folder.__wrapped__("a") is None
+
+
 def test_everything_is_compiled_ahead(capsys) -> None:
     warming.main()
     assert len(capsys.readouterr().err.splitlines()) == len(warming.PARTS)

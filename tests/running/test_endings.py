@@ -176,7 +176,7 @@ def load() -> Iterator[None]:
 
 
 def test_ctrl_c_while_the_end_is_waited_for_kills_a_worker_that_hangs() -> None:
-    """The worker had 5 s to end in good order, also after Ctrl-C."""
+    """The worker had 5 s to end in good order, also after Ctrl-C, which took 12 s once under load."""
     pipeline = Pipeline([spawned("a", "hang_on_7", "x", "y")], ["x"], ["y"])
     future, interrupted_s = pipeline.submit(request(7)), []
 
@@ -187,7 +187,8 @@ def test_ctrl_c_while_the_end_is_waited_for_kills_a_worker_that_hangs() -> None:
     with load(), pytest.raises(KeyboardInterrupt):
         threading.Timer(0.1, interrupt).start()
         pipeline.close()
-    assert time.monotonic() - interrupted_s[0] < 4
+    taken_s = time.monotonic() - interrupted_s[0]
+    assert taken_s < 2
     assert "closed before" in str(future.exception(0)) and not any(Path(f"/proc/{pid}").exists() for pid in pipeline.pids)
 
 
