@@ -36,7 +36,7 @@ ORDER = {name: rank for rank, name in enumerate(PLACES)}
 ABOVE = PLACES[: PLACES.index(TORCH)]
 
 ALLOWED = {
-    "ortools": {"memory.packing", "planners.bounds", "planners.cpsat", "planners.latency", "planners.noncontiguous"},
+    "ortools": {"cpsat", "memory.packing", "planners.bounds", "planners.cpsat", "planners.latency", "planners.noncontiguous"},
     "optuna": {"searching.tuning", "searching.journal"},
     "pandas": {"tables", "figures"},
     "matplotlib": {"figures"},

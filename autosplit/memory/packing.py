@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from ortools.sat.python import cp_model
 
+from autosplit import cpsat
 from autosplit.memory.lives import ALIGNMENT, Life
-
-NUM_WORKERS = 4
 
 
 def pack(lives: Sequence[Life], offsets: Sequence[int], bound_bytes: int, time_limit_s: float) -> tuple[list[int], bool]:
@@ -33,10 +32,7 @@ def pack(lives: Sequence[Life], offsets: Sequence[int], bound_bytes: int, time_l
     model.add_no_overlap_2d(times, places)
     model.add_cumulative(times, [life.num_bytes // ALIGNMENT for life in lives], top)
     model.minimize(top)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.num_workers = NUM_WORKERS
-    status = solver.solve(model)
+    solver, status = cpsat.run(model, time_limit_s)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return list(offsets), False
     return [solver.value(start) * ALIGNMENT for start in starts], status == cp_model.OPTIMAL

@@ -67,7 +67,7 @@ def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: 
     if ratio.ahead:
         sentence = f"The plan measures {ratio.median:.2f} times {what} as the best baseline, '{rival}' ({ratio})."
         return Verdict(PLAN, sentence, sure=True)
-    simpler = {name: o for name, o in fit.items() if _is_simpler(o.plan, plan.plan) and _is_level(plan.against(o, objective))}
+    simpler = {name: o for name, o in fit.items() if is_simpler(o.plan, plan.plan) and _is_level(plan.against(o, objective))}
     if simpler:
         best = _best(simpler, plan, objective)
         sentence = _simpler(best, simpler[best].plan, plan.plan, plan.against(simpler[best], objective), what)
@@ -86,7 +86,7 @@ def _is_busy(ratio: Ratio) -> bool:
     return ratio.high / ratio.low > 1 + BUSY
 
 
-def _is_simpler(one: Plan, other: Plan) -> bool:
+def is_simpler(one: Plan, other: Plan) -> bool:
     """Whether a plan has fewer stages or backends than another one, and not more of either."""
     (stages, backends), (more_stages, more_backends) = _parts(one), _parts(other)
     return stages <= more_stages and backends <= more_backends and (stages, backends) != (more_stages, more_backends)

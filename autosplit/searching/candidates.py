@@ -1,25 +1,32 @@
 """A candidate of a search: the question that a trial asks, the planner's answer, its measurements, and its explanation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from autosplit.deploying.footprints import Footprints
-from autosplit.errors import InfeasibleError
+from autosplit.errors import InfeasibleError, ProfileError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
-from autosplit.planning.caps import plan_within_caps
+from autosplit.planning.baselines import baselines_with, machine_of, unmet_demands
+from autosplit.planning.caps import plan_within_caps, with_fitting_slots
 from autosplit.planning.explaining import explain
-from autosplit.planning.plans import least_s
+from autosplit.planning.plans import least_s, plan_key
 from autosplit.planning.predicting import bounded, predict
 from autosplit.planning.question import Question
-from autosplit.reports.outcomes import Outcome
+from autosplit.reports.judging import is_simpler
+from autosplit.reports.outcomes import Outcome, Ratio
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
 EXPLAIN_S = 1.0
 """Most seconds for explaining a plan for throughput. Some hundred ops take a third of them; a plan for latency takes far more."""
+
+PREDICTION_ERROR = 0.04
+"""Median error of predictions before anything runs: 3.6 % for 72 plans (``benchmarks/accuracy.md``, AMD EPYC), rounded up."""
 
 Subject = tuple[Traced, Profile]
 """The model traced for one microbatch, and its profile."""
@@ -41,8 +48,47 @@ def asking(question: Question, subject: Subject, asked: Mapping[str, Any]) -> Qu
 
 def answer(question: Question, traced: Traced, footprints: Footprints | None) -> Plan:
     """The planner's best plan within the caps. Without footprints, the bytes of values and weights count as memory."""
+    return plan_within_caps(question, _account(question, traced, footprints))
+
+
+def _account(question: Question, traced: Traced, footprints: Footprints | None) -> Account:
     known = Account(question.graph, known=footprints_of(question.profile))
-    return plan_within_caps(question, known if footprints is None else footprints.account(traced, question.profile))
+    return known if footprints is None else footprints.account(traced, question.profile)
+
+
+def usual_plans(question: Question, traced: Traced, footprints: Footprints | None) -> list[Plan]:
+    """One device, all cores, replicas and the even split of each backend, predicted, where they meet the demands and the caps."""
+    graph, profile, account = question.graph, question.profile, _account(question, traced, footprints)
+    found, machine = list[Plan](), question.machine.layouts[0]
+    for backend in question.backends:
+        here = {setting.device for setting in profile.measured if setting.backend == backend}
+        fastest = min((d.name for d in machine.devices if d.name in here), key=lambda d: profile.whole_s(d, backend), default="")
+        for name, plan in baselines_with(graph, machine, question.source, backend, fastest).items():
+            usual = replace(plan, objective=question.constraints.objective, precision=profile.precision, chosen="")
+            usual = replace(usual, profile_hash=profile.hash, queue_depth=question.queue_depth, status="feasible", method=name)
+            with suppress(ProfileError):  # a backend was not measured on a device, or refuses an op
+                usual = with_fitting_slots(predict(usual, graph, machine_of([usual], machine), profile), machine, account)
+                value_s = usual.prediction.latency_s
+                faults = unmet_demands(usual, value_s, graph, question.machine, question.constraints, question.backends)
+                found += [usual] if value_s < inf and not faults else []
+    return found
+
+
+def run_order(question: Question, planned: Plan, usual: Sequence[Plan]) -> list[Plan]:
+    """The plans that are worth a run, the best prediction first.
+
+    A plan with more stages or backends than another one is left out unless it is predicted to be ahead by more than
+    ``PREDICTION_ERROR``.
+    """
+    others = [plan for plan in usual if plan.hash != planned.hash]
+    kept = [plan for plan in (planned, *others) if all(is_worth(question, plan, other) for other in (planned, *others))]
+    return sorted(kept, key=plan_key(question.constraints))
+
+
+def is_worth(question: Question, plan: Plan, other: Plan) -> bool:
+    """Whether a plan is not less simple than another one, or is predicted to be better by more than predictions err."""
+    key = plan_key(question.constraints)
+    return not is_simpler(other, plan) or key(plan) * (1 + PREDICTION_ERROR) < key(other)
 
 
 def first_answer(question: Question, limited: Question, traced: Traced, footprints: Footprints | None) -> Plan:
@@ -102,6 +148,7 @@ class Trial:
         plan: the planner's answer, with the prediction from before the run.
         measured_per_s: items per second; None if it did not run.
         times_first: how many times as good as the first plan it was; None if it did not run.
+        interval: holds ``times_first`` beyond the noise of the rounds; None where it is exact.
         note: why it did not run, or what is wrong with its numbers.
         outcome: all measurements.
     """
@@ -112,6 +159,13 @@ class Trial:
     times_first: float | None = None
     note: str = ""
     outcome: Outcome | None = None
+    interval: Ratio | None = None
+
+    def level_with(self, other: "Trial") -> bool:
+        """Whether rounds do not show that another candidate that ran is better."""
+        most = self.interval.high if self.interval else self.times_first
+        least = other.interval.low if other.interval else other.times_first
+        return (most or 0.0) >= (least or 0.0)
 
     def row(self) -> dict[str, Any]:
         """One row of the table of trials."""

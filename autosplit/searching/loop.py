@@ -1,6 +1,7 @@
 """search(): plan, measure the plan's stages as they run, correct the profile, plan again; then let Optuna vary the settings.
 
-The first loop ends when the planner comes back to a plan that was measured, or when its part of the budget is spent.
+The usual ways to run a model are candidates from the beginning, beside the planner's first answer. The first loop ends when the
+planner comes back to a plan that was measured or has none that is worth a run, or when its part of the budget is spent.
 Optuna (Akiba et al., 2019) then varies the number of stages, replication, the queue depth, threads, backend and microbatch. It
 begins with the planner's answer; a trial whose prediction is far behind the best measured plan is pruned without running.
 """
@@ -19,18 +20,10 @@ from autosplit.memory.stages import with_footprints
 from autosplit.planning.predicting import moved_s, predict
 from autosplit.planning.question import Question
 from autosplit.progress import Progress, quiet
-from autosplit.reports.outcomes import PLAN
-from autosplit.searching.candidates import (
-    EXPLAIN_S,
-    Subject,
-    Trial,
-    answer,
-    asking,
-    explained,
-    first_answer,
-    ran_before,
-    with_bound,
-)
+from autosplit.reports.judging import is_simpler
+from autosplit.reports.outcomes import PLAN, Ratio
+from autosplit.searching import candidates
+from autosplit.searching.candidates import Subject, Trial, answer, asking, explained, is_worth
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
 from autosplit.searching.journal import open_study
 from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, space
@@ -142,12 +135,12 @@ def _search(
     quick_s = max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s) if hurried else question.time_limit_s
     limited = replace(question, time_limit_s=min(question.time_limit_s, quick_s))
     begun_s = time.monotonic()
-    first = first_answer(question, limited, traced, footprints)
+    first = candidates.first_answer(question, limited, traced, footprints)
     explain_s = budget.explain_s
     if explain_s is None:
-        explain_s = min(EXPLAIN_S, budget_s / 10 if budget_s > 0 else EXPLAIN_S)
+        explain_s = min(candidates.EXPLAIN_S, budget_s / 10 if budget_s > 0 else candidates.EXPLAIN_S)
         explain_s *= question.constraints.objective == "throughput"
-    if budget_s <= 0 or (budget_s <= SMALL_S and ran_before(first, question.profile)):
+    if budget_s <= 0 or (budget_s <= SMALL_S and candidates.ran_before(first, question.profile)):
         plan = explained(question, first, explain_s)
         progress("search", 1.0, "done")
         return _counted(footprints, SearchResult(plan, traced, question.profile))
@@ -156,14 +149,15 @@ def _search(
     hunt = _Hunt(question, traced, bench, budget_s, progress, begun_s, subject_for, footprints)
     try:
         with bench:
-            hunt.correct(first)
+            usual = candidates.usual_plans(question, traced, footprints)
+            hunt.correct(*candidates.run_order(question, first, usual))
             progress("search", min(1.0, hunt.spent()), "trying plans of other shapes")
             hunt.tune(study)
             progress("search", 1.0, "ending the candidates")
         found = hunt.result()
         progress("search", 1.0, "looking for the bound of the best candidate")
         about = asking(limited, (found.traced, found.profile), {"microbatch": found.plan.microbatch})
-        proved = with_bound(about, found.traced, found.plan, footprints)
+        proved = candidates.with_bound(about, found.traced, found.plan, footprints)
         progress("search", 1.0, "finding out why it is not faster")
         plan = explained(about, proved, explain_s)
     except BaseException:
@@ -222,8 +216,10 @@ class _Hunt:
         return [trial for trial in self.trials if trial.times_first is not None]
 
     def best(self) -> Trial:
-        """The candidate that measured best."""
-        return max(self.ran, key=lambda trial: trial.times_first or 0.0)
+        """The candidate that measured best; of those that the rounds do not tell apart from it, the best one that is simpler."""
+        top = max(self.ran, key=lambda trial: trial.times_first or 0.0)
+        simpler = [trial for trial in self.ran if is_simpler(trial.plan, top.plan) and trial.level_with(top)]
+        return max(simpler, key=lambda trial: trial.times_first or 0.0, default=top)
 
     def result(self) -> SearchResult:
         """The candidate that measured best, with the newest seconds of its stages, and all candidates."""
@@ -232,17 +228,30 @@ class _Hunt:
         profile = profile.with_newest((stage.ops, setting) for stage, setting in best.workers)
         return SearchResult(best, traced, profile, tuple(self.trials))
 
-    def correct(self, first: Plan) -> None:
-        """Plan, measure, correct, until the planner has no new answer."""
-        plan = first
-        while not self._measured(plan):
-            self._measure(plan, {})
-            if self.spent() > CORRECTING_SHARE:
-                return
+    def correct(self, first: Plan, *others: Plan) -> None:
+        """Measure the plans that are known, then plan, measure and correct until the planner has no new answer worth a run."""
+        self._measure(first, {})
+        for other in others:
+            if self.spent() < CORRECTING_SHARE and self._is_hopeful(other):
+                self._measure(other, {})
+        while self.spent() < CORRECTING_SHARE:
             try:
-                plan = self._plan(plan.microbatch, {})
+                plan = self._plan(first.microbatch, {})
             except InfeasibleError:  # no plan was found in time
                 return
+            best = self.best().plan
+            traced, profile = self.subject(best.microbatch)
+            known = predict(best, traced.graph, self.question.machine, profile)  # as it measured
+            if self._measured(plan) or not is_worth(self.question, plan, known):
+                return
+            self._measure(plan, {})
+
+    def _is_hopeful(self, plan: Plan) -> bool:
+        """Whether a plan is predicted to reach ``HOPELESS`` of the best candidate."""
+        best = self.best()
+        if self.question.constraints.objective == "throughput":
+            return plan.prediction.throughput_per_s > HOPELESS * (best.measured_per_s or 0.0)
+        return HOPELESS * plan.prediction.latency_s < best.plan.prediction.latency_s
 
     def tune(self, study: Study) -> None:
         """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
@@ -295,12 +304,7 @@ class _Hunt:
             return None
         if known := self._measured(plan):
             return known.times_first
-        best = self.best()
-        if self.question.constraints.objective == "throughput":
-            hopeful = plan.prediction.throughput_per_s > HOPELESS * (best.measured_per_s or 0.0)
-        else:
-            hopeful = HOPELESS * plan.prediction.latency_s < best.plan.prediction.latency_s
-        if not hopeful:
+        if not self._is_hopeful(plan):
             self.trials.append(Trial(asked, plan, note=f"predicted below {HOPELESS:.0%} of the best measured"))
             return None
         return self._measure(plan, asked).times_first
@@ -338,8 +342,8 @@ class _Hunt:
         self._correct()
         outcome, own = entry.outcome(), first.outcome()
         beside = replace(own, rounds_per_s=own.rounds_per_s[before:], alone_s=own.alone_s[alone:])
-        times = outcome.against(beside, self.question.constraints.objective).median if outcome.outputs_equal else 0.0
-        trial = Trial(asked, plan, outcome.throughput_per_s, times, outcome.fault, outcome)
+        ratio = outcome.against(beside, self.question.constraints.objective) if outcome.outputs_equal else Ratio(0.0, 0.0, 0.0, 0)
+        trial = Trial(asked, plan, outcome.throughput_per_s, ratio.median, outcome.fault, outcome, ratio)
         self.trials.append(trial)
         if name != FIRST:
             self.bench.unload(name)

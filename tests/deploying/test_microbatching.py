@@ -131,12 +131,12 @@ def test_auto_cuts_no_request_whose_items_depend_on_each_other(monkeypatch: pyte
     seen: list[int | str] = []
     search = loop.search
 
-    def looked(job: Any, subject: Any, **settings: Any) -> Any:
+    def looked(question: Any, traced: Any, **settings: Any) -> Any:
         try:
-            seen.append(job.subject_for(2)[0].source.batch)
+            seen.append(settings["subject_for"](2)[0].source.batch)
         except AutosplitError as failure:
             seen.append(str(failure))
-        return search(job, subject, **settings | {"budget_s": 0.0})
+        return search(question, traced, **settings | {"budget": Budget(0.0)})
 
     monkeypatch.setattr(loop, "search", looked)
     one = Machine.of([parse_device(f"cpu:{affinity()[0]}")])

@@ -6,8 +6,10 @@ import sys
 import pytest
 
 SCRIPT = """
-import os, signal, threading
+import os, random, signal, threading
 from ortools.sat.python import cp_model
+from autosplit.memory.lives import ALIGNMENT, Life
+from autosplit.memory.packing import pack
 from autosplit.planners.clock import now
 from autosplit.planners.cpsat.solver import solve
 
@@ -26,15 +28,19 @@ try:
     signal.raise_signal(signal.SIGINT)
 except KeyboardInterrupt:
     print("heard after")
-threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-try:
-    solve(golomb(18), now() + 1000.0, 0)
-except KeyboardInterrupt:
-    print("heard meanwhile")
+draw = random.Random(0)
+lives = [Life((f"v{n}",), ALIGNMENT * draw.randint(1, 99), n // 4, n // 4 + draw.randint(0, 30)) for n in range(160)]
+stacked = [sum(life.num_bytes for life in lives[:n]) for n in range(len(lives))]
+for call in (lambda: solve(golomb(18), now() + 1000.0, 0), lambda: pack(lives, stacked, 0, 1000.0)):
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        call()
+    except KeyboardInterrupt:
+        print("heard meanwhile")
 """
 
 
 @pytest.mark.timeout(120)
 def test_ctrl_c_is_heard_while_the_solver_works_and_after_it() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=100)
-    assert done.stdout.splitlines() == ["heard after", "heard meanwhile"], (done.returncode, done.stderr)
+    assert done.stdout.splitlines() == ["heard after", "heard meanwhile", "heard meanwhile"], (done.returncode, done.stderr)
