@@ -5,7 +5,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import STATUS_WORDS
 from autosplit.running.wiring import Wiring
-from autosplit.tracing.tensorspec import announced, check_outputs, laid_out, zeros
+from autosplit.tracing.tensorspec import Announced, TensorSpec, announced, check_outputs, laid_out, zeros
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Runnable
@@ -31,6 +31,16 @@ if TYPE_CHECKING:
 
 NUM_USUAL = 3
 """A core that is lent to another process makes one request slow, and seldom three in a row."""
+
+
+class _Loaded(NamedTuple):
+    """The stage at the sizes of one variant: positions and layouts of its inputs, and memory for outputs that are copied."""
+
+    stage: StagePlacement
+    run: "Runnable"
+    sources: Sequence[tuple[int, TensorSpec]]
+    targets: Sequence[tuple[str, CopyPool | None]]
+    announced: Sequence[Announced]
 
 
 class LocalStage:
@@ -49,24 +59,15 @@ class LocalStage:
         self._words = [0] * STATUS_WORDS
         """As in the status block of a pipeline."""
         self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
-        self._sources = [(wiring.inputs.index(spec.name), spec) for spec in stage.inputs]
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
         before_bytes, begun_s = anonymous_bytes(os.getpid()), time.perf_counter()
         try:
-            stage.module.import_packages()
-            run = stage.load(replica, shared=len(stage.devices) > 1)
-            self._run = run if stage.module.kind in OWN_THREADS else _with_threads_kept(run)
-            stage.warm_up(self._run)
-            shared = _shared_outputs(self._run, stage) if stage.module.warms_up else [True] * len(stage.outputs)
+            self._loaded = [_load(one, replica, wiring) for one in stage.at_each_size()]
         except AutosplitError:
             raise
         except Exception as failure:
             raise BackendError(f"stage '{stage.name}' could not be loaded in the caller's process: {failure}") from failure
-        most = 4 * wiring.most_in_flight
-        pools = [CopyPool(spec, most) if used else None for spec, used in zip(stage.outputs, shared, strict=True)]
-        self._targets = [(spec.name, pool) for spec, pool in zip(stage.outputs, pools, strict=True)]
-        self._announced = announced(stage.outputs)
-        self.ready = Ready(before_bytes, time.perf_counter() - begun_s, str(getattr(self._run, "note", "")))
+        self.ready = Ready(before_bytes, time.perf_counter() - begun_s, str(getattr(self._loaded[0].run, "note", "")))
         self._words[statusblock.STATE] = statusblock.WAITING
         self._words[statusblock.SINCE_NS] = self._idle_ns = time.monotonic_ns()
 
@@ -89,14 +90,15 @@ class LocalStage:
         else:
             try:
                 given = request.inputs
+                _, run, sources, targets, expected = self._loaded[request.variant]
                 if given.__class__ is MatchingTensors:
-                    inputs = [given[at] for at, _ in self._sources]
+                    inputs = [given[at] for at, _ in sources]
                 else:
-                    inputs = [laid_out(given[at], spec) for at, spec in self._sources]
-                outputs = self._run(inputs)
+                    inputs = [laid_out(given[at], spec) for at, spec in sources]
+                outputs = run(inputs)
                 ran = time.monotonic_ns()
-                check_outputs(outputs, len(self._announced), self._announced)
-                for (name, copies), value in zip(self._targets, outputs, strict=True):
+                check_outputs(outputs, len(expected), expected)
+                for (name, copies), value in zip(targets, outputs, strict=True):
                     request.values[name] = value if copies is None else copies.copy(value)
                 for name, position in self._passed:
                     request.values[name] = given[position].clone()
@@ -137,11 +139,25 @@ class LocalStage:
 
     def unload(self) -> None:
         """Let go of the weights; there are no more requests."""
-        self.__dict__.pop("_run", None)
+        self._loaded = []
 
     def _explain(self, request: Request, trace: str) -> str:
-        stage, inputs = self._stage, [request.inputs[at] for at, _ in self._sources]
-        return stage.failure_text(self.replica, request.number, inputs, trace)
+        loaded = self._loaded[request.variant]
+        inputs = [request.inputs[at] for at, _ in loaded.sources]
+        return loaded.stage.failure_text(self.replica, request.number, inputs, trace)
+
+
+def _load(stage: StagePlacement, replica: int, wiring: Wiring) -> _Loaded:
+    """Load and warm up the stage at the sizes of one variant. Raises: what its module raises."""
+    stage.module.import_packages()
+    run = stage.load(replica, shared=len(stage.devices) > 1)
+    run = run if stage.module.kind in OWN_THREADS else _with_threads_kept(run)
+    stage.warm_up(run)
+    shared = _shared_outputs(run, stage) if stage.module.warms_up else [True] * len(stage.outputs)
+    most = 4 * wiring.most_in_flight
+    targets = [(spec.name, CopyPool(spec, most) if used else None) for spec, used in zip(stage.outputs, shared, strict=True)]
+    sources = [(wiring.inputs.index(spec.name), spec) for spec in stage.inputs]
+    return _Loaded(stage, run, sources, targets, announced(stage.outputs))
 
 
 def _with_threads_kept(run: "Runnable") -> "Runnable":
