@@ -87,6 +87,21 @@ class Traced:
 
         Raises: UsageError: other arguments, shapes, dtypes or constants than those of the trace.
         """
+        tensors, faults = self.bound_inputs(*args, **kwargs)
+        specs = [self.specs[name] for name in self.graph.inputs]
+        faults += differences(specs, tensors)
+        if faults:
+            raise UsageError(
+                f"these inputs do not fit the trace of '{self.graph.name}': {'; '.join(faults)}. "
+                "Shapes are fixed when a model is traced; trace it again for others."
+            )
+        return tuple(laid_out(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True))
+
+    def bound_inputs(self, *args: Any, **kwargs: Any) -> tuple[list[Any], list[str]]:
+        """The values of a call for ``graph.inputs``, of any shapes, and a sentence for each other constant than in the trace.
+
+        Raises: UsageError: other arguments than those of the trace.
+        """
         if self.signature is not None:
             positional, by_name = self.in_spec.children()
             args, kwargs = bind(self.signature, positional.children(), by_name.context or (), args, kwargs)
@@ -96,15 +111,7 @@ class Traced:
             for name, leaf, value in zip(leaf_places(self.in_spec, self.signature), self.in_leaves, given, strict=True)
             if isinstance(leaf, Fixed) and not _same_constant(leaf.value, value)
         ]
-        tensors = [value for leaf, value in zip(self.in_leaves, given, strict=True) if not isinstance(leaf, Fixed)]
-        specs = [self.specs[name] for name in self.graph.inputs]
-        faults += differences(specs, tensors)
-        if faults:
-            raise UsageError(
-                f"these inputs do not fit the trace of '{self.graph.name}': {'; '.join(faults)}. "
-                "Shapes are fixed when a model is traced; trace it again for others."
-            )
-        return tuple(laid_out(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True))
+        return [value for leaf, value in zip(self.in_leaves, given, strict=True) if not isinstance(leaf, Fixed)], faults
 
     def unflatten_outputs(self, values: Sequence[torch.Tensor]) -> Any:
         """What the model returns, from the tensors of ``graph.outputs`` in their order."""

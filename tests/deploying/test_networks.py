@@ -1,6 +1,7 @@
 """A plan of a model at several sizes: right answers at each size, one copy of the weights, swaps, and memory that is counted."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def plan_of(traced: Traced, backend: str, num_stages: int = 1) -> Plan:
     """A plan with equal stages on one core."""
     ops = [op.name for op in traced.graph.ops]
     cuts = [round(len(ops) * number / num_stages) for number in range(num_stages + 1)]
-    parts = [tuple(ops[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False)]
+    parts = [tuple(ops[begin:end]) for begin, end in pairwise(cuts)]
     stages = tuple(Stage(f"stage{n}", part, (ONE.devices[0].name,), backend) for n, part in enumerate(parts))
     return Plan(traced.source, traced.graph.hash, "", stages, UNKNOWN)
 
