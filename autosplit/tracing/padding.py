@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from autosplit.compat.torchparts import pytree
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import difference
 from autosplit.tracing.family import At, Family
+from autosplit.tracing.flattening import is_pick
 from autosplit.tracing.programs import Observer, user_line
 from autosplit.tracing.verifying import distinct_inputs
 
@@ -140,5 +140,6 @@ def _first_other(
         for axis in axes:
             ours = ours.narrow(axis, 0, pair[0])
         if difference(ours, own)[1] > _limit(own):
-            return node.name, user_line(node)
+            made = node.all_input_nodes[0] if is_pick(node) else node
+            return made.name, user_line(made)
     return wrong[0], user_line(nodes[wrong[0]])
