@@ -1,7 +1,7 @@
 """Search and run plans for requests of several sizes: buckets, one plan for all of them, and a contest under the traffic."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import psutil
 from autosplit import api
 from autosplit.arguments import checked
 from autosplit.backends.workspace import Workspace
-from autosplit.deploying.networks import deploy
+from autosplit.deploying.networks import deploy, machine_of_plan
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
@@ -75,6 +75,17 @@ class FamilyResult:
         """The plan as a running service for requests of any size."""
         return open_family(self.family, self.plan, self.machine, max_wait_s=max_wait_s)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        shapes: Mapping[str, Any] = {
+            "buckets": {dim: list(found) for dim, found in self.buckets.grid.items()},
+            "waste": self.buckets.waste,
+            "next_gain": self.buckets.next_gain,
+            "fit_error": self.times.error,
+        }
+        report = self.report.to_dict() if self.report is not None else {}
+        return {**report, "shapes": shapes, "notes": list(self.notes)}
+
     def __repr__(self) -> str:
         return f"FamilyResult({self.plan!r}, {self.buckets.sentence})"
 
@@ -92,15 +103,14 @@ def open_family(family: Family, plan: Plan, devices: Devices | None = None, *, m
     """
     if plan.shapes is None:
         raise UsageError("the plan is for requests of one size; use autosplit.open_pipeline(traced, plan)")
-    machine = api.machine_of_plan(plan, devices)
+    machine = machine_of_plan(plan, devices)
     family = family.only(plan.shapes.variants)
     with ExitStack() as opened:
         workspace = opened.enter_context(Workspace())
         host = opened.enter_context(HostManager(engine_factory=Pipeline))
         largest = family.variants[0]
         engine = deploy(host, largest.graph.name, largest, plan, machine, workspace, family.variants[1:])
-        service = ShapedService(family, engine, max_wait_s=max_wait_s, opened=opened.pop_all())
-    return service
+        return ShapedService(family, engine, max_wait_s=max_wait_s, opened=opened.pop_all())
 
 
 @checked
@@ -145,14 +155,45 @@ def auto_family(
         plan = replace(found.plan, shapes=_section(family, buckets))
         report = None
         if compare:
-            report = _compared(family, plan, flow, machine, profile, profiles[points[0]], wanted, setup, budget, progress)
-            if report.best.num_variants == 1:
+            report = _compared(
+                family, plan, flow, machine, profile, profiles[points[0]], not wanted.forced, setup, budget, progress
+            )
+            if report.chosen == LONGEST:
                 one = {dim: (sizes[-1],) for dim, sizes in family.allowed.items()}
                 buckets = replace(buckets, grid=one, expected_s=buckets.longest_s)
-                plan = replace(plan, shapes=_section(family, buckets))
-            plan = replace(report.best.plan, shapes=plan.shapes, chosen=report.chosen)
-    notes += [f"'{dim}' runs at exact sizes: {reason}" for dim, reason in family.unpaddable.items()]
-    return FamilyResult(family, plan, machine, profile, buckets, times, report, (*largest.notes, *notes))
+            plan = replace(report.best.plan, shapes=_section(family, buckets), chosen=report.chosen)
+    return FamilyResult(family, plan, machine, profile, buckets, times, report, (*family.notes, *notes))
+
+
+@checked
+def run_family(
+    family: Family,
+    plan: Plan,
+    devices: Devices | None = None,
+    *,
+    traffic: Traffic | None = None,
+    baselines: bool = True,
+    setup: Setup = SETUP,
+    budget: Budget | float = BUDGET,
+) -> ShapedReport:
+    """Run a plan with ``shapes`` under the traffic, beside its baselines.
+
+    Args:
+        family: the model at the sizes of the plan's buckets.
+        plan: the plan.
+        devices: the devices, or their names; by default those of the plan.
+        traffic: how often each size comes; by default all sizes are alike.
+        baselines: whether the baselines run too.
+        setup: the progress function.
+        budget: rounds, and their seconds.
+    Raises: UsageError, PlanError, BackendError, WorkerError: sizes that are not allowed; the plan cannot be run.
+    """
+    machine, budget = machine_of_plan(plan, devices), as_budget(budget)
+    flow = (traffic or even_traffic(family.allowed)).verify(family.allowed)
+    prepare_to_spawn()
+    with shown(setup.progress) as progress, Workspace() as own:
+        setup = replace(setup, workspace=setup.workspace or own)
+        return _compared(family, plan, flow, machine, None, None, baselines, setup, budget, progress)
 
 
 def _named(family: Family, sizes: tuple[int, ...]) -> At:
@@ -250,9 +291,9 @@ def _compared(
     plan: Plan,
     traffic: Traffic,
     machine: Machine,
-    profile: Profile,
-    of_longest: Profile,
-    wanted: Constraints,
+    profile: Profile | None,
+    of_longest: Profile | None,
+    with_baselines: bool,
     setup: Setup,
     budget: Budget,
     progress: Progress,
@@ -265,12 +306,12 @@ def _compared(
     contenders: dict[str, tuple[Plan, Family]] = {PLAN: (plan, family)}
     if not family.unpaddable:
         contenders[LONGEST] = (replace(plan, shapes=None), family.only([]))
-    contenders |= {name: (beside.plans[name], family) for name in ([] if wanted.forced else fit[:MOST_BASELINES])}
+    contenders |= {name: (beside.plans[name], family) for name in (fit[:MOST_BASELINES] if with_baselines else [])}
     predicted = {name: _per_s(found) for name, (found, _) in contenders.items()}
-    try:
-        predicted[LONGEST] = _per_s(predict(plan, graph, machine, of_longest))
-    except ProfileError:
-        predicted.pop(LONGEST, None)
+    predicted[LONGEST] = 0.0
+    if of_longest is not None:
+        with suppress(ProfileError):  # a backend that was not measured at the largest sizes
+            predicted[LONGEST] = _per_s(predict(plan, graph, machine, of_longest))
     assert setup.workspace is not None
     return contest(
         contenders,
@@ -287,15 +328,3 @@ def _compared(
 def _per_s(plan: Plan) -> float:
     """Predicted requests per second."""
     return 1 / plan.prediction.bottleneck_s if plan.prediction.bottleneck_s > 0 else 0.0
-
-
-def summary(result: FamilyResult) -> dict[str, Any]:
-    """Plain data for JSON."""
-    shapes: Mapping[str, Any] = {
-        "buckets": {dim: list(found) for dim, found in result.buckets.grid.items()},
-        "waste": result.buckets.waste,
-        "next_gain": result.buckets.next_gain,
-        "fit_error": result.times.error,
-    }
-    report = result.report.to_dict() if result.report is not None else {}
-    return {**report, "shapes": shapes, "notes": list(result.notes)}

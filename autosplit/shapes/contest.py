@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from math import nan
 from statistics import median, quantiles
 from typing import Any
@@ -18,7 +19,7 @@ from autosplit.backends.workspace import Workspace
 from autosplit.compat.torchparts import pytree
 from autosplit.deploying.calling import as_call
 from autosplit.deploying.networks import deploy
-from autosplit.errors import AutosplitError, UsageError
+from autosplit.errors import AutosplitError
 from autosplit.progress import Progress, quiet
 from autosplit.reports.outcomes import PLAN, Ratio
 from autosplit.running.pipeline import Pipeline
@@ -138,21 +139,23 @@ class _Runner:
             if len(waiting) == IN_FLIGHT:
                 waiting.popleft().result()
             args, kwargs = calls[number % len(calls)]
-            sent_s = time.perf_counter()
             future = self.service.submit(*args, **kwargs)
-            future.add_done_callback(lambda _, sent_s=sent_s: self.seconds.append(time.perf_counter() - sent_s))
+            future.add_done_callback(partial(self._note, time.perf_counter()))
             waiting.append(future)
         for future in waiting:
             future.result()
         self.pace_per_s = count / (time.perf_counter() - begun_s)
         self.rounds_per_s.append(self.pace_per_s)
 
+    def _note(self, sent_s: float, _: "Future[Any]") -> None:
+        self.seconds.append(time.perf_counter() - sent_s)
+
 
 def requests_of(family: Family, traffic: Traffic, count: int) -> list[tuple[At, Call]]:
     """Requests drawn from the traffic, with the sizes of each: parts of the example inputs of the largest variant."""
     largest, shares = family.variants[0], traffic.shares
     drawn = random.Random(0).choices(list(shares), list(shares.values()), k=count)
-    found = []
+    found: list[tuple[At, Call]] = []
     for sizes in drawn:
         at = dict(zip(traffic.dims, sizes, strict=True))
         pairs = zip(largest.graph.inputs, largest.example_inputs, strict=True)
@@ -229,7 +232,7 @@ def contest(
 
 
 def choose(outcomes: Mapping[str, ShapedOutcome]) -> tuple[str, str]:
-    """Which plan to use, and why: the fastest one beyond the noise, and of level ones the one with fewer stages."""
+    """Which plan to use, and why: the fastest one beyond the noise; of level ones that with fewer stages, or else the faster."""
     plan = outcomes[PLAN]
     right = {name: one for name, one in outcomes.items() if not one.fault and name != PLAN}
     if plan.fault:
@@ -240,17 +243,17 @@ def choose(outcomes: Mapping[str, ShapedOutcome]) -> tuple[str, str]:
     if not right:
         return PLAN, "No baseline ran beside the plan, so there is nothing to compare it with."
     best = max(right, key=lambda name: right[name].against(plan).median)
-    ratio = right[best].against(plan)
+    ratio, against = right[best].against(plan), plan.against(right[best])
     if ratio.ahead:
         return best, f"'{best}' answers {ratio.median:.2f} times as many requests as the plan ({ratio}), so it is the chosen way."
-    against = plan.against(right[best])
-    simpler = len(right[best].plan.stages) < len(plan.plan.stages)
-    if not against.ahead and simpler:
-        return (
-            best,
-            f"The plan and '{best}' are level within the noise ({against}), and '{best}' is simpler, so it is the chosen way.",
-        )
-    return PLAN, f"The plan answers {against.median:.2f} times as many requests as the best other way, '{best}' ({against})."
+    if against.ahead:
+        return PLAN, f"The plan answers {against.median:.2f} times as many requests as the best other way, '{best}' ({against})."
+    level = f"The plan and '{best}' are level within the noise (the plan answers {against.median:.2f} times as many, {against})"
+    if len(right[best].plan.stages) < len(plan.plan.stages):
+        return best, f"{level}, and '{best}' is simpler, so it is the chosen way."
+    if ratio.median > 1:
+        return best, f"{level}, and '{best}' measured more, so it is the chosen way."
+    return PLAN, f"{level}, so the plan stays the chosen way."
 
 
 def _fault(service: ShapedService, family: Family, requests: Sequence[tuple[At, Call]], plan: Plan) -> str:
@@ -269,9 +272,3 @@ def _fault(service: ShapedService, family: Family, requests: Sequence[tuple[At, 
 
 def _tensors(answer: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
-
-
-def require_servable(family: Family, traffic: Traffic) -> None:
-    """Raises: UsageError: the traffic has other dimensions than the family."""
-    if set(traffic.dims) != set(family.allowed):
-        raise UsageError(f"traffic is by {', '.join(traffic.dims)}, and the dimensions are {', '.join(family.allowed)}")

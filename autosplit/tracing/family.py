@@ -71,6 +71,12 @@ class Family:
         """The largest size of each dimension."""
         return {dim: sizes[-1] for dim, sizes in self.allowed.items()}
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that the user should read: those of the largest trace, and why a dimension is not padded."""
+        exact = (f"'{dim}' runs at exact sizes only: {reason}" for dim, reason in self.unpaddable.items())
+        return (*self.variants[0].notes, *exact)
+
     def at(self, sizes: At) -> Traced:
         """The trace at these sizes. Raises: UsageError: a size that is not allowed. TraceError: the model has other ops there."""
         faults = [fault for dim, size in sizes.items() if (fault := size_fault(dim, size, self.allowed[dim]))]
