@@ -242,7 +242,7 @@ class ShapedService:
             _fail([one], DeadlineError("the request's deadline passed while it waited for a batch"))
 
     def _patience_s(self, bucket: Bucket, batch: Sequence[_Waiting]) -> float:
-        """Seconds for which a batch that is not full may wait for more requests."""
+        """Seconds for which a batch that is not full may wait for more requests: at most half of the time to a deadline."""
         if self.rows is None or not self._max_wait_s or self._num_running == self._room:
             return 0.0
         most = max(bucket.sizes[self.rows] for bucket in self.buckets)
@@ -250,7 +250,7 @@ class ShapedService:
             return 0.0
         now_s = time.monotonic()
         until_s = min(one.since_s for one in batch) + self._max_wait_s
-        due_s = [one.deadline_ns / 1e9 - 2 * bucket.seconds for one in batch if one.deadline_ns]
+        due_s = [(one.since_s + one.deadline_ns / 1e9) / 2 for one in batch if one.deadline_ns]
         return min([until_s, *due_s]) - now_s
 
     def _send(self, bucket: Bucket, batch: Sequence[_Waiting]) -> None:
