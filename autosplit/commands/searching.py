@@ -19,6 +19,7 @@ from autosplit.commands.console import (
     write_simulation,
 )
 from autosplit.commands.machines import opened_machine
+from autosplit.commands.shaping import plan_shapes
 from autosplit.commands.starting import SOLVERS, start
 from autosplit.commands.workloadfiles import search_workload
 from autosplit.errors import UsageError
@@ -31,6 +32,9 @@ def search(given: options.Plans) -> None:
         search_workload(given)
         return
     given.require_for_models()
+    if given.sizes:
+        plan_shapes(given, compare=False)
+        return
     wanted = given.constraints()
     start(SOLVERS)
     from autosplit import api, keeping

@@ -50,6 +50,7 @@ class Family:
         allowed: dimension to the sizes that requests may have.
         dims: input of the graph to axis to dimension.
         out_dims: output of the graph to axis to dimension.
+        shapes: parameter of the model to axis to dimension.
         masks: inputs that a call may leave out: ones at each place of a request, zeros where it is padded.
         unpaddable: dimension to the reason why padding along it changes answers; dimensions that may be padded are left out.
         make: traces the model at other sizes.
@@ -60,6 +61,7 @@ class Family:
     allowed: Mapping[str, Sizes]
     dims: Places
     out_dims: Places
+    shapes: Places = field(default_factory=dict)
     masks: tuple[str, ...] = ()
     unpaddable: Mapping[str, str] = field(default_factory=dict)
     make: Callable[[At], Traced] = field(repr=False, default=lambda sizes: _unmade(sizes))
@@ -68,6 +70,12 @@ class Family:
     def largest(self) -> At:
         """The largest size of each dimension."""
         return {dim: sizes[-1] for dim, sizes in self.allowed.items()}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that the user should read: those of the largest trace, and why a dimension is not padded."""
+        exact = (f"'{dim}' runs at exact sizes only: {reason}" for dim, reason in self.unpaddable.items())
+        return (*self.variants[0].notes, *exact)
 
     def at(self, sizes: At) -> Traced:
         """The trace at these sizes. Raises: UsageError: a size that is not allowed. TraceError: the model has other ops there."""
@@ -130,7 +138,7 @@ def trace_family(model: Model, shapes: Places, allowed: Mapping[str, Sizes]) -> 
     names = variants[0].graph.inputs
     dims = {name: dict(axes[place]) for place, name in enumerate(names) if axes.get(place)}
     out_dims = {name: _out_axes(variants, (largest, low), name) for name in variants[0].graph.outputs}
-    found = Family(tuple(variants), (largest, low), allowed, dims, out_dims, masks, {}, make)
+    found = Family(tuple(variants), (largest, low), allowed, dims, out_dims, shapes, masks, {}, make)
     return found if low != largest else found.only([])
 
 

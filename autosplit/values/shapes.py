@@ -6,7 +6,7 @@ A *dimension* has a name, such as ``seq``; its *sizes* are a ``range`` or a tupl
 import csv
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, product
 from math import prod
@@ -113,11 +113,11 @@ class Traffic:
         return dict(sorted(found.items()))
 
     def verify(self, allowed: Mapping[str, Sizes]) -> "Traffic":
-        """Return the traffic with its dimensions in the order of ``allowed``.
+        """Return the traffic by all dimensions of ``allowed``, in their order; by those that it lacks, all sizes are alike.
 
-        Raises: UsageError: with every fault: other dimensions, sizes that are not allowed, counts below 0, no requests.
+        Raises: UsageError: with every fault: unknown dimensions, sizes that are not allowed, counts below 0, no requests.
         """
-        if set(self.dims) != set(allowed):
+        if not set(self.dims) <= set(allowed):
             raise UsageError(f"traffic is by {', '.join(self.dims)}, and the dimensions are {', '.join(allowed)}")
         faults = [
             f"requests of {sizes} are counted {count} times" for sizes, count in self.counts.items() if not 0 <= count < 1e18
@@ -133,14 +133,17 @@ class Traffic:
         listed = sorted(wrong)[: SHOWN_FAULTS + 1]
         faults += [size_fault(name, size, allowed[name]) for name, size in listed]
         raise_faults(UsageError, "traffic does not fit the sizes", faults)
-        order = [self.dims.index(name) for name in allowed]
-        return Traffic(tuple(allowed), {tuple(sizes[at] for at in order): count for sizes, count in self.counts.items()})
+        absent = {name: sizes for name, sizes in allowed.items() if name not in self.dims}
+        order = [(*self.dims, *absent).index(name) for name in allowed]
+        rest = even_traffic(absent, MAX_EVEN // len(self.counts)).counts
+        both = ((sizes + others, count) for sizes, count in self.counts.items() for others in rest)
+        return Traffic(tuple(allowed), {tuple(sizes[at] for at in order): count for sizes, count in both})
 
 
-def even_traffic(allowed: Mapping[str, Sizes]) -> Traffic:
-    """Traffic with all sizes alike; of many combinations, ``MAX_EVEN`` at equal distances, with the largest."""
+def even_traffic(allowed: Mapping[str, Sizes], most: int = MAX_EVEN) -> Traffic:
+    """Traffic with all sizes alike; of more than ``most`` combinations, some at equal distances, with the largest."""
     thinned = {name: list(sizes) for name, sizes in allowed.items()}
-    while prod(map(len, thinned.values())) > MAX_EVEN:
+    while prod(map(len, thinned.values())) > max(most, 1):
         longest = max(thinned, key=lambda name: len(thinned[name]))
         thinned[longest] = thinned[longest][::-2][::-1]
     return Traffic(tuple(allowed), dict.fromkeys(product(*thinned.values()), 1.0))
@@ -155,7 +158,7 @@ def read_traffic(path: str | Path, dims: Sequence[str]) -> Traffic:
     """Read a file of traffic: comma-separated numbers, a row for each request or each size.
 
     The first row may name the columns: dimensions, and ``count``. Without it a row is one size in each of ``dims``, with an
-    optional count behind.
+    optional count behind; a lone number is a size in the last of ``dims``.
 
     Raises: UsageError: the file cannot be read, or with every row that is wrong.
     """
@@ -166,23 +169,22 @@ def read_traffic(path: str | Path, dims: Sequence[str]) -> Traffic:
         raise UsageError(f"traffic file '{path}' has {len(rows)} rows, and 1 to {MAX_ROWS} are needed")
     columns = [cell.strip() for cell in rows[0]]
     if all(cell.replace(".", "", 1).isdigit() for cell in columns):
-        columns = [*dims, COUNT] if len(columns) > len(dims) else list(dims)
+        columns = [*dims, COUNT] if len(columns) > len(dims) else list(dims)[-len(columns) :]
     else:
         rows = rows[1:]
-    if sorted(set(columns) - {COUNT}) != sorted(dims) or len(set(columns)) < len(columns):
-        raise UsageError(
-            f"traffic file '{path}' has columns {', '.join(columns)}, and {', '.join(dims)} are needed, with count or without"
-        )
+    known = [name for name in dims if name in columns]
+    if not known or set(columns) - {*dims, COUNT} or len(set(columns)) < len(columns):
+        raise UsageError(f"traffic file '{path}' has columns {', '.join(columns)}, and may have {', '.join([*dims, COUNT])}")
     counts, faults = dict[tuple[int, ...], float](), []
     for number, row in enumerate(rows, 1):
         try:
             named = dict(zip(columns, row, strict=True))
-            sizes = tuple(int(named[name]) for name in dims)
+            sizes = tuple(int(named[name]) for name in known)
             counts[sizes] = counts.get(sizes, 0.0) + float(named.get(COUNT, 1))
         except ValueError:
             faults.append(f"row {number} of numbers is {','.join(row)!r:.60}; {len(columns)} numbers are needed")
     raise_faults(UsageError, f"traffic file '{path}' is wrong", faults)
-    return Traffic(tuple(dims), counts)
+    return Traffic(tuple(known), counts)
 
 
 def write_traffic(traffic: Traffic, path: str | Path) -> None:
@@ -190,3 +192,50 @@ def write_traffic(traffic: Traffic, path: str | Path) -> None:
     rows = [",".join([*traffic.dims, COUNT])]
     rows += [",".join([*map(str, sizes), f"{count:g}"]) for sizes, count in traffic.counts.items()]
     write_atomic(Path(path), "\n".join(rows) + "\n")
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The part of a plan that says which sizes its requests have.
+
+    Attributes:
+        dims: parameter of the model to axis to dimension.
+        sizes: dimension to its sizes, as in ``parse_sizes``.
+        buckets: dimension to the sizes of its buckets, ascending; each combination is a variant of every stage.
+        expected_s: expected seconds of a request on one device, padded to its bucket.
+        exact_s, longest_s: the same at its own sizes, and padded to the largest ones.
+        unpaddable: dimension to the reason why padding along it changes answers.
+    """
+
+    dims: Mapping[str, Mapping[int, str]]
+    sizes: Mapping[str, str]
+    buckets: Mapping[str, tuple[int, ...]]
+    expected_s: float = 0.0
+    exact_s: float = 0.0
+    longest_s: float = 0.0
+    unpaddable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def variants(self) -> list[dict[str, int]]:
+        """The sizes of each variant, the largest first."""
+        return [
+            dict(zip(self.buckets, sizes, strict=True)) for sizes in product(*(found[::-1] for found in self.buckets.values()))
+        ]
+
+    @property
+    def faults(self) -> list[str]:
+        """Sizes that are none, and buckets that do not cover their sizes."""
+        found = []
+        for dim, text in self.sizes.items():
+            try:
+                sizes = parse_sizes(text)
+            except UsageError as failure:
+                found.append(f"shapes: '{dim}': {failure}")
+                continue
+            buckets = self.buckets.get(dim, ())
+            if not buckets or list(buckets) != sorted(set(buckets)) or buckets[-1] != sizes[-1] or not set(buckets) <= set(sizes):
+                wanted = f"ascending sizes of {text}, and the largest of them"
+                found.append(f"shapes: the buckets of '{dim}' are {list(buckets)}, and they must be {wanted}")
+        if unknown := {*self.buckets, *(dim for axes in self.dims.values() for dim in axes.values())} - set(self.sizes):
+            found.append(f"shapes: no sizes are given for {', '.join(sorted(unknown))}")
+        return found

@@ -69,6 +69,8 @@ def test_histogram_with_sizes_outside_the_range_is_refused_with_all_faults():
     assert "counted -1 times" in str(failure.value)
     with pytest.raises(UsageError, match="no requests"):
         Traffic(("seq",), {}).verify({"seq": range(16, 513)})
+    spread = Traffic(("seq",), {(7,): 3}).verify({"batch": (1, 2), "seq": range(1, 9)})
+    assert spread.counts == {(1, 7): 3, (2, 7): 3}
     with pytest.raises(UsageError, match="traffic is by seq, and the dimensions are batch"):
         Traffic(("seq",), {(1,): 1}).verify({"batch": range(1, 3)})
 
