@@ -27,6 +27,7 @@ import torch
 import autosplit
 from autosplit.backends.base import installed
 from autosplit.backends.workspace import Workspace
+from autosplit.deploying.calling import as_call
 from autosplit.deploying.networks import deploy
 from autosplit.devices.limits import affinity
 from autosplit.files import write_atomic
@@ -95,7 +96,11 @@ class Prepared(NamedTuple):
     module: torch.nn.Module
     family: Family
     request: Callable[[int], dict[str, torch.Tensor]]
-    names: tuple[str, ...]
+
+    def call(self, inputs: dict[str, torch.Tensor]) -> Any:
+        """The module's own answer to a request."""
+        args, kwargs = as_call(self.family.variants[0], list(inputs.values()))
+        return self.module(*args, **kwargs)
 
 
 def prepared(subject: Subject) -> Prepared:
@@ -111,13 +116,13 @@ def prepared(subject: Subject) -> Prepared:
         sizes = {**dict.fromkeys(ranges, 1), subject.dim: size}
         return {name: resized(value, family.dims.get(name, {}), sizes) for name, value in examples.items()}
 
-    return Prepared(module, family, request, tuple(examples))
+    return Prepared(module, family, request)
 
 
 def buckets_for(subject: Subject, ready: Prepared, sizes: list[int]) -> Buckets:
     """The buckets for a histogram, from times of the module at few sizes."""
     steps = [subject.least + round((subject.most - subject.least) * (n / (NUM_TIMED - 1)) ** 2) for n in range(NUM_TIMED)]
-    measured = {(size,): _timed_s(lambda size=size: ready.module(**ready.request(size))) for size in dict.fromkeys(steps)}
+    measured = {(size,): _timed_s(lambda size=size: ready.call(ready.request(size))) for size in dict.fromkeys(steps)}
     traffic: Traffic = count_sizes([subject.dim], [(size,) for size in sizes])
     return choose_buckets(fit_times(measured), traffic, {subject.dim: ready.family.allowed[subject.dim]}, most=8)
 
@@ -157,9 +162,12 @@ def alone(run: Callable[[dict[str, torch.Tensor]], Any], stack: ExitStack) -> Su
 def dynamic(ready: Prepared, subject: Subject, runtime: str, folder: Path) -> Callable[[dict[str, torch.Tensor]], Any]:
     """The module exported with a dynamic axis, by a runtime's own ways."""
     example, axes = ready.request(subject.most // 2 + 1), ready.family.dims
-    dims = {name: {axis: torch.export.Dim(dim, min=subject.least, max=subject.most) for axis, dim in axes.get(name, {}).items()
-                   if dim == subject.dim} for name in example}  # fmt: skip
-    exported = torch.export.export(ready.module, (), example, dynamic_shapes=dims, strict=False)
+    args, kwargs = as_call(ready.family.variants[0], list(example.values()))
+    collection: Any = torch.export.ShapesCollection
+    dims, size = collection(), torch.export.Dim(subject.dim, min=subject.least, max=subject.most)
+    for name, tensor in example.items():
+        dims[tensor] = {axis: size for axis, dim in axes.get(name, {}).items() if dim == subject.dim}
+    exported = torch.export.export(ready.module, tuple(args), dict(kwargs), dynamic_shapes=dims, strict=False)
     if runtime == ONNX:
         import onnxruntime
 
@@ -169,7 +177,7 @@ def dynamic(ready: Prepared, subject: Subject, runtime: str, folder: Path) -> Ca
         options.intra_op_num_threads = len(affinity())
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         given = [one.name for one in session.get_inputs()]
-        return lambda inputs: session.run(None, {name: inputs[name].numpy() for name in given})
+        return lambda inputs: session.run(None, {name: value.numpy() for name, value in zip(given, inputs.values(), strict=True)})
     import openvino
 
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(len(affinity())), "INFERENCE_PRECISION_HINT": "f32"}
@@ -184,7 +192,7 @@ def ways(subject: Subject, ready: Prepared, buckets: Buckets, backends: list[str
     with ExitStack() as stack, Workspace() as scratch:
         found: dict[str, Submit] = {}
         torch.set_num_threads(len(affinity()))
-        found[EAGER] = alone(lambda inputs: ready.module(**inputs), stack)
+        found[EAGER] = alone(ready.call, stack)
         for name in (ONNX, OPENVINO):
             try:
                 found[name] = alone(dynamic(ready, subject, name, scratch.folder), stack)
@@ -202,7 +210,12 @@ def ways(subject: Subject, ready: Prepared, buckets: Buckets, backends: list[str
 
 def _service(family: Family, backend: str, stack: ExitStack) -> Submit:
     service = deployed(family, backend, stack)
-    return lambda inputs: service.submit(**inputs)
+
+    def submit(inputs: dict[str, torch.Tensor]) -> "Future[Any]":
+        args, kwargs = as_call(family.variants[0], list(inputs.values()))
+        return service.submit(*args, **kwargs)
+
+    return submit
 
 
 def load(submit: Submit, requests: list[dict[str, torch.Tensor]], in_flight: int, seconds: float) -> tuple[float, float]:

@@ -71,7 +71,7 @@ def choose(
     """The bucket to run next, and the positions of the waiting requests to run in it, the first one among them.
 
     For each bucket that holds the first request, as many of the others are taken as fit beside it, in their order. The bucket
-    counts whose requests take the most seconds alone for each second that they take in it.
+    counts whose requests take the most seconds alone for each second that they take in it; of equal ones the fastest.
 
     Args:
         waiting: the requests, the most urgent first; each has a bucket that holds it. The first ``MOST_LOOKED`` are looked at.
@@ -86,7 +86,7 @@ def choose(
     >>> choose([one] * 3, [large, small], "batch") == (large, [0, 1, 2])
     True
     """
-    first, best = waiting[0], (-1.0, buckets[0], [0])
+    first, found = waiting[0], list[tuple[float, float, Bucket, list[int]]]()
     looked = list(enumerate(waiting[:MOST_LOOKED] if rows is not None else [first]))
     for bucket in buckets:
         if not holds(bucket, first.sizes, exact):
@@ -98,8 +98,9 @@ def choose(
                 alone_s += seconds
                 if rows is None or (num_rows := num_rows + sizes[rows]) == bucket.sizes[rows]:
                     break
-        best = max(best, (alone_s / bucket.seconds, bucket, taken), key=itemgetter(0))
-    return best[1], best[2]
+        found.append((alone_s / bucket.seconds, -bucket.seconds, bucket, taken))
+    *_, bucket, taken = max(found, key=itemgetter(0, 1))
+    return bucket, taken
 
 
 def rows_of(family: Family) -> str | None:
