@@ -26,6 +26,7 @@ from autosplit.modeltrace import Model as Model
 from autosplit.modeltrace import trace as trace
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
+from autosplit.planning.question import TIME_LIMIT_S, Question
 from autosplit.progress import announce, shown
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing.capturing import Traced
@@ -107,33 +108,31 @@ def search(
         budget: seconds for running candidates, for the planner, and for the explanation; a number is those for candidates.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
-    from autosplit.searching import candidates, loop
+    from autosplit.searching import loop
 
-    machine, wanted, budget = _machine(devices, setup), constraints or Constraints(), as_budget(budget)
+    machine, budget = _machine(devices, setup), as_budget(budget)
     measured = measured_backends(profile, machine)
     parts = _Microbatches(traced, machine, replace(setup, progress=False, remeasure=False))
-    job = candidates.Job(
-        machine,
+    question = Question(
+        traced.graph,
+        profile,
         traced.source,
-        wanted.verify(traced.graph, machine),
+        machine,
         tuple(name for name in measured if setup.backends is None or name in setup.backends) or tuple(setup.backends or ()),
+        constraints or Constraints(),
         setup.queue_depth,
-        10.0 if budget.planner_s is None else budget.planner_s,
-        setup.seed,
-        setup.log,
-        parts if _may_cut(traced, profile, budget) else None,
-        budget.explain_s,
-        hurried=budget.planner_s is None,
-        footprints=None if absent_devices(machine) else Footprints(machine, setup.workspace),
+        time_limit_s=TIME_LIMIT_S if budget.planner_s is None else budget.planner_s,
+        seed=setup.seed,
+        log=setup.log,
     )
     with shown(setup.progress) as progress:
         result = loop.search(
-            job,
-            (traced, profile),
-            budget_s=budget.search_s,
-            journal=setup.journal,
-            workspace=setup.workspace,
-            hosts=setup.hosts,
+            question.verify(),
+            traced,
+            budget=budget,
+            setup=setup,
+            subject_for=parts if _may_cut(traced, profile, budget) else None,
+            footprints=None if absent_devices(machine) else Footprints(machine, setup.workspace),
             progress=progress,
             keep=lambda found: _keep(_with_versions(found), setup),
         )

@@ -7,12 +7,13 @@ from pathlib import Path
 from time import monotonic
 
 from autosplit.costs.faults import find_faults
+from autosplit.costs.judge import Solution
 from autosplit.costs.pieces import latency_s
-from autosplit.costs.problem import Problem, Solution
+from autosplit.costs.problem import Problem
 from autosplit.costs.workloads import parse_dnn_partitioning, read_workload
 from autosplit.planners.clusters import forced_clusters
+from autosplit.planners.incumbent import plans_on_one_device
 from autosplit.planners.latency.order_annealing import anneal_order, is_plain
-from autosplit.planners.objective import plans_on_one_device
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 

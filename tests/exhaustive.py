@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from math import inf
 
+from autosplit.costs.judge import judge
 from autosplit.costs.problem import Block, Problem
 from autosplit.errors import UsageError
-from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
 MAX_OPS = 8
@@ -27,9 +27,10 @@ def best_blocks(problem: Problem, demands: Demands) -> tuple[tuple[Block, ...], 
             if not demands.reuse and len(set(used)) < len(used):
                 continue
             blocks = tuple(Block(tuple(ops), group) for ops, group in zip(parts, devices, strict=True))
-            if demand_faults(problem, demands, blocks):
+            judged = judge(problem, demands, blocks)
+            if judged.faults:
                 continue
-            value_s = objective_s(problem, demands, blocks)
+            value_s = judged.objective_s
             if value_s < best_s:
                 best, best_s = blocks, value_s
     return (best, best_s) if best else None

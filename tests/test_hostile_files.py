@@ -43,13 +43,13 @@ from autosplit.pages.contents import Contents, write_contents
 from autosplit.pages.writing import draw_run
 from autosplit.parsing import parse_json
 from autosplit.planning.givensplits import read_given
+from autosplit.planning.question import Question
 from autosplit.reports.accuracy import Run, StageRun
 from autosplit.reports.judging import Verdict
 from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.reports.runreport import RunReport
 from autosplit.scratch import private_folder, sweep
-from autosplit.searching.candidates import Job
 from autosplit.searching.journal import open_study
 from autosplit.searching.tuning import space
 from autosplit.serving.pipelineconfig import PipelineConfig
@@ -58,7 +58,6 @@ from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import DESCRIBED, load_stage
 from autosplit.tracing.tensorspec import TensorSpec
-from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.links import shared_memory_link
 from autosplit.values.machine import Machine, parse_device
@@ -254,7 +253,7 @@ PROFILE = json.dumps(
     .to_dict()
 )
 RUN = Run("run", "m", "plan", "p", "f32", 2.0, 1.5, 0.1, (StageRun("s0", "cpu:0", "eager", 1, 3, 0.5, 0.4),), "2026-01-01")
-JOB = Job(HERE, Source("m", 4), Constraints(), ("eager", "onnxruntime"))
+QUESTION = Question(GRAPH, Profile.empty(GRAPH), Source("m", 4), HERE, ("eager", "onnxruntime"))
 PROVENANCE = Provenance("a processor", 2)
 MARKER = json.dumps({"made_by": "autosplit", "version": "0", "uid": os.getuid(), "pid": 1})
 ALONE = LatencyStats.of([0.5])
@@ -308,9 +307,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with load_bundle(place / "bundle", cuts=True) as bundle:
         write_dump(bundle, "serial", example_inputs(bundle.network), place / "dump")
     (place / "notes").mkdir()
-    study = open_study(JOB, GRAPH, place / "journal.log")
+    study = open_study(QUESTION, place / "journal.log")
     for _ in range(8):
-        study.tell(study.ask(space(JOB)), 1.0)
+        study.tell(study.ask(space(QUESTION)), 1.0)
     store, profile = Store(place / "store"), Profile.from_dict(json.loads(PROFILE))
     store.save(GRAPH, profile)
     store.save_links(PROVENANCE, [shared_memory_link("cpu:0", "cpu:1")])
@@ -448,7 +447,7 @@ KINDS: dict[str, tuple[str, str | None, Callable[[Path], Any]]] = {
     "dump": ("dump/dump.json", None, lambda path: read_dump(path.parent)),
     "values of a dump": ("dump/values.safetensors", None, lambda path: read_dump(path.parent)),
     "weights": ("pipeline/net/weights.safetensors", None, lambda path: load_stage(path.parent)),
-    "journal": ("journal.log", None, lambda path: open_study(JOB, GRAPH, path)),
+    "journal": ("journal.log", None, lambda path: open_study(QUESTION, path)),
     "store": (f"store/chain-{GRAPH.hash[:8]}/cpu-0.json", None, read_store),
     "links": (f"store/links/{machine_hash(PROVENANCE)[:8]}.json", None, read_links),
     "device map": ("device_map.json", DEVICE_MAP, read_given_split),

@@ -7,8 +7,8 @@ from autosplit.deploying.networks import place
 from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.planning.caps import plan_within_caps
-from autosplit.planning.plans import Query
 from autosplit.planning.predicting import measured_backends
+from autosplit.planning.question import Question
 from autosplit.running.stage import StagePlacement
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
@@ -41,17 +41,19 @@ class Replanner:
             backend refuses a stage.
         """
         profile = self._profile.on(machine)
-        query = Query(
+        question = Question(
             self._traced.graph,
             profile,
             self._plan.source,
+            machine,
+            measured_backends(profile, machine),
             Constraints(objective="latency" if self._plan.objective == "latency" else "throughput"),
             queue_depth=self._plan.queue_depth,
             microbatch=self._plan.microbatch,
             time_limit_s=TIME_LIMIT_S,
         )
         account = Account(self._traced.graph, values_of(self._traced), footprints_of(profile))
-        plan = plan_within_caps(query, machine, measured_backends(profile, machine), account)
+        plan = plan_within_caps(question, account)
         return place(self._traced, plan, machine, self._workspace)
 
     def close(self) -> None:

@@ -106,13 +106,15 @@ def _simulation(found: Any, machine: Any) -> Any:
 def _front_of_model(given: options.Plans, found: Any, machine: Any, account: Any) -> tuple[list[Any], dict[Path, Any]]:
     """The rows of the front, and its plans by the files to which they are written."""
     from autosplit.planning.caps import front_rows, front_within_caps
-    from autosplit.planning.plans import Query
     from autosplit.planning.predicting import measured_backends
+    from autosplit.planning.question import Question
 
-    query = Query(
+    question = Question(
         found.traced.graph,
         found.profile,
         found.plan.source,
+        machine,
+        measured_backends(found.profile, machine),
         given.constraints(),
         queue_depth=given.queue_depth,
         microbatch=found.plan.microbatch,
@@ -120,7 +122,7 @@ def _front_of_model(given: options.Plans, found: Any, machine: Any, account: Any
         seed=given.seed,
         log=log(given),
     )
-    plans = front_within_caps(query, machine, measured_backends(found.profile, machine), account)
+    plans = front_within_caps(question.verify(), account)
     rows, files = front_rows(plans), {}
     for (plan, _), row in zip(plans, rows, strict=True):
         path = given.front_folder / f"front-{row['number']}.yaml"

@@ -27,7 +27,7 @@ PLAN_SHARE = 2 / 3
 def search_workload(given: options.Plans) -> None:
     """Plan a workload file and show the loads of its devices."""
     from autosplit.commands.report import table
-    from autosplit.planners.pareto import pareto, point_of
+    from autosplit.planners.pareto import pareto, values_of
     from autosplit.planners.portfolio import solve
     from autosplit.planning.explaining import explain_blocks
 
@@ -47,7 +47,7 @@ def search_workload(given: options.Plans) -> None:
         if given.json:
             show(given, _refusal(problem, failure, monotonic() - started))
         raise
-    loads = dict(zip(problem.devices, solution.loads_s, strict=True))
+    loads = dict(zip(problem.devices, solution.judged.loads.device_s.tolist(), strict=True))
     data = {
         "workload": problem.name,
         "objective": solution.objective_s,
@@ -65,8 +65,7 @@ def search_workload(given: options.Plans) -> None:
     )
     views = [table([{"device": name, "load": load} for name, load in loads.items()], title)]
     if front:
-        points = [point_of(problem, each) for each in front]
-        rows = [{"objective": point.bottleneck_s, "latency": point.latency_s, "peak_bytes": point.peak_bytes} for point in points]
+        rows = [dict(zip(("objective", "latency", "peak_bytes"), values_of(each.judged), strict=True)) for each in front]
         data["front"] = [row | _placed(problem, each) for row, each in zip(rows, front, strict=True)]
         views.append(table([row | {"stages": len(each.blocks)} for row, each in zip(rows, front, strict=True)], "front"))
     if given.explain:

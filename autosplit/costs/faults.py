@@ -1,14 +1,12 @@
-"""The rules of a problem: every rule that blocks break, and the check of a planner's answer."""
+"""The rules of a problem: a sentence for every rule that blocks break."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from autosplit.costs.cost import TOLERANCE, block_of, evaluate, memory_bytes, pool_bytes
-from autosplit.costs.pieces import latency_s
-from autosplit.costs.problem import Block, Problem, Solution
-from autosplit.errors import PlanError, raise_faults
+from autosplit.costs.cost import TOLERANCE, block_of, memory_bytes, pool_bytes
+from autosplit.costs.problem import Block, Problem
 from autosplit.tables import bytes_text
 
 
@@ -60,17 +58,3 @@ def _memory_faults(problem: Problem, blocks: Sequence[Block]) -> list[str]:
             names = ", ".join(f"'{problem.devices[device]}'" for device in pool.devices)
             faults.append(f"devices {names} hold {bytes_text(held)} together, and their cap is {bytes_text(pool.num_bytes)}")
     return faults
-
-
-def verify(problem: Problem, solution: Solution, *, contiguous: bool = True, objective: str = "throughput") -> Solution:
-    """Return the solution, or raise PlanError with every fault: broken rules, a wrong objective, a bound above it."""
-    faults = find_faults(problem, solution.blocks, contiguous=contiguous)
-    if not faults:
-        latency = objective == "latency"
-        true_s = latency_s(problem, solution.blocks) if latency else evaluate(problem, solution.blocks).bottleneck_s
-        if not np.isclose(true_s, solution.objective_s, rtol=TOLERANCE, atol=1e-15):
-            faults.append(f"it claims an objective of {solution.objective_s:.9g} s, but it evaluates to {true_s:.9g} s")
-        if solution.bound_s > true_s * (1 + TOLERANCE):
-            faults.append(f"it claims a bound of {solution.bound_s:.9g} s, which is above its own objective of {true_s:.9g} s")
-    raise_faults(PlanError, f"the solution does not fit problem '{problem.name}'", faults)
-    return solution

@@ -1,14 +1,13 @@
-"""Problem: a planner's question as numbers. Solution: its answer. No torch, no graph, no profile.
+"""Problem: a planner's question as numbers. Block: a part of an answer. No torch, no graph, no profile.
 
 A problem has ops and devices, the seconds of each op on each device, nets (a value with its producer and its readers), the cost
-of a transfer between each pair of devices for its sender and its receiver, and rules. A solution is a sequence of blocks: each
+of a transfer between each pair of devices for its sender and its receiver, and rules. An answer is a sequence of blocks: each
 holds ops and the devices that run them; several devices are replicas of the block.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,6 @@ HOST = -1
 """The calling process, which feeds and drains: an op in nets, a block, a device in transfer matrices (there the last index)."""
 
 Floats = NDArray[np.float64]
-Status = Literal["optimal", "feasible", "shared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,36 +254,3 @@ class Block:
 
     ops: tuple[int, ...]
     devices: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Solution:
-    """A planner's answer.
-
-    Attributes:
-        blocks: in chain order if the solution is contiguous. Several blocks may share a device: their loads add up.
-        objective_s: seconds; the largest device load (throughput), or the time of one sample (latency).
-        bound_s: no solution of the same problem is better than this.
-        status: ``optimal`` when objective and bound meet; ``shared`` when devices hold several blocks because no plan with one
-            block on a device was found, and the bound holds for plans that share devices.
-        method: which algorithms gave the plan and the bound.
-        solve_s: seconds spent.
-        loads_s: seconds per sample of each device.
-        log: a line for each step of the planner.
-    """
-
-    blocks: tuple[Block, ...]
-    objective_s: float
-    bound_s: float
-    status: Status
-    method: str
-    solve_s: float
-    loads_s: tuple[float, ...]
-    log: tuple[str, ...] = ()
-
-    @property
-    def gap(self) -> float:
-        """The gap, (objective - bound) / objective; 0 if the solution is proved optimal."""
-        if self.status == "optimal" or self.objective_s <= 0:
-            return 0.0
-        return max(0.0, (self.objective_s - self.bound_s) / self.objective_s)

@@ -17,6 +17,7 @@ from autosplit.memory.stages import count, footprints_of
 from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
 from autosplit.planning.peers import predicted_peers
 from autosplit.planning.predicting import measured_backends, predict
+from autosplit.planning.question import Question
 from autosplit.progress import Progress, between, quiet
 from autosplit.reports.judging import Verdict, judge
 from autosplit.reports.outcomes import PLAN, Outcome
@@ -114,11 +115,11 @@ def _baselines(
         whole, whole_profile = subjects[plan.source.batch]
         bound_s = 0.0
         if plan.prediction.bound_s > 0 and whole_profile is not None:
-            from autosplit.planning.plans import Query, least_s  # solvers take a second to load, and most plans need none here
+            from autosplit.planning.plans import least_s  # solvers take a second to load, and most plans need none here
 
             demands = Constraints(objective="latency" if plan.objective == "latency" else "throughput")
-            query = Query(whole.graph, whole_profile, plan.source, demands)
-            bound_s = least_s(query, machine, measured_backends(whole_profile, machine))
+            backends = measured_backends(whole_profile, machine)
+            bound_s = least_s(Question(whole.graph, whole_profile, plan.source, machine, backends, demands))
         found = with_whole_requests(found, whole.graph, plan, machine, whole_profile, streaming, isolate, bound_s)
     return Baselines(found.plans, {**found.left_out, **failed})
 

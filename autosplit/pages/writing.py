@@ -15,8 +15,8 @@ from autosplit.pages.contents import Contents, contents_of, read_contents, write
 from autosplit.pages.document import report_page
 from autosplit.parsing import MALFORMED
 from autosplit.planning.caps import front_within_caps
-from autosplit.planning.plans import Query
 from autosplit.planning.predicting import measured_backends
+from autosplit.planning.question import Question
 from autosplit.reports.accuracy import Run
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing.aliasing import values_of
@@ -58,18 +58,15 @@ def write_report(
 
 def _front(result: AutoResult, constraints: Constraints) -> list[tuple[Plan, int]]:
     """The planner's front under the user's demands, with the bytes of each plan's fullest device; nothing runs for it."""
-    found = result.search
-    query = Query(
-        found.traced.graph,
-        found.profile,
-        found.plan.source,
-        constraints,
+    found, machine = result.search, result.machine
+    question = Question(
+        *(found.traced.graph, found.profile, found.plan.source, machine, measured_backends(found.profile, machine), constraints),
         queue_depth=found.plan.queue_depth,
         microbatch=found.plan.microbatch,
         time_limit_s=FRONT_S,
     )
     account = Account(found.traced.graph, values_of(found.traced), footprints_of(found.profile))
-    return front_within_caps(query, result.machine, measured_backends(found.profile, result.machine), account)
+    return front_within_caps(question.verify(), account)
 
 
 def write_run(report: RunReport, traced: Traced, machine: Machine, path: Path, store: Path | None) -> Path:

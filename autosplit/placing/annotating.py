@@ -15,8 +15,8 @@ from autosplit.placing.refusals import fall_back
 from autosplit.placing.rules import broken_rules, every_placement, keep_rules, parts_on
 from autosplit.placing.sites import AUTO, Choice, Site, SiteText, parse_site, usual_backend
 from autosplit.planning.caps import plan_within_caps
-from autosplit.planning.plans import Query
 from autosplit.planning.predicting import bounded
+from autosplit.planning.question import Question
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints, Objective
@@ -125,10 +125,10 @@ def by_planner(
     """
     pins = {op: choice.site.device for op, choice in choices.items()}
     known, wanted = profile.on(machine), Constraints(objective=objective, pins=pins, max_replicas=1)
-    backends = list(dict.fromkeys(setting.backend for setting in known.measured))
+    backends = tuple(dict.fromkeys(setting.backend for setting in known.measured))
     account = account or Account(traced.graph, values_of(traced), footprints_of(known))
-    query = Query(traced.graph, known, traced.source, wanted, time_limit_s=planner_s)
-    return plan_within_caps(query, machine, backends, account)
+    question = Question(traced.graph, known, traced.source, machine, backends, wanted, time_limit_s=planner_s)
+    return plan_within_caps(question.verify(), account)
 
 
 def by_rules(

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from autosplit.placing.moves import homes_of
 from autosplit.placing.sites import Choice
-from autosplit.planning.charging import charge
-from autosplit.planning.predicting import threads_on
+from autosplit.planning.predicting import charge, threads_on
 from autosplit.tables import seconds_text
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine

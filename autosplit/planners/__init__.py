@@ -9,7 +9,6 @@
 
 All folders share these modules:
 
-    objective        what a plan costs, and which demands it breaks
     incumbent        the best plan and bound of one solve, to which every planner adds
     items            ops contracted to what can be decided apart
     bounds           what no plan can beat, from the compute alone

@@ -6,10 +6,9 @@ from math import inf
 from threading import RLock
 from time import monotonic
 
-from autosplit.costs.cost import CLOSED, evaluate
-from autosplit.costs.faults import verify
-from autosplit.costs.problem import Block, Problem, Solution
-from autosplit.planners.objective import demand_faults, objective_s
+from autosplit.costs.cost import CLOSED, TOLERANCE
+from autosplit.costs.judge import Judged, Solution, judge
+from autosplit.costs.problem import Block, Problem
 from autosplit.values.constraints import Demands
 
 ROUNDING = 1e-12
@@ -24,7 +23,7 @@ class Incumbent:
         problem, demands: what is asked.
         seed: of everything random.
         say: called with each line of the log.
-        blocks: the best plan; empty while none is known.
+        judged: the best plan; None while none is known.
         objective_s: its objective in seconds; infinite while none is known.
         bound_s, bound_method: no plan has a smaller objective, and what proved that.
         refuted: demands that no plan meets, once that is proved: the same as ``demands``, or looser ones.
@@ -38,7 +37,7 @@ class Incumbent:
     demands: Demands
     seed: int = 0
     say: Callable[[str], None] = lambda line: None
-    blocks: tuple[Block, ...] = ()
+    judged: Judged | None = None
     objective_s: float = inf
     bound_s: float = 0.0
     bound_method: str = ""
@@ -52,13 +51,14 @@ class Incumbent:
 
     def offer(self, blocks: tuple[Block, ...], method: str) -> None:
         """Keep the blocks if they meet the demands and are better, or as good and fewer; their objective is evaluated here."""
-        if not blocks or demand_faults(self.problem, self.demands, blocks):
+        judged = judge(self.problem, self.demands, blocks)
+        if not blocks or judged.faults:
             return
-        value_s = objective_s(self.problem, self.demands, blocks)
+        value_s = judged.objective_s
         with self.lock:
             fewer = len(blocks) < len(self.blocks) and value_s <= self.objective_s * (1 + ROUNDING)
             if value_s < self.objective_s or fewer:
-                self.blocks, self.objective_s = blocks, value_s
+                self.judged, self.objective_s = judged, value_s
                 self.note(f"{method}: plan of {value_s:.6g} s", method)
 
     def prove(self, bound_s: float, method: str) -> None:
@@ -85,24 +85,34 @@ class Incumbent:
         self.refuted, self.bound_s, self.shared = None, 0.0, True
 
     @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks of the best plan; empty while none is known."""
+        return self.judged.blocks if self.judged else ()
+
+    @property
     def closed(self) -> bool:
         """Whether plan and bound meet."""
         return bool(self.blocks) and self.objective_s - self.bound_s <= CLOSED * self.objective_s
 
     def solution(self) -> Solution:
         """The best plan, verified."""
-        loads = evaluate(self.problem, self.blocks)
-        solution = Solution(
-            blocks=self.blocks,
-            objective_s=self.objective_s,
+        assert self.judged is not None
+        return Solution(
+            self.judged,
             bound_s=self.objective_s if self.closed else self.bound_s,
             status="shared" if self.shared else "optimal" if self.closed else "feasible",
             method=", ".join(self.methods),
             solve_s=monotonic() - self.started,
-            loads_s=tuple(float(load) for load in loads.device_s),
             log=tuple(self.log),
-        )
-        return verify(self.problem, solution, contiguous=self.demands.contiguous, objective=self.demands.objective)
+        ).verify()
+
+
+def plans_on_one_device(problem: Problem) -> list[tuple[Block, ...]]:
+    """All ops on one device, for each class of devices that can run and hold them; the fastest first."""
+    everything, work_s = tuple(range(problem.num_ops)), problem.compute_s.sum(axis=0)
+    roomy = problem.memory_bytes * (1 + TOLERANCE) >= problem.total_bytes
+    able = [members[0] for members in problem.device_classes if roomy[members[0]] and work_s[members[0]] < inf]
+    return [(Block(everything, (device,)),) for device in sorted(able, key=work_s.__getitem__)]
 
 
 Solver = Callable[[Incumbent, float], None]

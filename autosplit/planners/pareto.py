@@ -5,19 +5,18 @@ Haimes et al., 1971). Plans with other numbers of stages and replicas are candid
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from autosplit.costs.cost import TOLERANCE, evaluate
-from autosplit.costs.pieces import latency_s
-from autosplit.costs.problem import Block, Problem, Solution, Status
+from autosplit.costs.cost import TOLERANCE
+from autosplit.costs.judge import Judged, Solution, Status, judge
+from autosplit.costs.problem import Block, Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds
 from autosplit.planners.clock import now, time_limit
 from autosplit.planners.items import contract
-from autosplit.planners.objective import demand_faults, with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
@@ -30,26 +29,9 @@ Values = tuple[float, float, float]
 """Seconds per sample, seconds of one sample, and bytes of the fullest device; smaller is better."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """A plan of the front: seconds per sample, seconds of one sample, and bytes of the fullest device."""
-
-    bottleneck_s: float
-    latency_s: float
-    peak_bytes: float
-    solution: Solution
-
-    @property
-    def values(self) -> Values:
-        """The three figures."""
-        return self.bottleneck_s, self.latency_s, self.peak_bytes
-
-
-def point_of(problem: Problem, solution: Solution) -> Point:
-    """A solution with its three values, from the evaluator."""
-    loads = evaluate(problem, solution.blocks)
-    peak = float(loads.memory_bytes.max())
-    return Point(loads.bottleneck_s, latency_s(problem, solution.blocks), peak, solution)
+def values_of(judged: Judged) -> Values:
+    """The three figures of a plan."""
+    return judged.loads.bottleneck_s, judged.latency_s, float(judged.loads.memory_bytes.max())
 
 
 def dominates(one: Values, other: Values) -> bool:
@@ -83,7 +65,7 @@ def pareto(
 ) -> tuple[Solution, ...]:
     """Plans of which none is better than another in throughput, latency and peak memory, the best throughput first.
 
-    The ``objective_s`` of a solution is its largest device load. The two ends are as good as ``solve`` makes them. Points between
+    The objective of a solution is its largest device load. The two ends are as good as ``solve`` makes them. Points between
     them are not proved, so only the best throughput can have the status ``optimal``.
 
     Args:
@@ -103,7 +85,7 @@ class _Front:
 
     def __init__(self, problem: Problem, demands: Demands, deadline: float, seed: int, say: Callable[[str], None]) -> None:
         self.problem, self.deadline, self.seed, self.say = problem, deadline, seed, say
-        self.points: list[Point] = []
+        self.points: list[Solution] = []
         self.asked = replace(demands, objective="throughput")
         """The demands of the caller."""
         more = demands.num_stages is not None and demands.num_stages > problem.num_devices
@@ -120,23 +102,23 @@ class _Front:
             self._ask(self.problem, left_s / 24, **change)
         for limited, change in self._limits():
             self._ask(limited, left_s / 24, **change)
-        return tuple(self._judged(point, best) for point in self._front())
+        return tuple(self._bounded(point, best) for point in self._front())
 
-    def _front(self) -> list[Point]:
+    def _front(self) -> list[Solution]:
         """The points so far that no other one dominates."""
-        return front_of((point.values, len(point.solution.blocks), point) for point in self.points)
+        return front_of((values_of(point.judged), len(point.blocks), point) for point in self.points)
 
-    def _judged(self, point: Point, best: Solution) -> Solution:
-        """The solution of a point with throughput as its objective, and the bound that holds for it.
+    def _bounded(self, point: Solution, best: Solution) -> Solution:
+        """A point with the bound on throughput that holds for it.
 
         The bound of the best plan with one block on a device does not hold for plans that share devices.
         """
-        alike = _shares(best.blocks) or not _shares(point.solution.blocks)
-        bound_s = min(best.bound_s if alike else self._shared_bound_s(), point.bottleneck_s)
-        closed = alike and best.gap == 0.0 and point.bottleneck_s <= best.objective_s * (1 + TOLERANCE)
-        proved: Status = "optimal" if closed or bound_s == point.bottleneck_s else "feasible"
-        status = "shared" if best.status == "shared" and _shares(point.solution.blocks) else proved
-        return replace(point.solution, objective_s=point.bottleneck_s, bound_s=bound_s, status=status)
+        shares = point.judged.shares_devices
+        alike = best.judged.shares_devices or not shares
+        bound_s = min(best.bound_s if alike else self._shared_bound_s(), point.objective_s)
+        closed = alike and best.gap == 0.0 and point.objective_s <= best.objective_s * (1 + TOLERANCE)
+        proved: Status = "optimal" if closed or bound_s == point.objective_s else "feasible"
+        return replace(point, bound_s=bound_s, status="shared" if best.status == "shared" and shares else proved)
 
     def _shared_bound_s(self) -> float:
         """A bound on all plans, also on those that share devices."""
@@ -166,9 +148,8 @@ class _Front:
 
     def _limits(self) -> Iterator[tuple[Problem, dict[str, Any]]]:
         """Memory caps and latency limits between the ends of the present front."""
-        front = self._front()
-        memory = _between([point.peak_bytes for point in front])
-        latency = _between([point.latency_s for point in front])
+        _, latencies, peaks = zip(*(values_of(point.judged) for point in self._front()), strict=True)
+        memory, latency = _between(peaks), _between(latencies)
         for cap in (*reversed(memory), self._least_memory()):
             capped = replace(self.problem, memory_bytes=np.minimum(self.problem.memory_bytes, cap))
             yield capped, {}
@@ -196,38 +177,21 @@ class _Front:
 
     def _solve(self, problem: Problem, time_limit_s: float, first: bool = False, **change: Any) -> Solution:
         solution = solve(problem, replace(self.asked, **change), time_limit_s=time_limit_s, seed=self.seed, name_conflict=first)
-        if first and _shares(solution.blocks):  # no other plan meets the limits, so that all later plans may share devices too
+        if first and solution.judged.shares_devices:  # no other plan meets the limits, so all later plans may share devices
             self.demands = replace(self.demands, reuse=True)
         self._offer(solution.blocks, solution.method, solution)
         return solution
 
     def _offer(self, blocks: tuple[Block, ...], method: str, solution: Solution | None = None) -> None:
         """Keep blocks that meet the limits of the caller; plans for latency may share devices."""
-        if demand_faults(self.problem, with_reuse(replace(self.demands, objective="latency")), blocks):
+        quick = replace(self.demands, objective="latency").sharing()
+        judged = judge(self.problem, replace(quick, objective="throughput"), blocks)
+        if judged.faults or any(blocks == other.blocks for other in self.points):
             return
-        loads = evaluate(self.problem, blocks)
-        point = point_of(
-            self.problem,
-            Solution(
-                blocks,
-                loads.bottleneck_s,
-                0.0,
-                "feasible",
-                method,
-                solution.solve_s if solution else 0.0,
-                tuple(float(load) for load in loads.device_s),
-                solution.log if solution else (),
-            ),
-        )
-        if all(point.solution.blocks != other.solution.blocks for other in self.points):
-            self.points.append(point)
-            self.say(f"{point.bottleneck_s:.6g} s a sample, latency {point.latency_s:.6g} s, {point.peak_bytes:.6g} B ({method})")
-
-
-def _shares(blocks: Sequence[Block]) -> bool:
-    """Whether a device runs several blocks."""
-    used = [device for block in blocks for device in block.devices]
-    return len(set(used)) < len(used)
+        solve_s, log = (solution.solve_s, solution.log) if solution else (0.0, ())
+        self.points.append(Solution(judged, 0.0, "feasible", method, solve_s, log))
+        bottleneck_s, alone_s, peak_bytes = values_of(judged)
+        self.say(f"{bottleneck_s:.6g} s a sample, latency {alone_s:.6g} s, {peak_bytes:.6g} B ({method})")
 
 
 def _between(values: Sequence[float]) -> list[float]:

@@ -6,8 +6,9 @@ from math import inf
 
 import numpy as np
 
+from autosplit.costs.judge import Solution
 from autosplit.costs.pieces import latency_s, pieces
-from autosplit.costs.problem import Problem, Solution
+from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds, clock, infeasible, jit
 from autosplit.planners.clock import now
@@ -15,11 +16,10 @@ from autosplit.planners.contiguous.chains import improve_chains
 from autosplit.planners.contiguous.refining import offer_first_chain
 from autosplit.planners.cpsat.integer_program import find_any_plan, solve_integer_program
 from autosplit.planners.delays import Delays, critical_path_s
-from autosplit.planners.incumbent import Incumbent, Solver
+from autosplit.planners.incumbent import Incumbent, Solver, plans_on_one_device
 from autosplit.planners.items import contract, kept_together
 from autosplit.planners.latency.scheduling import schedule_sample
 from autosplit.planners.noncontiguous.partitioning import partition
-from autosplit.planners.objective import plans_on_one_device, with_reuse
 from autosplit.planners.wired import plan_with_wires
 from autosplit.values.constraints import Demands
 
@@ -178,7 +178,7 @@ def solve(
     demands.require_possible(problem.num_ops)
     reuse, demands = demands.reuse, replace(demands, max_replicas=min(demands.max_replicas, problem.num_devices))
     if reuse is None:
-        demands = with_reuse(replace(demands, reuse=(demands.num_stages or 0) > problem.num_devices))
+        demands = replace(demands, reuse=(demands.num_stages or 0) > problem.num_devices).sharing()
     incumbent = Incumbent(problem, demands, seed, log or (lambda line: None))
     with clock.time_limit(places(incumbent), time_limit_s) as deadline:
         if problem.wires.all:

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.cost import TOLERANCE, block_of, evaluate, memory_bytes, pool_bytes
+from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.clock import now, spend
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import kept_together
-from autosplit.planners.objective import objective_s
 from autosplit.values.constraints import Demands
 
 NUM_WALKS = 3
@@ -67,7 +67,7 @@ def anneal_rows(
         row = clusters.shrink(begins[number % len(begins)]) if begins else None
         if row is None:
             return
-        scale_s = objective_s(clusters.problem, incumbent.demands, row)
+        scale_s = judge(clusters.problem, incumbent.demands, row).objective_s
         value_s = moves.cost_s(row, scale_s)
         for step in range(steps):
             if step % STEPS_OF_A_SLICE == 0:
@@ -110,7 +110,7 @@ class _Moves:
 
     def cost_s(self, row: Row, fine_s: float) -> float:
         """The objective of a row, and a fine for each limit on memory, stages or their times that it breaks."""
-        return objective_s(self.problem, self.demands, row) + fine_s * self._num_broken(row)
+        return judge(self.problem, self.demands, row).objective_s + fine_s * self._num_broken(row)
 
     def _num_broken(self, row: Row) -> int:
         """How many limits are broken that moves may break; this is quicker than a list of all faults."""

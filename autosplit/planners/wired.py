@@ -14,13 +14,13 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import HOST, Block, Floats, Problem, Solution
+from autosplit.costs.judge import Solution, judge
+from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.costs.wires import NO_WIRES
 from autosplit.errors import InfeasibleError
 from autosplit.planners.bounds import work_bound_s
 from autosplit.planners.clock import now
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.machine import HOST as HOST_NAME
 from autosplit.values.machine import host_of
 
@@ -43,7 +43,7 @@ def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solu
     problem, demands = incumbent.problem, incumbent.demands
     relaxed = solve(replace(problem, wires=NO_WIRES), SHARES[0] * (deadline - now()))
     found = [relaxed]
-    if objective_s(problem, demands, relaxed.blocks) > relaxed.bound_s * (1 + TOLERANCE):
+    if judge(problem, demands, relaxed.blocks).objective_s > relaxed.bound_s * (1 + TOLERANCE):
         for share, surrogate in zip(SHARES[1:], (paid_beside(problem), paid(problem)), strict=True):
             try:
                 found.append(solve(surrogate, share * (deadline - now())))
@@ -55,7 +55,7 @@ def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solu
     for one in alone or found:
         incumbent.offer(one.blocks, one.method)
     if not incumbent.blocks:
-        fault = (demand_faults(problem, incumbent.demands, relaxed.blocks) or [incumbent.remark])[0]
+        fault = (judge(problem, incumbent.demands, relaxed.blocks).faults or [incumbent.remark])[0]
         raise InfeasibleError(f"no plan was found for '{problem.name}' over its hosts: {fault}")
     if relaxed in (alone or found):
         incumbent.prove(relaxed.bound_s, "without wires")

@@ -1,7 +1,7 @@
 """Make plans from a graph, a profile and constraints. ``planners`` only see the ``Problem`` made from them. No torch.
 
-charging     transfer costs of a model on a machine
-predicting   graph and profile as a problem; the prediction of a plan
+predicting   graph and profile as a problem, with what transfers cost; the prediction of a plan
+question     what is asked: model, times, machine, backends and demands
 backends     choices and mixtures of backends, as problems and as stages
 plans        ask the planner, turn its answers into plans with a bound over all mixtures
 estimating   seconds on devices that are not here

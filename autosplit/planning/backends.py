@@ -14,12 +14,11 @@ from math import inf, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.judge import Judged, judge
 from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.planning.predicting import counts_stages, grouped, problem_on, threads_on
+from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints, Demands
-from autosplit.values.graph import Graph
-from autosplit.values.machine import Machine
-from autosplit.values.profile import Profile
 from autosplit.values.samples import Setting
 
 MAX_CHOICES, MAX_PROVING = 9, 27
@@ -34,29 +33,33 @@ is too low. Without a margin, equally fast backends would take turns op by op, a
 
 @dataclass(frozen=True)
 class Backends:
-    """The backends that the devices of a machine may run.
+    """A question as numbers, for one layout of its machine: a device of the problem for each backend on each device.
 
     Attributes:
-        graph: the model.
-        problem: a device for each setting; settings of one device share its processor. It evaluates plans.
+        question: what is asked; the devices of its machine have no core in common.
+        problem: a device for each setting; settings of one device share its processor. It judges plans.
         settings: the setting of each device of ``problem``.
         groups: the settings of each device of the machine, by number.
-        asked: the backends that were asked for.
-        constraints: the user's demands.
-        mixed: whether several backends may run stages on one device.
-        alone: whether every device has one stage at most, unless no such plan exists.
         num_choices: how many ways there are to give each device one of the backends that were asked for.
     """
 
-    graph: Graph
+    question: Question
     problem: Problem
     settings: tuple[Setting, ...]
     groups: tuple[tuple[int, ...], ...]
-    asked: tuple[str, ...]
-    constraints: Constraints
-    mixed: bool
-    alone: bool
     num_choices: int
+
+    @property
+    def mixed(self) -> bool:
+        """Whether several backends may run stages on one device."""
+        return may_mix(self.question.constraints)
+
+    @property
+    def alone(self) -> bool:
+        """Whether every device has one stage at most, unless no such plan exists."""
+        constraints, num_devices = self.question.constraints, len(self.groups)
+        quick = constraints.objective == "latency" and constraints.num_stages is None  # such plans may share devices
+        return not (self.mixed or quick or constraints.reuse or (constraints.num_stages or 0) > num_devices)
 
     @property
     def devices(self) -> list[str]:
@@ -81,7 +84,13 @@ class Backends:
     def _replicated(self, backends: Iterable[str]) -> Constraints:
         """The demands, with at most as many replicas as devices that have a backend in common."""
         most = max(Counter(backends).values())
-        return replace(self.constraints, max_replicas=min(self.constraints.max_replicas, most))
+        constraints = self.question.constraints
+        return replace(constraints, max_replicas=min(constraints.max_replicas, most))
+
+    def judge(self, blocks: Sequence[Block]) -> Judged:
+        """What blocks of ``problem`` are worth. Whether stages may share a device is asked of the planner alone."""
+        demands = replace(self.question.constraints, reuse=True)
+        return judge(self.problem, demands, blocks, self.question.num_parts)
 
     def every_chain(self) -> Iterator[list[Block]]:
         """Every row of blocks of ``problem`` that are runs of ops in graph order, on devices of their own, replicas included.
@@ -89,7 +98,7 @@ class Backends:
         Each block has one backend.
         """
         num_ops, home = self.problem.num_ops, {k: device for device, group in enumerate(self.groups) for k in group}
-        most = min(self.constraints.max_replicas, len(self.groups))
+        most = min(self.question.constraints.max_replicas, len(self.groups))
         places = [
             row
             for backend in dict.fromkeys(setting.backend for setting in self.settings)
@@ -128,7 +137,7 @@ class Backends:
         ops = sorted(block.ops)
         compute_s = np.stack([self.problem.compute_s[np.ix_(ops, row)] for row in places], axis=1)
         able = [k for k in range(len(shared)) if self.mixed or np.isfinite(compute_s[:, k]).all()]
-        whole = [k for k in able if shared[k] in self.asked] or able  # the others run only ops that these refuse
+        whole = [k for k in able if shared[k] in self.question.backends] or able  # the others run only ops that these refuse
         if not whole or np.isinf(compute_s.max(axis=2)).all(axis=1).any():
             return []
         costs = _Costs(compute_s, *self._moves(ops, places))
@@ -167,8 +176,9 @@ class Backends:
     def _parts(self, ops: Sequence[int], labels: NDArray[np.int64], places: Sequence[tuple[int, ...]]) -> list[Block]:
         """The ops as one block for each run of ops on one backend."""
         label = {self.problem.ops[op]: str(k) for op, k in zip(ops, labels.tolist(), strict=True)}
-        runs = self.graph.runs(label, label)
-        return [Block(tuple(self.graph.index[name] for name in run), places[int(label[run[0]])]) for run in runs]
+        graph = self.question.graph
+        runs = graph.runs(label, label)
+        return [Block(tuple(graph.index[name] for name in run), places[int(label[run[0]])]) for run in runs]
 
 
 @dataclass(frozen=True)
@@ -218,29 +228,27 @@ class _Costs:
         return labels
 
 
-def backends_of(
-    graph: Graph,
-    machine: Machine,
-    profile: Profile,
-    constraints: Constraints,
-    backends: Sequence[str],
-    max_threads: int | None = None,
-) -> Backends:
-    """The backends that were measured on a machine. Those that are not among ``backends`` run only ops that these refuse.
+def may_mix(constraints: Constraints) -> bool:
+    """Whether the demands allow stages of several backends on one device."""
+    return not counts_stages(constraints) and constraints.reuse is not False
 
-    Raises: ProfileError: a device has no measurement with any of ``backends``.
+
+def backends_of(question: Question) -> Backends:
+    """The backends that were measured on a machine. Those that were not asked for run only ops that these refuse.
+
+    Raises: ProfileError: a device has no measurement with any backend that was asked for.
     """
-    mixed = not counts_stages(constraints) and constraints.reuse is not False
-    quick = constraints.objective == "latency" and constraints.num_stages is None  # such plans may share devices
-    alone = not (mixed or quick or constraints.reuse or (constraints.num_stages or 0) > len(machine.devices))
-    threads = {device.name: threads_on(machine, device.name, max_threads) for device in machine.devices}
+    machine, profile, backends = question.machine, question.profile, question.backends
+    threads = {device.name: threads_on(machine, device.name, question.max_threads) for device in machine.devices}
     wanted = [Setting(name, backend, count) for name, count in threads.items() for backend in dict.fromkeys(backends)]
     settings = [setting for setting in wanted if setting in profile.measured]
     for name in threads.keys() - {setting.device for setting in settings}:
         profile.setting(name, backends[0], threads[name])
     num_choices = prod(Counter(setting.device for setting in settings).values())
-    others = [s for s in profile.measured if mixed and s.threads == threads.get(s.device) and s not in settings]
-    problem = problem_on(graph, machine, profile, constraints, [*settings, *others])
+    others = [
+        s for s in profile.measured if may_mix(question.constraints) and s.threads == threads.get(s.device) and s not in settings
+    ]
+    problem = problem_on(question.graph, machine, profile, question.constraints, [*settings, *others])
     compute_s = problem.compute_s.copy()
     for number, setting in enumerate(others, start=len(settings)):
         rivals = [k for k, other in enumerate(settings) if other.device == setting.device]
@@ -248,30 +256,31 @@ def backends_of(
     settings += others
     groups = tuple(tuple(k for k, setting in enumerate(settings) if setting.device == name) for name in threads)
     problem = replace(problem, compute_s=compute_s)
-    return Backends(graph, problem, tuple(settings), groups, tuple(backends), constraints, mixed, alone, num_choices)
+    return Backends(question, problem, tuple(settings), groups, num_choices)
 
 
-def backend_subsets(machine: Machine, backends: Sequence[str], profile: Profile) -> list[tuple[str, ...]]:
-    """The subsets of the backends of which every device was measured with one or more; the smallest first."""
-    measured = {(setting.device, setting.backend) for setting in profile.measured}
+def backend_subsets(question: Question) -> list[Question]:
+    """The question for each subset of its backends of which every device was measured with one or more; the smallest first."""
+    backends = question.backends
+    measured = {(setting.device, setting.backend) for setting in question.profile.measured}
     parts = [part for count in range(1, len(backends) + 1) for part in combinations(dict.fromkeys(backends), count)]
-    return [part for part in parts if all(any((d.name, b) in measured for b in part) for d in machine.devices)]
+    able = [part for part in parts if all(any((d.name, b) in measured for b in part) for d in question.machine.devices)]
+    return [replace(question, backends=part) for part in able]
 
 
-def backend_choices(
-    machine: Machine, backends: Sequence[str], profile: Profile, most: int = MAX_CHOICES
-) -> list[Mapping[str, str]]:
+def backend_choices(question: Question, most: int = MAX_CHOICES) -> list[Mapping[str, str]]:
     """Choices of device name to backend: first one backend for all devices, then mixtures if they are few.
 
     If there are more than ``most``, all devices of a kind get one backend, or each device its first one. A device gets no backend
     that was not measured on it.
     """
+    machine, backends = question.machine, question.backends
     names = [device.name for device in machine.devices]
     kinds = [device.kind for device in machine.devices]
     parts = names if len(backends) ** len(names) <= most else list(dict.fromkeys(kinds))
     same = [dict.fromkeys(parts, backend) for backend in backends]
     mixed = [dict(zip(parts, choice, strict=True)) for choice in product(backends, repeat=len(parts)) if len(set(choice)) > 1]
     choices = [{name: by.get(name) or by[kind] for name, kind in zip(names, kinds, strict=True)} for by in [*same, *mixed]]
-    measured = {(setting.device, setting.backend): None for setting in profile.measured}
+    measured = {(setting.device, setting.backend): None for setting in question.profile.measured}
     first = {name: next((b for b in backends if (name, b) in measured), backends[0]) for name in names}
     return [choice for choice in choices if choice.items() <= measured.keys()] or [first]

@@ -6,7 +6,6 @@ The peak of values is not a sum over ops, and slots of rings depend on the cut, 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from autosplit.errors import InfeasibleError
@@ -14,8 +13,9 @@ from autosplit.memory.account import Account
 from autosplit.memory.stages import least_base_bytes, within
 from autosplit.planners.pareto import front_of
 from autosplit.planning.backends import backend_subsets
-from autosplit.planning.plans import Query, every_plan, plan_front, plan_key, plan_model
+from autosplit.planning.plans import every_plan, plan_front, plan_key, plan_model
 from autosplit.planning.predicting import bounded
+from autosplit.planning.question import Question
 from autosplit.tables import bytes_text
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
@@ -28,7 +28,7 @@ MAX_QUESTIONS = 12
 """Most questions to the planner with the same backends until an answer keeps the caps; also the most listed plans that run."""
 
 
-def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], account: Account) -> Plan:
+def plan_within_caps(question: Question, account: Account) -> Plan:
     """The planner's plan, with the whole memory of every device within its cap.
 
     A plan that breaks a cap gets fewer slots in its rings. If the first answer still breaks a cap, every chain of stages is
@@ -39,12 +39,11 @@ def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], ac
     within the caps. If there are too many chains to list, a plan within tight caps may be missed.
 
     Args:
-        query: the model, its times and the demands.
-        machine: the devices with their caps.
-        backends: the backends that may run.
+        question: what is asked, with whole caps.
         account: gives plans the memory of their stages.
     Raises: InfeasibleError: no plan was found; ``conflict`` says whether that is proved. ProfileError: as ``plan_model``.
     """
+    machine, backends = question.machine, question.backends
     least = _least(machine, backends, account)
     most = max((device.memory_bytes for device in machine.devices if device.memory_bytes is not None), default=0)
     base_bytes = max(least.values(), default=0)
@@ -53,13 +52,16 @@ def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], ac
             f"no plan fits: a worker takes {bytes_text(base_bytes)} for itself, and the largest cap is {bytes_text(most)}. "
             "Raise a cap."
         )
-    subsets = backend_subsets(machine, backends, query.profile)
-    asks = [partial(plan_model, query, backends=kept) for kept in (backends, *subsets[:-1])]
+    subsets = backend_subsets(question)
+
+    def asking(part: Question) -> PlanOnMachine:
+        return lambda machine: plan_model(replace(part, machine=machine))
 
     def listed(least: Mapping[str, int]) -> list[Plan]:
-        return [plan for kept in subsets for plan in _listed(query, machine, kept, account, least)]
+        return [plan for part in subsets for plan in _listed(part, account, least)]
 
-    return answer_within_caps(asks, machine, backends, account, listed, plan_key(query.constraints))
+    asks = [asking(part) for part in (question, *subsets[:-1])]
+    return answer_within_caps(asks, machine, backends, account, listed, plan_key(question.constraints))
 
 
 def answer_within_caps(
@@ -103,16 +105,17 @@ def answer_within_caps(
     return bounded(min(found, key=key), first.prediction.bound_s)
 
 
-def front_within_caps(query: Query, machine: Machine, backends: Sequence[str], account: Account) -> list[tuple[Plan, int]]:
+def front_within_caps(question: Question, account: Account) -> list[tuple[Plan, int]]:
     """Plans within the caps that no other plan beats in throughput, latency and memory together, the best throughput first.
 
     Arguments and errors are those of ``plan_within_caps``.
 
     Returns: plans, each with all bytes that its fullest device holds.
     """
-    least = _least(machine, backends, account)
-    best = [plan_within_caps(query, machine, backends, account)] if least else []
-    plans = plan_front(query, within(machine, least), backends)
+    machine = question.machine
+    least = _least(machine, question.backends, account)
+    best = [plan_within_caps(question, account)] if least else []
+    plans = plan_front(replace(question, machine=within(machine, least)))
     front = _undominated((with_fitting_slots(plan, machine, account) for plan in plans), machine, account.graph)
     if least:
         measured = (with_fitting_slots(account.measured(plan), machine, account) for plan, _ in front)
@@ -151,10 +154,10 @@ def _least(machine: Machine, backends: Sequence[str], account: Account) -> dict[
     return {device.name: base_bytes for device in machine.devices if device.memory_bytes is not None}
 
 
-def _listed(query: Query, machine: Machine, backends: Sequence[str], account: Account, least: Mapping[str, int]) -> list[Plan]:
+def _listed(question: Question, account: Account, least: Mapping[str, int]) -> list[Plan]:
     """The best plan within the caps among those that ``every_plan`` lists, or nothing."""
-    tried = 0
-    for listed in every_plan(query, within(machine, least), backends):
+    machine, tried = question.machine, 0
+    for listed in every_plan(replace(question, machine=within(machine, least))):
         if cap_faults(with_fitting_slots(listed, machine, account).stages, machine.devices, account.graph):
             continue
         plan, tried = with_fitting_slots(account.measured(listed), machine, account), tried + 1

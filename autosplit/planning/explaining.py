@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 
 from autosplit.arguments import checked
-from autosplit.costs.cost import CLOSED, TOLERANCE, Loads, evaluate
+from autosplit.costs.cost import CLOSED, TOLERANCE, Loads
+from autosplit.costs.judge import Judged, judge
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
 from autosplit.planners.clock import now, time_limit
-from autosplit.planners.objective import objective_s
 from autosplit.planners.portfolio import solve
 from autosplit.planning.predicting import problem_of
 from autosplit.planning.recutting import next_cuts
@@ -90,8 +90,8 @@ def explain_blocks(
         bound_s: a bound that is known under these demands. If the blocks meet it, no better ones are looked for.
     """
     objective = demands.objective
-    value_s = objective_s(problem, demands, blocks)
-    loads = evaluate(problem, blocks)
+    judged = judge(problem, demands, blocks)
+    value_s, loads = judged.objective_s, judged.loads
     device, wire = int(loads.device_s.argmax()), _full_wire(problem, loads)
     calls = {} if bound_s >= value_s * (1 - CLOSED) else {AGAIN: (problem, demands)}
     calls |= dict(_changes(problem, device, demands)) | {words: (other, demands) for words, other in (loosened or {}).items()}
@@ -100,8 +100,7 @@ def explain_blocks(
         cuts = next_cuts(
             problem,
             blocks,
-            lambda row: objective_s(problem, demands, row),
-            contiguous=demands.contiguous,
+            demands,
             deadline=now() + CUTS_SHARE * (deadline - now()),
         )
         changes, left_out = _looked_at(calls, blocks, value_s, deadline)
@@ -116,7 +115,7 @@ def explain_blocks(
         "memory": [words for words in helped if words == NO_CAPS],
         "constraint": [words for words in helped if words in (loosened or {}) or words in (NO_GROUPS, NO_COUNT)],
     }
-    bound_by, because = _reason(problem, blocks, device, objective, value_s, helped, kinds, unit)
+    bound_by, because = _reason(judged, device, helped, kinds, unit)
     return Explanation(
         objective=objective,
         objective_s=value_s,
@@ -124,7 +123,7 @@ def explain_blocks(
         bottleneck=wire or problem.devices[device],
         bound_by=bound_by,
         because=because,
-        devices=tuple(_device_rows(problem, blocks)),
+        devices=tuple(_device_rows(judged)),
         cuts=tuple(cuts),
         changes=tuple(changes),
         unit=unit,
@@ -132,9 +131,9 @@ def explain_blocks(
     )
 
 
-def _device_rows(problem: Problem, blocks: Sequence[Block]) -> Iterator[DeviceLoad]:
-    loads = evaluate(problem, blocks)
-    for device in sorted({device for block in blocks for device in block.devices}):
+def _device_rows(judged: Judged) -> Iterator[DeviceLoad]:
+    problem, loads = judged.problem, judged.loads
+    for device in sorted({device for block in judged.blocks for device in block.devices}):
         load_s, compute_s, transfer_s = (float(table[device]) for table in (loads.device_s, loads.compute_s, loads.transfer_s))
         moving = compute_s + transfer_s
         cap_bytes = float(problem.memory_bytes[device])
@@ -151,23 +150,21 @@ def _device_rows(problem: Problem, blocks: Sequence[Block]) -> Iterator[DeviceLo
 
 
 def _reason(
-    problem: Problem,
-    blocks: Sequence[Block],
+    judged: Judged,
     device: int,
-    objective: str,
-    value_s: float,
     helped: Mapping[str, float],
     kinds: Mapping[Reason, Sequence[str]],
     unit: str,
 ) -> tuple[Reason, str]:
     """The limit that bounds the plan, and a sentence about it."""
-    loads = evaluate(problem, blocks)
+    problem, blocks, loads, value_s = judged.problem, judged.blocks, judged.loads, judged.objective_s
+    objective = judged.demands.objective
     wire = _full_wire(problem, loads)
     name, load = wire or problem.devices[device], time_text(loads.bottleneck_s if wire else float(loads.device_s[device]), unit)
     start = f"'{name}' is the bottleneck: {load}"
     if objective == "latency":
         start = f"A sample takes {time_text(value_s, unit)}; '{name}' is the bottleneck with {load} a sample"
-    start += "" if wire else _hosts_share(problem, blocks, device, unit)
+    start += "" if wire else _hosts_share(judged, device, unit)
     limits = [(helped[words], kind, words) for kind, found in kinds.items() for words in found if helped[words] >= WORTH]
     compute_s, transfer_s = float(loads.compute_s[device]), float(loads.transfer_s[device])
     part = compute_s / (compute_s + transfer_s) if compute_s + transfer_s else 1.0
@@ -198,12 +195,13 @@ def _full_wire(problem: Problem, loads: Loads) -> str:
     return problem.wires.all[int(loads.wire_s.argmax())].name if full else ""
 
 
-def _hosts_share(problem: Problem, blocks: Sequence[Block], device: int, unit: str) -> str:
+def _hosts_share(judged: Judged, device: int, unit: str) -> str:
     """A clause about the host's share of a device, if the host has no core of its own; empty if the share is small."""
+    problem, blocks = judged.problem, judged.blocks
     made = [net.producer for net in problem.nets if HOST in net.consumers]
     shares = [sum(op in block.ops for op in made) / len(block.devices) for block in blocks if device in block.devices]
     host_s = problem.host_s * sum(shares) / len(made) if made else 0.0
-    if host_s <= WORTH * float(evaluate(problem, blocks).device_s[device]):
+    if host_s <= WORTH * float(judged.loads.device_s[device]):
         return ""
     return f" ({time_text(host_s, unit)} of it is the host's work, because the host has no core of its own)"
 
@@ -302,7 +300,7 @@ def _change(
     words: str, problem: Problem, demands: Demands, blocks: Sequence[Block], value_s: float, time_limit_s: float
 ) -> Change:
     """The best plan after a change. The plan itself counts too, so a change never makes things worse."""
-    own_s = min(value_s, objective_s(problem, demands, blocks))
+    own_s = min(value_s, judge(problem, demands, blocks).objective_s)
     try:
         solution = solve(problem, demands, time_limit_s=time_limit_s, name_conflict=False)
     except InfeasibleError:

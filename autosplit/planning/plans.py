@@ -6,28 +6,23 @@ If devices have cores in common, each layout of the machine is a question of its
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from operator import itemgetter
 
-from autosplit.costs.cost import CLOSED, evaluate
-from autosplit.costs.faults import find_faults
-from autosplit.costs.pieces import latency_s
-from autosplit.costs.problem import Block, Problem, Solution
+from autosplit.costs.cost import CLOSED
+from autosplit.costs.judge import Judged, Solution, Status
+from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners import clock
 from autosplit.planners.pareto import pareto
 from autosplit.planners.portfolio import quick_bound, solve
 from autosplit.planning.backends import MAX_CHOICES, MAX_PROVING, Backends, backend_choices, backend_subsets, backends_of
 from autosplit.planning.predicting import bounded, predicted
+from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints, Demands
-from autosplit.values.graph import Graph
-from autosplit.values.machine import Machine
-from autosplit.values.plan import QUEUE_DEPTH, UNKNOWN, Plan, Source, Stage
-from autosplit.values.profile import Profile
-
-Log = Callable[[str], None]
+from autosplit.values.plan import UNKNOWN, Plan, Stage
 
 LEAST_S = 0.3
 """Least seconds for one call of the solvers."""
@@ -48,113 +43,73 @@ Choice = frozenset[tuple[str, str]]
 """One backend for each device, as pairs of names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
-    """A question to the planner, for any machine and any backends.
-
-    Attributes:
-        graph: the model, traced for ``microbatch`` items.
-        profile: seconds of each op with each backend on each device.
-        source: the spec and the batch of the model.
-        constraints: the user's demands.
-        queue_depth: slots of each ring.
-        microbatch: items that pass the stages together; None for the whole request.
-        max_threads: most threads of a stage; None for one for each core of its device.
-        time_limit_s: seconds for all choices of backends together.
-        seed: seed of the solvers.
-        log: called with a line of the solver's log.
-    """
-
-    graph: Graph
-    profile: Profile
-    source: Source
-    constraints: Constraints = field(default_factory=Constraints)
-    queue_depth: int = QUEUE_DEPTH
-    microbatch: int | None = None
-    max_threads: int | None = None
-    time_limit_s: float = 10.0
-    seed: int = 0
-    log: Log | None = None
-
-
-def plan_model(query: Query, machine: Machine, backends: Sequence[str]) -> Plan:
+def plan_model(question: Question) -> Plan:
     """The best plan that is found, with a bound that holds for every mixture of backends. Caps count weights alone.
 
     A mixture gives each stage a backend; stages of several backends on one device follow each other. The plan is optimal if
     it meets the bound. If the number of stages is limited, each device has one backend.
 
-    Args:
-        query: the model, its times and the demands.
-        machine: devices, memory caps and measured links.
-        backends: the backends that a device may run.
-    Raises:
-        InfeasibleError: no choice of backends meets the constraints.
-        ProfileError: the profile lacks a measurement.
+    Raises: InfeasibleError: no choice of backends meets the constraints. ProfileError: the profile lacks a measurement.
     """
 
     def ask(problem: Problem, demands: Demands, left_s: float, best_s: float) -> Sequence[Solution]:
         if best_s < inf and demands.objective == "throughput" and quick_bound(problem, demands)[0] >= best_s:
             return []
-        return [solve(problem, demands, time_limit_s=left_s, seed=query.seed, log=query.log)]
+        return [solve(problem, demands, time_limit_s=left_s, seed=question.seed, log=question.log)]
 
-    return min(_plans(query, machine, backends, ask), key=plan_key(query.constraints))
+    return min(_plans(question, ask), key=plan_key(question.constraints))
 
 
-def plan_front(query: Query, machine: Machine, backends: Sequence[str]) -> list[Plan]:
+def plan_front(question: Question) -> list[Plan]:
     """Plans of the fronts of throughput, latency and weights on the fullest device, for all choices of backends.
 
-    Arguments and errors are those of ``plan_model``.
+    Errors are those of ``plan_model``.
     """
 
     def ask(problem: Problem, demands: Demands, left_s: float, best_s: float) -> Sequence[Solution]:
-        return pareto(problem, demands, time_limit_s=left_s, seed=query.seed, log=query.log)
+        return pareto(problem, demands, time_limit_s=left_s, seed=question.seed, log=question.log)
 
-    return _plans(query, machine, backends, ask, every=True)
+    return _plans(question, ask, every=True)
 
 
-def every_plan(query: Query, machine: Machine, backends: Sequence[str]) -> Iterator[Plan]:
+def every_plan(question: Question) -> Iterator[Plan]:
     """Every plan whose stages are runs of ops in graph order on devices of their own, best first; nothing if there are too many.
 
-    Arguments are those of ``plan_model``; at most ``MAX_LISTED`` plans are listed.
+    At most ``MAX_LISTED`` plans are listed.
     """
-    constraints = query.constraints.verify(query.graph, machine)
-    score_s = latency_s if constraints.objective == "latency" else lambda problem, blocks: evaluate(problem, blocks).bottleneck_s
-    listed = list[tuple[float, Backends, list[Block]]]()
-    for layout in machine.layouts:
-        own = backends_of(query.graph, layout, query.profile, constraints, backends, query.max_threads)
+    listed = list[tuple[float, Backends, Judged]]()
+    for layout in question.machine.layouts:
+        own = backends_of(replace(question, machine=layout))
         for blocks in islice(own.every_chain(), MAX_LISTED + 1):
-            listed.append((score_s(own.problem, blocks), own, blocks))
+            judged = own.judge(blocks)
+            listed.append((judged.objective_s, own, judged))
         if len(listed) > MAX_LISTED:
             return
-    for score, own, blocks in sorted(listed, key=itemgetter(0)):
-        if score < inf:
+    for value_s, own, judged in sorted(listed, key=itemgetter(0)):
+        if value_s < inf:
             with suppress(InfeasibleError):  # a demand is broken
-                yield _plan(query, own, Solution(tuple(blocks), score, 0.0, "feasible", "every chain of stages", 0.0, ()), blocks)
+                yield _plan(own, judged, "every chain of stages")
 
 
-def least_s(query: Query, machine: Machine, backends: Sequence[str]) -> float:
-    """A bound in seconds on all plans for a query, without a search; arguments and errors as for ``plan_model``."""
-    constraints = query.constraints.verify(query.graph, machine)
-    asked = (
-        backends_of(query.graph, layout, query.profile, constraints, backends, query.max_threads) for layout in machine.layouts
-    )
+def least_s(question: Question) -> float:
+    """A bound in seconds on all plans, without a search; errors as for ``plan_model``."""
+    asked = (backends_of(replace(question, machine=layout)) for layout in question.machine.layouts)
     return min(quick_bound(*own.relaxed())[0] for own in asked)
 
 
-def _plans(query: Query, machine: Machine, backends: Sequence[str], ask: SolveProblem, every: bool = False) -> list[Plan]:
+def _plans(question: Question, ask: SolveProblem, every: bool = False) -> list[Plan]:
     """The plans on all layouts of a machine, with a bound that holds for all of them.
 
     Args:
         every: ask for every choice of backends, even if the best plan meets the bound.
     Raises: InfeasibleError: no layout has a plan that meets the constraints.
     """
-    end = clock.now() + query.time_limit_s
-    query = replace(query, constraints=query.constraints.verify(query.graph, machine))
+    end, layouts = clock.now() + question.time_limit_s, question.machine.layouts
     found, refusals = list[Plan](), list[InfeasibleError]()
     bound_s = single_s = best_s = inf
-    for number, layout in enumerate(machine.layouts):
-        left_s = (end - clock.now()) / (len(machine.layouts) - number)
-        whole = _ask_subsets(query, layout, backends, ask, left_s, inf if every else best_s, every)
+    for number, layout in enumerate(layouts):
+        left_s = (end - clock.now()) / (len(layouts) - number)
+        whole = _ask_subsets(replace(question, machine=layout), ask, left_s, inf if every else best_s, every)
         bounds_s = whole.bounds_s()
         bound_s, single_s = min(bound_s, bounds_s[0]), min(single_s, bounds_s[1])
         found += whole.found
@@ -166,10 +121,8 @@ def _plans(query: Query, machine: Machine, backends: Sequence[str], ask: SolvePr
     return [_proved(bounded(plan, bound_s), single_s) for plan in found]
 
 
-def _ask_subsets(
-    query: Query, layout: Machine, backends: Sequence[str], ask: SolveProblem, limit_s: float, known_s: float, every: bool
-) -> "_Question":
-    """The question for all backends on one layout, with the plans of all subsets of them.
+def _ask_subsets(question: Question, ask: SolveProblem, limit_s: float, known_s: float, every: bool) -> "_Answers":
+    """The answers for all backends on one layout, with the plans of all subsets of them.
 
     Each subset is a question of its own, the smallest first. For a small problem each question has a fixed amount of work, so its
     plans do not depend on what else is asked: one more backend never worsens an answer. The questions of a larger problem share
@@ -181,42 +134,41 @@ def _ask_subsets(
     """
     end, single_s, known = clock.now() + limit_s, dict[Choice, float](), list[tuple[Sequence[str], Plan]]()
 
-    def question(kept: Sequence[str]) -> _Question:
-        own = backends_of(query.graph, layout, query.profile, query.constraints, kept, query.max_threads)
-        choices = backend_choices(layout, kept, query.profile, MAX_PROVING if own.alone else MAX_CHOICES)
-        mixed = [choice for choice in choices if len(kept) == 1 or set(choice.values()) == set(kept)]
-        return _Question(query, own, mixed, ask, known_s, single_s, [plan for part, plan in known if set(part) <= set(kept)])
+    def answers(part: Question) -> _Answers:
+        own, kept = backends_of(part), set(part.backends)
+        choices = backend_choices(part, MAX_PROVING if own.alone else MAX_CHOICES)
+        mixed = [choice for choice in choices if len(kept) == 1 or set(choice.values()) == kept]
+        return _Answers(own, mixed, ask, known_s, single_s, [plan for backends, plan in known if set(backends) <= kept])
 
-    whole = question(backends)
+    whole = answers(question)
     whole.relax(RELAXED_SHARE * limit_s)
-    known += [(backends, plan) for plan in whole.found]
-    subsets = backend_subsets(layout, backends, query.profile)
-    for left, kept in zip(range(len(subsets), 0, -1), subsets, strict=True):
+    known += [(question.backends, plan) for plan in whole.found]
+    subsets = backend_subsets(question)
+    for left, asked in zip(range(len(subsets), 0, -1), subsets, strict=True):
         if whole.is_refuted or (whole.meets() and not every) or (whole.found and whole.is_large and clock.now() > end):
             break
         left_s = (end - clock.now()) / left
-        part = question(kept) if left > 1 else whole
+        part = answers(asked) if left > 1 else whole
         num_known = len(part.found)
         if part.is_large and whole.best is not None and not every:
             part.known_s = min(part.known_s, whole.best.prediction.bottleneck_s)
         if part is not whole:
             part.relax(RELAXED_SHARE * left_s)
         part.choose(left_s, every)
-        known += [(kept, plan) for plan in part.found[num_known:]]
+        known += [(asked.backends, plan) for plan in part.found[num_known:]]
         whole.found = [plan for _, plan in known]
     return whole
 
 
 @dataclass
-class _Question:
-    """One set of backends on one layout, with the plans of this set and of its subsets so far.
+class _Answers:
+    """The plans for one set of backends on one layout so far, those of its subsets included.
 
     Attributes:
         single_s: a bound in seconds for each choice of one backend on each device that was asked for, in any set.
         relaxed_s: a bound on all plans of this set.
     """
 
-    query: Query
     backends: Backends
     choices: Sequence[Mapping[str, str]]
     ask: SolveProblem
@@ -229,7 +181,7 @@ class _Question:
     @property
     def best(self) -> Plan | None:
         """The best plan so far."""
-        return min(self.found, key=plan_key(self.query.constraints), default=None)
+        return min(self.found, key=plan_key(self.backends.question.constraints), default=None)
 
     @property
     def is_refuted(self) -> bool:
@@ -283,7 +235,7 @@ class _Question:
         return self.best is not None and bounded(self.best, self.relaxed_s).prediction.gap <= CLOSED
 
     def _deadline(self, limit_s: float) -> AbstractContextManager[float]:
-        return clock.time_limit(self._num_places, limit_s if self.is_large else SMALL_SHARE * self.query.time_limit_s)
+        return clock.time_limit(self._num_places, limit_s if self.is_large else SMALL_SHARE * self.backends.question.time_limit_s)
 
     def _suggested(self) -> Mapping[str, str] | None:
         """The backend that runs most ops of the best plan on each device, or anywhere if the plan leaves the device out."""
@@ -307,34 +259,39 @@ class _Question:
             return min(solutions[0].bound_s, self._add(problem, replace(demands, max_replicas=1), left_s))
         for solution, blocks in rows:
             try:
-                self.found.append(_plan(self.query, self.backends, solution, blocks))
+                self.found.append(_plan(self.backends, self.backends.judge(blocks), solution.method, solution.status))
             except InfeasibleError as failure:
                 self.refusal = failure
         return solutions[0].bound_s if solutions else best_s
 
 
-def _plan(query: Query, there: Backends, solution: Solution, blocks: Sequence[Block]) -> Plan:
+def _plan(there: Backends, judged: Judged, method: str, status: Status = "feasible") -> Plan:
     """The plan of blocks on backends. Raises: InfeasibleError: it breaks a demand that the solver did not see."""
-    problem, stages = there.problem, []
-    for number, block in enumerate(blocks):
+    question, stages = there.question, []
+    for number, block in enumerate(judged.blocks):
         settings = [there.settings[device] for device in block.devices]
-        ops, devices = (tuple(problem.ops[op] for op in block.ops), tuple(setting.device for setting in settings))
+        ops, devices = (tuple(there.problem.ops[op] for op in block.ops), tuple(setting.device for setting in settings))
         threads = min(setting.threads for setting in settings)
         stages.append(Stage(f"stage{number}", ops, devices, settings[0].backend, threads))
+    if judged.faults:
+        cut = f" in microbatches of {question.microbatch}" if judged.num_parts > 1 else ""
+        raise InfeasibleError(
+            f"no plan was found{cut} that meets all constraints: {judged.faults[0]}. Relax it, or change the backends."
+        )
     plan = Plan(
-        source=query.source,
-        graph_hash=there.graph.hash,
-        profile_hash=query.profile.hash,
+        source=question.source,
+        graph_hash=question.graph.hash,
+        profile_hash=question.profile.hash,
         stages=tuple(stages),
         prediction=UNKNOWN,
-        objective=there.constraints.objective,
-        method=solution.method,
-        status="shared" if solution.status == "shared" else "feasible",
-        microbatch=query.microbatch or query.source.batch,
-        queue_depth=query.queue_depth,
-        precision=query.profile.precision,
+        objective=question.constraints.objective,
+        method=method,
+        status="shared" if status == "shared" else "feasible",
+        microbatch=question.microbatch or question.source.batch,
+        queue_depth=question.queue_depth,
+        precision=question.profile.precision,
     )
-    return _meeting(predicted(plan, problem, blocks, there.settings, 0.0), problem, blocks, there.constraints)
+    return predicted(plan, judged, there.settings, 0.0)
 
 
 def plan_key(constraints: Constraints) -> Callable[[Plan], float]:
@@ -349,16 +306,3 @@ def _proved(plan: Plan, single_s: float) -> Plan:
     if plan.status == "optimal" or bounded(plan, single_s).status != "optimal":
         return plan
     return replace(plan, method=f"{plan.method}, no better plan with one backend on each device")
-
-
-def _meeting(plan: Plan, problem: Problem, blocks: Sequence[Block], constraints: Constraints) -> Plan:
-    """Return the plan, or raise InfeasibleError if microbatches or stages of a second backend break a demand."""
-    widest, shortest_s = max(len(block.devices) for block in blocks), float(evaluate(problem, blocks).stage_s.min())
-    faults = find_faults(problem, blocks, contiguous=constraints.contiguous)
-    faults = faults or constraints.broken(len(blocks), widest, shortest_s, plan.prediction.latency_s)
-    if faults:
-        cut = f" in microbatches of {plan.microbatch}" if plan.microbatch < plan.source.batch else ""
-        raise InfeasibleError(
-            f"no plan was found{cut} that meets all constraints: {faults[0]}. Relax it, or change the backends."
-        )
-    return plan

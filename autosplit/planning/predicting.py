@@ -8,14 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from autosplit.costs.cost import CLOSED, evaluate, moves_s
+from autosplit.costs.cost import CLOSED, moves_s
 from autosplit.costs.graphproblem import problem_from
-from autosplit.costs.pieces import latency_s
+from autosplit.costs.judge import Judged, judge
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Transfers
 from autosplit.errors import ProfileError
-from autosplit.planning.charging import charge
-from autosplit.values.constraints import Constraints
+from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.graph import Graph
+from autosplit.values.links import Link
+from autosplit.values.machine import HOST as HOST_NAME
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, Prediction
 from autosplit.values.profile import Profile
@@ -67,6 +68,39 @@ def threads_on(machine: Machine, device: str, most: int | None = None) -> int:
 def counts_stages(constraints: Constraints) -> bool:
     """Whether the number of stages is limited. A device then has one backend, and cannot run ops that this backend refuses."""
     return constraints.num_stages is not None or constraints.max_stages is not None
+
+
+def charge(graph: Graph, machine: Machine, profile: Profile) -> tuple[Machine, float]:
+    """The machine with the profile's links as they are for this model, and the most seconds of the host's work on a device.
+
+    A model that is larger than the last cache finds links cold. Where all cores are devices, the host has no core of its own:
+    the core that hands over an answer wakes the host there, so for each request that device also pays for feeding the next
+    one. Two stages on one device pay as much as two devices would. Links between hosts include the time of their agents.
+    """
+    provenances = [measured.provenance for measured in profile.measured.values()]
+    last_cache_bytes = max((size for one in provenances for size in one.caches.values()), default=0)
+    cold = 0 < last_cache_bytes < graph.used_bytes
+    paying = machine.with_measured(link.when_cold() if cold else link for link in profile.links)
+    paying = replace(paying, wires=machine.wires or profile.wires)
+    cores = [device for device in machine.devices if device.kind == "cpu" and not device.host]
+    own = [(device.name, paying.link(device.name, HOST_NAME), paying.link(HOST_NAME, device.name)) for device in cores]
+    paying = paying.with_links(
+        Link(name, name, to.latency_s, to.send_s, to.send_s_per_byte, back.receive_s, back.receive_s_per_byte)
+        for name, to, back in own
+        if (name, HOST_NAME) in paying.links and (name, name) not in paying.links
+    )
+    num_cores = max((one.num_cores for one in provenances), default=0)
+    made = [graph.values[name] for name in dict.fromkeys(graph.outputs) if name in graph.producer]
+    if not made or not 0 < num_cores <= sum(len(device.cores) for device in cores):
+        return paying, 0.0
+    fed_bytes, taken_bytes = sum(graph.values[name].num_bytes for name in graph.inputs), sum(v.num_bytes for v in made)
+    charged, most_s = [], 0.0
+    for _, to, back in own:
+        fixed_s = to.receive_s + fed_bytes * back.send_s_per_byte
+        most_s = max(most_s, fixed_s + taken_bytes * to.receive_s_per_byte)
+        send_s, send_s_per_byte = to.send_s + fixed_s / len(made), to.send_s_per_byte + to.receive_s_per_byte
+        charged.append(replace(to, send_s=send_s, send_s_per_byte=send_s_per_byte))
+    return paying.with_links(charged), most_s
 
 
 def problem_on(
@@ -158,7 +192,9 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
     settings = settings_of(plan)
     machine = machine.around({setting.device for setting in settings})
     problem = problem_on(graph, machine, profile, Constraints(), settings)
-    return predicted(plan, problem, blocks_of(plan, graph, settings), settings, bound_s)
+    demands = Demands("latency" if plan.objective == "latency" else "throughput")
+    judged = judge(problem, demands, blocks_of(plan, graph, settings), plan.source.batch // plan.microbatch)
+    return predicted(plan, judged, settings, bound_s)
 
 
 def moved_s(plan: Plan, graph: Graph, machine: Machine, profile: Profile) -> list[float]:
@@ -189,20 +225,18 @@ def blocks_of(plan: Plan, graph: Graph, settings: Sequence[Setting]) -> list[Blo
     ]
 
 
-def predicted(plan: Plan, problem: Problem, blocks: Sequence[Block], settings: Sequence[Setting], bound_s: float) -> Plan:
-    """The plan with the loads and the prediction that the evaluator gives its blocks, and with what ``bound_s`` proves."""
-    loads = evaluate(problem, blocks)
-    bottleneck_s = loads.bottleneck_s
-    alone_s = latency_s(problem, blocks) + (plan.source.batch // plan.microbatch - 1) * bottleneck_s
+def predicted(plan: Plan, judged: Judged, settings: Sequence[Setting], bound_s: float) -> Plan:
+    """The plan with the loads and the prediction that the judge gave its blocks, and with what ``bound_s`` proves."""
+    loads, bottleneck_s = judged.loads, judged.loads.bottleneck_s
     prediction = Prediction(
         bottleneck_s=bottleneck_s,
-        latency_s=alone_s,
+        latency_s=judged.latency_s,
         bound_s=0.0,
         gap=1.0,
         throughput_per_s=plan.microbatch / bottleneck_s if bottleneck_s > 0 else float("inf"),
     )
     stages = tuple(replace(s, load_s=float(seconds)) for s, seconds in zip(plan.stages, loads.block_s, strict=True))
-    used = sorted({device for block in blocks for device in block.devices})
+    used = sorted({device for block in judged.blocks for device in block.devices})
     loads_s = {settings[number].device: float(loads.device_s[number]) for number in used}
     return bounded(replace(plan, stages=stages, prediction=prediction, loads_s=loads_s, why=None), bound_s)
 

@@ -4,15 +4,17 @@ In a chain a border is between neighbours; the last ops before it or the first o
 between any two blocks that exchange a value; one op or group at it moves, or all ops that make or read one value there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from math import inf
 
 from autosplit.costs.cost import block_of
 from autosplit.costs.faults import find_faults
+from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.clock import now
+from autosplit.values.constraints import Demands
 from autosplit.values.explanation import Cut
 
 MOST_MOVED = 12
@@ -28,9 +30,8 @@ Changed = tuple[list[Block], tuple[int, ...], int]
 def next_cuts(
     problem: Problem,
     blocks: Sequence[Block],
-    judge: Callable[[Sequence[Block]], float],
+    demands: Demands,
     *,
-    contiguous: bool,
     deadline: float,
 ) -> list[Cut]:
     """For each two devices that meet at a border, the best plan with another cut there.
@@ -38,22 +39,22 @@ def next_cuts(
     Args:
         problem: the problem that the blocks solve.
         blocks: the plan.
-        judge: gives the cost of a plan in seconds.
-        contiguous: whether the blocks are a chain and must stay one.
+        demands: what the plan costs is their objective; a contiguous plan is a chain and stays one.
         deadline: second of ``now()``; borders that are not reached by then are left out.
     """
+    contiguous = demands.contiguous
     borders = [
         (one, other)
         for one, other in (pairwise(range(len(blocks))) if contiguous else _meeting(problem, blocks))
         if blocks[one].devices != blocks[other].devices
     ]
-    value_s, cuts = judge(blocks), dict[frozenset[tuple[int, ...]], Cut]()
+    value_s, cuts = judge(problem, demands, blocks).objective_s, dict[frozenset[tuple[int, ...]], Cut]()
     for number, (one, other) in enumerate(borders):
         share_s = (deadline - now()) / (len(borders) - number)
         if share_s <= 0:
             break
         moves = _shifts(blocks, one, other) if contiguous else islice(_swaps(problem, blocks, one, other), MOST_TRIED)
-        cut = _best(problem, blocks, (one, other), moves, judge, value_s, contiguous, now() + share_s)
+        cut = _best(problem, blocks, (one, other), moves, demands, value_s, now() + share_s)
         devices = frozenset((blocks[one].devices, blocks[other].devices))
         cuts[devices] = _cheaper(cuts.get(devices, cut), cut)
     return list(cuts.values())
@@ -72,17 +73,16 @@ def _best(
     blocks: Sequence[Block],
     border: tuple[int, int],
     moves: Iterator[Changed],
-    judge: Callable[[Sequence[Block]], float],
+    demands: Demands,
     value_s: float,
-    contiguous: bool,
     deadline: float,
 ) -> Cut:
     best: tuple[float, tuple[int, ...], int] | None = None
     tried = 0
     for row, moved, target in moves:
         tried += 1
-        other_s = judge(row)
-        if (best is None or other_s < best[0]) and not find_faults(problem, row, contiguous=contiguous):
+        other_s = judge(problem, demands, row).objective_s
+        if (best is None or other_s < best[0]) and not find_faults(problem, row, contiguous=demands.contiguous):
             best = other_s, moved, target
         if now() > deadline:
             break

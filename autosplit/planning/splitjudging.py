@@ -7,6 +7,7 @@ from math import inf
 from typing import Any
 
 from autosplit.costs.cost import evaluate
+from autosplit.costs.judge import judge
 from autosplit.errors import InfeasibleError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
@@ -16,8 +17,8 @@ from autosplit.planning.caps import answer_within_caps, plan_within_caps, with_f
 from autosplit.planning.givensplits import GivenSplit
 from autosplit.planning.moduleunits import joined
 from autosplit.planning.peers import FASTEST_ONLY, predicted_peers
-from autosplit.planning.plans import Query
 from autosplit.planning.predicting import blocks_of, predict, predicted, problem_on, settings_of, threads_on
+from autosplit.planning.question import Question
 from autosplit.tables import bytes_text, number_text, seconds_text
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.graph import Graph
@@ -142,8 +143,8 @@ def judge_split(
     over = {name: "; ".join(cap_faults(peer.stages, machine.devices, graph).values()) for name, peer in others.items()}
     left_out = {**peers.left_out, **{name: fault for name, fault in over.items() if fault}}
     plans = {GIVEN: given, SAME_RULES: best, **{name: peer for name, peer in others.items() if not over[name]}}
-    query = Query(graph, profile, source, time_limit_s=time_limit_s / 2)
-    plans[ANY_RULES] = plan_within_caps(query, machine, [backend], account)
+    question = Question(graph, profile, source, machine, (backend,), time_limit_s=time_limit_s / 2)
+    plans[ANY_RULES] = plan_within_caps(question, account)
     lost = max(0.0, 1 - given.prediction.throughput_per_s / best.prediction.throughput_per_s)
     return Judgement(split, plans, lost, tuple(_why(split, plans, graph, machine, profile, lost)), left_out)
 
@@ -160,12 +161,13 @@ def best_under_rules(
     def ask(machine: Machine) -> Plan:
         problem = problem_on(graph, machine, profile, Constraints(), settings)
         ruled = replace(problem, groups=tuple(group for group in groups if len(group) > 1), order=(*problem.order, *order))
-        solution = solve(ruled.verify(), Demands(contiguous=split.in_order, max_replicas=1), time_limit_s=time_limit_s)
+        demands = Demands(contiguous=split.in_order)
+        solution = solve(ruled.verify(), demands, time_limit_s=time_limit_s)
         device_of = {graph.ops[op].name: block.devices[0] for block in solution.blocks for op in block.ops}
         placed = [(ops, [machine[settings[device_of[ops[0]]].device]]) for ops in graph.runs(device_of, device_of)]
         plan = baseline_plan(graph, given.source, SAME_RULES, backend, placed)
         plan = replace(plan, method=solution.method, status="feasible")
-        return predicted(plan, problem, blocks_of(plan, graph, settings), settings, solution.bound_s)
+        return predicted(plan, judge(problem, demands, blocks_of(plan, graph, settings)), settings, solution.bound_s)
 
     try:
         found = account.counted(answer_within_caps([ask], machine, [backend], account))

@@ -1,20 +1,21 @@
-"""Job: the question of a search, as the planner takes it. Trial: one candidate plan with its measurements."""
+"""A candidate of a search: the question that a trial asks, the planner's answer, its measurements, and its explanation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autosplit.deploying.footprints import Footprints
+from autosplit.errors import InfeasibleError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.explaining import explain
-from autosplit.planning.plans import Log, Query, least_s
+from autosplit.planning.plans import least_s
+from autosplit.planning.predicting import bounded, predict
+from autosplit.planning.question import Question
 from autosplit.reports.outcomes import Outcome
 from autosplit.tracing.capturing import Traced
-from autosplit.values.constraints import Constraints
-from autosplit.values.machine import Machine
-from autosplit.values.plan import QUEUE_DEPTH, Plan, Source
+from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
 EXPLAIN_S = 1.0
@@ -24,71 +25,72 @@ Subject = tuple[Traced, Profile]
 """The model traced for one microbatch, and its profile."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """The question of a search.
+def asking(question: Question, subject: Subject, asked: Mapping[str, Any]) -> Question:
+    """The question about a subject; ``asked`` overrides demands, backends, threads, queue depth and microbatch."""
+    traced, profile = subject
+    return replace(
+        question.demanding(**{key: asked[key] for key in ("num_stages", "max_replicas") if key in asked}),
+        graph=traced.graph,
+        profile=profile,
+        backends=(asked["backend"],) if "backend" in asked else question.backends,
+        queue_depth=asked.get("queue_depth", question.queue_depth),
+        microbatch=asked.get("microbatch", question.microbatch),
+        max_threads=asked.get("threads", question.max_threads),
+    )
 
-    Attributes:
-        subject_for: gives the traced model and its profile for a microbatch, or raises an AutosplitError if requests cannot be
-            cut into such microbatches; None keeps whole requests.
-        explain_s: seconds for finding out why the plan is not faster; 0 skips that. None is ``EXPLAIN_S`` if throughput is the
-            objective, else 0.
-        hurried: gives the planner one second if nothing is run, and its whole limit only if it finds no plan within the second.
-        footprints: measures the memory of stages if a device has a cap; None counts the bytes of values and weights.
+
+def answer(question: Question, traced: Traced, footprints: Footprints | None) -> Plan:
+    """The planner's best plan within the caps. Without footprints, the bytes of values and weights count as memory."""
+    known = Account(question.graph, known=footprints_of(question.profile))
+    return plan_within_caps(question, known if footprints is None else footprints.account(traced, question.profile))
+
+
+def first_answer(question: Question, limited: Question, traced: Traced, footprints: Footprints | None) -> Plan:
+    """The planner's answer within its share of the budget, or within its whole time limit if it finds none in that share."""
+    try:
+        return answer(limited, traced, footprints)
+    except InfeasibleError as failure:
+        if failure.conflict:
+            raise
+        return answer(question, traced, footprints)
+
+
+def ran_before(plan: Plan, profile: Profile) -> bool:
+    """Whether every stage of the plan ran in a search whose measurements the profile holds."""
+    known = {(stage.setting, stage.ops) for stage in profile.stages}
+    return all((setting, frozenset(stage.ops)) in known for stage, setting in plan.workers)
+
+
+def with_bound(question: Question, traced: Traced, best: Plan, footprints: Footprints | None) -> Plan:
+    """The plan that measured best, with the bound for all plans that the user's demands allow.
+
+    Demands that only its trial had are left out, because a bound for them does not hold for other plans. If the plan beats the
+    bound with the threads of its trial, the bound covers plans with as many threads, too.
     """
+    question = replace(question, queue_depth=best.queue_depth)  # no bound depends on the depth
+    try:
+        proved = answer(question, traced, footprints)
+    except InfeasibleError as failure:
+        if failure.conflict:
+            raise
+        bound_s = least_s(question)  # no plan was found in time
+    else:
+        bound_s = proved.prediction.bound_s
+        if proved.hash == best.hash:
+            return proved
+    threads = max(stage.threads for stage in best.stages)
+    found = predict(best, question.graph, question.machine, question.profile, bound_s)
+    if found.prediction.bound_s > 0:
+        return found
+    return bounded(found, min(bound_s, least_s(replace(question, max_threads=threads))))
 
-    machine: Machine
-    source: Source
-    constraints: Constraints
-    backends: tuple[str, ...]
-    queue_depth: int = QUEUE_DEPTH
-    time_limit_s: float = 10.0
-    seed: int = 0
-    log: Log | None = None
-    subject_for: Callable[[int], Subject] | None = None
-    explain_s: float | None = None
-    hurried: bool = False
-    footprints: Footprints | None = None
 
-    def plan(self, subject: Subject, asked: Mapping[str, Any]) -> Plan:
-        """The planner's best answer within the caps; ``asked`` overrides constraints, backends, queue depth and microbatch."""
-        traced, profile = subject
-        known = Account(traced.graph, known=footprints_of(profile))
-        account = known if self.footprints is None else self.footprints.account(traced, profile)
-        return plan_within_caps(self._query(subject, asked), self.machine, self._backends(asked), account)
-
-    def least_s(self, subject: Subject, asked: Mapping[str, Any]) -> float:
-        """A bound in seconds on all answers of ``plan``, without a search."""
-        return least_s(self._query(subject, asked), self.machine, self._backends(asked))
-
-    def _query(self, subject: Subject, asked: Mapping[str, Any]) -> Query:
-        changes = {key: asked[key] for key in ("num_stages", "max_replicas") if key in asked}
-        traced, profile = subject
-        return Query(
-            traced.graph,
-            profile,
-            self.source,
-            replace(self.constraints, **changes),
-            queue_depth=asked.get("queue_depth", self.queue_depth),
-            microbatch=asked.get("microbatch"),
-            max_threads=asked.get("threads"),
-            time_limit_s=self.time_limit_s,
-            seed=self.seed,
-            log=self.log,
-        )
-
-    def _backends(self, asked: Mapping[str, Any]) -> list[str]:
-        return [asked["backend"]] if "backend" in asked else list(self.backends)
-
-    def explained(self, plan: Plan, subject: Subject) -> Plan:
-        """The plan with the reasons why it is not faster."""
-        limit_s = self.explain_s
-        if limit_s is None:
-            limit_s = EXPLAIN_S if self.constraints.objective == "throughput" else 0.0
-        if limit_s <= 0:
-            return plan
-        traced, profile = subject
-        return replace(plan, why=explain(traced.graph, plan, self.machine, profile, self.constraints, time_limit_s=limit_s))
+def explained(question: Question, plan: Plan, limit_s: float) -> Plan:
+    """The plan with the reasons why it is not faster, if there are seconds to find them."""
+    if limit_s <= 0:
+        return plan
+    why = explain(question.graph, plan, question.machine, question.profile, question.constraints, time_limit_s=limit_s)
+    return replace(plan, why=why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ from optuna.trial import TrialState, create_trial
 from autosplit.errors import UsageError
 from autosplit.files import content_hash, locked
 from autosplit.parsing import MAX_REASON, parse_json, read_text
-from autosplit.searching.candidates import Job
+from autosplit.planning.question import Question
 from autosplit.searching.tuning import Study, space
-from autosplit.values.graph import Graph
 
 MAX_JOURNAL_BYTES, MAX_JOURNAL_LINES = 20_000_000, 50_000
 """Limits of a journal. A trial takes about ten lines and 2 KB, and Optuna's time grows with the square of the trials."""
@@ -27,19 +26,20 @@ QUEUED, SAMPLED = "fixed_params", "tpe:relative_params"
 """Optuna's names of attributes: the choices of a trial from its queue, and parts of the JSON of those that it sampled."""
 
 
-def open_study(job: Job, graph: Graph, journal: str | Path | None) -> Study:
+def open_study(question: Question, journal: str | Path | None, may_cut: bool = False) -> Study:
     """A study in memory, or the one in the journal for this model, these devices and these demands.
 
-    Values of trials do not carry over to others, and Optuna refuses a parameter whose choices have changed.
+    Values of trials do not carry over to others, and Optuna refuses a parameter whose choices have changed. ``may_cut``
+    is that of ``space``.
 
     Raises: UsageError: the journal is damaged, too large or another kind of file, or it cannot be read or written.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    choices = space(job)
-    devices = [asdict(device) for device in job.machine.devices]
+    choices = space(question, may_cut)
+    devices = [asdict(device) for device in question.machine.devices]
     texts = {name: distribution_to_json(distribution) for name, distribution in choices.items()}
-    name = content_hash([graph.hash, job.source.batch, devices, asdict(job.constraints), texts])
-    sampler = optuna.samplers.TPESampler(seed=job.seed, n_startup_trials=6)
+    name = content_hash([question.graph.hash, question.source.batch, devices, asdict(question.constraints), texts])
+    sampler = optuna.samplers.TPESampler(seed=question.seed, n_startup_trials=6)
     settings: dict[str, Any] = {"study_name": name, "direction": "maximize", "sampler": sampler, "load_if_exists": True}
     if journal is None:
         return optuna.create_study(**settings)

@@ -8,19 +8,29 @@ begins with the planner's answer; a trial whose prediction is far behind the bes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from autosplit import tables
-from autosplit.backends.workspace import Workspace
 from autosplit.deploying.bench import FIRST_S, Bench, Contender
-from autosplit.deploying.setup import SMALL_S, Hosts, round_s
+from autosplit.deploying.footprints import Footprints
+from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup, round_s
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, WorkerError
 from autosplit.memory.stages import with_footprints
-from autosplit.planning.predicting import bounded, moved_s, predict
+from autosplit.planning.predicting import moved_s, predict
+from autosplit.planning.question import Question
 from autosplit.progress import Progress, quiet
 from autosplit.reports.outcomes import PLAN
-from autosplit.searching.candidates import EXPLAIN_S, Job, Subject, Trial
+from autosplit.searching.candidates import (
+    EXPLAIN_S,
+    Subject,
+    Trial,
+    answer,
+    asking,
+    explained,
+    first_answer,
+    ran_before,
+    with_bound,
+)
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
 from autosplit.searching.journal import open_study
 from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, space
@@ -77,25 +87,28 @@ class SearchResult:
 
 
 def search(
-    job: Job,
-    subject: Subject,
+    question: Question,
+    traced: Traced,
     *,
-    budget_s: float = 30.0,
-    journal: str | Path | None = None,
-    workspace: Workspace | None = None,
-    hosts: Hosts | None = None,
+    budget: Budget = BUDGET,
+    setup: Setup = SETUP,
+    subject_for: Callable[[int], Subject] | None = None,
+    footprints: Footprints | None = None,
     progress: Progress = quiet,
     keep: Callable[[SearchResult], None] = lambda found: None,
 ) -> SearchResult:
     """The plan that measures best within the budget.
 
     Args:
-        job: the machine and the demands.
-        subject: the model, traced for whole requests, and its profile.
-        budget_s: seconds for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
+        question: the model for whole requests, its profile, the machine and the demands.
+        traced: the model, traced for whole requests.
+        budget: ``search_s`` for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
             own limit. 0 returns the planner's answer from the profile alone. So does ``SMALL_S`` where its stages ran before.
-        journal: a file of Optuna's trials, so that a search that was stopped continues. Another question begins anew in it.
-        workspace, hosts: as for ``Bench``.
+        setup: ``journal``, a file of Optuna's trials, with which a search that was stopped goes on, and another one begins anew;
+            ``workspace`` and ``hosts``, as for ``Bench``.
+        subject_for: gives the traced model and its profile for a microbatch, or raises an AutosplitError if requests cannot be
+            cut into such microbatches; None keeps whole requests.
+        footprints: measures the memory of stages if a device has a cap; None counts the bytes of values and weights.
         progress: called with the share of the budget that is spent, for the step ``search``.
         keep: called with the result so far, if a candidate was measured before the search is stopped by Ctrl-C or a failure.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing. UsageError: the journal is
@@ -103,41 +116,44 @@ def search(
     """
     while True:
         try:
-            return _search(job, subject, budget_s, journal, workspace, hosts, progress, keep)
+            return _search(question, traced, budget, setup, subject_for, footprints, progress, keep)
         except (BackendError, WorkerError) as failure:
-            others = tuple(name for name in job.backends if name != failure.backend)
-            if not others or others == job.backends:
+            others = tuple(name for name in question.backends if name != failure.backend)
+            if not others or others == question.backends:
                 raise
-            known = subject[1].without([failure.backend], f"{failure.backend} is left out: {failure}")
-            job, subject = replace(job, backends=others), (subject[0], known)
+            known = question.profile.without([failure.backend], f"{failure.backend} is left out: {failure}")
+            question = replace(question, backends=others, profile=known)
 
 
 def _search(
-    job: Job,
-    subject: Subject,
-    budget_s: float,
-    journal: str | Path | None,
-    workspace: Workspace | None,
-    hosts: Hosts | None,
+    question: Question,
+    traced: Traced,
+    budget: Budget,
+    setup: Setup,
+    subject_for: Callable[[int], Subject] | None,
+    footprints: Footprints | None,
     progress: Progress,
     keep: Callable[[SearchResult], None],
 ) -> SearchResult:
-    """``search`` with the backends of the job; it ends at the first plan that cannot be loaded."""
-    subject = (subject[0], subject[1].on(job.machine))
+    """``search`` with the backends of the question; it ends at the first plan that cannot be loaded."""
+    question, budget_s = replace(question, profile=question.profile.on(question.machine)), budget.search_s
     progress("search", 0.0, "planning")
-    quick_s = max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s) if budget_s > 0 or job.hurried else job.time_limit_s
-    limited = replace(job, time_limit_s=min(job.time_limit_s, quick_s))
+    hurried = budget_s > 0 or budget.planner_s is None
+    quick_s = max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s) if hurried else question.time_limit_s
+    limited = replace(question, time_limit_s=min(question.time_limit_s, quick_s))
     begun_s = time.monotonic()
-    first = _first(job, limited, subject)
-    if budget_s > 0 and job.explain_s is None and job.constraints.objective == "throughput":
-        job = replace(job, explain_s=min(EXPLAIN_S, budget_s / 10))
-    if budget_s <= 0 or (budget_s <= SMALL_S and _ran(first, subject[1])):
-        plan = job.explained(first, subject)
+    first = first_answer(question, limited, traced, footprints)
+    explain_s = budget.explain_s
+    if explain_s is None:
+        explain_s = min(EXPLAIN_S, budget_s / 10 if budget_s > 0 else EXPLAIN_S)
+        explain_s *= question.constraints.objective == "throughput"
+    if budget_s <= 0 or (budget_s <= SMALL_S and ran_before(first, question.profile)):
+        plan = explained(question, first, explain_s)
         progress("search", 1.0, "done")
-        return _counted(job, SearchResult(plan, *subject))
-    study = open_study(job, subject[0].graph, journal)
-    bench = Bench(job.machine, workspace, hosts, min(FIRST_S, ALONE_SHARE * budget_s))
-    hunt = _Hunt(job, subject, bench, budget_s, progress, begun_s)
+        return _counted(footprints, SearchResult(plan, traced, question.profile))
+    study = open_study(question, setup.journal, subject_for is not None)
+    bench = Bench(question.machine, setup.workspace, setup.hosts, min(FIRST_S, ALONE_SHARE * budget_s))
+    hunt = _Hunt(question, traced, bench, budget_s, progress, begun_s, subject_for, footprints)
     try:
         with bench:
             hunt.correct(first)
@@ -146,64 +162,24 @@ def _search(
             progress("search", 1.0, "ending the candidates")
         found = hunt.result()
         progress("search", 1.0, "looking for the bound of the best candidate")
-        proved = _proved(limited, (found.traced, found.profile), found.plan)
+        about = asking(limited, (found.traced, found.profile), {"microbatch": found.plan.microbatch})
+        proved = with_bound(about, found.traced, found.plan, footprints)
         progress("search", 1.0, "finding out why it is not faster")
-        plan = job.explained(proved, (found.traced, found.profile))
+        plan = explained(about, proved, explain_s)
     except BaseException:
         if hunt.ran:
             keep(hunt.result())
         raise
     progress("search", 1.0, "done")
-    return _counted(job, replace(found, plan=plan))
+    return _counted(footprints, replace(found, plan=plan))
 
 
-def _counted(job: Job, found: SearchResult) -> SearchResult:
+def _counted(footprints: Footprints | None, found: SearchResult) -> SearchResult:
     """The result with the memory of the plan's stages, and with the footprints of all stages that ran in its profile."""
-    if job.footprints is None:
+    if footprints is None:
         return found
-    account = job.footprints.account(found.traced, found.profile)
+    account = footprints.account(found.traced, found.profile)
     return replace(found, plan=account.counted(found.plan), profile=with_footprints(found.profile, account.known))
-
-
-def _first(job: Job, limited: Job, subject: Subject) -> Plan:
-    """The planner's answer within its share of the budget, or within its whole time limit if it finds none in that share."""
-    try:
-        return limited.plan(subject, {})
-    except InfeasibleError as failure:
-        if failure.conflict:
-            raise
-        return job.plan(subject, {})
-
-
-def _ran(plan: Plan, profile: Profile) -> bool:
-    """Whether every stage of the plan ran in a search whose measurements the profile holds."""
-    known = {(stage.setting, stage.ops) for stage in profile.stages}
-    return all((setting, frozenset(stage.ops)) in known for stage, setting in plan.workers)
-
-
-def _proved(job: Job, subject: Subject, best: Plan) -> Plan:
-    """The plan that measured best, with the bound for all plans that the user's demands allow.
-
-    Demands that only its trial had are left out, because a bound for them does not hold for other plans. If the plan beats the
-    bound with the threads of its trial, the bound covers plans with as many threads, too.
-    """
-    traced, profile = subject
-    asked = {"microbatch": best.microbatch, "queue_depth": best.queue_depth}  # no bound depends on the depth
-    try:
-        proved = job.plan(subject, asked)
-    except InfeasibleError as failure:
-        if failure.conflict:
-            raise
-        bound_s = job.least_s(subject, asked)  # no plan was found in time
-    else:
-        bound_s = proved.prediction.bound_s
-        if proved.hash == best.hash:
-            return proved
-    threads = max(stage.threads for stage in best.stages)
-    found = predict(best, traced.graph, job.machine, profile, bound_s)
-    if found.prediction.bound_s > 0:
-        return found
-    return bounded(found, min(bound_s, job.least_s(subject, {**asked, "threads": threads})))
 
 
 class _Hunt:
@@ -211,18 +187,21 @@ class _Hunt:
 
     def __init__(
         self,
-        job: Job,
-        subject: Subject,
+        question: Question,
+        traced: Traced,
         bench: Bench,
         budget_s: float,
         progress: Progress,
         begun_s: float | None = None,
+        subject_for: Callable[[int], Subject] | None = None,
+        footprints: Footprints | None = None,
     ) -> None:
-        self.job = job
+        self.question = question
         self.bench = bench
-        self._known = {job.source.batch: subject}
+        self._subject_for, self._footprints = subject_for, footprints
+        self._known: dict[int, Subject] = {question.source.batch: (traced, question.profile)}
         """The model for each microbatch, and its profile before anything ran."""
-        self._profiles = {job.source.batch: subject[1]}
+        self._profiles = {question.source.batch: question.profile}
         """The profiles with all corrections since."""
         self._seen: list[Seen] = []
         self.trials: list[Trial] = []
@@ -267,12 +246,12 @@ class _Hunt:
 
     def tune(self, study: Study) -> None:
         """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
-        for parameters in first_trials(self.job, self.best().plan):
+        for parameters in first_trials(self.question, self.best().plan):
             study.enqueue_trial(parameters, skip_if_exists=True)
         for _ in range(MAX_TRIALS):
             if self.spent() >= 1:
                 return
-            trial = study.ask(space(self.job))
+            trial = study.ask(space(self.question, self._subject_for is not None))
             value = self._try(asked_of(trial.params))
             if value is None:
                 study.tell(trial, state=PRUNED)
@@ -281,8 +260,9 @@ class _Hunt:
 
     def _plan(self, microbatch: int, asked: Mapping[str, Any]) -> Plan:
         """The planner's answer within a share of the time that is left."""
-        limit_s = min(self.job.time_limit_s, PLANNING_SHARE * self._budget_s * max(0.0, 1 - self.spent()))
-        return replace(self.job, time_limit_s=limit_s).plan(self.subject(microbatch), asked)
+        limit_s = min(self.question.time_limit_s, PLANNING_SHARE * self._budget_s * max(0.0, 1 - self.spent()))
+        subject = self.subject(microbatch)
+        return answer(asking(replace(self.question, time_limit_s=limit_s), subject, asked), subject[0], self._footprints)
 
     def _tell(self, text: str) -> None:
         """Report the share of the budget that is spent, and what is being done."""
@@ -297,13 +277,13 @@ class _Hunt:
 
     def _try(self, asked: dict[str, Any]) -> float | None:
         """How many times as good as the first plan the asked plan is; None if it is not worth a run."""
-        microbatch = asked.get("microbatch", self.job.source.batch)
+        microbatch = asked.get("microbatch", self.question.source.batch)
         if microbatch in self._uncut:
             return None
-        if microbatch not in self._known and self.job.subject_for is not None:
+        if microbatch not in self._known and self._subject_for is not None:
             self._tell(f"tracing and profiling microbatches of {microbatch}")
             try:
-                self._known[microbatch] = self.job.subject_for(microbatch)
+                self._known[microbatch] = self._subject_for(microbatch)
                 self._profiles[microbatch] = self._known[microbatch][1]
             except AutosplitError as failure:
                 self._uncut.add(microbatch)
@@ -316,7 +296,7 @@ class _Hunt:
         if known := self._measured(plan):
             return known.times_first
         best = self.best()
-        if self.job.constraints.objective == "throughput":
+        if self.question.constraints.objective == "throughput":
             hopeful = plan.prediction.throughput_per_s > HOPELESS * (best.measured_per_s or 0.0)
         else:
             hopeful = HOPELESS * plan.prediction.latency_s < best.plan.prediction.latency_s
@@ -341,7 +321,7 @@ class _Hunt:
             self._run_rounds(names, num_items)
             meanwhile = _taken(first, begun_ns)
             taken = meanwhile if entry is first else _taken(entry)
-            if self.job.constraints.objective == "latency":
+            if self.question.constraints.objective == "latency":
                 self.bench.run_round(names, 0, num_items)  # this figure is only for the table
         except (AutosplitError, OSError) as failure:
             if name == FIRST or self.bench.loaded[FIRST].pipeline.failure is not None:
@@ -350,15 +330,15 @@ class _Hunt:
                 self.bench.unload(name)
             self.trials.append(Trial(asked, plan, note=str(failure)))
             return self.trials[-1]
-        if self.job.footprints is not None:
-            self.job.footprints.note(traced, plan, entry.pipeline.stats().stages)
-        expected = predict(plan, traced.graph, self.job.machine, known)
+        if self._footprints is not None:
+            self._footprints.note(traced, plan, entry.pipeline.stats().stages)
+        expected = predict(plan, traced.graph, self.question.machine, known)
         expected_s = [stage.load_s for stage, _ in expected.workers]
         self._seen.append(Seen(plan, taken, beside_s(first.plan, meanwhile), expected_s))
         self._correct()
         outcome, own = entry.outcome(), first.outcome()
         beside = replace(own, rounds_per_s=own.rounds_per_s[before:], alone_s=own.alone_s[alone:])
-        times = outcome.against(beside, self.job.constraints.objective).median if outcome.outputs_equal else 0.0
+        times = outcome.against(beside, self.question.constraints.objective).median if outcome.outputs_equal else 0.0
         trial = Trial(asked, plan, outcome.throughput_per_s, times, outcome.fault, outcome)
         self.trials.append(trial)
         if name != FIRST:
@@ -371,7 +351,7 @@ class _Hunt:
         for seen in at_usual_speed(self._seen):
             plan = seen.plan
             traced, profile = self.subject(plan.microbatch)
-            moves_s = moved_s(plan, traced.graph, self.job.machine, profile)
+            moves_s = moved_s(plan, traced.graph, self.question.machine, profile)
             self._profiles[plan.microbatch] = corrected(profile, plan, seen.taken, moves_s)
 
     def _run_rounds(self, names: Sequence[str], num_items: int) -> None:
@@ -383,7 +363,7 @@ class _Hunt:
         for number in range(NUM_ROUNDS):
             if number > 1 and self.spent() > 1:
                 break
-            if self.job.constraints.objective == "latency":
+            if self.question.constraints.objective == "latency":
                 self.bench.run_alone(names, number, self._round_s)
             else:
                 self.bench.run_round(names, number, num_items)

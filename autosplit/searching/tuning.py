@@ -11,7 +11,7 @@ with warnings.catch_warnings():
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from autosplit.searching.candidates import Job
+from autosplit.planning.question import Question
 from autosplit.values.plan import Plan
 
 Study: TypeAlias = optuna.study.Study
@@ -19,20 +19,20 @@ PRUNED = TrialState.PRUNED
 QUEUE_DEPTHS = (1, 2, 4, 8)
 
 
-def space(job: Job) -> dict[str, BaseDistribution]:
-    """The choices of a trial, within the user's demands."""
-    found: dict[str, BaseDistribution] = {"queue_depth": CategoricalDistribution(sorted({*QUEUE_DEPTHS, job.queue_depth}))}
-    if job.constraints.num_stages is None:
-        found["num_stages"] = IntDistribution(1, most_stages(job))
-    if job.constraints.max_replicas > 1:
+def space(question: Question, may_cut: bool = False) -> dict[str, BaseDistribution]:
+    """The choices of a trial, within the user's demands; ``may_cut``: requests can be cut into microbatches."""
+    found: dict[str, BaseDistribution] = {"queue_depth": CategoricalDistribution(sorted({*QUEUE_DEPTHS, question.queue_depth}))}
+    if question.constraints.num_stages is None:
+        found["num_stages"] = IntDistribution(1, most_stages(question))
+    if question.constraints.max_replicas > 1:
         found["replicate"] = CategoricalDistribution([False, True])
-    if len(job.backends) > 1:
-        found["backend"] = CategoricalDistribution(job.backends)
-    counts = sorted({1, *(max(1, len(device.cores)) for device in job.machine.devices)})
+    if len(question.backends) > 1:
+        found["backend"] = CategoricalDistribution(question.backends)
+    counts = sorted({1, *(max(1, len(device.cores)) for device in question.machine.devices)})
     if len(counts) > 1:
         found["threads"] = CategoricalDistribution(counts)
-    if job.subject_for is not None and job.source.batch > 1:
-        divisors = [size for size in range(1, job.source.batch + 1) if job.source.batch % size == 0]
+    if may_cut and question.source.batch > 1:
+        divisors = [size for size in range(1, question.source.batch + 1) if question.source.batch % size == 0]
         found["microbatch"] = CategoricalDistribution(divisors)
     return found
 
@@ -47,33 +47,37 @@ def asked_of(chosen: Mapping[str, Any]) -> dict[str, Any]:
     return asked if chosen.get("replicate", True) else asked | {"max_replicas": 1}
 
 
-def first_trials(job: Job, best: Plan) -> list[dict[str, Any]]:
+def first_trials(question: Question, best: Plan) -> list[dict[str, Any]]:
     """The best plan so far, and then the two extremes with its backend: a stage on each device, and the model on each device.
 
     Neither speed predicts the other: a cache may hold all stages of a pipeline, but not two whole models.
     """
-    asked = as_parameters(job, best)
-    return [asked, asked | {"num_stages": most_stages(job), "replicate": False}, asked | {"num_stages": 1, "replicate": True}]
+    asked = as_parameters(question, best)
+    return [
+        asked,
+        asked | {"num_stages": most_stages(question), "replicate": False},
+        asked | {"num_stages": 1, "replicate": True},
+    ]
 
 
-def as_parameters(job: Job, plan: Plan) -> dict[str, Any]:
+def as_parameters(question: Question, plan: Plan) -> dict[str, Any]:
     """The choices of a trial that would give a plan like this one.
 
-    A plan may have several stages on a device, and stages on backends that are not the job's, for ops that the job's backends
+    A plan may have several stages on a device, and stages on backends that were not asked for, for ops that the others
     refuse. No trial asks for either. Such a plan counts with the most stages that a trial may ask for, and with the first
-    backend of the job.
+    backend of the question.
     """
     return {
         "queue_depth": plan.queue_depth,
-        "num_stages": min(len(plan.stages), most_stages(job)),
+        "num_stages": min(len(plan.stages), most_stages(question)),
         "replicate": any(len(stage.devices) > 1 for stage in plan.stages),
-        "backend": next((stage.backend for stage in plan.stages if stage.backend in job.backends), job.backends[0]),
+        "backend": next((stage.backend for stage in plan.stages if stage.backend in question.backends), question.backends[0]),
         "microbatch": plan.microbatch,
         "threads": max(stage.threads for stage in plan.stages),
     }
 
 
-def most_stages(job: Job) -> int:
+def most_stages(question: Question) -> int:
     """The most devices that one plan can use, or the user's own limit if it is lower."""
-    num_devices = len(job.machine.layouts[0].devices)
-    return min(num_devices, job.constraints.max_stages or num_devices)
+    num_devices = len(question.machine.layouts[0].devices)
+    return min(num_devices, question.constraints.max_stages or num_devices)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from autosplit.arguments import checked
 from autosplit.errors import UsageError, close_names, listed, raise_faults
@@ -59,6 +59,10 @@ class Demands:
     def any_sets(self) -> bool:
         """Whether stages may hold any ops, and only throughput counts."""
         return not (self.contiguous or self.counted) and self.max_stages is None and self.max_replicas == 1
+
+    def sharing(self) -> Self:
+        """The demands with several stages on one device allowed where latency is the objective, unless they count stages."""
+        return replace(self, reuse=self.reuse or (self.objective == "latency" and self.num_stages is None))
 
     def faults(self, num_ops: int) -> list[str]:
         """A sentence for every demand that no plan of a graph with ``num_ops`` ops can meet."""
@@ -148,7 +152,6 @@ class Constraints(Demands):
         forbids: op pattern to devices it must not run on.
         allows: op pattern to devices that support it; a device that is named here runs no ops but those allowed on it.
         together: op patterns; all ops that one pattern matches stay in one stage. Patterns that match one op share its stage.
-        supports: device to patterns of the ops that it supports, as ``verify`` finds them in the machine.
     """
 
     max_replicas: int = ANY_NUMBER
@@ -156,7 +159,6 @@ class Constraints(Demands):
     forbids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     allows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     together: tuple[str, ...] = ()
-    supports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def forced(self) -> bool:
@@ -164,7 +166,7 @@ class Constraints(Demands):
         return self.num_stages is not None or bool(self.pins or self.forbids or self.together)
 
     def verify(self, graph: Graph, machine: Machine) -> "Constraints":
-        """Return the constraints for stages that are a chain, together with what the devices support.
+        """Return the constraints for stages that are a chain.
 
         Raises: UsageError: with every fault: bad numbers, unknown devices, patterns without ops, any sets of ops without several
             stages on a device, or demands that leave an op no device.
@@ -174,12 +176,9 @@ class Constraints(Demands):
             listing = pattern in self.forbids and _GENERAL.search(pattern)
             if not listing and not matching_ops(graph, pattern):
                 faults.append(matches_nothing(graph, pattern))
-        supports = {device.name: device.operators for device in machine.devices if device.operators}
-        found = replace(self, supports=supports, contiguous=True, reuse=self.reuse if self.contiguous else True)
-        raise_faults(
-            UsageError, "the constraints do not fit", faults or found.placement(graph, machine).conflicts(graph, machine)
-        )
-        return found
+        conflicts = [] if faults else self.placement(graph, machine).conflicts(graph, machine)
+        raise_faults(UsageError, "the constraints do not fit", faults or conflicts)
+        return replace(self, contiguous=True, reuse=self.reuse if self.contiguous else True)
 
     def require_consistent(self, machine: Machine) -> "Constraints":
         """Return the constraints. Raises: UsageError: with every fault that shows without a graph, as for ``verify``."""
@@ -202,13 +201,14 @@ class Constraints(Demands):
             if device not in names
         ]
 
-    def _limits(self) -> list[tuple[str, tuple[str, ...], str]]:
+    def _limits(self, machine: Machine) -> list[tuple[str, tuple[str, ...], str]]:
         """Each device that takes only some ops: its name, the patterns of those ops, and a verb for messages."""
         allowed: dict[str, tuple[str, ...]] = {}
         for pattern, devices in self.allows.items():
             for device in devices:
                 allowed[device] = (*allowed.get(device, ()), pattern)
-        lists = ((allowed, "allows"), (self.supports, "supports"))
+        supports = {device.name: device.operators for device in machine.devices if device.operators}
+        lists = ((allowed, "allows"), (supports, "supports"))
         return [(device, patterns, verb) for of, verb in lists for device, patterns in of.items()]
 
     def notes(self, graph: Graph) -> list[str]:
@@ -232,7 +232,7 @@ class Constraints(Demands):
             for op in matching_ops(graph, pattern):
                 for device in devices:
                     barred.setdefault((op, device), f"'{pattern}' is forbidden on '{device}'")
-        for device, patterns, verb in self._limits():
+        for device, patterns, verb in self._limits(machine):
             taken = {op for pattern in patterns for op in matching_ops(graph, pattern)}
             words = f"'{device}' {verb} only {', '.join(map(repr, patterns))}"
             for one in graph.ops:

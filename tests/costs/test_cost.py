@@ -6,11 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_blocks, random_problem, slow_loads
 
+from autosplit.costs import judge as judging
 from autosplit.costs.cost import evaluate, memory_bytes, pool_bytes
-from autosplit.costs.faults import find_faults, verify
+from autosplit.costs.faults import find_faults
+from autosplit.costs.judge import Solution, judge
 from autosplit.costs.pieces import latency_s, pieces
-from autosplit.costs.problem import HOST, Block, Net, Pool, SharedWeight, Solution
+from autosplit.costs.problem import HOST, Block, Net, Pool, SharedWeight
 from autosplit.errors import PlanError
+from autosplit.values.constraints import Demands
 
 
 @settings(max_examples=300, deadline=None)
@@ -142,12 +145,21 @@ def test_pool_fault():
     assert "together, and their cap is 1 B" in find_faults(problem, [Block((0,), (0,)), Block((1,), (1,))])[0]
 
 
-def test_verify_refuses_a_wrong_objective_and_a_bound_above_it():
-    problem = chain([3, 4])
-    blocks = (Block((0, 1), (0,)),)
-    good = Solution(blocks, 7.0, 7.0, "optimal", "hand", 0.0, (7.0, 0.0))
-    assert verify(problem, good) is good
-    with pytest.raises(PlanError, match="evaluates to 7 s"):
-        verify(problem, replace(good, objective_s=6.0))
-    with pytest.raises(PlanError, match="above its own objective"):
-        verify(problem, replace(good, bound_s=8.0))
+def test_verify_refuses_broken_demands_and_a_bound_above_the_objective():
+    problem, alone = chain([3, 4]), [Block((0, 1), (0,))]
+    good = Solution(judge(problem, Demands(), alone), 7.0, "optimal", "hand", 0.0)
+    assert good.verify() is good and (good.objective_s, good.gap) == (7.0, 0.0)
+    with pytest.raises(PlanError, match="above its objective of 7 s"):
+        replace(good, bound_s=8.0).verify()
+    for demands, words in ((Demands(num_stages=2), "2 is asked for"), (Demands(max_latency_s=6.0), "at most 6.00 s is allowed")):
+        with pytest.raises(PlanError, match=words):
+            replace(good, judged=judge(problem, demands, alone)).verify()
+
+
+def test_a_judge_evaluates_once_and_counts_the_parts_of_a_request(monkeypatch):
+    problem, blocks = chain([3, 4], num_bytes=0.0), [Block((0,), (0,)), Block((1,), (1,))]
+    asked = []
+    monkeypatch.setattr(judging, "evaluate", lambda *given: asked.append(given) or evaluate(*given))
+    judged = judge(problem, Demands("latency", max_latency_s=10.0, min_stage_s=1.0), blocks, num_parts=3)
+    assert judged.latency_s == judged.objective_s == 3 + 4 + 2 * 4 and judged.loads.bottleneck_s == 4.0
+    assert judged.faults == ("a request takes 15.00 s, and at most 10.00 s is allowed",) and len(asked) == 1

@@ -3,9 +3,10 @@ import pytest
 from problems import chain
 
 from autosplit.costs.graphproblem import problem_from
-from autosplit.costs.problem import HOST, Block, Net, Pool, SharedWeight, Solution, Transfers
+from autosplit.costs.judge import Solution, judge
+from autosplit.costs.problem import HOST, Block, Net, Pool, SharedWeight, Transfers
 from autosplit.errors import UsageError
-from autosplit.values.constraints import Placement
+from autosplit.values.constraints import Demands, Placement
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.links import Link
 from autosplit.values.machine import Device, Machine
@@ -91,6 +92,6 @@ def test_devices_are_interchangeable_only_when_everything_is_equal():
 
 
 def test_gap_of_a_solution():
-    solution = Solution((Block((0,), (0,)),), 2.0, 1.5, "feasible", "x", 0.0, (2.0,))
-    assert solution.gap == 0.25
-    assert Solution((), 2.0, 2.0, "optimal", "x", 0.0, (2.0,)).gap == 0.0
+    judged = judge(chain([2.0]), Demands(), [Block((0,), (0,))])
+    assert Solution(judged, 1.5, "feasible", "x", 0.0).gap == 0.25
+    assert Solution(judged, 2.0, "optimal", "x", 0.0).gap == 0.0

@@ -6,9 +6,9 @@ import exhaustive
 import pytest
 from problems import random_problem
 
-from autosplit.costs.problem import Problem, Solution
+from autosplit.costs.judge import Solution, judge
+from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
-from autosplit.planners.objective import demand_faults, with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
@@ -18,12 +18,12 @@ EXACT = 2e-6
 def demands_of(problem: Problem, **options) -> Demands:
     """The demands that solve() makes of its arguments."""
     num_stages = options.get("num_stages")
-    return with_reuse(Demands(**options, reuse=num_stages is not None and num_stages > problem.num_devices))
+    return Demands(**options, reuse=num_stages is not None and num_stages > problem.num_devices).sharing()
 
 
 def check(problem: Problem, solution: Solution, demands: Demands) -> float:
     """Hold a solution to the contract; returns the true optimum in seconds."""
-    assert demand_faults(problem, demands, solution.blocks) == []
+    assert judge(problem, demands, solution.blocks).faults == ()
     best = exhaustive.best_blocks(problem, demands)
     assert best is not None
     assert solution.objective_s >= best[1] * (1 - EXACT)

@@ -19,7 +19,7 @@ from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block
 from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError
-from autosplit.planners.pareto import dominates, front_of, pareto, point_of
+from autosplit.planners.pareto import dominates, front_of, pareto, values_of
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
@@ -31,8 +31,7 @@ FORMAT = ("--format", "dnn-partitioning")
 
 def test_a_chain_trades_latency_for_throughput_and_memory():
     problem = chain([4.0, 4.0, 4.0, 4.0], num_bytes=0.5)
-    front = [point_of(problem, solution) for solution in pareto(problem, time_limit_s=4)]
-    values = [point.values for point in front]
+    values = [values_of(solution.judged) for solution in pareto(problem, time_limit_s=4)]
     assert (8.5, 17.0, 2.0) in values
     assert (16.0, 16.0, 4.0) in values
     assert values == sorted(values)
@@ -41,10 +40,8 @@ def test_a_chain_trades_latency_for_throughput_and_memory():
 def test_a_front_holds_a_plan_between_the_ends_that_only_a_memory_cap_finds():
     problem = chain([1.0, 1.0, 10.0], num_bytes=0.1)
     problem = replace(problem, op_bytes=np.array([5.0, 5.0, 1.0]))
-    front = [point_of(problem, solution) for solution in pareto(problem, time_limit_s=4)]
-    assert min(point.peak_bytes for point in front) == 6.0
-    assert min(point.bottleneck_s for point in front) == pytest.approx(10.1)
-    assert min(point.latency_s for point in front) == pytest.approx(12.0)
+    values = [values_of(solution.judged) for solution in pareto(problem, time_limit_s=4)]
+    assert [min(figures) for figures in zip(*values, strict=True)] == pytest.approx([10.1, 12.0, 6.0])
 
 
 @settings(max_examples=2, deadline=None)
@@ -62,18 +59,18 @@ def test_points_run_recompute_and_do_not_dominate_each_other(seed):
         assert shared is None
         return
     assert shared is not None
-    points = [point_of(problem, solution) for solution in solutions]
-    for point, solution in zip(points, solutions, strict=True):
+    points = [values_of(solution.judged) for solution in solutions]
+    for (_, alone_s, _), solution in zip(points, solutions, strict=True):
         assert find_faults(problem, solution.blocks) == []
         assert solution.objective_s == evaluate(problem, solution.blocks).bottleneck_s
-        assert point.latency_s == latency_s(problem, solution.blocks)
-    assert not any(dominates(one, other) for one, other in permutations([point.values for point in points], 2))
+        assert alone_s == latency_s(problem, solution.blocks)
+    assert not any(dominates(one, other) for one, other in permutations(points, 2))
     # A quick plan with several blocks on a device is in the front too, and may be the best for throughput as well.
-    quickest_s = min(point.bottleneck_s for point in points)
+    quickest_s = min(bottleneck_s for bottleneck_s, _, _ in points)
     assert shared[1] * (1 - 2e-6) <= quickest_s <= (inf if best is None else best[1]) * (1 + 2e-6)
     assert best is not None or {solution.status for solution in solutions} == {"shared"}
     fastest = solve(problem, Demands(objective="latency"), time_limit_s=0.5)
-    assert min(point.latency_s for point in points) <= fastest.objective_s * (1 + 1e-6)
+    assert min(alone_s for _, alone_s, _ in points) <= fastest.objective_s * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", [62, 138, 202])
@@ -107,9 +104,8 @@ def test_stages_that_only_plans_with_shared_devices_can_have_are_no_end_of_the_s
 
 def test_of_equal_points_the_one_with_fewer_stages_stays():
     problem = chain([1.0, 1.0], num_bytes=0.0)
-    one = point_of(problem, solve(problem, Demands(num_stages=1)))
-    slow, wide = replace(one, bottleneck_s=inf), (one.values, 2, None)
-    assert front_of([wide, (slow.values, 1, slow), (one.values, 1, one)]) == [one]
+    values = values_of(solve(problem, Demands(num_stages=1)).judged)
+    assert front_of([(values, 2, "wide"), ((inf, *values[1:]), 1, "slow"), (values, 1, "one")]) == ["one"]
 
 
 def test_the_command_prints_the_front_of_a_workload_with_its_plans():

@@ -17,7 +17,6 @@ from autosplit.errors import InfeasibleError, UsageError
 from autosplit.planners.clock import now
 from autosplit.planners.contiguous import chains
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.objective import with_reuse
 from autosplit.planners.portfolio import solve, split_any_sets
 from autosplit.values.constraints import Demands
 
@@ -77,7 +76,7 @@ def test_a_plan_has_a_bound_even_if_no_time_was_left_to_prove_one(options):
 @pytest.mark.parametrize("seed", [0, 4])
 def test_a_small_problem_is_solved_by_work_and_not_by_the_clock(seed, options):
     problem = random_problem(seed, num_ops=5, num_devices=2, caps=False, pooled=False)
-    demands = with_reuse(Demands(**options))
+    demands = Demands(**options).sharing()
     solution = solve(problem, Demands(**options), time_limit_s=0.0)
     assert solution.status == "optimal" and check(problem, solution, demands) == pytest.approx(solution.objective_s)
 

@@ -18,8 +18,9 @@ from autosplit.costs.problem import Block
 from autosplit.errors import InfeasibleError
 from autosplit.planners import clock
 from autosplit.planners.portfolio import solve
-from autosplit.planning.plans import Query, plan_front, plan_key, plan_model
+from autosplit.planning.plans import plan_front, plan_key, plan_model
 from autosplit.planning.predicting import predict, problem_on
+from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.links import Link
@@ -118,7 +119,7 @@ def check(plan: Plan, best_s: float) -> None:
 @pytest.mark.parametrize("seed", range(16))
 def test_a_bound_holds_for_every_mixture_and_optimal_is_said_of_the_best_only(seed: int) -> None:
     graph, machine, profile, backends = random_question(seed, [(1, 2), (1, 3), (2, 1), (2, 2), (2, 2), (3, 1), (2, 3), (3, 2)])
-    plan = plan_model(Query(graph, profile, Source("m:f"), ONE_EACH, time_limit_s=1), machine, backends).verify(graph, machine)
+    plan = plan_model(Question(graph, profile, Source("m:f"), machine, backends, ONE_EACH, time_limit_s=1)).verify(graph, machine)
     assert predict(plan, graph, machine, profile).prediction.bottleneck_s == pytest.approx(plan.prediction.bottleneck_s)
     check(plan, best_mixture_s(graph, machine, profile))
 
@@ -129,12 +130,12 @@ def test_backends_that_are_level_do_not_take_turns() -> None:
     graph, machine = graph_of(80), machine_of(2, 0.01)
     seconds = {backend: [random.uniform(0.9, 1.1) for _ in range(80)] for backend in BACKENDS}
     level = profile_of(graph, machine, seconds, dict.fromkeys(BACKENDS, 0.0))
-    plan = plan_model(Query(graph, level, Source("m:f"), ONE_EACH, time_limit_s=1), machine, BACKENDS)
+    plan = plan_model(Question(graph, level, Source("m:f"), machine, BACKENDS, ONE_EACH, time_limit_s=1))
     assert len(plan.stages) <= 4
     assert plan.prediction.bottleneck_s <= 1.02 * min(map(sum, seconds.values())) / 2
     halves = {"eager": [1.0] * 20 + [2.0] * 60, "onnxruntime": [2.0] * 20 + [1.0] * 60}
     unlike = profile_of(graph, machine, halves, dict.fromkeys(halves, 0.0))
-    plan = plan_model(Query(graph, unlike, Source("m:f"), ONE_EACH, time_limit_s=1), machine, tuple(halves))
+    plan = plan_model(Question(graph, unlike, Source("m:f"), machine, tuple(halves), ONE_EACH, time_limit_s=1))
     assert len(plan.stages) == 3 and plan.prediction.bottleneck_s == pytest.approx(40.0, rel=0.01)
 
 
@@ -142,7 +143,7 @@ def test_backends_that_are_level_do_not_take_turns() -> None:
 def test_a_bound_holds_for_every_choice_where_stages_are_counted(seed: int) -> None:
     graph, machine, profile, backends = random_question(seed, [(1, 2), (2, 2), (2, 3), (3, 2)])
     wanted = Constraints(num_stages=2, max_replicas=1)
-    plan = plan_model(Query(graph, profile, Source("m:f"), wanted, time_limit_s=10), machine, backends).verify(graph, machine)
+    plan = plan_model(Question(graph, profile, Source("m:f"), machine, backends, wanted, time_limit_s=10)).verify(graph, machine)
     settings, best_s = list(profile.measured), inf
     problem = problem_on(graph, machine, profile, Constraints(), settings)
     for homes in product(range(2), repeat=len(graph.ops)):
@@ -176,7 +177,7 @@ def overlapping_question(seed: int) -> tuple[Graph, Machine, Profile, tuple[str,
 @pytest.mark.parametrize("seed", range(6))
 def test_core_sets_that_overlap_are_alternatives_with_a_bound_over_all_of_them(seed: int) -> None:
     graph, machine, profile, backends = overlapping_question(seed)
-    plan = plan_model(Query(graph, profile, Source("m:f"), ONE_EACH, time_limit_s=2), machine, backends).verify(graph, machine)
+    plan = plan_model(Question(graph, profile, Source("m:f"), machine, backends, ONE_EACH, time_limit_s=2)).verify(graph, machine)
     check(plan, best_mixture_s(graph, machine, profile))
     used = {name for stage in plan.stages for name in stage.devices}
     again = predict(plan, graph, machine, profile, plan.prediction.bound_s).prediction
@@ -189,7 +190,7 @@ def test_both_cores_are_one_device_where_that_is_faster(whole_s: float, used: se
     machine = Machine.of(map(parse_device, ["cpu:0", "cpu:0-1", "cpu:1"]), machine_of(2, 0.0).links.values())
     taken = {"cpu:0": 1.0, "cpu:1": 1.0, "cpu:0-1": whole_s}
     profile = Profile.given(graph, {(op.name, name): s for op in graph.ops for name, s in taken.items()})
-    plan = plan_model(Query(graph, profile, Source("m:f"), max_threads=1), machine, ["eager"])
+    plan = plan_model(Question(graph, profile, Source("m:f"), machine, ("eager",), max_threads=1))
     assert {name for stage in plan.stages for name in stage.devices} == used
     assert plan.status == "optimal" and plan.prediction.bottleneck_s == pytest.approx(min(2 * whole_s, 1.0), rel=1e-3)
 
@@ -198,11 +199,13 @@ def test_a_demand_decides_between_core_sets() -> None:
     graph, machine, profile, _ = overlapping_question(0)
     for device in machine.devices:
         pinned = Constraints(pins={"a1": device.name})
-        plan = plan_model(Query(graph, profile, Source("m:f"), pinned, time_limit_s=1), machine, ["eager"])
+        plan = plan_model(Question(graph, profile, Source("m:f"), machine, ("eager",), pinned, time_limit_s=1))
         assert device.name in {name for stage in plan.stages for name in stage.devices}
     one, other = next((a, b) for a, b in permutations(machine.devices, 2) if overlaps([a, b]))
     with pytest.raises(InfeasibleError):
-        plan_model(Query(graph, profile, Source("m:f"), Constraints(pins={"a1": one.name, "a2": other.name})), machine, ["eager"])
+        plan_model(
+            Question(graph, profile, Source("m:f"), machine, ("eager",), Constraints(pins={"a1": one.name, "a2": other.name}))
+        )
 
 
 def test_more_choices_than_are_asked_for_are_planned_too() -> None:
@@ -210,7 +213,7 @@ def test_more_choices_than_are_asked_for_are_planned_too() -> None:
     profile = profile_of(
         graph, machine, {"eager": [*fast, *slow], "onnxruntime": [*slow, *fast]}, {"eager": 0.0, "onnxruntime": 0.0}
     )
-    plan = plan_model(Query(graph, profile, Source("m:f"), ONE_EACH), machine, BACKENDS[:2])
+    plan = plan_model(Question(graph, profile, Source("m:f"), machine, BACKENDS[:2], ONE_EACH))
     assert [(len(stage.ops), stage.backend) for stage in plan.stages] == [(2, "eager")] * 2 + [(2, "onnxruntime")] * 2
     assert plan.status == "optimal" and plan.prediction.throughput_per_s > 499
 
@@ -219,9 +222,9 @@ def test_several_backends_on_one_device_are_stages_of_their_own() -> None:
     graph, machine = graph_of(8), machine_of(1, 1e-6)
     seconds = {"eager": [1e-3, 1e-3, 1e-1, 1e-1] * 2, "onnxruntime": [1e-1, 1e-1, 1e-3, 1e-3] * 2}
     profile = profile_of(graph, machine, seconds, {"eager": 0.0, "onnxruntime": 0.0})
-    plan = plan_model(Query(graph, profile, Source("m:f")), machine, BACKENDS[:2])
+    plan = plan_model(Question(graph, profile, Source("m:f"), machine, BACKENDS[:2]))
     assert [stage.backend for stage in plan.stages] == ["eager", "onnxruntime"] * 2 and plan.prediction.throughput_per_s > 124
-    [alone] = plan_model(Query(graph, profile, Source("m:f"), Constraints(max_stages=1)), machine, BACKENDS[:2]).stages
+    [alone] = plan_model(Question(graph, profile, Source("m:f"), machine, BACKENDS[:2], Constraints(max_stages=1))).stages
     assert alone.load_s == pytest.approx(0.404, rel=1e-4)
 
 
@@ -232,7 +235,7 @@ def test_replicas_on_unlike_devices_take_the_time_of_the_slower_one_and_not_of_i
     rows = eager | {(device, "onnxruntime"): [4e-3, 4e-3] for device in ("null:0", "null:1")}
     profile = profile_on(graph, rows, dict.fromkeys(BACKENDS, 0.0))
     for backends in (BACKENDS[:1], BACKENDS[:2]):
-        plan = plan_model(Query(graph, profile, Source("m:f"), Constraints(num_stages=1)), machine, backends)
+        plan = plan_model(Question(graph, profile, Source("m:f"), machine, backends, Constraints(num_stages=1)))
         assert plan.stages[0].backend == "eager" and plan.prediction.throughput_per_s == pytest.approx(333.1, rel=1e-3)
 
 
@@ -262,7 +265,9 @@ def test_one_more_backend_never_worsens_an_answer(seed: int) -> None:
     best_s = inf
     for count in range(1, len(backends) + 1):
         with suppress(InfeasibleError):
-            plan = plan_model(Query(graph, profile, Source("m:f"), constraints, time_limit_s=1.0), machine, backends[:count])
+            plan = plan_model(
+                Question(graph, profile, Source("m:f"), machine, tuple(backends[:count]), constraints, time_limit_s=1.0)
+            )
             assert plan_key(constraints)(plan) <= best_s * (1 + 1e-9)
             best_s = plan_key(constraints)(plan)
     if constraints == ONE_EACH and len(profile.measured) <= 6:
@@ -276,7 +281,9 @@ def test_one_more_backend_worsens_no_plan_of_a_front(seed: int) -> None:
     fewer = list[Plan]()
     for count in (1, 2):
         with suppress(InfeasibleError):
-            front = plan_front(Query(graph, profile, Source("m:f"), constraints, time_limit_s=0.5), machine, backends[:count])
+            front = plan_front(
+                Question(graph, profile, Source("m:f"), machine, tuple(backends[:count]), constraints, time_limit_s=0.5)
+            )
             for old in fewer:
                 assert any(
                     new.prediction.bottleneck_s <= old.prediction.bottleneck_s * (1 + 1e-9)
@@ -299,7 +306,7 @@ def test_one_more_layout_never_worsens_an_answer() -> None:
             profile = profile_on(graph, {key: row for key, row in rows.items() if key[0] in names}, {"eager": 0.01})
             wide = {s._replace(threads=len(machine[s.device].cores)): found for s, found in profile.measured.items()}
             profile = replace(profile, measured=wide)
-            plans.append(plan_model(Query(graph, profile, Source("m:f"), time_limit_s=1.0), machine, ["eager"]))
+            plans.append(plan_model(Question(graph, profile, Source("m:f"), machine, ("eager",), time_limit_s=1.0)))
         assert plans[1].prediction.bottleneck_s <= plans[0].prediction.bottleneck_s * (1 + 1e-9)
 
 
@@ -307,12 +314,12 @@ def test_one_more_layout_never_worsens_an_answer() -> None:
 def test_the_answer_to_a_small_problem_does_not_depend_on_the_clock(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of processor time pass 20 times faster for the second answer, as on a machine at load 20."""
     graph, machine, profile, backends, constraints = unlike_question(seed)
-    query = Query(graph, profile, Source("m:f"), constraints, time_limit_s=1.0)
-    plan_model(query, machine, backends)  # compiles the inner loops
+    question = Question(graph, profile, Source("m:f"), machine, backends, constraints, time_limit_s=1.0)
+    plan_model(question)  # compiles the inner loops
     answers = []
     for speed in (1, 20):
         monkeypatch.setattr(clock, "monotonic", lambda speed=speed: speed * process_time())
-        answers.append(plan_model(query, machine, backends))
+        answers.append(plan_model(question))
     assert answers[0].stages == answers[1].stages and answers[0].prediction == answers[1].prediction
 
 
@@ -329,7 +336,7 @@ def test_forty_ops_on_three_devices_are_a_small_problem(demands: Demands, monkey
 def test_two_backends_on_the_last_of_three_devices_are_predicted() -> None:
     graph, machine = graph_of(2), machine_of(3, 0.0)
     profile = profile_of(graph, machine, {"eager": [1.0, 2.0], "onnxruntime": [3.0, 4.0]}, dict.fromkeys(BACKENDS, 0.0))
-    plan = plan_model(Query(graph, profile, Source("m:f")), machine, BACKENDS[:1])
+    plan = plan_model(Question(graph, profile, Source("m:f"), machine, BACKENDS[:1]))
     one, other = (op.name for op in graph.ops)
     stages = Stage("one", (one,), ("cpu:2",), "eager"), Stage("other", (other,), ("cpu:2",), "onnxruntime")
     prediction = predict(replace(plan, stages=stages), graph, machine, profile).prediction

@@ -11,8 +11,8 @@ from autosplit.errors import InfeasibleError, PlanError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import StageKey, ValueMemory, count, footprints_of, stage_memories, with_footprints
 from autosplit.planning.caps import front_within_caps, plan_within_caps
-from autosplit.planning.plans import Query
 from autosplit.planning.predicting import predict
+from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints, Objective
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
@@ -40,8 +40,10 @@ def drawn(seed: int, num_ops: int = 6) -> tuple[Graph, Profile, Machine]:
 
 
 def planned(graph: Graph, profile: Profile, machine: Machine, objective: Objective = "throughput") -> Plan:
-    query = Query(graph, profile, SOURCE, Constraints(objective=objective, max_replicas=1), time_limit_s=0.3)
-    return plan_within_caps(query, machine, ["eager"], Account(graph, known=footprints_of(profile)))
+    question = Question(
+        graph, profile, SOURCE, machine, ("eager",), Constraints(objective=objective, max_replicas=1), time_limit_s=0.3
+    )
+    return plan_within_caps(question, Account(graph, known=footprints_of(profile)))
 
 
 def figure_s(plan: Plan, objective: Objective) -> float:
@@ -80,8 +82,8 @@ def test_the_best_split_within_tight_caps_is_found_wherever_there_is_one(objecti
 
 def test_a_front_keeps_the_caps_with_all_that_its_plans_hold() -> None:
     graph, profile, machine = next(case for case in map(drawn, range(60)) if len(every_split(*case)) > 2)
-    query = Query(graph, profile, SOURCE, Constraints(max_replicas=1), time_limit_s=0.5)
-    front = front_within_caps(query, machine, ["eager"], Account(graph))
+    question = Question(graph, profile, SOURCE, machine, ("eager",), Constraints(max_replicas=1), time_limit_s=0.5)
+    front = front_within_caps(question, Account(graph))
     best = planned(graph, profile, machine, "throughput")
     assert front[0][0].prediction.bottleneck_s == best.prediction.bottleneck_s
     for plan, peak_bytes in front:
@@ -133,13 +135,13 @@ def test_slots_follow_the_queue_depth_and_tight_caps_choose_fewer() -> None:
     profile = Profile.given(graph, {("y", "null:0"): 1.0})
     ring_bytes = {}
     for depth in (8, 4, 2, 1):
-        plan = plan_within_caps(Query(graph, profile, Source("m:f"), queue_depth=depth), machine, ["eager"], Account(graph))
+        plan = plan_within_caps(Question(graph, profile, Source("m:f"), machine, ("eager",), queue_depth=depth), Account(graph))
         [stage] = count(graph, plan).stages
         assert stage.memory is not None
         ring_bytes[depth] = stage.memory.ring_bytes
     assert ring_bytes == {8: 33 * 128, 4: 33 * 128, 2: 17 * 128, 1: 9 * 128}
     tight = machine.with_memory({"null:0": 9 * 128 + 128})  # and the value
-    plan = plan_within_caps(Query(graph, profile, Source("m:f")), tight, ["eager"], Account(graph))
+    plan = plan_within_caps(Question(graph, profile, Source("m:f"), tight, ("eager",)), Account(graph))
     assert plan.queue_depth == 1
 
 

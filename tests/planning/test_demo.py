@@ -7,7 +7,7 @@ from autosplit.measuring import stored_models
 from autosplit.memory.account import Account
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.peers import EVEN_BYTES, EVEN_LAYERS, predicted_peers
-from autosplit.planning.plans import Query
+from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, parse_bytes, parse_device
 from autosplit.values.plan import Source
@@ -26,8 +26,8 @@ def test_the_demo_ends_with_a_split_that_wins() -> None:
         dict.fromkeys(("cpu:0", "cpu:1"), parse_bytes(cap[1]))
     )
     assert graph.weight_bytes > parse_bytes(cap[1])
-    query = Query(graph, profile, Source("bert"), Constraints(), time_limit_s=5)
-    plan = plan_within_caps(query, machine, ["eager"], Account(graph))
+    question = Question(graph, profile, Source("bert"), machine, ("eager",), Constraints(), time_limit_s=5)
+    plan = plan_within_caps(question, Account(graph))
     peers = predicted_peers(graph, plan, machine, profile).plans
     assert len(plan.stages) == 2
     assert peers[EVEN_LAYERS].prediction.throughput_per_s < plan.prediction.throughput_per_s

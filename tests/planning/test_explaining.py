@@ -17,12 +17,13 @@ from autosplit.costs.cost import evaluate
 from autosplit.costs.problem import Block, Problem, Transfers
 from autosplit.costs.wires import Wires
 from autosplit.costs.workloads import parse_dnn_partitioning
+from autosplit.deploying.setup import Budget
 from autosplit.errors import PlanError, UsageError
 from autosplit.planners.portfolio import solve
 from autosplit.planning.explaining import explain, explain_blocks
-from autosplit.planning.plans import Query, plan_model
+from autosplit.planning.plans import plan_model
 from autosplit.planning.predicting import predict
-from autosplit.searching.candidates import Job
+from autosplit.planning.question import Question
 from autosplit.searching.loop import search
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.explanation import Change, Explanation
@@ -192,12 +193,12 @@ def test_an_explanation_reads_as_text_table_and_data():
 
 def test_a_plan_is_explained_with_its_constraints():
     wanted = Constraints(pins={"a*": "cpu:0"}, max_replicas=1)
-    plan = plan_model(Query(GRAPH, PROFILE, Source("m:f"), wanted), TWO, ["eager"])
+    plan = plan_model(Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",), wanted))
     found = explain(GRAPH, plan, TWO, PROFILE, wanted, time_limit_s=5)
     assert found.objective_s == pytest.approx(plan.prediction.bottleneck_s)
     assert (found.bottleneck, found.bound_by) == ("cpu:0", "constraint")
     assert change(found, "'a*' not pinned to 'cpu:0'").times == pytest.approx(2, rel=0.01)
-    free = plan_model(Query(GRAPH, PROFILE, Source("m:f"), Constraints(max_replicas=1)), TWO, ["eager"])
+    free = plan_model(Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",), Constraints(max_replicas=1)))
     assert explain(GRAPH, free, TWO, PROFILE, Constraints(max_replicas=1), time_limit_s=5).bound_by == "compute"
 
 
@@ -208,21 +209,22 @@ def test_ops_that_take_no_time_are_explained():
 
 
 def test_a_search_leaves_its_explanation_in_the_plan_and_in_its_file(tmp_path):
-    subject: Any = SimpleNamespace(graph=GRAPH), PROFILE
-    job = Job(TWO, Source("m:f"), Constraints(max_replicas=1), ("eager",))
-    plan = search(job, subject, budget_s=0).plan
+    traced: Any = SimpleNamespace(graph=GRAPH)
+    question = Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",), Constraints(max_replicas=1))
+    plan = search(question, traced, budget=Budget(0.0)).plan
     assert plan.explain() == explain(GRAPH, plan, TWO, PROFILE, Constraints(max_replicas=1))
     assert plan.explain().bound_s == pytest.approx(plan.prediction.bound_s)
     write_plan(plan, GRAPH, tmp_path / "plan.yaml")
     again = read_plan(tmp_path / "plan.yaml").resolve(GRAPH)
     assert again == plan and again.explain().text == plan.explain().text
     with pytest.raises(UsageError, match=r"holds no explanation; autosplit\.explain\("):
-        search(replace(job, explain_s=0.0), subject, budget_s=0).plan.explain()
+        search(question, traced, budget=Budget(0.0, explain_s=0.0)).plan.explain()
 
 
 def test_an_explanation_is_not_given_for_other_stages_or_another_profile(tmp_path):
-    subject: Any = SimpleNamespace(graph=GRAPH), PROFILE
-    plan = search(Job(TWO, Source("m:f"), Constraints(num_stages=2), ("eager",)), subject, budget_s=0).plan
+    traced: Any = SimpleNamespace(graph=GRAPH)
+    question = Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",), Constraints(num_stages=2))
+    plan = search(question, traced, budget=Budget(0.0)).plan
     path = tmp_path / "plan.yaml"
     write_plan(plan, GRAPH, path)
     data = yaml.safe_load(path.read_text())

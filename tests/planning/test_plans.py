@@ -14,8 +14,9 @@ from autosplit.errors import InfeasibleError, UsageError
 from autosplit.memory.account import Account
 from autosplit.planning.caps import front_within_caps
 from autosplit.planning.explaining import explain
-from autosplit.planning.plans import Query, plan_front, plan_model
+from autosplit.planning.plans import plan_front, plan_model
 from autosplit.planning.predicting import bounded, moved_s, predict
+from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.links import Link
@@ -39,8 +40,9 @@ def values(plan: Plan, peak_bytes: float) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("constraints", [Constraints(), Constraints(max_replicas=1)])
 def test_plans_of_a_front_recompute_and_none_is_better_than_another(constraints: Constraints) -> None:
-    query = Query(GRAPH, PROFILE, Source("m:f"), constraints, time_limit_s=0)  # four ops take no time limit
-    front = front_within_caps(query, TWO, ["eager"], Account(GRAPH))
+    # four ops take no time limit
+    question = Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",), constraints, time_limit_s=0)
+    front = front_within_caps(question, Account(GRAPH))
     rows = [values(*entry) for entry in front]
     assert len(rows) > 1 and rows == sorted(rows)
     for one, other in combinations(rows, 2):
@@ -51,17 +53,17 @@ def test_plans_of_a_front_recompute_and_none_is_better_than_another(constraints:
         assert peak_bytes == max(sum(held_on(device, plan.stages, TWO.devices, GRAPH)) for device in TWO.devices)
         assert all(stage.memory is not None and stage.memory.weight_bytes == 100 * len(stage.ops) for stage in plan.stages)
         assert 0 <= plan.prediction.bound_s <= plan.prediction.bottleneck_s
-    best = plan_model(Query(GRAPH, PROFILE, Source("m:f"), constraints), TWO, ["eager"])
+    best = plan_model(Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",), constraints))
     assert rows[0][0] == pytest.approx(best.prediction.bottleneck_s)
 
 
 def test_a_front_that_no_plan_is_on_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="at least"):
-        plan_front(Query(GRAPH, PROFILE, Source("m:f"), Constraints(max_latency_s=1e-3), time_limit_s=1), TWO, ["eager"])
+        plan_front(Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",), Constraints(max_latency_s=1e-3), time_limit_s=1))
 
 
 def test_each_plan_of_the_front_has_a_file(tmp_path: Path) -> None:
-    plan = plan_model(Query(GRAPH, PROFILE, Source("m:f")), TWO, ["eager"])
+    plan = plan_model(Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",)))
     found: Any = SimpleNamespace(traced=SimpleNamespace(graph=GRAPH), profile=PROFILE, plan=plan)
     given = Plans(model="m:f", objective="pareto", front=tmp_path / "front", time_limit="1s")
     rows, files = _front_of_model(given, found, TWO, Account(GRAPH))
@@ -74,7 +76,7 @@ def test_each_plan_of_the_front_has_a_file(tmp_path: Path) -> None:
 
 
 def test_a_bound_says_nothing_of_a_plan_that_is_better() -> None:
-    best = plan_model(Query(GRAPH, PROFILE, Source("m:f"), Constraints(max_replicas=1)), TWO, ["eager"])
+    best = plan_model(Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",), Constraints(max_replicas=1)))
     assert best.status == "optimal" and best.prediction.gap == 0
     loose = bounded(best, 0.5 * best.prediction.bottleneck_s)
     assert loose.status == "feasible" and loose.prediction.gap == pytest.approx(0.5)
@@ -90,7 +92,7 @@ def test_where_all_cores_are_devices_the_one_that_hands_over_the_answer_pays_for
     here = replace(PROFILE, measured={s: replace(m, provenance=stamp) for s, m in PROFILE.measured.items()})
     links = [Link(a, b, 0, 0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1", HOST), 2) if b != HOST]
     here = here.with_links([*links, *(Link(d.name, HOST, 0, 0, 0, 0.5, 0, cold_receive_s=0.75) for d in TWO.devices)])
-    plan = plan_model(Query(GRAPH, here, Source("m:f"), Constraints(num_stages=2, max_replicas=1)), TWO, ["eager"])
+    plan = plan_model(Question(GRAPH, here, Source("m:f"), TWO, ("eager",), Constraints(num_stages=2, max_replicas=1)))
     assert [stage.load_s for stage in plan.stages] == [2, 2 + hosts_s] and plan.status == "optimal"
     assert moved_s(plan, GRAPH, TWO, here) == [0, hosts_s]
     assert f"({hosts_s * 1000:.2f} ms of it is the host's work, because the host has no core of its own)" in (
@@ -105,7 +107,7 @@ def test_a_link_of_the_machine_file_counts_in_place_of_a_measured_one() -> None:
     wanted = Constraints(num_stages=2, max_replicas=1)
     slow = TWO.with_links(Link(a, b, 0, 5.0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1"), 2))
     loads = [
-        sorted(stage.load_s for stage in plan_model(Query(GRAPH, measured, Source("m:f"), wanted), here, ["eager"]).stages)
+        sorted(stage.load_s for stage in plan_model(Question(GRAPH, measured, Source("m:f"), here, ("eager",), wanted)).stages)
         for here in (TWO, slow)
     ]
     assert loads[1] != loads[0] and max(loads[1]) >= 5 > max(loads[0])
@@ -116,18 +118,18 @@ def test_who_takes_a_value_over_a_cut_pays_what_that_costs_its_backend() -> None
     here = PROFILE.with_links(Link(a, b, 0, 0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1", HOST), 2))
     cut = {s: replace(m, cut_s_per_byte=per_byte[s.device]) for s, m in here.measured.items()}
     wanted = Constraints(num_stages=2, max_replicas=1)
-    plan = plan_model(Query(GRAPH, here, Source("m:f"), wanted), TWO, ["eager"])
+    plan = plan_model(Question(GRAPH, here, Source("m:f"), TWO, ("eager",), wanted))
     priced = replace(here, measured=cut)
     moves = dict(zip([stage.devices[0] for stage in plan.stages], moved_s(plan, GRAPH, TWO, priced), strict=True))
     assert moves == {name: 32 * per_byte[name] if name == plan.stages[1].devices[0] else 0 for name in moves}
     assert moved_s(plan, GRAPH, TWO, here) == [0, 0]
-    free = plan_model(Query(GRAPH, priced, Source("m:f"), wanted), TWO, ["eager"])
+    free = plan_model(Question(GRAPH, priced, Source("m:f"), TWO, ("eager",), wanted))
     assert free.prediction.bottleneck_s == 2 and free.stages[1].devices == ("cpu:0",)
 
 
 def test_at_most_so_many_stages() -> None:
     wanted = Constraints(max_replicas=1, max_stages=1)
-    plan = plan_model(Query(GRAPH, PROFILE, Source("m:f"), wanted.verify(GRAPH, TWO)), TWO, ["eager"])
+    plan = plan_model(Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",), wanted.verify(GRAPH, TWO)))
     assert len(plan.stages) == 1 and plan.status == "optimal"
     with pytest.raises(UsageError, match="num_stages 2 is above max_stages 1"):
         Constraints(num_stages=2, max_stages=1).verify(GRAPH, TWO)
@@ -160,7 +162,7 @@ def partly() -> Profile:
 )
 def test_what_a_backend_refuses_becomes_a_stage_of_another_one(constraints: Constraints, stages: list[tuple[str, ...]]) -> None:
     profile = partly()
-    plan = plan_model(Query(GRAPH, profile, Source("m:f"), constraints), TWO, ["onnxruntime", "eager"]).verify(GRAPH, TWO)
+    plan = plan_model(Question(GRAPH, profile, Source("m:f"), TWO, ("onnxruntime", "eager"), constraints)).verify(GRAPH, TWO)
     assert [stage.ops for stage in plan.stages] == stages
     assert all(stage.backend == "eager" for stage in plan.stages if set(stage.ops) & set(REFUSED))
     assert {stage.backend for stage in plan.stages} == ({"eager"} if len(stages) == 1 else {"eager", "onnxruntime"})
@@ -182,16 +184,16 @@ SLOW_LINKS = [Link(a, b, 0, 0.5, 0, 0.5, 0) for a in ("cpu:0", "cpu:1") for b in
 def test_no_demand_is_broken_by_the_stages_of_a_second_backend(constraints: Constraints, message: str) -> None:
     machine = TWO.with_links(SLOW_LINKS)
     with pytest.raises(InfeasibleError, match=message):
-        plan_model(Query(GRAPH, partly(), Source("m:f"), constraints), machine, ["onnxruntime"])
+        plan_model(Question(GRAPH, partly(), Source("m:f"), machine, ("onnxruntime",), constraints))
     with pytest.raises(InfeasibleError):
-        plan_front(Query(GRAPH, partly(), Source("m:f"), constraints, time_limit_s=1), machine, ["onnxruntime"])
+        plan_front(Question(GRAPH, partly(), Source("m:f"), machine, ("onnxruntime",), constraints, time_limit_s=1))
 
 
 def test_a_latency_limit_is_of_the_whole_request_not_of_its_first_microbatch() -> None:
     source = Source("m:f", batch=4)
     with pytest.raises(InfeasibleError, match=r"in microbatches of 1 that .* takes 10.00 s, and at most 5.00 s"):
-        plan_model(Query(GRAPH, PROFILE, source, Constraints(max_latency_s=5.0), microbatch=1), TWO, ["eager"])
-    plan = plan_model(Query(GRAPH, PROFILE, source, Constraints(max_latency_s=10.1), microbatch=1), TWO, ["eager"])
+        plan_model(Question(GRAPH, PROFILE, source, TWO, ("eager",), Constraints(max_latency_s=5.0), microbatch=1))
+    plan = plan_model(Question(GRAPH, PROFILE, source, TWO, ("eager",), Constraints(max_latency_s=10.1), microbatch=1))
     assert plan.prediction.latency_s <= 10.1
 
 
@@ -199,12 +201,14 @@ def test_devices_that_have_no_backend_in_common_are_not_replicas_of_one_stage() 
     other = Profile.given(GRAPH, {(n, "cpu:1"): 1.0 for n in NAMES}, backend="onnxruntime")
     here = {setting: one for setting, one in PROFILE.measured.items() if setting.device == "cpu:0"}
     apart = replace(PROFILE, measured={**here, **other.measured})
-    plan = plan_model(Query(GRAPH, apart, Source("m:f")), TWO, ["eager", "onnxruntime"])
+    plan = plan_model(Question(GRAPH, apart, Source("m:f"), TWO, ("eager", "onnxruntime")))
     assert [stage.devices for stage in plan.stages] == [("cpu:0",), ("cpu:1",)] and plan.status == "optimal"
 
 
 def test_a_plan_is_predicted_by_its_own_stages_where_newer_ones_contradict_them() -> None:
-    whole, halves = (plan_model(Query(GRAPH, PROFILE, Source("m", 1), Constraints(num_stages=n)), TWO, ["eager"]) for n in (1, 2))
+    whole, halves = (
+        plan_model(Question(GRAPH, PROFILE, Source("m", 1), TWO, ("eager",), Constraints(num_stages=n))) for n in (1, 2)
+    )
     profile = PROFILE
     for plan, seconds in ((whole, 5.0), (halves, 6.0)):
         for stage, setting in plan.workers:

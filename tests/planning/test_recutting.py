@@ -16,12 +16,8 @@ from autosplit.planning.recutting import next_cuts
 from autosplit.values.constraints import Demands
 
 
-def load_s(problem: Problem, row: list[Block]) -> float:
-    return evaluate(problem, row).bottleneck_s
-
-
-def cuts_of(problem: Problem, blocks: tuple[Block, ...], contiguous: bool, judge=load_s, limit_s: float = 60.0):
-    return next_cuts(problem, blocks, lambda row: judge(problem, row), contiguous=contiguous, deadline=monotonic() + limit_s)
+def cuts_of(problem: Problem, blocks: tuple[Block, ...], contiguous: bool, objective="throughput", limit_s: float = 60.0):
+    return next_cuts(problem, blocks, Demands(objective, contiguous), deadline=monotonic() + limit_s)
 
 
 def moved(blocks: tuple[Block, ...], ops: tuple[int, ...], target: int) -> list[Block]:
@@ -36,8 +32,10 @@ def test_a_plan_that_is_no_chain_has_a_next_best_cut_between_devices_that_meet()
     )
     blocks = (Block((0, 3), (0,)), Block((1, 2), (1,)))
     (cut,) = cuts_of(problem, blocks, contiguous=False)
-    every = [load_s(problem, moved(blocks, (op,), 0 if op in (1, 2) else 1)) for op in range(4)]
-    assert cut.objective_s == pytest.approx(min(every)) and cut.slower == pytest.approx(min(every) / load_s(problem, blocks) - 1)
+    every = [evaluate(problem, moved(blocks, (op,), 0 if op in (1, 2) else 1)).bottleneck_s for op in range(4)]
+    assert cut.objective_s == pytest.approx(min(every)) and cut.slower == pytest.approx(
+        min(every) / evaluate(problem, blocks).bottleneck_s - 1
+    )
     assert cut.tried >= 4 and cut.border == "dev0 and dev1" and cut.ops == 1
 
 
@@ -68,13 +66,13 @@ def test_a_cut_costs_what_some_legal_plan_costs_and_never_less_than_the_optimum(
             target = next(n for n, b in enumerate(solution.blocks) if cut.moved.endswith(f"on '{problem.devices[b.devices[0]]}'"))
             row = moved(solution.blocks, tuple(names), target)
             assert not find_faults(problem, row, contiguous=contiguous)
-            assert load_s(problem, row) == pytest.approx(cut.objective_s)
+            assert evaluate(problem, row).bottleneck_s == pytest.approx(cut.objective_s)
 
 
 def test_blocks_that_share_a_device_have_no_cut_between_them_and_one_for_each_two_devices():
     problem = chain([1.0, 2.0, 1.0, 2.0, 3.0], num_bytes=0.1)
     blocks = (Block((0,), (0,)), Block((1,), (1,)), Block((2, 3), (0,)), Block((4,), (0,)))
-    (cut,) = cuts_of(problem, blocks, contiguous=True, judge=latency_s)
+    (cut,) = cuts_of(problem, blocks, contiguous=True, objective="latency")
     assert cut.border == "dev0 and dev1" and cut.objective_s == pytest.approx(latency_s(problem, moved(blocks, (2,), 1)))
 
 

@@ -14,13 +14,15 @@ import torch
 from pipelines import Once, fail_on_7, increment, local, request
 
 from autosplit.deploying.bench import Bench, Contender
+from autosplit.deploying.setup import Budget, Setup
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, UsageError, WorkerError
 from autosplit.planning.predicting import predict
+from autosplit.planning.question import Question
 from autosplit.progress import quiet
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
-from autosplit.searching import loop
-from autosplit.searching.candidates import Job, Trial
+from autosplit.searching import candidates, loop
+from autosplit.searching.candidates import Trial, answer, asking
 from autosplit.searching.journal import open_study
 from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, SearchResult, _Hunt, search
 from autosplit.searching.tuning import Study, first_trials, space
@@ -38,8 +40,17 @@ OPS = tuple(Op(f"a{i}", "linear", "", (f"a{i - 1}" if i else "x",), (f"a{i}",), 
 VALUES = {name: Value(name, (8,), "float32", 32) for name in ["x", *[op.name for op in OPS]]}
 GRAPH = Graph("chain", ("x",), ("a3",), OPS, VALUES, {})
 PROFILE = Profile.given(GRAPH, {(op.name, device.name): 1.0 for op in OPS for device in TWO.devices})
-SUBJECT: Any = SimpleNamespace(graph=GRAPH), PROFILE
+TRACED: Any = SimpleNamespace(graph=GRAPH)
 """Four ops of a second each on two devices, as far as a planner looks."""
+
+
+def question(machine: Machine, constraints: Constraints, backends: tuple[str, ...], **more: Any) -> Question:
+    return Question(GRAPH, more.pop("profile", PROFILE), more.pop("source", SOURCE), machine, backends, constraints, **more)
+
+
+def planned(about: Question, **asked: Any) -> Plan:
+    """The planner's answer to what a trial asks."""
+    return answer(asking(about, (TRACED, about.profile), asked), TRACED, None)
 
 
 def plan(*stages: Stage) -> Plan:
@@ -47,23 +58,22 @@ def plan(*stages: Stage) -> Plan:
 
 
 def test_a_pipeline_and_replicas_of_the_best_backend_are_tried_first() -> None:
-    job = Job(Machine.of([parse_device("cpu:0"), parse_device("cpu:1")]), SOURCE, Constraints(), ("eager", "onnxruntime"))
+    job = question(TWO, Constraints(), ("eager", "onnxruntime"))
     best = plan(Stage("s", ("op",), ("cpu:0", "cpu:1"), "onnxruntime"))
     tried = [(t["num_stages"], t["replicate"], t["backend"]) for t in first_trials(job, best)]
     assert tried == [(1, True, "onnxruntime"), (2, False, "onnxruntime"), (1, True, "onnxruntime")]
 
 
 def test_a_plan_with_several_stages_on_a_device_gives_a_trial_that_can_be_asked_for() -> None:
-    job = Job(TWO, SOURCE, Constraints(), ("eager", "onnxruntime"))
+    job = question(TWO, Constraints(), ("eager", "onnxruntime"))
     mixed = [Stage(f"s{n}", (f"a{n}",), (f"cpu:{n % 2}",), job.backends[n % 3 > 0]) for n in range(4)]
     asked, choices = first_trials(job, plan(*mixed))[0], space(job)
     assert all(choices[name]._contains(choices[name].to_internal_repr(asked[name])) for name in choices)
 
 
-def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any], subject: Any = None) -> tuple[Plan, SearchResult]:
+def won(monkeypatch: pytest.MonkeyPatch, about: Question, asked: dict[str, Any]) -> tuple[Plan, SearchResult]:
     """The plan for what a trial asks, and the search in which it measures best."""
-    subject = subject or SUBJECT
-    best = job.plan(subject, asked)
+    best = planned(about, **asked)
 
     def correct(hunt: _Hunt, first: Plan) -> None:
         hunt.trials.append(Trial({}, first, 1.0, 1.0))
@@ -73,7 +83,7 @@ def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any], subjec
 
     monkeypatch.setattr(_Hunt, "correct", correct)
     monkeypatch.setattr(_Hunt, "tune", tune)
-    return best, search(job, subject, budget_s=1.0)
+    return best, search(about, TRACED, budget=Budget(1.0))
 
 
 @pytest.mark.parametrize(("budget_s", "ran", "runs"), [(3.0, True, False), (3.0, False, True), (4.0, True, True)])
@@ -81,8 +91,8 @@ def test_a_small_budget_runs_nothing_where_the_stages_of_the_answer_ran_before(
     monkeypatch: pytest.MonkeyPatch, budget_s: float, ran: bool, runs: bool
 ) -> None:
     profile = PROFILE
-    job = Job(TWO, SOURCE, Constraints(num_stages=1, max_replicas=1), ("eager",))
-    first = job.plan(SUBJECT, {})
+    job = question(TWO, Constraints(num_stages=1, max_replicas=1), ("eager",))
+    first = planned(job)
     for stage, setting in first.workers if ran else []:
         profile = profile.with_stage(stage.ops, setting, Samples((4.0,)))
     corrected: list[Plan] = []
@@ -93,7 +103,7 @@ def test_a_small_budget_runs_nothing_where_the_stages_of_the_answer_ran_before(
 
     monkeypatch.setattr(_Hunt, "correct", correct)
     monkeypatch.setattr(_Hunt, "tune", lambda hunt, study: None)
-    found = search(job, (SUBJECT[0], profile), budget_s=budget_s)
+    found = search(replace(job, profile=profile), TRACED, budget=Budget(budget_s))
     assert bool(corrected) == bool(found.trials) == runs and found.plan.hash == first.hash
 
 
@@ -107,12 +117,12 @@ def test_a_search_that_is_stopped_hands_out_what_was_measured(monkeypatch: pytes
     kept: list[SearchResult] = []
     monkeypatch.setattr(_Hunt, "correct", correct)
     with pytest.raises(KeyboardInterrupt):
-        search(Job(TWO, SOURCE, Constraints(), ("eager",)), SUBJECT, budget_s=1.0, keep=kept.append)
+        search(question(TWO, Constraints(), ("eager",)), TRACED, budget=Budget(1.0), keep=kept.append)
     assert [(found.plan.queue_depth, len(found.trials)) for found in kept] == ([(9, 2)] if measured else [])
 
 
 def test_the_bound_of_a_trial_that_wins_holds_for_all_that_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
+    best, found = won(monkeypatch, question(TWO, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
     assert best.status == "optimal" and best.prediction.gap == 0  # of plans with one stage
     assert found.plan.hash == best.hash and found.plan.prediction.bottleneck_s == pytest.approx(4.0, rel=1e-3)
     assert found.plan.prediction.bound_s == pytest.approx(2.0, rel=1e-3) and found.plan.status == "feasible"
@@ -120,32 +130,30 @@ def test_the_bound_of_a_trial_that_wins_holds_for_all_that_the_user_allows(monke
 
 
 def test_a_trial_that_wins_with_another_queue_only_is_proved_as_the_planners_answer_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"queue_depth": 8})
+    best, found = won(monkeypatch, question(TWO, Constraints(max_replicas=1), ("eager",)), {"queue_depth": 8})
     assert found.plan.hash == best.hash and found.plan.queue_depth == 8
     assert found.plan.status == "optimal" and found.plan.prediction.gap == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_plan_that_measured_best_has_a_bound_where_no_plan_is_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Job.plan
-
-    def late(job: Job, subject: Any, asked: Any) -> Plan:
-        if "microbatch" in asked:
+    def late(about: Question, *given: Any) -> Plan:
+        if about.microbatch is not None:
             raise InfeasibleError("no plan was found in 0.3 s")
-        return plan(job, subject, asked)
+        return answer(about, *given)
 
-    monkeypatch.setattr(Job, "plan", late)
-    best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
+    monkeypatch.setattr(candidates, "answer", late)
+    best, found = won(monkeypatch, question(TWO, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
     assert found.plan.hash == best.hash and found.plan.prediction.bound_s == pytest.approx(2.0, rel=1e-3)
 
 
 def test_a_trial_with_fewer_threads_that_beats_the_bound_has_a_bound_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, [device] = SUBJECT[0].graph, (wide := Machine.of([parse_device("cpu:0-1")])).devices
+    [device] = (wide := Machine.of([parse_device("cpu:0-1")])).devices
     by_threads = {Setting(device.name, "eager", threads): seconds for threads, seconds in ((1, 0.1), (2, 1.0))}
     measured = {
-        s: Measured({op.name: Samples((t,)) for op in graph.ops}, per="op", cut_s_per_byte=0.0) for s, t in by_threads.items()
+        s: Measured({op.name: Samples((t,)) for op in GRAPH.ops}, per="op", cut_s_per_byte=0.0) for s, t in by_threads.items()
     }
-    subject = SUBJECT[0], replace(Profile.empty(graph), measured=measured).verify()
-    best, found = won(monkeypatch, Job(wide, SOURCE, Constraints(), ("eager",)), {"threads": 1}, subject)
+    profile = replace(Profile.empty(GRAPH), measured=measured).verify()
+    best, found = won(monkeypatch, question(wide, Constraints(), ("eager",), profile=profile), {"threads": 1})
     assert found.plan.hash == best.hash and 0 < found.plan.prediction.bound_s <= found.plan.prediction.bottleneck_s < 1
 
 
@@ -154,40 +162,38 @@ def test_each_question_to_the_planner_has_a_share_of_the_budget_and_the_first_al
     monkeypatch: pytest.MonkeyPatch, budget_s: float, share_s: float
 ) -> None:
     asked_s: list[float] = []
-    plan = Job.plan
 
-    def slow(job: Job, subject: Any, asked: Any) -> Plan:
-        asked_s.append(job.time_limit_s)
-        if job.time_limit_s < 10.0 and "microbatch" not in asked:
+    def slow(about: Question, *given: Any) -> Plan:
+        asked_s.append(about.time_limit_s)
+        if about.time_limit_s < 10.0 and about.microbatch is None:
             raise InfeasibleError("no plan was found in time")
-        return plan(job, subject, asked)
+        return answer(about, *given)
 
-    monkeypatch.setattr(Job, "plan", slow)
+    monkeypatch.setattr(candidates, "answer", slow)
     monkeypatch.setattr(_Hunt, "correct", lambda hunt, first: hunt.trials.append(Trial({}, first, 1.0, 1.0)))
     monkeypatch.setattr(_Hunt, "tune", lambda hunt, study: None)
-    found = search(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",), time_limit_s=10.0), SUBJECT, budget_s=budget_s)
+    found = search(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, budget=Budget(budget_s))
     assert found.plan.status == "optimal"
     assert asked_s == ([share_s, 10.0, share_s] if share_s < 10.0 else [10.0, 10.0])
 
 
-@pytest.mark.parametrize(("hurried", "first_s"), [(True, 1.0), (False, 10.0)])
+@pytest.mark.parametrize(("planner_s", "first_s"), [(None, 1.0), (10.0, 10.0)])
 def test_where_nothing_is_run_and_no_time_was_given_the_planner_has_a_second(
-    monkeypatch: pytest.MonkeyPatch, hurried: bool, first_s: float
+    monkeypatch: pytest.MonkeyPatch, planner_s: float | None, first_s: float
 ) -> None:
     asked_s: list[float] = []
-    plan = Job.plan
-    monkeypatch.setattr(Job, "plan", lambda job, *asked: asked_s.append(job.time_limit_s) or plan(job, *asked))
-    search(Job(TWO, SOURCE, Constraints(num_stages=2), ("eager",), explain_s=0, hurried=hurried), SUBJECT, budget_s=0)
+    monkeypatch.setattr(candidates, "answer", lambda about, *given: asked_s.append(about.time_limit_s) or answer(about, *given))
+    search(question(TWO, Constraints(num_stages=2), ("eager",)), TRACED, budget=Budget(0.0, planner_s, explain_s=0.0))
     assert asked_s == [first_s]
 
 
 def test_a_plan_of_any_queue_depth_and_number_of_threads_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Machine.of([parse_device("cpu:0"), parse_device("cpu:1-2"), parse_device("cpu:3-6")])
-    hunt = _Hunt(Job(devices, SOURCE, Constraints(), ("eager",), queue_depth=3), SUBJECT, Any, 60.0, quiet)
+    hunt = _Hunt(question(devices, Constraints(), ("eager",), queue_depth=3), TRACED, Any, 60.0, quiet)
     hunt.trials.append(Trial({}, replace(plan(Stage("s", ("a0",), ("cpu:1-2",), "eager", 2)), queue_depth=3), 1.0, 1.0))
     tried: list[dict[str, Any]] = []
     monkeypatch.setattr(hunt, "_try", tried.append)
-    hunt.tune(open_study(hunt.job, GRAPH, None))
+    hunt.tune(open_study(hunt.question, None))
     assert [(asked["queue_depth"], asked["threads"]) for asked in tried[:3]] == [(3, 2)] * 3
     assert {asked["threads"] for asked in tried} == {1, 2, 4} and {asked["queue_depth"] for asked in tried} == {1, 2, 3, 4, 8}
 
@@ -198,11 +204,11 @@ def test_a_journal_goes_on_with_trials_of_the_same_search_only(monkeypatch: pyte
 
     def tried(*backends: str, machine: Machine = TWO, **wanted: float) -> list[int]:
         """The number of trials of each study in the journal after one more search."""
-        hunt = _Hunt(Job(machine, SOURCE, Constraints(**wanted), backends), SUBJECT, Any, 60.0, quiet)
+        hunt = _Hunt(question(machine, Constraints(**wanted), backends), TRACED, Any, 60.0, quiet)
         hunt.trials.append(Trial({}, plan(Stage("s", ("a0",), ("cpu:0",), backends[0])), 1.0, 1.0))
         seen: list[dict[str, Any]] = []
         monkeypatch.setattr(hunt, "_try", lambda asked: seen.append(asked) or float(asked["queue_depth"]))
-        hunt.tune(open_study(hunt.job, GRAPH, path))
+        hunt.tune(open_study(hunt.question, path))
         assert {asked["backend"] for asked in seen} == set(backends)
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
         return [len(optuna.load_study(study_name=name, storage=storage).trials) for name in optuna.get_all_study_names(storage)]
@@ -219,7 +225,7 @@ def test_a_damaged_journal_is_refused_before_anything_is_run(tmp_path: Path) -> 
     path = tmp_path / "journal.log"
     path.write_text("[" * 4000 + "\n")
     with pytest.raises(UsageError, match=r"journal '.*journal.log' is damaged or another kind of file: line 1: .*nested"):
-        search(Job(TWO, SOURCE, Constraints(), ("eager",)), SUBJECT, budget_s=1.0, journal=path)
+        search(question(TWO, Constraints(), ("eager",)), TRACED, budget=Budget(1.0), setup=Setup(journal=path))
     assert path.read_text() == "[" * 4000 + "\n"
 
 
@@ -239,7 +245,7 @@ def test_a_damaged_journal_is_refused_before_anything_is_run(tmp_path: Path) -> 
 def test_a_journal_of_another_kind_is_refused_in_a_sentence(text: bytes, why: str, tmp_path: Path) -> None:
     (tmp_path / "journal.log").write_bytes(text)
     with pytest.raises(UsageError, match=f"journal '.*journal.log' .*{why}.*; (remove it, or )?name another file$"):
-        open_study(Job(TWO, SOURCE, Constraints(), ("eager",)), GRAPH, tmp_path / "journal.log")
+        open_study(question(TWO, Constraints(), ("eager",)), tmp_path / "journal.log")
 
 
 @pytest.mark.parametrize(
@@ -255,17 +261,17 @@ def test_a_journal_of_another_kind_is_refused_in_a_sentence(text: bytes, why: st
 )
 def test_a_study_that_no_search_wrote_is_refused(then: str, now: str, tmp_path: Path) -> None:
     """The name of a study is a hash of what was searched, so whoever makes a journal can give it the name of any search."""
-    path, job = tmp_path / "journal.log", Job(TWO, SOURCE, Constraints(), ("eager",))
-    study = open_study(job, GRAPH, path)
+    path, job = tmp_path / "journal.log", question(TWO, Constraints(), ("eager",))
+    study = open_study(job, path)
     study.enqueue_trial({"queue_depth": 1, "num_stages": 1})
     study.tell(study.ask(space(job)), 1.0)
     study.enqueue_trial({"queue_depth": 1, "num_stages": 2})
-    assert len(open_study(job, GRAPH, path).trials) == 2
+    assert len(open_study(job, path).trials) == 2
     text = "".join(json.dumps(json.loads(line)) + "\n" for line in path.read_text().splitlines())
     assert then in text
     path.write_text(text.replace(then, now))
     with pytest.raises(UsageError, match="is damaged or another kind of file"):
-        open_study(job, GRAPH, path)
+        open_study(job, path)
 
 
 def test_a_killed_search_locks_its_journal_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,17 +279,17 @@ def test_a_killed_search_locks_its_journal_no_longer(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "journal.log.lock").symlink_to("folder/journal.log")
-    assert open_study(Job(TWO, SOURCE, Constraints(), ("eager",)), GRAPH, Path("folder/journal.log")).trials == []
+    assert open_study(question(TWO, Constraints(), ("eager",)), Path("folder/journal.log")).trials == []
 
 
 def test_a_plan_that_begins_with_a_backend_it_was_not_asked_for_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another backend that the profile knows takes the ops that those asked for refuse, as stages of its own."""
-    hunt = _Hunt(Job(TWO, SOURCE, Constraints(), ("onnxruntime", "openvino")), SUBJECT, Any, 60.0, quiet)
+    hunt = _Hunt(question(TWO, Constraints(), ("onnxruntime", "openvino")), TRACED, Any, 60.0, quiet)
     stages = Stage("s", ("a0",), ("cpu:0",), "eager"), Stage("t", ("a1",), ("cpu:1",), "openvino")
     hunt.trials.append(Trial({}, plan(*stages), 1.0, 1.0))
     tried: list[dict[str, Any]] = []
     monkeypatch.setattr(hunt, "_try", tried.append)
-    hunt.tune(open_study(hunt.job, GRAPH, None))
+    hunt.tune(open_study(hunt.question, None))
     assert tried[0]["backend"] == "openvino"
 
 
@@ -295,22 +301,22 @@ def test_a_microbatch_without_a_trace_or_a_profile_is_dropped_and_not_tried_agai
         wanted.append(microbatch)
         raise failure
 
-    job, told = Job(TWO, Source("m", 4), Constraints(), ("eager",), subject_for=subject_for), []
-    hunt = _Hunt(job, SUBJECT, Any, 60.0, lambda step, share, text: told.append(text))
+    about, told = question(TWO, Constraints(), ("eager",), source=Source("m", 4)), list[str]()
+    hunt = _Hunt(about, TRACED, Any, 60.0, lambda step, share, text: told.append(text), subject_for=subject_for)
     assert hunt._try({"microbatch": 2}) is None and hunt._try({"microbatch": 2}) is None
     assert wanted == [2] and told[-1] == f"no microbatches of 2: {failure}"
 
 
 def test_a_backend_whose_worker_dies_as_it_loads_a_stage_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def search_once(job: Job, subject: Any, *_: Any) -> Any:
-        if "openvino" in job.backends:
+    def search_once(about: Question, *_: Any) -> Any:
+        if "openvino" in about.backends:
             died = WorkerError("worker 's/0' was killed by SIGSEGV during loading its stage")
             died.backend = "openvino"
             raise died
-        return subject[1].notes
+        return about.profile.notes
 
     monkeypatch.setattr(loop, "_search", search_once)
-    notes: Any = loop.search(Job(TWO, SOURCE, Constraints(), ("eager", "openvino")), SUBJECT)
+    notes: Any = loop.search(question(TWO, Constraints(), ("eager", "openvino")), TRACED)
     assert notes == ("openvino is left out: worker 's/0' was killed by SIGSEGV during loading its stage",)
 
 
@@ -333,8 +339,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 @pytest.mark.parametrize(("function", "words"), [(fail_on_7, "seven is not for me"), (Once(7, 9), "given up")])
 def test_a_candidate_that_fails_as_it_runs_is_noted_and_unloaded(bench: Any, function: Any, words: str) -> None:
-    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, bench, 60.0, quiet)
-    first, second, third = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2, 8))
+    hunt = _Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
+    first, second, third = (planned(hunt.question, num_stages=1, queue_depth=depth) for depth in (4, 2, 8))
     bench.functions += [function, increment]
     assert hunt._measure(first, {}).times_first is not None
     assert words in (failed := hunt._measure(second, {})).note and failed.times_first is None
@@ -348,8 +354,8 @@ def test_a_candidate_for_which_descriptors_are_short_is_noted_and_the_first_one_
     def short(*_: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, bench, 60.0, quiet)
-    first, second = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2))
+    hunt = _Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
+    first, second = (planned(hunt.question, num_stages=1, queue_depth=depth) for depth in (4, 2))
     hunt._measure(first, {})
     monkeypatch.setattr(bench, "load", short)
     assert "Too many open files" in hunt._measure(second, {}).note
@@ -362,8 +368,8 @@ def test_a_candidate_for_which_descriptors_are_short_is_noted_and_the_first_one_
 def test_candidates_for_latency_are_judged_by_requests_alone_in_turn_with_the_first(bench: Any, objective: Any) -> None:
     """A second candidate does ten times as many requests at once, and each takes twice as long."""
     wanted = Constraints(max_replicas=1, objective=objective)
-    hunt = _Hunt(Job(TWO, SOURCE, wanted, ("eager",)), SUBJECT, bench, 60.0, quiet)
-    first, second = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2))
+    hunt = _Hunt(question(TWO, wanted, ("eager",)), TRACED, bench, 60.0, quiet)
+    first, second = (planned(hunt.question, num_stages=1, queue_depth=depth) for depth in (4, 2))
     bench.functions += [increment]
     paces = iter([(10.0, 0.01), (100.0, 0.02)])
 
@@ -386,13 +392,13 @@ def test_a_plan_for_latency_is_corrected_by_requests_alone(
 ) -> None:
     """Each takes longer alone, for its core has idled, than where the next one is there already."""
     hunt = _Hunt(
-        Job(TWO, SOURCE, Constraints(max_replicas=1, objective=objective), ("eager",)),
-        SUBJECT,
+        question(TWO, Constraints(max_replicas=1, objective=objective), ("eager",)),
+        TRACED,
         bench,
         60.0,
         quiet,
     )
-    first = hunt.job.plan(SUBJECT, {"num_stages": 1})
+    first = planned(hunt.question, num_stages=1)
     ran: list[float] = []
 
     def load(name: str, plan: Plan, traced: Any, load: Any = bench.load) -> Contender:
@@ -419,8 +425,8 @@ def test_the_search_ends_where_the_first_plan_gives_up(bench: Any, monkeypatch: 
             die()
         return x + 1
 
-    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, bench, 60.0, quiet)
-    first, second = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2))
+    hunt = _Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
+    first, second = (planned(hunt.question, num_stages=1, queue_depth=depth) for depth in (4, 2))
     bench.functions[:] = [dying, increment]
     hunt._measure(first, {})
     armed.append(True)
@@ -430,8 +436,8 @@ def test_the_search_ends_where_the_first_plan_gives_up(bench: Any, monkeypatch: 
 
 def test_a_slow_time_of_the_machine_does_not_stay_in_the_profile(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first plan takes twice as long in its own rounds as beside the next candidate: that was the machine."""
-    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, bench, 60.0, quiet)
-    first, second = (hunt.job.plan(SUBJECT, {"num_stages": count}) for count in (1, 2))
+    hunt = _Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
+    first, second = (planned(hunt.question, num_stages=count) for count in (1, 2))
     bench.functions += [increment]
     told = iter([[8.0], [4.0], [2.2, 2.2]])
     monkeypatch.setattr(loop, "_taken", lambda entry, since_ns=0: tuple(Samples((seconds,)) for seconds in next(told)))

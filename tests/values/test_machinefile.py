@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from autosplit.errors import DeviceError, UsageError
-from autosplit.planning.plans import Query, plan_model
+from autosplit.planning.plans import plan_model
+from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Device
@@ -143,6 +144,6 @@ def test_a_plan_keeps_to_what_the_devices_of_a_machine_file_take(tmp_path) -> No
     by = [Profile.given(graph, seconds, backend=backend).measured for backend in ("eager", "openvino")]
     profile = replace(Profile.empty(graph), measured=by[0] | by[1]).on(machine)
     wanted = Constraints(max_replicas=1).verify(graph, machine)
-    plan = plan_model(Query(graph, profile, Source("m:f"), wanted, time_limit_s=2.0), machine, ["eager", "openvino"])
+    plan = plan_model(Question(graph, profile, Source("m:f"), machine, ("eager", "openvino"), wanted, time_limit_s=2.0))
     placed = [(stage.devices, stage.backend, stage.ops) for stage in plan.stages]
     assert placed == [(("null:0",), "openvino", ("fc",)), (("null:1",), "eager", ("relu", "out"))]

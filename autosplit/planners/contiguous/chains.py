@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import inf, isfinite
 
+from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Floats
 from autosplit.planners import bounds
 from autosplit.planners.clock import SMALL_PLACES, now
@@ -14,7 +15,6 @@ from autosplit.planners.contiguous.refining import refine_chain
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items, contract
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
-from autosplit.planners.objective import demand_faults, objective_s
 
 MANY_OPS = 5000
 """Problems of more ops are too large for CP-SAT."""
@@ -106,13 +106,13 @@ def _hold_latency_limit(incumbent: Incumbent, items: Items, usage: Usage, weight
     """Chains along single orders that hold the latency limit."""
     problem, demands = incumbent.problem, incumbent.demands
 
-    def judge(chain: linear.Chain) -> float:
-        blocks = chain_blocks(items, chain)
-        return inf if demand_faults(problem, demands, blocks) else objective_s(problem, demands, blocks)
+    def value_s(chain: linear.Chain) -> float:
+        judged = judge(problem, demands, chain_blocks(items, chain))
+        return inf if judged.faults else judged.objective_s
 
     delay_s = float(problem.transfers.latency_s[:HOST, :HOST].max())
     until = now() + 0.3 * (deadline - now())
-    for chain in latency_limited.quick_chains(items, demands, usage, weights, delay_s, incumbent.bound_s, judge, until):
+    for chain in latency_limited.quick_chains(items, demands, usage, weights, delay_s, incumbent.bound_s, value_s, until):
         incumbent.offer(chain_blocks(items, chain), "quick chains")
 
 

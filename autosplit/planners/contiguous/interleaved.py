@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
+from autosplit.costs.judge import judge
 from autosplit.costs.problem import Block, Floats
 from autosplit.planners.bounds import item_work
 from autosplit.planners.clock import now
@@ -30,7 +31,6 @@ from autosplit.planners.contiguous.linear import topological_orders
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Ints, Items
 from autosplit.planners.jit import compiled
-from autosplit.planners.objective import demand_faults, objective_s
 
 NUM_CUTS = 96
 KEPT = (3, 24, 24, 24)
@@ -132,8 +132,9 @@ def _beam(
     best_s = inf
     for label in np.argsort(layers[-1].load.max(axis=1))[:NUM_CHECKED]:
         blocks, used = _trace(items, order, cuts, layers, int(label))
-        if not demand_faults(problem, demands, blocks):
-            value_s = objective_s(problem, demands, blocks)
+        judged = judge(problem, demands, blocks)
+        if not judged.faults:
+            value_s = judged.objective_s
             if value_s < best_s:
                 best, best_s = (blocks, value_s, used), value_s
     return best

@@ -2,14 +2,14 @@
 
 from math import inf
 
+from autosplit.costs.judge import judge
 from autosplit.costs.problem import Problem
 from autosplit.planners.clock import now
 from autosplit.planners.contiguous.chains import MANY_OPS
 from autosplit.planners.contiguous.interleaved import MORE_BLOCKS
 from autosplit.planners.cpsat.stage_model import search_stages
-from autosplit.planners.incumbent import Incumbent
+from autosplit.planners.incumbent import Incumbent, plans_on_one_device
 from autosplit.planners.items import contract
-from autosplit.planners.objective import demand_faults, plans_on_one_device
 from autosplit.values.constraints import Demands
 
 PLACES_PER_SECOND = 4000
@@ -51,7 +51,7 @@ def _ask(incumbent: Incumbent, deadline: float, any_plan: bool) -> None:
 def is_refuted(problem: Problem, demands: Demands, deadline: float, seed: int = 0) -> bool:
     """Whether it is proved before the deadline that no plan meets the demands; False proves nothing."""
     deadline = min(deadline, now() + LONGEST_REFUTATION_S)
-    if now() >= deadline or any(not demand_faults(problem, demands, row) for row in plans_on_one_device(problem)):
+    if now() >= deadline or any(not judge(problem, demands, row).faults for row in plans_on_one_device(problem)):
         return False
     trial = Incumbent(problem, demands, seed)
     find_any_plan(trial, deadline)

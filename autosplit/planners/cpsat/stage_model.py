@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from autosplit.costs.cost import TOLERANCE, most_s
+from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.clock import now
 from autosplit.planners.cpsat.slots import Slots
@@ -23,7 +24,6 @@ from autosplit.planners.cpsat.solver import solve
 from autosplit.planners.cpsat.stage_times import MOST_STEPS, Timing, price_spread_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items
-from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
 SCALE = 1e9
@@ -145,8 +145,8 @@ class _Model(Slots):
         if not self.demands.contiguous and (self.demands.objective == "latency" or self.demands.max_latency_s < inf):
             self.sure = len(row) <= MOST_ORDERED
             rows = list(permutations(row)) if self.sure else [row]
-        rows = [row for row in rows if not demand_faults(self.problem, self.demands, row)]
-        return min(rows, key=lambda row: objective_s(self.problem, self.demands, row), default=())
+        judged = [one for row in rows if not (one := judge(self.problem, self.demands, row)).faults]
+        return min(judged, key=lambda one: one.objective_s).blocks if judged else ()
 
     def _steps(self, seconds: float) -> int:
         return floor(min(seconds * self.scale * (1 + 1e-15), MOST_STEPS / 10))

@@ -13,11 +13,10 @@ from autosplit.costs.problem import Problem
 from autosplit.planners.clock import now
 from autosplit.planners.clusters import Clusters, forced_clusters, net_edges
 from autosplit.planners.delays import Delays, critical_path_s
-from autosplit.planners.incumbent import Incumbent
+from autosplit.planners.incumbent import Incumbent, plans_on_one_device
 from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, list_schedule
 from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.latency.segments import segment_bound_s
-from autosplit.planners.objective import plans_on_one_device
 from autosplit.planners.row_annealing import anneal_rows
 
 LISTS_SHARE, PROOF_SHARE = 0.3, 0.2

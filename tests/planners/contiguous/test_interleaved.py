@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from problems import chain, random_problem
 
 from autosplit.costs.cost import evaluate
+from autosplit.costs.judge import judge
 from autosplit.costs.problem import Block
 from autosplit.planners import bounds
 from autosplit.planners.contiguous.interleaved import improve_interleaved
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
-from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
 
@@ -52,8 +52,8 @@ def test_tiny_chains_equal_brute_force(seed, num_stages):
     problem = chain(times, num_bytes=0.25 * (seed % 4))
     demands = Demands(num_stages=num_stages, reuse=True)
     blocks, value_s = found_by(problem, demands)
-    assert demand_faults(problem, demands, blocks) == []
-    assert value_s == objective_s(problem, demands, blocks) == pytest.approx(best_chain_s(problem, num_stages))
+    assert judge(problem, demands, blocks).faults == ()
+    assert value_s == judge(problem, demands, blocks).objective_s == pytest.approx(best_chain_s(problem, num_stages))
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)
@@ -63,7 +63,7 @@ def test_what_is_found_is_a_plan_and_never_better_than_brute_force(seed):
     demands = Demands(num_stages=3, reuse=True)
     found, best = found_by(problem, demands), exhaustive.best_blocks(problem, demands)
     if found is not None:
-        assert demand_faults(problem, demands, found[0]) == []
+        assert judge(problem, demands, found[0]).faults == ()
         assert best is not None and found[1] >= best[1] * (1 - 1e-9)
 
 

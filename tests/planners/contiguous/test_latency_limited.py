@@ -20,7 +20,6 @@ from autosplit.planners.contiguous.device_usage import usage_of
 from autosplit.planners.contiguous.linear import chain_in_order
 from autosplit.planners.contiguous.proving import chain_blocks
 from autosplit.planners.items import contract
-from autosplit.planners.objective import with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
@@ -107,7 +106,7 @@ def test_a_hundred_ops_hold_a_latency_limit_between_the_ends():
 def test_blocks_that_take_long_enough_are_sought_among_replicas_and_shared_devices():
     for seed in range(6):
         problem = random_problem(seed, num_ops=3 + seed // 5, num_devices=2, unsupported=False)
-        demands = with_reuse(Demands(num_stages=3, min_stage_s=1.0, max_replicas=2, reuse=True))
+        demands = Demands(num_stages=3, min_stage_s=1.0, max_replicas=2, reuse=True).sharing()
         best = exhaustive.best_blocks(problem, demands)
         if best is not None:
             solution = solve(problem, Demands(num_stages=3, min_stage_s=1.0, max_replicas=2))

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_problem
 
+from autosplit.costs.judge import judge
 from autosplit.costs.problem import Block
 from autosplit.planners import bounds
 from autosplit.planners.contiguous import linear
 from autosplit.planners.contiguous.device_usage import usage_of
 from autosplit.planners.contiguous.proving import chain_blocks
 from autosplit.planners.items import contract
-from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
 
@@ -31,8 +31,8 @@ def best_along(problem, items, demands, order):
             for devices in product(sets, repeat=count):
                 used = [device for group in devices for device in group]
                 blocks = [Block(ops, group) for ops, group in zip(parts, devices, strict=True)]
-                if len(set(used)) == len(used) and not demand_faults(problem, demands, blocks):
-                    best_s = min(best_s, objective_s(problem, demands, blocks))
+                if len(set(used)) == len(used) and not (judged := judge(problem, demands, blocks)).faults:
+                    best_s = min(best_s, judged.objective_s)
     return best_s
 
 
@@ -53,8 +53,8 @@ def test_a_chain_is_the_best_along_its_order(seed, max_replicas, min_stage_s):
             assert value_s == pytest.approx(best_s)
             if found is not None:
                 blocks = chain_blocks(items, found)
-                assert demand_faults(problem, demands, blocks) == []
-                assert objective_s(problem, demands, blocks) == pytest.approx(value_s)
+                assert judge(problem, demands, blocks).faults == ()
+                assert judge(problem, demands, blocks).objective_s == pytest.approx(value_s)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_problem
 
+from autosplit.costs.judge import judge
 from autosplit.costs.problem import Block, Pool, Problem
 from autosplit.planners.cpsat.stage_model import search_stages
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
-from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
@@ -47,8 +47,8 @@ def test_plans_equal_brute_force(name, seed):
         assert answer.refuted and not answer.blocks
         return
     assert not answer.refuted and answer.bound_s <= best[1] * (1 + 2e-6) + 1e-9
-    assert demand_faults(problem, demands, answer.blocks) == []
-    assert objective_s(problem, demands, answer.blocks) == pytest.approx(best[1], rel=2e-6, abs=1e-9)
+    assert judge(problem, demands, answer.blocks).faults == ()
+    assert judge(problem, demands, answer.blocks).objective_s == pytest.approx(best[1], rel=2e-6, abs=1e-9)
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)
@@ -90,8 +90,8 @@ def test_no_plan_is_better_than_what_the_solver_says_is_proved():
     demands = Demands("latency", reuse=True)
     plan = [((0,), 1), ((3,), 0), ((5,), 1), ((4,), 2), ((1,), 0), ((2,), 0), ((6, 7), 2)]
     blocks = [Block(ops, (device,)) for ops, device in plan]
-    assert not demand_faults(problem, demands, blocks)
-    assert objective_s(problem, demands, blocks) == 19.0
+    assert not judge(problem, demands, blocks).faults
+    assert judge(problem, demands, blocks).objective_s == 19.0
     answer = Incumbent(problem, demands, objective_s=32.0)
     search_stages(answer, contract(problem, demands, limit_s=32.0), 8, monotonic() + 2)
     assert not answer.refuted and answer.bound_s <= 19.0

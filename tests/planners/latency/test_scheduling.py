@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from problems import chain, random_blocks, random_problem
 
 from autosplit.costs.faults import find_faults
+from autosplit.costs.judge import judge
 from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import HOST, Block, Net, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
@@ -20,7 +21,6 @@ from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.evaluation import times_of
 from autosplit.planners.latency.list_scheduling import blocks_of, list_schedule
 from autosplit.planners.latency.order_annealing import _walk, anneal_order, is_plain
-from autosplit.planners.objective import demand_faults, with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.planners.row_annealing import anneal_rows
 from autosplit.values.constraints import Demands
@@ -75,7 +75,7 @@ def test_annealing_finds_what_meets_a_limit_but_for_rounding(pools, min_stage_s)
     problem = chain([1.0, 1.0], op_bytes=np.array([0.1, 0.2]), pools=pools)
     problem = replace(problem, compute_s=problem.compute_s * np.array([2.0, 1.0]))
     demands, best = Demands("latency", min_stage_s=min_stage_s), (Block((0, 1), (1,)),)
-    assert not demand_faults(problem, demands, best)
+    assert not judge(problem, demands, best).faults
     incumbent = Incumbent(problem, demands)
     incumbent.offer((Block((0, 1), (0,)),), "start")
     anneal_rows(incumbent, monotonic() + 9)
@@ -112,7 +112,7 @@ def test_a_number_of_stages_is_kept():
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([1, 1, 2]))
 def test_equals_brute_force_on_small_graphs(seed, contiguous, max_replicas):
     problem = random_problem(seed, num_ops=1 + seed % 4, num_devices=2)
-    demands = with_reuse(Demands("latency", contiguous, max_replicas=max_replicas))
+    demands = Demands("latency", contiguous, max_replicas=max_replicas).sharing()
     best = exhaustive.best_blocks(problem, demands)
     try:
         solution = solve(
@@ -121,7 +121,7 @@ def test_equals_brute_force_on_small_graphs(seed, contiguous, max_replicas):
     except InfeasibleError:
         assert best is None
         return
-    assert best is not None and demand_faults(problem, demands, solution.blocks) == []
+    assert best is not None and judge(problem, demands, solution.blocks).faults == ()
     assert solution.bound_s <= best[1] * (1 + EXACT)
     assert solution.objective_s == pytest.approx(best[1], rel=EXACT) or max_replicas > 1
     assert solution.objective_s >= best[1] * (1 - EXACT)

@@ -1,0 +1,65 @@
+"""Question: all that an answer of the planner depends on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autosplit.values.constraints import Constraints
+from autosplit.values.graph import Graph
+from autosplit.values.machine import Machine
+from autosplit.values.plan import QUEUE_DEPTH, Source
+from autosplit.values.profile import Profile
+
+TIME_LIMIT_S = 10.0
+"""Seconds for an answer, where the user gives no limit."""
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which plan of a model is best on a machine?
+
+    Attributes:
+        graph: the model, traced for ``microbatch`` items.
+        profile: seconds of each op with each backend on each device.
+        source: the spec and the batch of the model.
+        machine: devices, memory caps and measured links.
+        backends: the backends that a device may run.
+        constraints: the user's demands.
+        queue_depth: slots of each ring.
+        microbatch: items that pass the stages together; None for the whole request.
+        max_threads: most threads of a stage; None for one for each core of its device.
+        time_limit_s: seconds for all choices of backends together.
+        seed: seed of the solvers.
+        log: called with a line of the solver's log.
+    """
+
+    graph: Graph
+    profile: Profile
+    source: Source
+    machine: Machine
+    backends: tuple[str, ...]
+    constraints: Constraints = field(default_factory=Constraints)
+    queue_depth: int = QUEUE_DEPTH
+    microbatch: int | None = None
+    max_threads: int | None = None
+    time_limit_s: float = TIME_LIMIT_S
+    seed: int = 0
+    log: Log | None = None
+
+    def verify(self) -> "Question":
+        """Return the question with constraints as the planner takes them. Who makes a question of a user's demands calls this.
+
+        Raises: UsageError: with every fault, as ``Constraints.verify``.
+        """
+        return replace(self, constraints=self.constraints.verify(self.graph, self.machine))
+
+    def demanding(self, **demands: Any) -> "Question":
+        """The question with other values of some demands."""
+        return replace(self, constraints=replace(self.constraints, **demands))
+
+    @property
+    def num_parts(self) -> int:
+        """How many microbatches a request is cut into."""
+        return self.source.batch // (self.microbatch or self.source.batch)
