@@ -352,4 +352,5 @@ def export(
     Raises: UsageError: unknown runtime, a plan that it cannot express, or a folder that holds something or cannot be written.
         MissingExtraError: a package is not installed. PlanError, BackendError: connections or an op cannot be expressed.
     """
+    plan.require_one_size("an export")
     return Exported(Path(folder), tuple(targets.write_export(to, targets.Job(traced, plan, profile), Path(folder))))

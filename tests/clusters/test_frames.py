@@ -159,13 +159,14 @@ def test_an_answer_comes_before_the_credits_that_go_with_it() -> None:
         receiver.close()
 
 
-def header(kind: int, num_bytes: int = 0, number: int = 0, left_s: float = 0.0) -> bytes:
-    return frames._HEADER.pack(*Frame(kind, number=number, left_s=left_s, num_bytes=num_bytes))
+def header(kind: int, num_bytes: int = 0, number: int = 0, left_s: float = 0.0, variant: int = 0) -> bytes:
+    return frames._HEADER.pack(*Frame(kind, variant, number=number, left_s=left_s, num_bytes=num_bytes))
 
 
 @pytest.mark.parametrize(
     "sent,reason",
     [
+        (header(REQUEST, 4, variant=1), "it sent tensors of variant 1, and the last one is 0"),
         (header(REQUEST, 12), "it sent 12 bytes where 4 and a credit are due"),
         (header(ERROR, 1 << 40), "it sent a text of 1099511627776 bytes, and 65536 are allowed"),
         (header(77), "it sent a frame of kind 77, which does not exist"),

@@ -131,14 +131,19 @@ class Held:
         return future
 
 
+def price(service: ShapedService) -> None:
+    """Let four rows take as long as two alone, whatever was measured on a busy machine."""
+    costs = {(4, 32): 4.0, (4, 8): 1.0, (1, 32): 2.0, (1, 8): 0.5}
+    service.buckets = [replace(one, seconds=costs[one.sizes["batch"], one.sizes["seq"]]) for one in service.buckets]
+
+
 @pytest.fixture
 def held(family: Family, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ShapedService, Held]]:
-    """A service of four rows at the price of two, whose stages are held up by two long requests."""
+    """A service whose stages are held up by two long requests."""
     slow = Held(engine)
     with ShapedService(family, engine, queue_capacity=6) as service:
         monkeypatch.setattr(engine, "submit_unbounded", slow.submit_unbounded)
-        costs = {(4, 32): 4.0, (4, 8): 1.0, (1, 32): 2.0, (1, 8): 0.5}
-        service.buckets = [replace(one, seconds=costs[one.sizes["batch"], one.sizes["seq"]]) for one in service.buckets]
+        price(service)
         for number in (1, 2):
             service.submit(**call(1, 32, 0, False))
             while len(slow.shapes) < number:
@@ -179,6 +184,7 @@ def test_waiting_requests_have_deadlines_priorities_and_a_limit(held: tuple[Shap
 
 def test_a_request_waits_for_others_up_to_max_wait(family: Family, engine: Engine) -> None:
     with ShapedService(family, engine, max_wait_s=1e4) as service:
+        price(service)
         service.submit(**call(4, 8, 0, True)).result(30)
         service.submit(**call(1, 8, 0, True), deadline_s=2).result(30)
         alone = service.submit(**call(1, 8, 0, True))
