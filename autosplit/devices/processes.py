@@ -326,7 +326,7 @@ def _mapped(pid: int) -> _Mapped:
     """
     proportional = own = 0
     data = dict[tuple[str, ...], int]()
-    path, place, fields = "", ("",), dict[str, int]()
+    path, place, fields = "", tuple[str, ...](), dict[str, int]()
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, text = line.partition(":")
