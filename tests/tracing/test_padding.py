@@ -83,7 +83,7 @@ def test_bert_with_its_mask_may_be_padded(mask):
 
 @pytest.mark.parametrize(
     ("module", "op"),
-    [(Attention(), "scaled_dot_product_attention"), (Mean(), "mean"), (Normed(), "batch_norm")],
+    [(Attention(), "scaled_dot_product_attention"), (Mean(), "mean"), (Normed(), "_native_batch_norm_legit")],
 )
 def test_dimension_that_an_op_mixes_is_refused_with_the_op(module, op):
     family = of_module(module, torch.randn(2, 8, 4))
