@@ -179,9 +179,8 @@ def dynamic(ready: Prepared, subject: Subject, runtime: str, folder: Path) -> Ca
 
 
 @contextlib.contextmanager
-def ways(subject: Subject, ready: Prepared, buckets: Buckets) -> Iterator[dict[str, Submit]]:
+def ways(subject: Subject, ready: Prepared, buckets: Buckets, backends: list[str]) -> Iterator[dict[str, Submit]]:
     """The ways to answer requests, by name."""
-    runtimes = [name for name in ("onnxruntime", "openvino") if name in installed()] or ["eager"]
     with ExitStack() as stack, Workspace() as scratch:
         found: dict[str, Submit] = {}
         torch.set_num_threads(len(affinity()))
@@ -191,7 +190,7 @@ def ways(subject: Subject, ready: Prepared, buckets: Buckets) -> Iterator[dict[s
                 found[name] = alone(dynamic(ready, subject, name, scratch.folder), stack)
             except Exception as failure:  # a runtime that cannot is left out, and said
                 print(f"{name} is left out: {str(failure).splitlines()[0][:200]}", flush=True)
-        for backend in runtimes:
+        for backend in backends:
             longest = ready.family.only([{**dict.fromkeys(ready.family.allowed, 1), subject.dim: subject.most}])
             found[f"{PADDED} ({backend})"] = _service(longest, backend, stack)
             grid = buckets.grid[subject.dim]
@@ -229,8 +228,9 @@ def load(submit: Submit, requests: list[dict[str, torch.Tensor]], in_flight: int
     return count / (time.perf_counter() - begun_s), quantiles(latencies, n=100)[98] if len(latencies) > 1 else latencies[0]
 
 
-def measure(name: str, subject: Subject, histogram: str, num_rounds: int, seconds: float, kept: dict[str, Any]) -> None:
+def measure(name: str, subject: Subject, histogram: str, given: argparse.Namespace, kept: dict[str, Any]) -> None:
     """Run the rounds that are missing, and keep each as it ends."""
+    num_rounds, seconds = given.rounds, given.seconds
     key = f"{name}, {histogram}"
     entry = kept.setdefault(key, {"rounds": []})
     if len(entry["rounds"]) >= num_rounds:
@@ -240,7 +240,7 @@ def measure(name: str, subject: Subject, histogram: str, num_rounds: int, second
     print(f"{key}: {buckets.sentence}", flush=True)
     entry["buckets"] = buckets.sentence
     requests = [ready.request(size) for size in sizes]
-    with ways(subject, ready, buckets) as found:
+    with ways(subject, ready, buckets, given.backends.split(",")) as found:
         while len(entry["rounds"]) < num_rounds:
             order = list(found) if len(entry["rounds"]) % 2 == 0 else list(found)[::-1]
             entry["rounds"].append(
@@ -289,6 +289,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", help="names with commas between; by default all")
     parser.add_argument("--small", action="store_true", help="small models, to try the program")
+    parser.add_argument("--backends", default=",".join(name for name in ("onnxruntime", "openvino") if name in installed()))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load of each way in a round")
     parser.add_argument("--write-table", action="store_true", help="only write the page anew")
@@ -297,7 +298,7 @@ def main() -> None:
     subjects = SMALL if given.small else SUBJECTS
     for name in [] if given.write_table else given.models.split(",") if given.models else subjects:
         for histogram in ("log-normal", "flat"):
-            measure(f"{name}{' (small)' * given.small}", subjects[name], histogram, given.rounds, given.seconds, kept)
+            measure(f"{name}{' (small)' * given.small}", subjects[name], histogram, given, kept)
     TABLE.write_text(table(kept), encoding="utf-8")
 
 

@@ -11,11 +11,16 @@ alone. With four short ones that wait, 4 x 16 takes 5 ms in place of 8 ms, and t
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 
 from autosplit.tracing.family import At, Family
 from autosplit.tracing.padding import cut
+
+MOST_LOOKED = 64
+"""Waiting requests that are looked at for one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +32,41 @@ class Bucket:
     seconds: float
 
 
-def fitting(buckets: Sequence[Bucket], sizes: At, exact: Collection[str] = ()) -> list[Bucket]:
-    """The buckets that hold a request, the fastest first.
+class Asked(NamedTuple):
+    """The sizes of a request, and its seconds in the fastest bucket that holds it."""
+
+    sizes: At
+    alone_s: float
+
+
+def holds(bucket: Bucket, sizes: At, exact: Collection[str] = (), rows: str | None = None, num_rows: int = 0) -> bool:
+    """Whether a bucket holds a request.
 
     Args:
-        buckets: the variants.
+        bucket: the sizes of a variant.
         sizes: those of the request.
         exact: dimensions that must not be padded.
+        rows, num_rows: the dimension along which requests are joined, and the part of the bucket that others take.
+    """
+    return all(
+        size == bucket.sizes[dim] if dim in exact else size + (num_rows if dim == rows else 0) <= bucket.sizes[dim]
+        for dim, size in sizes.items()
+    )
+
+
+def asked(buckets: Sequence[Bucket], sizes: At, exact: Collection[str] = ()) -> Asked | None:
+    """A request of these sizes; None if no bucket holds it.
 
     >>> found = [Bucket(0, {"seq": 64}, 0.3), Bucket(1, {"seq": 16}, 0.1), Bucket(2, {"seq": 32}, 0.2)]
-    >>> [bucket.variant for bucket in fitting(found, {"seq": 20})], fitting(found, {"seq": 20}, ["seq"])
-    ([2, 0], [])
+    >>> asked(found, {"seq": 20}), asked(found, {"seq": 20}, ["seq"])
+    (Asked(sizes={'seq': 20}, alone_s=0.2), None)
     """
-    holding = [
-        bucket
-        for bucket in buckets
-        if all(size == bucket.sizes[dim] if dim in exact else size <= bucket.sizes[dim] for dim, size in sizes.items())
-    ]
-    return sorted(holding, key=lambda bucket: bucket.seconds)
+    alone_s = [bucket.seconds for bucket in buckets if holds(bucket, sizes, exact)]
+    return Asked(sizes, min(alone_s)) if alone_s else None
 
 
 def choose(
-    waiting: Sequence[At], buckets: Sequence[Bucket], rows: str | None, exact: Collection[str] = ()
+    waiting: Sequence[Asked], buckets: Sequence[Bucket], rows: str | None, exact: Collection[str] = ()
 ) -> tuple[Bucket, list[int]]:
     """The bucket to run next, and the positions of the waiting requests to run in it, the first one among them.
 
@@ -56,33 +74,31 @@ def choose(
     counts whose requests take the most seconds alone for each second that they take in it.
 
     Args:
-        waiting: sizes of the requests, the most urgent first; each has a bucket that holds it.
+        waiting: the requests, the most urgent first; each has a bucket that holds it. The first ``MOST_LOOKED`` are looked at.
         buckets: the variants.
         rows: the dimension along which requests are joined; None joins none.
         exact: dimensions that must not be padded.
 
     >>> small, large = Bucket(1, {"batch": 1}, 2.0), Bucket(0, {"batch": 4}, 5.0)
-    >>> choose([{"batch": 1}] * 2, [large, small], "batch") == (small, [0])
+    >>> one = Asked({"batch": 1}, 2.0)
+    >>> choose([one] * 2, [large, small], "batch") == (small, [0])
     True
-    >>> choose([{"batch": 1}] * 3, [large, small], "batch") == (large, [0, 1, 2])
+    >>> choose([one] * 3, [large, small], "batch") == (large, [0, 1, 2])
     True
     """
-    first = waiting[0]
-    if rows is None or len(waiting) == 1:
-        return fitting(buckets, first, exact)[0], [0]
-    alone_s = [fitting(buckets, sizes, exact)[0].seconds for sizes in waiting]
-    best: tuple[float, Bucket, list[int]] | None = None
-    for bucket in fitting(buckets, first, exact):
-        taken, num_rows = [], 0
-        for position, sizes in enumerate(waiting):
-            more = {**sizes, rows: num_rows + sizes[rows]}
-            if fitting([bucket], more, exact):
+    first, best = waiting[0], (-1.0, buckets[0], [0])
+    looked = list(enumerate(waiting[:MOST_LOOKED] if rows is not None else [first]))
+    for bucket in buckets:
+        if not holds(bucket, first.sizes, exact):
+            continue
+        taken, num_rows, alone_s = list[int](), 0, 0.0
+        for position, (sizes, seconds) in looked:
+            if holds(bucket, sizes, exact, rows, num_rows):
                 taken.append(position)
-                num_rows = more[rows]
-        saved = sum(alone_s[position] for position in taken) / bucket.seconds
-        if best is None or saved > best[0]:
-            best = saved, bucket, taken
-    assert best is not None  # the first request has a bucket
+                alone_s += seconds
+                if rows is None or (num_rows := num_rows + sizes[rows]) == bucket.sizes[rows]:
+                    break
+        best = max(best, (alone_s / bucket.seconds, bucket, taken), key=itemgetter(0))
     return best[1], best[2]
 
 

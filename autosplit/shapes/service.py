@@ -22,17 +22,17 @@ import torch
 
 from autosplit.arguments import checked
 from autosplit.compat.futures import SafeCondition, SafeFuture
-from autosplit.errors import AutosplitError, DeadlineError, RefusedError, UsageError, raise_faults
+from autosplit.errors import DeadlineError, RefusedError, UsageError, raise_faults
 from autosplit.running.engine import Engine
 from autosplit.running.request import Tensors, monotonic_deadline
 from autosplit.serving.rowcheck import require_independent_rows
-from autosplit.shapes.batching import Bucket, choose, fitting, joined, rows_of, separated
+from autosplit.shapes.batching import Asked, Bucket, asked, choose, joined, rows_of, separated
 from autosplit.tracing.family import At, Family
 from autosplit.tracing.tensorspec import is_dense, kind_of
 from autosplit.tracing.verifying import distinct_inputs
 
-NUM_TRIALS = 3
-"""Requests by which the seconds of each variant are measured, of which the fastest counts."""
+NUM_TRIALS, TRIALS_S = 3, 0.1
+"""Requests by which the seconds of each variant are measured, of which the fastest counts; fewer once they took so long."""
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class _Waiting:
     """A request that waits to be joined with others."""
 
     inputs: Sequence[torch.Tensor]
-    sizes: At
+    asked: Asked
     priority: int
     since_s: float
     deadline_ns: int
@@ -48,11 +48,11 @@ class _Waiting:
 
 
 def measured(family: Family, engine: Engine) -> list[Bucket]:
-    """The variants of a family with their measured seconds: a request is sent alone, ``NUM_TRIALS`` times."""
+    """The variants of a family with their measured seconds, of requests that are sent alone."""
     found = []
     for number, (traced, sizes) in enumerate(zip(family.variants, family.sizes, strict=True)):
-        times_s = []
-        for _ in range(NUM_TRIALS):
+        times_s = list[float]()
+        while len(times_s) < NUM_TRIALS and sum(times_s) < TRIALS_S:
             begun_s = time.perf_counter()
             engine.run(traced.example_inputs)
             times_s.append(time.perf_counter() - begun_s)
@@ -127,7 +127,8 @@ class ShapedService:
         """
         inputs = self._inputs(args, kwargs)
         sizes = self.family.sizes_of(inputs)
-        if not fitting(self.buckets, sizes, self._exact):
+        found = asked(self.buckets, sizes, self._exact)
+        if found is None:
             raise UsageError(self._without_variant(sizes))
         deadline_ns = monotonic_deadline(deadline_s)
         with self._changed:
@@ -139,7 +140,7 @@ class ShapedService:
             if not self._open:
                 raise RefusedError("the request was refused: the service is closed")
             copies = [value.clone() for value in inputs]  # the caller may write to its tensors once submit returns
-            request = _Waiting(copies, sizes, priority, time.monotonic(), deadline_ns)
+            request = _Waiting(copies, found, priority, time.monotonic(), deadline_ns)
             self._waiting.append(request)
             self._waiting.sort(key=lambda one: one.priority)
             self._changed.notify_all()
@@ -222,7 +223,7 @@ class ShapedService:
                 self._drop_late()
                 if not self._waiting:
                     continue
-                bucket, taken = choose([one.sizes for one in self._waiting], self.buckets, self.rows, self._exact)
+                bucket, taken = choose([one.asked for one in self._waiting], self.buckets, self.rows, self._exact)
                 batch = [self._waiting[position] for position in taken]
                 left_s = self._patience_s(bucket, batch)
                 if left_s > 0 and self._open:
@@ -246,7 +247,7 @@ class ShapedService:
         if self.rows is None or not self._max_wait_s or self._num_running == self._room:
             return 0.0
         most = max(bucket.sizes[self.rows] for bucket in self.buckets)
-        if sum(one.sizes[self.rows] for one in batch) >= most:
+        if sum(one.asked.sizes[self.rows] for one in batch) >= most:
             return 0.0
         now_s = time.monotonic()
         until_s = min(one.since_s for one in batch) + self._max_wait_s
@@ -262,11 +263,11 @@ class ShapedService:
                 raise RefusedError("every request of the batch was cancelled")
             inputs = joined(self.family, bucket, [one.inputs for one in batch])
             future = self.engine.submit_unbounded(inputs, deadline_ns=last_ns)
-        except AutosplitError as failure:
+        except Exception as failure:  # the thread goes on with other requests
             self._end(partial(_fail, batch, failure))
             return
         if self.rows is not None:
-            num_rows = sum(one.sizes[self.rows] for one in batch)
+            num_rows = sum(one.asked.sizes[self.rows] for one in batch)
             self.engine.batches.add(num_rows, bucket.sizes[self.rows] - num_rows)
         future.add_done_callback(lambda done: self._end(partial(self._answer, batch, done)))
 
@@ -282,7 +283,7 @@ class ShapedService:
         if failure is not None:
             _fail(batch, failure)
             return
-        parts = separated(self.family, done.result(), [one.sizes for one in batch], self.rows)
+        parts = separated(self.family, done.result(), [one.asked.sizes for one in batch], self.rows)
         for one, values in zip(batch, parts, strict=True):
             if len(batch) > 1:  # else one caller would keep the answers of the others in memory, and write into their memory
                 values = [value.clone() for value in values]
