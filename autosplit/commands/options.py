@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autosplit.commands.configfile import read_config
+from autosplit.commands.pairs import device_lists, pins_of
 from autosplit.errors import UsageError
 from autosplit.progress import Progress
 from autosplit.values.constraints import ANY_NUMBER, Constraints
@@ -272,8 +273,8 @@ class Search(Profile):
             max_stages=self.max_stages,
             max_replicas=self.max_replicas or ANY_NUMBER,
             pins=pins_of(self.pin),
-            forbids=_device_lists(self.forbid, "--forbid"),
-            allows=_device_lists(self.allow, "--allow"),
+            forbids=device_lists(self.forbid, "--forbid"),
+            allows=device_lists(self.allow, "--allow"),
             together=tuple(self.together or ()),
             max_latency_s=math.inf if self.max_latency is None else seconds(self.max_latency),
             min_stage_s=0.0 if self.min_stage is None else seconds(self.min_stage),
@@ -395,27 +396,3 @@ class Run(Running, Devices):
     watch: Annotated[bool, typer.Option(help="Show on stderr what every stage does while it runs.")] = False
     precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: what the plan says.")] = None
     profiles: Profiles = None
-
-
-def pins_of(texts: list[str] | None, flag: str = "--pin") -> dict[str, str]:
-    """Pattern to device. Raises: UsageError: a pair without ``=``, or a pattern on two devices."""
-    pins: dict[str, str] = {}
-    for pattern, device in _pairs(texts, flag):
-        if pins.setdefault(pattern, device) != device:
-            raise UsageError(f"{flag} '{pattern}' is given with '{pins[pattern]}' and with '{device}'; ops run on one device")
-    return pins
-
-
-def _device_lists(texts: list[str] | None, flag: str) -> dict[str, tuple[str, ...]]:
-    """Pattern to all devices given with it. Raises: UsageError: a pair without ``=``."""
-    found: dict[str, tuple[str, ...]] = {}
-    for pattern, device in _pairs(texts, flag):
-        found[pattern] = (*found.get(pattern, ()), device)
-    return found
-
-
-def _pairs(texts: list[str] | None, flag: str) -> list[tuple[str, str]]:
-    for text in texts or []:
-        if "=" not in text:
-            raise UsageError(f"{flag} {text} has no '='; write {flag} 'PATTERN=DEVICE'")
-    return [(text.rpartition("=")[0], text.rpartition("=")[2]) for text in texts or []]
