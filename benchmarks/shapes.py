@@ -267,9 +267,10 @@ def table(kept: dict[str, Any]) -> str:
     """The page: for each model and histogram the medians of the rounds."""
     lines = ["# Requests of many sizes", "", "Written by `python -m benchmarks.shapes`; every round is in `shapes.json`.", ""]
     for key, entry in kept.items():
-        rounds = entry["rounds"]
+        if not (rounds := entry["rounds"]):
+            continue
         best = {count: _best(rounds, str(count)) for count in IN_FLIGHT}
-        lines += [f"## {key}", "", f"{len(rounds)} interleaved rounds. {entry['buckets'].capitalize()}.", ""]
+        lines += [f"## {key}", "", f"{len(rounds)} interleaved rounds. The {entry['buckets']}.", ""]
         lines += [
             "| way | " + " | ".join(f"items/s, p99 ms at {count}" for count in IN_FLIGHT) + " | spread at 16 |",
             "|---" * 6 + "|",
