@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from math import log
 from pathlib import Path
 from statistics import median, quantiles
@@ -93,7 +94,7 @@ def sizes_of(subject: Subject, histogram: str) -> list[int]:
 class Prepared(NamedTuple):
     """A model with its family, a function that makes a request, and the buckets for a histogram."""
 
-    module: torch.nn.Module
+    module: Any
     family: Family
     request: Callable[[int], dict[str, torch.Tensor]]
 
@@ -122,7 +123,7 @@ def prepared(subject: Subject) -> Prepared:
 def buckets_for(subject: Subject, ready: Prepared, sizes: list[int]) -> Buckets:
     """The buckets for a histogram, from times of the module at few sizes."""
     steps = [subject.least + round((subject.most - subject.least) * (n / (NUM_TIMED - 1)) ** 2) for n in range(NUM_TIMED)]
-    measured = {(size,): _timed_s(lambda size=size: ready.call(ready.request(size))) for size in dict.fromkeys(steps)}
+    measured: dict[tuple[int, ...], float] = {(size,): _timed_s(partial(ready.call, ready.request(size))) for size in steps}
     traffic: Traffic = count_sizes([subject.dim], [(size,) for size in sizes])
     return choose_buckets(fit_times(measured), traffic, {subject.dim: ready.family.allowed[subject.dim]}, most=8)
 
@@ -172,7 +173,9 @@ def dynamic(ready: Prepared, subject: Subject, runtime: str, folder: Path) -> Ca
         import onnxruntime
 
         path = folder / "dynamic.onnx"
-        torch.onnx.export(exported, dynamo=True, verbose=False).save(path, external_data=True)
+        program = torch.onnx.export(exported, dynamo=True, verbose=False)
+        assert program is not None
+        program.save(path, external_data=True)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = len(affinity())
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -225,7 +228,7 @@ def load(submit: Submit, requests: list[dict[str, torch.Tensor]], in_flight: int
     begun_s, count = time.perf_counter(), 0
     slots = threading.Semaphore(in_flight)
 
-    def done(sent_s: float) -> None:
+    def done(sent_s: float, _: object) -> None:
         with lock:
             latencies.append(time.perf_counter() - sent_s)
         slots.release()
@@ -233,7 +236,7 @@ def load(submit: Submit, requests: list[dict[str, torch.Tensor]], in_flight: int
     while time.perf_counter() < begun_s + seconds or count < in_flight:
         slots.acquire()
         future, sent_s = submit(requests[count % len(requests)]), time.perf_counter()
-        future.add_done_callback(lambda _, sent_s=sent_s: done(sent_s))
+        future.add_done_callback(partial(done, sent_s))
         under_way.append(future)
         count += 1
     for future in under_way:
