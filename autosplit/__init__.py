@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from autosplit.errors import TraceError as TraceError
     from autosplit.errors import UsageError as UsageError
     from autosplit.errors import WorkerError as WorkerError
+    from autosplit.families import FamilyResult as FamilyResult
+    from autosplit.families import auto_family as auto_family
+    from autosplit.families import open_family as open_family
+    from autosplit.families import run_family as run_family
     from autosplit.loadedplan import LoadedPlan as LoadedPlan
     from autosplit.loadedplan import load as load
     from autosplit.pages.writing import write_report as write_report
@@ -63,12 +67,15 @@ if TYPE_CHECKING:
     from autosplit.splitjudge import judge as judge
     from autosplit.tracing.capturing import Traced as Traced
     from autosplit.tracing.devicecopies import copy_to as copy_to
+    from autosplit.tracing.family import Family as Family
     from autosplit.values.constraints import Constraints as Constraints
     from autosplit.values.graph import Graph as Graph
     from autosplit.values.machine import Machine as Machine
     from autosplit.values.plan import Plan as Plan
     from autosplit.values.planfile import write_plan as write_plan
     from autosplit.values.profile import Profile as Profile
+    from autosplit.values.shapes import Traffic as Traffic
+    from autosplit.values.shapes import read_traffic as read_traffic
 
 _NAMES = {
     "annotation": "annotate",
@@ -82,6 +89,7 @@ _NAMES = {
     "errors": "AutosplitError BackendError BundleError DeadlineError DeviceError GraphError "
     "InfeasibleError MissingExtraError ModelError PlanError ProfileError RefusedError StageError TraceError UsageError "
     "WorkerError",
+    "families": "FamilyResult auto_family open_family run_family",
     "loadedplan": "LoadedPlan load",
     "sharedhost": "Shared share",
     "splitjudge": "judge",
@@ -96,12 +104,14 @@ _NAMES = {
     "serving.session": "Session",
     "tracing.capturing": "Traced",
     "tracing.devicecopies": "copy_to",
+    "tracing.family": "Family",
     "values.constraints": "Constraints",
     "values.graph": "Graph",
     "values.machine": "Machine",
     "values.plan": "Plan",
     "values.planfile": "write_plan",
     "values.profile": "Profile",
+    "values.shapes": "Traffic read_traffic",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = ("errors", "figures")

@@ -1,14 +1,10 @@
 """The public calls: ``auto`` does the whole job; ``trace``, ``measure``, ``search``, ``run`` and ``export`` are its steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import torch
-from torch import nn
-from torch.export import ExportedProgram
+from typing import TYPE_CHECKING
 
 from autosplit import measuring
 from autosplit.absent import estimated_profile, with_estimates
@@ -24,16 +20,17 @@ from autosplit.deploying.service import Service, open_pipeline
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup, as_budget
 from autosplit.devices.discovering import Devices, absent_devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
-from autosplit.errors import BRIEF, UsageError, names
+from autosplit.errors import UsageError, names
 from autosplit.exporting import base as targets
 from autosplit.keeping import keep_runs, keep_search, stored_profile
+from autosplit.modeltrace import Model as Model
+from autosplit.modeltrace import trace as trace
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
 from autosplit.planning.question import TIME_LIMIT_S, Question
 from autosplit.preloading import load_planner
 from autosplit.progress import announce, shown
 from autosplit.reports.runreport import RunReport
-from autosplit.tracing import capturing, loading
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.loading import Inputs
 from autosplit.values.constraints import Constraints
@@ -41,49 +38,9 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
-from autosplit.values.samples import backend_fault
 
 if TYPE_CHECKING:
     from autosplit.searching.loop import SearchResult
-
-Model = str | Path | nn.Module | ExportedProgram
-
-
-@checked
-def trace(
-    model: Model,
-    args: Sequence[Any] | torch.Tensor | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    inputs: Inputs | None = None,
-    batch: int = 1,
-    seq_len: int | None = None,
-    trust: bool = False,
-    values: Literal["finite", "any"] = "finite",
-    trust_backends: str | Sequence[str] = (),
-    weights: bool = True,
-) -> Traced:
-    """Trace a model to one flat graph for one batch size.
-
-    Args:
-        model: a spec (see ``autosplit.tracing.loading``), a module, an ``fx.GraphModule`` or an ``ExportedProgram``.
-        args, kwargs: example inputs, as in ``torch.export.export``; a module needs some, a spec brings its own.
-        inputs: example inputs that are all positional (a tensor or a sequence) or all by name (a mapping).
-        batch, seq_len: items in one request, and tokens in one item for text models.
-        trust: True to read a ``.pt2`` file, which can run code of its maker.
-        values: ``any`` if requests may hold NaN, infinity, integers beyond 31 bits or ids beyond their tables: an op that a
-            backend computes otherwise than eager on such values runs on another one.
-        weights: False to load and compute nothing: the trace can be planned on stated speeds, and not run.
-        trust_backends: backends that get ops even where they compute otherwise than eager.
-    Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured. UsageError: an unknown backend.
-    """
-    if values not in ("finite", "any"):
-        raise UsageError(f"values must be 'finite' or 'any', but is {BRIEF.repr(values)}")
-    if (trusted := names("trust_backends", trust_backends)) and (fault := backend_fault(*trusted)):
-        raise UsageError(fault)
-    given = loading.call_of(args, kwargs, inputs)
-    traced = capturing.trace(loading.load_model(model, batch, seq_len, inputs=given, trust=trust, weights=weights))
-    return replace(traced, source=replace(traced.source, values=values, trusted=trusted))
 
 
 @checked
@@ -397,4 +354,5 @@ def export(
     Raises: UsageError: unknown runtime, a plan that it cannot express, or a folder that holds something or cannot be written.
         MissingExtraError: a package is not installed. PlanError, BackendError: connections or an op cannot be expressed.
     """
+    plan.require_one_size("an export")
     return Exported(Path(folder), tuple(targets.write_export(to, targets.Job(traced, plan, profile), Path(folder))))

@@ -8,9 +8,12 @@ from autosplit.api import Model, trace
 from autosplit.arguments import checked
 from autosplit.deploying.service import Service, open_pipeline
 from autosplit.devices.discovering import Devices, as_machine
-from autosplit.errors import UsageError
+from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.families import open_family
 from autosplit.placing.placed import Placed
+from autosplit.shapes.service import ShapedService
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.family import Family
 from autosplit.tracing.importing import same_function
 from autosplit.tracing.loading import Inputs
 from autosplit.values.machine import Machine, parse_device
@@ -23,14 +26,17 @@ TRUSTED = ("transformers:", "autosplit.examples.")
 
 @dataclass(frozen=True)
 class LoadedPlan:
-    """A plan file with its model, traced, and its devices."""
+    """A plan file with its model, traced, and its devices; ``family`` for a plan of several sizes."""
 
     plan: Plan
     traced: Traced
     machine: Machine
+    family: Family | None = None
 
-    def open(self) -> Service:
+    def open(self) -> Service | ShapedService:
         """The plan as a running service."""
+        if self.family is not None:
+            return open_family(self.family, self.plan, self.machine)
         return open_pipeline(self.traced, self.plan, self.machine)
 
     def placed(self) -> Placed:
@@ -66,7 +72,22 @@ def load(
     """
     path = Path(path)
     file = read_plan(path)
-    if isinstance(model, Traced):
+    family = None
+    if file.shapes is not None:
+        raise_faults(PlanError, f"plan '{path}' is wrong", file.shapes.faults)
+        if isinstance(model, Traced):
+            raise UsageError(f"plan '{path}' is for requests of several sizes; give the module or its spec")
+        family = trace(
+            _require_named(path, file, model) if model is None or isinstance(model, str | Path) else model,
+            inputs=inputs,
+            trust=trust,
+            values=file.model.values,
+            trust_backends=file.model.trusted,
+            shapes=None if model is None or isinstance(model, str | Path) else file.shapes.dims,
+            sizes=file.shapes.sizes,
+        ).only(file.shapes.variants)
+        traced = family.variants[0]
+    elif isinstance(model, Traced):
         traced = model
     elif model is not None and not isinstance(model, str | Path):
         traced = trace(model, inputs=inputs)
@@ -85,7 +106,7 @@ def load(
     plan = file.resolve(traced.graph)
     plan = replace(plan, source=replace(plan.source, spec=traced.source.spec))  # not one that the file names beside a module
     machine = Machine.of(map(parse_device, file.devices)) if devices is None else as_machine(devices)
-    return LoadedPlan(plan, traced, machine)
+    return LoadedPlan(plan, traced, machine, family)
 
 
 def _require_named(path: Path, file: PlanFile, model: str | Path | None) -> str:

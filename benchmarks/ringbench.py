@@ -69,7 +69,9 @@ def measure(rounds: int = 5) -> Iterator[dict[str, object]]:
     cores = affinity()
     kinds: tuple[Literal["echo", "stream", "copy"], ...] = ("echo", "copy", "stream")
     settings = [(size, spin_s) for size in SIZES for spin_s in (0.0, SPIN_S)]
-    rings = {size: [Ring.create([TensorSpec("x", (size // 4,), (1,), "float32")], NUM_SLOTS) for _ in range(2)] for size in SIZES}
+    rings = {
+        size: [Ring.create([[TensorSpec("x", (size // 4,), (1,), "float32")]], NUM_SLOTS) for _ in range(2)] for size in SIZES
+    }
     fds = [fd for pair in rings.values() for ring in pair for fd in ring.handle.fds]
     workers = [
         spawn_worker("benchmarks.ringbench:play", name=f"end {core}", cores=[core], fds=fds) for core in (cores[0], cores[-1])

@@ -65,7 +65,7 @@ class Peer(Receiver):
         """Take the other peer's connections: a bare one, and one of ours for each size."""
         self._bare = self._listener.accept()[0]
         for size in SIZES:
-            self._connections[size] = Connection(self._listener.accept()[0], "first", self, [_spec(size)], num_slots=4)
+            self._connections[size] = Connection(self._listener.accept()[0], "first", self, [[_spec(size)]], num_slots=4)
 
     def dial(self, address: tuple[str, int], other: Any) -> None:
         """Connect to the other peer."""
@@ -73,7 +73,7 @@ class Peer(Receiver):
         self._bare = _connected(address)
         for size in SIZES:
             # cancellations, which are the words here, go to an end with slots alone
-            self._connections[size] = Connection(_connected(address), "second", self, [_spec(size)], num_slots=1, num_credits=4)
+            self._connections[size] = Connection(_connected(address), "second", self, [[_spec(size)]], num_slots=1, num_credits=4)
 
     def store(self) -> int:
         """The first peer: open the store of gloo's group; return its port."""

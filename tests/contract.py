@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +18,12 @@ from autosplit.running.engine import Engine
 ROOM = 3
 LIMIT_S = 20.0
 
+WIDTHS = (1, 2, 64)
+"""Sizes of the variants beside ``WIDTH``; the last one is larger, as a variant may be in one of several values."""
+
+MIXED = [1, 64, 4, 2, 2, 64, 1, 4, 4, 64, 2, 1]
+"""The sizes of requests that run beside each other."""
+
 
 def number_of(future: Any) -> float:
     """The first element of an answer."""
@@ -32,14 +38,17 @@ def num_descriptors() -> int:
 class TransportContract:
     """The stories. Each subclass says how an engine over its transport is opened."""
 
-    def open(self, function: Callable[..., Any], replicas: int = 1) -> Engine:
-        """An engine with ``replicas`` copies of one stage, whose queue has ``ROOM`` places and which is on null devices."""
+    def open(self, function: Callable[..., Any], replicas: int = 1, widths: Sequence[int] = ()) -> Engine:
+        """An engine with ``replicas`` copies of one stage, whose queue has ``ROOM`` places and which is on null devices.
+
+        ``widths``: sizes of its vectors beside ``WIDTH``, each of them a variant.
+        """
         raise NotImplementedError
 
     @contextmanager
-    def full(self, gate: Gate) -> Iterator[tuple[Engine, list[Any], int]]:
+    def full(self, gate: Gate, widths: Sequence[int] = ()) -> Iterator[tuple[Engine, list[Any], int]]:
         """An engine that can send no more: the engine, the futures of its running requests, the number of the next request."""
-        with self.open(gate) as engine:
+        with self.open(gate, widths=widths) as engine:
             running = [engine.submit(request(number)) for number in range(engine.max_in_flight)]
             assert gate.entered.acquire(timeout=LIMIT_S)
             while engine.num_waiting:
@@ -148,6 +157,39 @@ class TransportContract:
                     engine.submit(inputs)
             assert engine.run(request(1))[0][0] == 2
 
+    def test_requests_of_several_sizes_keep_their_shapes_and_their_order(self) -> None:
+        with self.open(increment, 2, WIDTHS) as engine:
+            requests = [request(number, width) for number, width in enumerate(MIXED)]
+            for answers in ([engine.submit(inputs) for inputs in requests], engine.run_many(requests), engine.stream(requests)):
+                found = [one if isinstance(one, tuple) else one.result(LIMIT_S) for one in answers]
+                assert [tuple(value.shape) for (value,) in found] == [(width,) for width in MIXED]
+                assert [set(value.tolist()) for (value,) in found] == [{number + 1.0} for number in range(len(MIXED))]
+            for width in (0, 3, max(WIDTHS) + 1):
+                with pytest.raises(UsageError, match=r"exactly the shapes of one of 4 variants: 'x' \[4\]; 'x' \[1\]; 'x' \[2\]"):
+                    engine.submit(request(0, width))
+            with pytest.raises(UsageError, match=r"'x' is int64\[2\], and float32\[2\] is expected"):
+                engine.submit([torch.zeros(2, dtype=torch.int64)])
+
+    def test_waiting_requests_of_several_sizes_are_copied_and_refused_like_others(self) -> None:
+        gate = Gate()
+        with self.full(gate, WIDTHS) as (engine, futures, most):
+            waiting = [request(most + number, width) for number, width in enumerate(WIDTHS)]
+            futures += [engine.submit(inputs) for inputs in waiting]
+            for [value] in waiting:
+                value.fill_(99)
+            with pytest.raises(RefusedError, match=f"{ROOM} are waiting"):
+                engine.submit(request(99, WIDTHS[0]), timeout_s=0)
+            gate.opened.set()
+            assert [number_of(future) for future in futures] == [number + 1 for number in range(most + ROOM)]
+            assert [len(future.result()[0]) for future in futures[-ROOM:]] == list(WIDTHS)
+
+    def test_a_stage_that_raises_at_one_size_fails_its_own_request(self) -> None:
+        with self.open(fail_on_7, 2, WIDTHS) as engine:
+            futures = [engine.submit(request(number, width)) for number, width in enumerate(MIXED)]
+            with pytest.raises(StageError, match="seven is not for me"):
+                futures[7].result(LIMIT_S)
+            assert [len(future.result(LIMIT_S)[0]) for future in futures if future is not futures[7]] == MIXED[:7] + MIXED[8:]
+
     def test_a_callback_cannot_wait_for_its_own_engine(self) -> None:
         gate, refusals, asked = Gate(), list[UsageError](), threading.Event()
         with self.full(gate) as (engine, futures, _):
@@ -187,8 +229,8 @@ class TransportContract:
         with self.open(increment) as engine:  # libraries may start threads of their own at first
             engine.run(request(0))
         threads, num_fds = set(threading.enumerate()), num_descriptors()
-        with self.open(increment, 2) as engine:
-            engine.run_many([request(number) for number in range(4)])
+        with self.open(increment, 2, WIDTHS) as engine:
+            engine.run_many([request(number, width) for number, width in enumerate(MIXED)])
         until_s = time.monotonic() + LIMIT_S
         while time.monotonic() < until_s and (set(threading.enumerate()) - threads or num_descriptors() > num_fds):
             time.sleep(0.01)

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from autosplit.devices.limits import affinity
 from autosplit.running.modules import LocalFunction, PythonFunction
 from autosplit.running.nullworker import SimulatedDeath
-from autosplit.running.stage import StagePlacement
+from autosplit.running.stage import StagePlacement, Variant
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Device, parse_device
 
@@ -28,6 +29,12 @@ def spec(name: str, width: int = WIDTH) -> TensorSpec:
 def request(number: float, width: int = WIDTH) -> list[torch.Tensor]:
     """One vector, all elements ``number``."""
     return [torch.full((width,), float(number))]
+
+
+def at_widths(stage: StagePlacement, *widths: int) -> StagePlacement:
+    """The stage with a variant for each further width of its vectors."""
+    sides = [[tuple(spec(one.name, width) for one in side) for side in (stage.inputs, stage.outputs)] for width in widths]
+    return replace(stage, variants=tuple(Variant(stage.module, *side) for side in sides))
 
 
 def local(name: str, function: Callable[..., Any], reads: str, makes: str, replicas: int = 1, **settings: Any) -> StagePlacement:

@@ -69,9 +69,11 @@ class Backend(Protocol):
     def missing(self) -> str | None:
         """None if it can run here, else one line: the missing package and the way to install it."""
 
-    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
+    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
         """Write the files that ``load`` needs into the folder of a saved stage, unless they are there.
 
+        ``first`` is the folder of another variant of the stage, which is prepared: equal weights are in one file for both if
+        the runtime allows it.
         Raises: BackendError: the stage is refused.
         """
 
@@ -109,7 +111,7 @@ class FileBackend(ABC):
     assumed: Assumed = "ids"
     """The assumption on requests with which it computes as torch does, and which ``load`` checks."""
 
-    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
+    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
         """Write the files of a stage in a process apart. A stage that is not saved in the folder is saved elsewhere for that."""
         require_precision(cast(Backend, self), precision)
         if not self.is_prepared(folder, precision):

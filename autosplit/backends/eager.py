@@ -27,11 +27,11 @@ class EagerBackend:
         """Return None: torch is always installed."""
         return None
 
-    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
+    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
         """Write the lowered stage in bf16, so that replicas share its weights; in f32 the saved stage is enough."""
         require_precision(self, precision)
         if precision == "bf16" and not (folder / LOWERED).is_dir():
-            save_stage(lower_to_bf16(program), folder / LOWERED)
+            save_stage(lower_to_bf16(program), folder / LOWERED, first and first / LOWERED)
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False

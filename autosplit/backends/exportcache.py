@@ -14,8 +14,10 @@ from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 
+from autosplit.errors import PlanError
 from autosplit.files import cache_folder, content_hash, file_hash, hidden_beside, write_atomic
 from autosplit.opening import open_file
+from autosplit.tracing.splitting import WEIGHTS, saved_key
 
 MOST_BYTES = 256 << 20
 """Most bytes of all exports. Those that were not used for the longest time make room."""
@@ -29,14 +31,11 @@ MADE_BY = ("torch", "onnx", "onnxscript", "onnx-ir")
 """The packages whose versions count."""
 
 
-def place(weights: Path) -> Path | None:
-    """Where the export of a saved stage is kept; None if there is no such stage, or no folder for it.
-
-    Args:
-        weights: the stage's file of weights, which names the stage too.
-    """
-    with contextlib.suppress(OSError, RuntimeError):  # no stage is saved there, or the user has no home
-        return cache_folder() / "onnx" / f"{content_hash([file_hash(weights), _makers()])}{SUFFIX}"
+def place(folder: Path) -> Path | None:
+    """Where the export of the stage that is saved in ``folder`` is kept; None if there is no such stage, or no place for it."""
+    with contextlib.suppress(OSError, RuntimeError, PlanError):  # no stage is saved there, or the user has no home
+        named = content_hash([saved_key(folder), file_hash(folder / WEIGHTS), _makers()])
+        return cache_folder() / "onnx" / f"{named}{SUFFIX}"
     return None
 
 

@@ -191,7 +191,7 @@ def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
     An export of an earlier process is taken, unless the stage has operators of the user, which may have changed.
     """
     if not (folder / PORTS).is_file():
-        kept = None if program.packages else exportcache.place(folder / WEIGHTS)
+        kept = None if program.packages else exportcache.place(folder)
         if kept is None or not exportcache.take(kept, folder):
             files = _write_files(program, folder)
             if kept is not None:

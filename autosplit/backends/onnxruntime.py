@@ -37,6 +37,7 @@ from autosplit.backends.onnxfile import (
     whole_folder,
 )
 from autosplit.backends.ports import BoundMemory, Port
+from autosplit.backends.sharing import SHARED, share
 from autosplit.compat.runtimes import Binding
 from autosplit.devices.accelerators import Accelerator, Queue, provider
 from autosplit.errors import BackendError
@@ -74,6 +75,12 @@ class OnnxRuntimeBackend(FileBackend):
         stage = prepare_onnx(program, folder)
         with whole_folder(folder / OPTIMISED) as building:
             optimise(stage.path, building / MODEL)
+
+    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
+        """Write the files of a stage in a process apart, and let it use the packed weights of another variant of it."""
+        super().prepare(program, folder, precision)
+        if first is not None and not (folder / OPTIMISED / SHARED).exists():
+            share(folder / OPTIMISED / MODEL, first / OPTIMISED / MODEL)
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False

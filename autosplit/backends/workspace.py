@@ -75,27 +75,40 @@ class Workspace:
         self._prepared: set[tuple[str, str, str]] = set()
         self._references: list[tuple[Reference, list[tuple[int, int]]]] = []
 
-    def save(self, program: StageProgram, there: Path | None = None) -> Path:
-        """The folder of a stage, saved if it was not; ``there``: where it is saved already, to be left there."""
+    def save(self, program: StageProgram, there: Path | None = None, weights_of: Path | None = None) -> Path:
+        """The folder of a stage, saved if it was not.
+
+        Args:
+            program: the stage.
+            there: where it is saved already, to be left there.
+            weights_of: a folder of this workspace, of a stage with the same weights, whose file it shares.
+        """
         specs = [repr(spec) for spec in (*program.inputs, *program.outputs)]
         key = content_hash([specs, program.module.code, _state(program.module)])
         if key not in self._saved:
             self._saved[key] = there or self.folder / key, program
             if there is None:
-                save_stage(program, self._saved[key][0])
+                save_stage(program, self._saved[key][0], weights_of)
         return self._saved[key][0]
 
-    def add(self, program: StageProgram, backend: str, precision: Precision, devices: Sequence[Device] = ()) -> Path:
-        """The folder of a stage, saved and, if it runs on a CPU, prepared if it was not.
+    def add(
+        self,
+        program: StageProgram,
+        backend: str,
+        precision: Precision,
+        devices: Sequence[Device] = (),
+        weights_of: Path | None = None,
+    ) -> Path:
+        """The folder of a stage, saved and, if it runs on a CPU, prepared if it was not; ``weights_of`` as for ``save``.
 
         Raises: BackendError: the backend refuses the stage, by op and with the reason.
         """
-        folder = self.save(program)
+        folder = self.save(program, weights_of=weights_of)
         for device in devices:
             require_device(get_backend(backend), device.name)
         if (folder.name, backend, precision) not in self._prepared and not (devices and all(map(is_accelerator, devices))):
             try:
-                get_backend(backend).prepare(program, folder, precision)
+                get_backend(backend).prepare(program, folder, precision, weights_of)
             except BackendError as failure:
                 raise BackendError(str(failure), failure.refused, backend) from failure
             self._prepared.add((folder.name, backend, precision))

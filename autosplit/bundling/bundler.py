@@ -64,6 +64,7 @@ def fill_bundle(
     if mixed:
         raise UsageError(f"network '{mixed[0]}' computes in several precisions, and a network of a bundle in one")
     for name, (_, plan) in networks.items():
+        plan.require_one_size(f"network '{name}' of a bundle")
         away = [device for stage in plan.stages for device in stage.devices if host_of(device) != HOST]
         if away:
             raise UsageError(

@@ -26,7 +26,7 @@ import torch
 
 from autosplit.clusters.sockets import MAX_TEXT_BYTES, reason_of, receive_into, receive_text
 from autosplit.compat.futures import SafeCondition
-from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, extent_bytes, laid_out
+from autosplit.tracing.tensorspec import TensorSpec, extent_bytes, laid_out, storage_bytes, view_storage
 
 REQUEST, ERROR, CANCEL, BROKEN, CREDIT, BEAT = range(6)
 """Kinds of frames: tensors; the text of an error in their place; a request to end; a lost host; free slots; a sign of life."""
@@ -42,14 +42,16 @@ MOST_PRIORITY = 2**31 - 1
 MOST_LEFT_S = 2.0**62 / 1e9
 """The latest deadline, in 146 years: see ``monotonic_deadline``."""
 
-_HEADER = struct.Struct("<BxxxiQdQ")
+_HEADER = struct.Struct("<BxHiQdQ")
 _TO_RECEIVER, _WITH_TEXT = (REQUEST, ERROR, CANCEL), (ERROR, BROKEN)
 
 
 class Frame(NamedTuple):
-    """A header: for REQUEST the number, the priority and the seconds until the deadline (0: none); the bytes that follow."""
+    """A header: for REQUEST the variant, the number, the priority and the seconds until the deadline (0: none); the bytes that
+    follow."""
 
     kind: int
+    variant: int = 0
     priority: int = 0
     number: int = 0
     left_s: float = 0.0
@@ -58,16 +60,18 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Memory for the tensors of one frame: the tensors, and the bytes of each."""
+    """Memory for the tensors of one frame: for each variant the tensors and the bytes of each, which share their memory."""
 
-    tensors: tuple[torch.Tensor, ...]
-    buffers: tuple[memoryview, ...]
+    tensors: tuple[tuple[torch.Tensor, ...], ...]
+    buffers: tuple[tuple[memoryview, ...], ...]
 
     @staticmethod
-    def of(specs: Sequence[TensorSpec]) -> "Slot":
-        """A slot for tensors of these specs."""
-        tensors = tuple(map(empty_like_spec, specs))
-        return Slot(tensors, tuple(bytes_of(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True)))
+    def of(layouts: Sequence[Sequence[TensorSpec]]) -> "Slot":
+        """A slot for tensors in one of these layouts."""
+        most_bytes = [max(map(storage_bytes, specs)) for specs in zip(*layouts, strict=True)]
+        memory = [torch.empty(num_bytes, dtype=torch.uint8) for num_bytes in most_bytes]
+        tensors = tuple(tuple(map(view_storage, memory, specs)) for specs in layouts)
+        return Slot(tensors, tuple(tuple(map(bytes_of, *pair)) for pair in zip(tensors, layouts, strict=True)))
 
 
 def bytes_of(tensor: torch.Tensor, spec: TensorSpec) -> memoryview:
@@ -87,6 +91,7 @@ class Outgoing:
     priority: int = 0
     deadline_ns: int = 0
     tensors: Sequence[torch.Tensor] = ()
+    variant: int = 0
     text: bytes = b""
     """Sent up to ``MAX_TEXT_BYTES``."""
     sent: Callable[[], None] | None = None
@@ -121,7 +126,7 @@ class Connection:
         sock: the connected socket; the connection owns it.
         peer: name of the host at the other end, for messages.
         receiver: hears of all that comes.
-        specs: tensors of a request, in either direction.
+        layouts: tensors of a request for each variant, in either direction.
         num_slots: slots of this end, which receives; 0 for the end that sends.
         num_credits: slots of the other end.
     """
@@ -131,16 +136,16 @@ class Connection:
         sock: socket.socket,
         peer: str,
         receiver: Receiver,
-        specs: Sequence[TensorSpec] = (),
+        layouts: Sequence[Sequence[TensorSpec]] = ((),),
         num_slots: int = 0,
         num_credits: int = 0,
     ) -> None:
         sock.settimeout(SILENCE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer = peer
-        self._sock, self._receiver, self._specs = sock, receiver, tuple(specs)
-        self._num_bytes = sum(extent_bytes(spec) for spec in specs)
-        self._free = deque(Slot.of(specs) for _ in range(num_slots))
+        self._sock, self._receiver, self._layouts = sock, receiver, tuple(map(tuple, layouts))
+        self._num_bytes = [sum(map(extent_bytes, specs)) for specs in layouts]
+        self._free = deque(Slot.of(layouts) for _ in range(num_slots))
         self._num_slots, self._num_credits, self._credits = num_slots, num_credits, num_credits
         self._owed, self._tell_at = 0, max(1, num_slots // 2)
         """Slots that are free and that the other end does not know of, and how many of them it is told of at once."""
@@ -247,7 +252,9 @@ class Connection:
         ``most_bytes``: a frame with larger tensors is left for the writing thread.
         """
         with self._changed:
-            following = self._next() if most_bytes is None or self._num_bytes <= most_bytes else None
+            following = self._next()
+            if following is not None and most_bytes is not None and self._num_bytes[following.variant] > most_bytes:
+                following = None
             if following is None and self._owed < self._tell_at:
                 return False
             owed, self._owed = self._owed, 0
@@ -273,10 +280,10 @@ class Connection:
         left_s = 0.0 if not frame.deadline_ns else max(1e-9, (frame.deadline_ns - time.monotonic_ns()) / 1e9)
         parts: list[bytes | memoryview] = [frame.text[:MAX_TEXT_BYTES]] if frame.text else []
         if frame.kind == REQUEST:
-            parts += [bytes_of(tensor, spec) for tensor, spec in zip(frame.tensors, self._specs, strict=True)]
+            parts += [bytes_of(tensor, spec) for tensor, spec in zip(frame.tensors, self._layouts[frame.variant], strict=True)]
         num_bytes = sum(map(len, parts))
         priority = max(-MOST_PRIORITY, min(frame.priority, MOST_PRIORITY))
-        return [_HEADER.pack(*Frame(frame.kind, priority, frame.number, left_s, num_bytes)), *parts]
+        return [_HEADER.pack(*Frame(frame.kind, frame.variant, priority, frame.number, left_s, num_bytes)), *parts]
 
     def _read(self) -> None:
         header = memoryview(bytearray(_HEADER.size))
@@ -292,7 +299,7 @@ class Connection:
                             self._changed.notify()
                 elif frame.kind == REQUEST:
                     slot = self._free.popleft()
-                    for buffer in slot.buffers:
+                    for buffer in slot.buffers[frame.variant]:
                         receive_into(self._sock, buffer)
                     self._receiver.request(self, frame, slot)
                 elif frame.kind == ERROR:
@@ -315,8 +322,11 @@ class Connection:
             raise ConnectionError(f"it sent a frame of kind {kind} to an end without slots")
         if not 0 <= frame.left_s <= MOST_LEFT_S:
             raise ConnectionError(f"it sent a deadline in {frame.left_s:g} s, and 0 to {MOST_LEFT_S:g} s are allowed")
-        if kind == REQUEST and (num_bytes != self._num_bytes or not self._free):
-            raise ConnectionError(f"it sent {num_bytes} bytes where {self._num_bytes} and a credit are due")
+        if frame.variant >= len(self._layouts):
+            raise ConnectionError(f"it sent tensors of variant {frame.variant}, and the last one is {len(self._layouts) - 1}")
+        due_bytes = self._num_bytes[frame.variant]
+        if kind == REQUEST and (num_bytes != due_bytes or not self._free):
+            raise ConnectionError(f"it sent {num_bytes} bytes where {due_bytes} and a credit are due")
         if kind not in (REQUEST, *_WITH_TEXT) and num_bytes:
             raise ConnectionError(f"it sent {num_bytes} bytes with a frame of kind {kind}, which has none")
         if kind == CREDIT and not 0 < frame.number <= self._num_credits - self._credits:

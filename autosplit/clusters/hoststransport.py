@@ -37,7 +37,7 @@ class Route(Protocol):
     def max_in_flight(self) -> int:
         """The most requests that may be under way."""
 
-    def send(self, number: int, inputs: Sequence[torch.Tensor], priority: int, deadline_ns: int) -> None:
+    def send(self, request: Request) -> None:
         """Send a request to the first host; does not wait."""
 
     def cancel(self, number: int) -> None:
@@ -130,7 +130,7 @@ class HostsTransport:
         """Send a request, which keeps its inputs, to the first host."""
         self.hold(request, is_soonest=False)
         self._running[request.number] = request
-        self._route.send(request.number, request.inputs, request.priority, request.deadline_ns)
+        self._route.send(request)
 
     def cancel(self, request: Request) -> None:
         """Let the hosts skip a request."""
@@ -212,7 +212,7 @@ class HostsTransport:
             self._route, self.pace.size = route, route.max_in_flight
             self.restarts += 1
             for request in self._running.values():
-                route.send(request.number, request.inputs, request.priority, request.deadline_ns)
+                route.send(request)
 
         return self._admission.resume(restart)
 

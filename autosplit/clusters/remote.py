@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import torch
-
 from autosplit.clusters.agent import ANSWERS, CONTROL, NUM_SLOTS, PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
@@ -23,6 +21,7 @@ from autosplit.reports.results import RunStats, StageStats
 from autosplit.running.engine import Engine
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
+from autosplit.running.request import Request
 from autosplit.running.stage import StagePlacement
 from autosplit.running.wiring import Wiring, wire
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
@@ -110,7 +109,7 @@ class _Returns(Receiver):
     """
 
     events: Events
-    outputs: Sequence[TensorSpec]
+    outputs: Sequence[Sequence[TensorSpec]]
     hosts: frozenset[str]
     due: set[tuple[str, int]] = field(default_factory=set)
     closing: bool = False
@@ -119,7 +118,7 @@ class _Returns(Receiver):
         """An answer came: copy it out of its slot. Raises: ConnectionError: it is not due from this host."""
         self._settle(connection, frame)
         values = {}
-        for spec, tensor in zip(self.outputs, slot.tensors, strict=True):
+        for spec, tensor in zip(self.outputs[frame.variant], slot.tensors[frame.variant], strict=True):
             values[spec.name] = empty_like_spec(spec)
             copy_into(values[spec.name], tensor)
         connection.release(slot)
@@ -168,7 +167,7 @@ class HostsDeployment:
         self._segments = segments_of(wiring.stages, wiring.inputs, wiring.outputs, f"deployment-{next(_numbers)}")
         self._places = [(number, host) for number, segment in enumerate(self._segments) for host in dict.fromkeys(segment.hosts)]
         """Each segment on each of its hosts."""
-        self._positions = [wiring.inputs.index(spec.name) for spec in self._segments[0].inputs]
+        self._positions = [wiring.inputs.index(spec.name) for spec in self._segments[0].inputs[0]]
         self._control: list[Connection] = []
         self._answers: list[Connection] = []
         self._requests: dict[str, Connection] = {}
@@ -181,12 +180,12 @@ class HostsDeployment:
             self.close(timeout_s=ENDING_S)
             raise
 
-    def send(self, number: int, inputs: Sequence[torch.Tensor], priority: int, deadline_ns: int) -> None:
+    def send(self, request: Request) -> None:
         """Send a request to the first host; does not wait."""
-        tensors = tuple(inputs[position] for position in self._positions)
+        number, tensors = request.number, tuple(request.inputs[position] for position in self._positions)
         last = self._segments[-1].hosts
         self._returns.due.add((last[number % len(last)], number))
-        self._first(number).post(Outgoing(REQUEST, number, priority, deadline_ns, tensors))
+        self._first(number).post(Outgoing(REQUEST, number, request.priority, request.deadline_ns, tensors, request.variant))
 
     def cancel(self, number: int) -> None:
         """Tell the hosts that a request is not wanted any more."""

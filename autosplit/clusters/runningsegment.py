@@ -19,7 +19,7 @@ from autosplit.errors import AutosplitError, RefusedError, WorkerError
 from autosplit.parsing import shown
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.request import AnswerFuture, Tensors
+from autosplit.running.request import AnswerFuture, MatchingTensors, Tensors
 from autosplit.running.stageworker import KEPT_EVENTS
 
 MOST_SLOTS = 65_536
@@ -36,7 +36,7 @@ class RunningSegment(Receiver):
         self.order = order
         self._route = order.route or ("",)
         self._host = host
-        names = [[spec.name for spec in specs] for specs in (order.inputs, order.outputs)]
+        names = [[spec.name for spec in specs] for specs in (order.inputs[0], order.outputs[0])]
         self.pipeline = Pipeline(order.stages, names[0], names[1])
         self._sources: dict[str, Connection] = {}
         self._targets: dict[str, Connection] = {}
@@ -93,7 +93,10 @@ class RunningSegment(Receiver):
             self._running[frame.number] = None
         deadline_ns = left_ns(frame.left_s)
         try:
-            future = self.pipeline.submit_unbounded(slot.tensors, priority=frame.priority, deadline_ns=deadline_ns)
+            tensors = MatchingTensors(slot.tensors[frame.variant])
+            future = self.pipeline.submit_unbounded(
+                tensors, priority=frame.priority, deadline_ns=deadline_ns, variant=frame.variant
+            )
         except AutosplitError as failure:
             with self._lock:
                 del self._running[frame.number]
@@ -158,7 +161,15 @@ class RunningSegment(Receiver):
                 self._fail(frame.number, failure)
                 return
             self._target(frame.number).post(
-                Outgoing(REQUEST, frame.number, frame.priority, deadline_ns, done.result(), sent=lambda: connection.release(slot))
+                Outgoing(
+                    REQUEST,
+                    frame.number,
+                    frame.priority,
+                    deadline_ns,
+                    done.result(),
+                    frame.variant,
+                    sent=lambda: connection.release(slot),
+                )
             )
         except Exception as failure:
             connection.lose(failure)

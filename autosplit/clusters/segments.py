@@ -34,8 +34,8 @@ class Segment:
         name: no two segments of a cluster share one.
         stages: in topological order, with the devices of all hosts, or of one host.
         hosts: the host of each replica of its stages; request ``k`` runs on ``hosts[k % len(hosts)]``.
-        inputs: the values that come in, with their layouts.
-        outputs: the values that go on, with their layouts.
+        inputs: the values that come in, with their layouts for each variant.
+        outputs: the values that go on, with their layouts for each variant.
         num_slots: most requests in the segment on one host.
         sources: the hosts that send requests, each over one connection.
         next_name: name of the next segment; empty for the last one.
@@ -45,8 +45,8 @@ class Segment:
     name: str
     stages: tuple[StagePlacement, ...]
     hosts: tuple[str, ...]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: tuple[tuple[TensorSpec, ...], ...]
+    outputs: tuple[tuple[TensorSpec, ...], ...]
     num_slots: int
     sources: tuple[str, ...] = (DRIVER,)
     next_name: str = ""
@@ -63,13 +63,17 @@ class Segment:
     @property
     def folders(self) -> set[Path]:
         """The folders of its stages. Raises: PlanError: a module is none, and cannot run on another host."""
-        return {_saved(stage).folder for stage in self.stages}
+        return {_saved(one).folder for stage in self.stages for one in stage.at_each_size()}
 
     def moved(self, place: Callable[[Path], Path]) -> "Segment":
         """The segment with its folders in other places."""
-        modules = [replace(_saved(stage), folder=place(_saved(stage).folder)) for stage in self.stages]
-        moved = (replace(stage, module=module) for stage, module in zip(self.stages, modules, strict=True))
-        return replace(self, stages=tuple(moved))
+
+        def moved(stage: StagePlacement) -> StagePlacement:
+            modules = [replace(_saved(one), folder=place(_saved(one).folder)) for one in stage.at_each_size()]
+            variants = [replace(one, module=module) for one, module in zip(stage.variants, modules[1:], strict=True)]
+            return replace(stage, module=modules[0], variants=tuple(variants))
+
+        return replace(self, stages=tuple(map(moved, self.stages)))
 
 
 def _saved(stage: StagePlacement) -> StageFolder:
@@ -95,11 +99,12 @@ def segments_of(
         raise PlanError(f"stage '{here[0]}' is on a device without a host; in a cluster each device has one, as in node-a/cpu:0")
     runs = [tuple(run) for _, run in groupby(stages, key=lambda stage: tuple(device.host for device in stage.devices))]
     hosts = [tuple(device.host for device in run[0].devices) for run in runs]
-    specs = {spec.name: spec for stage in stages for spec in (*stage.outputs, *stage.inputs)}
-    unread = [name for name in outputs if name not in specs]
+    sizes = zip(*(stage.at_each_size() for stage in stages), strict=True)
+    layouts = [{spec.name: spec for stage in one for spec in (*stage.outputs, *stage.inputs)} for one in sizes]
+    unread = [name for name in outputs if name not in layouts[0]]
     if unread:
         raise PlanError(f"output '{unread[0]}' is an input that no stage reads, which a pipeline over hosts does not carry")
-    known = [name for name in dict.fromkeys(inputs) if name in specs]
+    known = [name for name in dict.fromkeys(inputs) if name in layouts[0]]
     found = []
     for number, run in enumerate(runs):
         made = [spec.name for stage in run for spec in stage.outputs]
@@ -111,8 +116,8 @@ def segments_of(
                 name=f"{name}.{number}",
                 stages=run,
                 hosts=hosts[number],
-                inputs=tuple(specs[value] for value in known),
-                outputs=tuple(specs[value] for value in on),
+                inputs=tuple(tuple(specs[value] for value in known) for specs in layouts),
+                outputs=tuple(tuple(specs[value] for value in on) for specs in layouts),
                 num_slots=_num_slots(run, hosts[number]),
                 sources=hosts[number - 1] if number else (DRIVER,),
                 next_name="" if is_last else f"{name}.{number + 1}",

@@ -65,14 +65,15 @@ def say_reused(profile: Any, store: Path, started: str) -> None:
 
 
 def trace(given: options.Profile | Evaluate, progress: Progress, model: str, weights: bool = True) -> Any:
-    """A model, traced for the requests that the flags describe."""
+    """A model, traced for the requests that the flags describe: a ``Family`` where they have several sizes."""
     from autosplit import api
 
     progress("trace", 0.0, "loading the model and capturing its graph")
-    chosen: dict[str, Any] = (
-        {} if not isinstance(given, options.Profile) else {"values": given.values, "trust_backends": given.trusted}
-    )
-    traced = api.trace(model, batch=given.batch, seq_len=given.seq_len, trust=given.trust, weights=weights, **chosen)
+    chosen: dict[str, Any] = {"batch": given.batch, "seq_len": given.seq_len}
+    if isinstance(given, options.Profile):
+        several = {"sizes": given.sizes} if given.sizes else given.request
+        chosen = {**several, "values": given.values, "trust_backends": given.trusted}
+    traced = api.trace(model, trust=given.trust, weights=weights, **chosen)
     for note in traced.notes:
         say(f"note: {note}")
     say_kept(given)

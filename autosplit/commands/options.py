@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autosplit.commands.configfile import read_config
+from autosplit.commands.pairs import device_lists, pins_of
 from autosplit.errors import UsageError
 from autosplit.progress import Progress
 from autosplit.values.constraints import ANY_NUMBER, Constraints
 from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH
 from autosplit.values.samples import BACKENDS, Precision, backend_fault
+from autosplit.values.shapes import Sizes, parse_sizes
 
 if TYPE_CHECKING:
     from autosplit.deploying.setup import Budget, Hosts, Setup
@@ -136,8 +138,11 @@ class Profile(Devices):
     """Model and measurement."""
 
     model: Annotated[str, typer.Argument(help=MODEL_HELP)]
-    batch: Annotated[int, typer.Option(min=1, help="Items in one request.")] = 1
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens in one item; default: the model's example.")] = None
+    batch: Annotated[str, typer.Option(help="Items in one request; search and auto also take a range: 1..16, or 1,2,4.")] = "1"
+    seq_len: Annotated[
+        str | None,
+        typer.Option(help="Tokens in one item, or a range as for --batch: 16..512; default: the model's example."),
+    ] = None
     trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2 file, which can run code of its maker.")] = False
     backend: Annotated[str, typer.Option(help=BACKEND_HELP)] = BACKENDS_DEFAULT
     profiles: Profiles = None
@@ -150,6 +155,22 @@ class Profile(Devices):
         typer.Option(help="any: requests may hold NaN, infinity, huge integers, ids beyond their tables."),
     ] = "finite"
     trust_backend: Annotated[str, typer.Option(help="Backends that get ops even where they compute otherwise than eager.")] = ""
+
+    @property
+    def sizes(self) -> dict[str, Sizes]:
+        """The sizes of each dimension for requests of several sizes; empty for one size. Raises: UsageError: no sizes."""
+        texts = {"batch": self.batch, "seq": self.seq_len}
+        found = {dim: parse_sizes(text) for dim, text in texts.items() if text is not None}
+        several = any(len(sizes) > 1 for sizes in found.values())
+        return {dim: sizes for dim, sizes in found.items() if len(sizes) > 1 or sizes[0] > 1} if several else {}
+
+    @property
+    def request(self) -> dict[str, int | None]:
+        """Items and tokens of each request, where all have one size. Raises: UsageError: they have several."""
+        if self.sizes:
+            raise UsageError("requests of several sizes are for search, auto and run; give one number")
+        [batch] = parse_sizes(self.batch)
+        return {"batch": batch, "seq_len": None if self.seq_len is None else parse_sizes(self.seq_len)[0]}
 
     @property
     def trusted(self) -> tuple[str, ...]:
@@ -198,6 +219,10 @@ class Measure(Profile):
 class Search(Profile):
     """Plan and search."""
 
+    traffic: Annotated[
+        Path | None,
+        typer.Option(help="File of the sizes that come, a row each (CSV: batch, seq, count); default: all in the range alike."),
+    ] = None
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The plan file to write; for a workload, its answer as JSON.")
     ] = PLAN_FILE
@@ -254,8 +279,8 @@ class Search(Profile):
             max_stages=self.max_stages,
             max_replicas=self.max_replicas or ANY_NUMBER,
             pins=pins_of(self.pin),
-            forbids=_device_lists(self.forbid, "--forbid"),
-            allows=_device_lists(self.allow, "--allow"),
+            forbids=device_lists(self.forbid, "--forbid"),
+            allows=device_lists(self.allow, "--allow"),
             together=tuple(self.together or ()),
             max_latency_s=math.inf if self.max_latency is None else seconds(self.max_latency),
             min_stage_s=0.0 if self.min_stage is None else seconds(self.min_stage),
@@ -373,32 +398,9 @@ class Run(Running, Devices):
 
     plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
     model: PlansModel = None
+    traffic: Annotated[Path | None, typer.Option(help="For a plan of several sizes: file of the sizes that come.")] = None
     dot: Dot = None
     baselines: Annotated[bool, typer.Option(help="Run the baselines beside the plan.")] = True
     watch: Annotated[bool, typer.Option(help="Show on stderr what every stage does while it runs.")] = False
     precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: what the plan says.")] = None
     profiles: Profiles = None
-
-
-def pins_of(texts: list[str] | None, flag: str = "--pin") -> dict[str, str]:
-    """Pattern to device. Raises: UsageError: a pair without ``=``, or a pattern on two devices."""
-    pins: dict[str, str] = {}
-    for pattern, device in _pairs(texts, flag):
-        if pins.setdefault(pattern, device) != device:
-            raise UsageError(f"{flag} '{pattern}' is given with '{pins[pattern]}' and with '{device}'; ops run on one device")
-    return pins
-
-
-def _device_lists(texts: list[str] | None, flag: str) -> dict[str, tuple[str, ...]]:
-    """Pattern to all devices given with it. Raises: UsageError: a pair without ``=``."""
-    found: dict[str, tuple[str, ...]] = {}
-    for pattern, device in _pairs(texts, flag):
-        found[pattern] = (*found.get(pattern, ()), device)
-    return found
-
-
-def _pairs(texts: list[str] | None, flag: str) -> list[tuple[str, str]]:
-    for text in texts or []:
-        if "=" not in text:
-            raise UsageError(f"{flag} {text} has no '='; write {flag} 'PATTERN=DEVICE'")
-    return [(text.rpartition("=")[0], text.rpartition("=")[2]) for text in texts or []]

@@ -8,7 +8,8 @@ import typer
 
 from autosplit.commands.console import err, load_plan, log, say, show, trace
 from autosplit.commands.machines import opened_machine
-from autosplit.commands.options import Output, PlansModel, Profile, pins_of
+from autosplit.commands.options import Output, PlansModel, Profile
+from autosplit.commands.pairs import pins_of
 from autosplit.errors import UsageError
 from autosplit.progress import bars
 

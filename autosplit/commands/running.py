@@ -20,6 +20,7 @@ from autosplit.commands.console import (
 )
 from autosplit.commands.exchangeoptions import Export
 from autosplit.commands.machines import opened_machine
+from autosplit.commands.shaping import plan_shapes, run_shapes
 from autosplit.commands.starting import start
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
@@ -43,6 +44,9 @@ def run(given: options.Run) -> None:
         with bars(err) as progress:
             loaded = load_plan(given.plan, given.model, progress, devices=machine)
         plan, traced = loaded.plan, loaded.traced
+        if loaded.family is not None:
+            run_shapes(given, loaded, machine)
+            return
         if given.precision not in (None, plan.precision):
             plan = replace(plan, precision=given.precision or "f32").unpredicted()
         say_kept(given)
@@ -69,6 +73,9 @@ def run(given: options.Run) -> None:
 
 def auto(given: options.Auto) -> None:
     """Find the best way to run a model: trace, profile, search, run, compare; the best plan is written."""
+    if given.sizes:
+        plan_shapes(given, compare=True)
+        return
     wanted = given.constraints()
     start_s = start(lambda: given.backends)
     from autosplit import api, keeping

@@ -20,6 +20,7 @@ from autosplit.commands.console import (
     write_simulation,
 )
 from autosplit.commands.machines import opened_machine
+from autosplit.commands.shaping import plan_shapes
 from autosplit.commands.sharing import is_for_several, search_several
 from autosplit.commands.starting import start
 from autosplit.commands.workloadfiles import search_workload
@@ -36,6 +37,9 @@ def search(given: options.Plans) -> None:
         search_workload(given)
         return
     given.require_for_models()
+    if given.sizes:
+        plan_shapes(given, compare=False)
+        return
     wanted = given.constraints()
     start(lambda: given.backends)
     from autosplit import api, keeping

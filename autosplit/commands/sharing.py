@@ -31,6 +31,11 @@ class _Entry(BaseModel):
     batch: int = Field(default=1, ge=1)
     seq_len: int | None = Field(default=None, ge=1)
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes of a request as flags."""
+        return {"batch": str(self.batch), "seq_len": None if self.seq_len is None else str(self.seq_len)}
+
 
 class _ModelsFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -54,8 +59,7 @@ def _entries(given: options.Plans) -> dict[str, _Entry]:
         raise UsageError(f"model '{twice[0]}' is given twice; name each in a YAML file, or give one of them another rate")
     if len(texts) != len(specs):
         raise UsageError(f"--rates has {len(texts)} rates for {len(specs)} models; give one for each, such as --rates 100,20,5")
-    asked = {"batch": given.batch, "seq_len": given.seq_len}
-    rows = {spec: {"model": spec, "rate_per_s": text, **asked} for spec, text in zip(specs, texts, strict=True)}
+    rows = {spec: {"model": spec, "rate_per_s": text, **given.request} for spec, text in zip(specs, texts, strict=True)}
     return validated(_ModelsFile, {"models": rows}, UsageError, "--rates cannot be used").models
 
 
@@ -76,8 +80,7 @@ def search_several(given: options.Plans) -> None:
         require_costs(machine, absent_devices(machine), setup.profile_of)
         weights = bool(sources(machine))
         models = {
-            name: trace(replace(given, batch=entry.batch, seq_len=entry.seq_len), progress, entry.model, weights=weights)
-            for name, entry in entries.items()
+            name: trace(replace(given, **entry.sizes), progress, entry.model, weights=weights) for name, entry in entries.items()
         }
         found = share(
             models,

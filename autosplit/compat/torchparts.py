@@ -3,6 +3,7 @@
 Containers (``pytree``) are those of ``ExportedProgram.call_spec``; operators are those of a traced graph.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,12 +28,14 @@ __all__ = [
     "OpOverload",
     "custom_source",
     "detect_fake_mode",
+    "expression_of",
     "is_functorch_wrapped_tensor",
     "num_writes",
     "pytree",
     "renamed",
     "schema_of",
     "stores_of",
+    "with_graph",
 ]
 
 
@@ -59,6 +62,18 @@ def renamed(exported: ExportedProgram, paths: Mapping[str, str]) -> None:
     )
     exported._state_dict = {paths.get(name, name): item for name, item in exported.state_dict.items()}
     exported._constants = {paths.get(name, name): item for name, item in exported.constants.items()}
+
+
+def with_graph(exported: ExportedProgram, graph: torch.fx.Graph) -> ExportedProgram:
+    """A program with another graph; weights and signature stay those of the first."""
+    found = copy.copy(exported)
+    found._graph_module = torch.fx.GraphModule(exported.graph_module, graph)
+    return found
+
+
+def expression_of(size: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    """The sympy expression of a symbolic size."""
+    return size.node.expr
 
 
 def stores_of(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:

@@ -1,32 +1,53 @@
 """Place the stages of a plan on devices, and open them as a network of a host."""
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import torch
 
 from autosplit.backends.base import get_backend, require_streams
 from autosplit.backends.conformance import require_right
 from autosplit.backends.workspace import Workspace
 from autosplit.devices.discovering import Devices, as_machine, check_here
+from autosplit.errors import PlanError
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import machine_of
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
-from autosplit.running.stage import StagePlacement
+from autosplit.running.stage import StagePlacement, Variant
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, split
+from autosplit.tracing.tensorspec import spec_of
 from autosplit.values.machine import Device, Machine
 from autosplit.values.plan import Plan, Stage, held_on
 from autosplit.values.samples import Precision
 
+SHARING = ("eager", "onnxruntime")
+"""Backends with one copy of the weights for all variants of a stage. The others pack the weights anew for each."""
 
-def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *, capped: bool = False) -> list[StagePlacement]:
+
+def place(
+    traced: Traced,
+    plan: Plan,
+    machine: Machine,
+    workspace: Workspace,
+    *,
+    capped: bool = False,
+    variants: Sequence[Traced] = (),
+) -> list[StagePlacement]:
     """The plan's stages as the runtime takes them.
 
-    Where the machine, or with ``capped`` the host, has memory caps, a plan whose memory nobody counted is counted first.
-
-    Raises: PlanError: the plan does not fit the model or the machine. BackendError: a backend refuses a stage. DeviceError: a
-        device is not here.
+    Args:
+        traced: the model, at its largest sizes if it has several.
+        plan: the plan.
+        machine: the devices.
+        workspace: where stages are saved.
+        capped: the host has memory caps. Where it or the machine has, a plan whose memory nobody counted is counted first.
+        variants: the model at other sizes, each a variant of every stage over the same weights.
+    Raises: PlanError: the plan does not fit the model or the machine, or a variant has other ops or weights. BackendError: a
+        backend refuses a stage. DeviceError: a device is not here.
     """
     check_here(machine)
     machine = machine_of([plan], machine)
@@ -34,22 +55,48 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *,
     if capped and any(stage.memory is None for stage in plan.stages):
         plan = count(traced.graph, plan, values_of(traced))
     plan.verify(traced.graph, machine)
-    require_right(traced, plan)
-    programs = split(traced, [stage.ops for stage in plan.stages])
-    return [
-        StagePlacement(
-            name=stage.name,
-            module=_module(workspace, program, stage, precision, [machine[name] for name in stage.devices]),
-            inputs=program.inputs,
-            outputs=program.outputs,
-            devices=tuple(machine[name] for name in stage.devices),
-            threads=stage.threads,
-            queue_depth=plan.queue_depth,
-            streams=stage.streams,
-            memory_bytes={name: _added_bytes(plan.stages[: number + 1], machine[name], traced) for name in stage.devices},
+    for one in (traced, *variants):
+        require_right(one, plan)
+    programs = zip(*(split(one, [stage.ops for stage in plan.stages]) for one in (traced, *variants)), strict=True)
+    found = []
+    for number, (stage, precision, (program, *others)) in enumerate(zip(plan.stages, plan.precisions, programs, strict=True)):
+        devices = tuple(machine[name] for name in stage.devices)
+        module = _module(workspace, program, stage, precision, devices)
+        for other in others:
+            _require_same_weights(program, other)
+        sizes = [
+            Variant(_module(workspace, other, stage, precision, devices, module.folder), other.inputs, other.outputs)
+            for other in others
+        ]
+        own_bytes = 0 if stage.backend in SHARING else len(others) * program.weight_bytes
+        found.append(
+            StagePlacement(
+                name=stage.name,
+                module=module,
+                inputs=program.inputs,
+                outputs=program.outputs,
+                devices=devices,
+                threads=stage.threads,
+                queue_depth=plan.queue_depth,
+                streams=stage.streams,
+                memory_bytes={
+                    name: own_bytes + _added_bytes(plan.stages[: number + 1], machine[name], traced) for name in stage.devices
+                },
+                variants=tuple(sizes),
+            )
         )
-        for number, (stage, precision, program) in enumerate(zip(plan.stages, plan.precisions, programs, strict=True))
-    ]
+    return found
+
+
+def _require_same_weights(program: StageProgram, other: StageProgram) -> None:
+    """Raises: PlanError: a weight of another variant differs from that of the largest one."""
+    for name in program.weights.keys() | other.weights.keys():
+        own, its = program.weights.get(name), other.weights.get(name)
+        if own is None or its is None or spec_of(name, own) != spec_of(name, its) or not torch.equal(own, its):
+            raise PlanError(
+                f"weight '{name}' of '{program.name}' is another one at other sizes: the model makes it of a size, and variants "
+                "share their weights; run the model at one size, or make the tensor in forward"
+            )
 
 
 def _added_bytes(stages: Sequence[Stage], device: Device, traced: Traced) -> int:
@@ -59,21 +106,35 @@ def _added_bytes(stages: Sequence[Stage], device: Device, traced: Traced) -> int
 
 
 def _module(
-    workspace: Workspace, program: StageProgram, stage: Stage, precision: Precision, devices: Sequence[Device]
+    workspace: Workspace,
+    program: StageProgram,
+    stage: Stage,
+    precision: Precision,
+    devices: Sequence[Device],
+    first: Path | None = None,
 ) -> StageFolder:
     """The stage's folder, to be loaded as the stage says. Raises: BackendError: the backend refuses the stage, or its streams."""
     if stage.streams > 1:
         require_streams(get_backend(stage.backend))
-    folder = workspace.add(program, stage.backend, precision, devices)
+    folder = workspace.add(program, stage.backend, precision, devices, first)
     return StageFolder(folder, stage.backend, precision, program.packages, trust=True)
 
 
-def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> Engine:
+def deploy(
+    host: HostManager,
+    name: str,
+    traced: Traced,
+    plan: Plan,
+    machine: Machine,
+    workspace: Workspace,
+    variants: Sequence[Traced] = (),
+) -> Engine:
     """The plan as a network of a host, waiting for requests: flat tensors for ``graph.inputs``, answers for ``graph.outputs``.
 
+    With ``variants``, the model at other sizes, requests may have the shapes of each of them.
     Raises: PlanError, BackendError as ``place``; WorkerError: a worker could not load its stage.
     """
-    stages = place(traced, plan, machine, workspace, capped=host.capped)
+    stages = place(traced, plan, machine, workspace, capped=host.capped, variants=variants)
     return host.add_network(name, stages, traced.graph.inputs, traced.graph.outputs, process=plan.process)
 
 

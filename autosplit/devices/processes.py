@@ -320,25 +320,27 @@ class _Mapped(NamedTuple):
 
 
 def _mapped(pid: int) -> _Mapped:
-    """The mappings of a process, all 0 if it is gone.
+    """The mappings of a process, all 0 if it is gone. Pages of a file that is mapped several times count once.
 
     ``Private_Dirty`` also counts a file's pages that wait to be written to disk, such as weights that were saved a moment ago.
     """
-    proportional = own = data = 0
-    path, fields = "", dict[str, int]()
+    proportional = own = 0
+    data = dict[tuple[str, ...], int]()
+    path, place, fields = "", tuple[str, ...](), dict[str, int]()
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, text = line.partition(":")
             if not line[0].isupper():  # the first line of a mapping
                 words = line.split(maxsplit=5)
-                path, fields = words[5] if len(words) > 5 else "", {}
+                path, place, fields = words[5] if len(words) > 5 else "", tuple(words[2:5]), {}
             elif name in ("Rss", "Pss", "Private_Dirty"):
                 fields[name] = int(text.split()[0]) * 1024
             elif name == "Anonymous":  # after the others
                 proportional += fields["Pss"]
                 own += min(fields["Private_Dirty"], int(text.split()[0]) * 1024)
-                data += fields["Rss"] if _is_data(path) else 0
-    return _Mapped(proportional, own, data)
+                if _is_data(path):
+                    data[place] = max(data.get(place, 0), fields["Rss"])
+    return _Mapped(proportional, own, sum(data.values()))
 
 
 def _is_data(path: str) -> bool:

@@ -51,7 +51,7 @@ def open_rings(devices: Sequence[Device]) -> Iterator[LinkRings]:
     with ExitStack() as stack:
 
         def ring() -> Ring:
-            found = Ring.create([spec], num_slots=2)
+            found = Ring.create([[spec]], num_slots=2)
             stack.callback(found.close)
             return found
 

@@ -3,7 +3,7 @@
 The modules, in the order of their use::
 
     modules         what a worker can run: StageFolder, PythonFunction, LocalFunction
-    stage           StagePlacement: a stage, the same value from the plan to the worker
+    stage           StagePlacement: a stage, the same value from the plan to the worker; Variant: the stage at other sizes
     wiring          wire(): stages to channels
     ring            shared memory: tensors, from one sender to one receiver; copying: into and out of it
     statusblock     shared memory: deadlines and numbers of requests, and the state of each worker

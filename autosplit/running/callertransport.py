@@ -21,7 +21,7 @@ from autosplit.errors import AutosplitError, PlanError, RefusedError
 from autosplit.reports.results import StageStats
 from autosplit.running.admission import Admission, FixedPace, wait_until
 from autosplit.running.inputcopies import InputCopies
-from autosplit.running.localstage import LocalStage, ThreadContext
+from autosplit.running.localstage import LocalStage, ThreadContext, Work, serve
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
 from autosplit.running.request import Request
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_Place = tuple[LocalStage, "Context"]
-"""A copy, and one of its contexts."""
+_Place = tuple[LocalStage, tuple["Context", ...]]
+"""A copy, and one of its contexts for each variant."""
 
 WATCH_S = 0.5
 """How often to look for requests that failed and of which their runtime tells only if it is asked."""
@@ -108,10 +108,10 @@ class CallerTransport:
     def send(self, request: Request) -> None:
         """Start a request in an idle place."""
         self._copies.hold(request)
-        stage, context = place = self._idle.popleft()
+        stage, contexts = place = self._idle.popleft()
         self._running[request] = place
         try:
-            stage.start(request, context, functools.partial(self._finish, request, place))
+            stage.start(request, contexts[request.variant], functools.partial(self._finish, request, place))
         except Exception as failure:  # the text of the error may take long, and the lock is held here
             self._unreported.put((request, place, failure))
         if not self._is_watched:
@@ -144,9 +144,9 @@ class CallerTransport:
             self._is_over = True
             wait_until(self._is_still, admission.changed, None, admission.answers.check_thread)
         self._unreported.put(None)
-        for _, context in self._idle:
-            if isinstance(context, ThreadContext):
-                context.end()
+        for _, contexts in self._idle:
+            if isinstance(contexts[0], ThreadContext):
+                contexts[0].end()
         for thread in self._threads:
             thread.join()
         for stage in self._stages:
@@ -173,12 +173,12 @@ class CallerTransport:
             loaded.put(())
             return
         self._stages.append(stage)
-        if stage.contexts:
-            loaded.put([(stage, context) for context in stage.contexts])
+        if places := stage.places():
+            loaded.put([(stage, contexts) for contexts in places])
         else:
-            context = ThreadContext(stage.run)
-            loaded.put([(stage, context)])
-            context.serve()
+            inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
+            loaded.put([(stage, stage.thread_place(inbox))])
+            serve(inbox)
 
     def _finish(self, request: Request, place: _Place, failure: BaseException | None) -> None:
         """Answer a request in the thread that computed it, once the next request has its place; a second call does nothing."""
@@ -187,7 +187,7 @@ class CallerTransport:
         answers, thread = self._admission.answers, threading.get_ident()
         answers.threads.add(thread)
         try:
-            place[0].finish(request, place[1], failure)
+            place[0].finish(request, place[1][request.variant], failure)
             answers.deliver(self._admission.settle([request], functools.partial(self._release, place)))
         except BaseException:
             log.exception("request %d was not answered", request.number)
@@ -211,7 +211,7 @@ class CallerTransport:
                     self._is_watched = bool(running)
                 for request, place in running:
                     try:
-                        place[1].wait(0)
+                        place[1][request.variant].wait(0)
                     except Exception as failure:
                         self._finish(request, place, failure)
                 continue

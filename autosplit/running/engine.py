@@ -98,7 +98,7 @@ class Engine:
         stage border. With one copy of a stage in the caller's process, the answer is there when this returns.
 
         Args:
-            inputs: one tensor for each input, with the shapes and dtypes that the pipeline was built for.
+            inputs: one tensor for each input, with the shapes of one of the pipeline's variants and the dtypes of all.
             priority: lower leaves the admission queue sooner; then arrival counts.
             deadline_s: seconds from now after which no stage begins the request; a request in its last stage is answered.
             timeout_s: seconds to wait for a place in the admission queue; None waits without limit, 0 refuses at once.
@@ -114,12 +114,16 @@ class Engine:
         request.returns, request.priority = returns, priority
         return self._submit(request, timeout_s)
 
-    def submit_unbounded(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> AnswerFuture:
+    def submit_unbounded(
+        self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0, variant: int = 0
+    ) -> AnswerFuture:
         """Take in tensors that will not change any more, whether the queue is full or not: the caller bounds their number.
+
+        ``variant`` is that of MatchingTensors; the variant of other tensors follows from their shapes.
 
         Raises: UsageError: the inputs do not fit. RefusedError: the pipeline is closed. WorkerError: it has given up.
         """
-        request = self._intake(inputs, deadline_ns, caller_keeps_inputs=True)
+        request = self._intake(inputs, deadline_ns, caller_keeps_inputs=True, variant=variant)
         request.priority = priority
         return self._submit(request, None)
 

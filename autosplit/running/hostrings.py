@@ -48,7 +48,8 @@ class InputRings:
                 request.values[name] = request.inputs[position].clone()
             for ends, index in self._ends:
                 end = ends[request.sequence % len(ends)]
-                end.acquire(request.sequence, timeout_s=0.0).write([request.inputs[position] for position in index])
+                slot = end.acquire(request.sequence, timeout_s=0.0)
+                slot.write([request.inputs[position] for position in index], request.variant)
                 end.release(request.sequence)
         except BaseException:  # Ctrl-C in a caller's thread, for example
             self._skip(request.sequence)
@@ -66,10 +67,10 @@ class InputRings:
 
 @dataclass(slots=True)
 class ResultRing:
-    """The receiving end of one ring that leads to the host: its values by name, and the number of its next request."""
+    """The receiving end of one ring that leads to the host: its values by name for each variant, and its next request."""
 
     end: RingEnd
-    copies: dict[str, CopyPool]
+    copies: list[dict[str, CopyPool]]
     first: int
     every: int
     next: int
@@ -98,7 +99,7 @@ class ResultRing:
             return
         request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
         if slot.header[FLAG] == DATA:
-            for (name, copies), value in zip(self.copies.items(), slot.tensors, strict=True):
+            for (name, copies), value in zip(self.copies[request.variant].items(), slot.tensors, strict=True):
                 request.values[name] = copies.copy(value)
         elif request.error is None:
             request.error = error_of(slot, request.number)
@@ -122,7 +123,8 @@ class ResultRings:
         for channel, rings in zip(wiring.channels, deployment.rings, strict=True):
             for first, ring in enumerate(rings if channel.target == HOST else ()):
                 end = RingEnd(ring, sends=False)
-                copies = {spec.name: CopyPool(spec, 4 * wiring.most_in_flight) for spec in channel.specs}
+                most = 4 * wiring.most_in_flight
+                copies = [{spec.name: CopyPool(spec, most) for spec in specs} for specs in channel.layouts]
                 self._rings.append(ResultRing(end, copies, first, channel.every, first))
         self._ring_fds = {ring.end.fd for ring in self._rings}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -14,14 +14,15 @@ class InputCopies:
     """
 
     def __init__(self, wiring: Wiring, most: int) -> None:
-        specs = wiring.input_specs
-        self._pools = [CopyPool(specs[name], most) if name in specs else None for name in wiring.inputs]
+        self._pools = [
+            [CopyPool(specs[name], most) if name in specs else None for name in wiring.inputs] for specs in wiring.input_layouts
+        ]
 
     def hold(self, request: Request) -> None:
         """Copy the inputs of a request, unless its caller keeps them or they were copied. Not for several threads at once."""
         if request.caller_keeps_inputs or request.holds_inputs:
             return
-        pairs = zip(self._pools, request.inputs, strict=True)
+        pairs = zip(self._pools[request.variant], request.inputs, strict=True)
         copies = [pool.copy(value) if pool is not None else value.clone() for pool, value in pairs]
         request.inputs = MatchingTensors(copies) if request.inputs.__class__ is MatchingTensors else tuple(copies)
         request.holds_inputs = True

@@ -5,6 +5,7 @@ The thread of a caller computes a request by ``compute``. By ``start`` and ``fin
 """
 
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -13,7 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -31,7 +32,7 @@ from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import STATUS_WORDS
 from autosplit.running.wiring import Wiring
-from autosplit.tracing.tensorspec import announced, check_outputs, laid_out, zeros
+from autosplit.tracing.tensorspec import Announced, TensorSpec, announced, check_outputs, laid_out, zeros
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Context, Done, Runnable
@@ -40,6 +41,21 @@ log = logging.getLogger(__name__)
 
 NUM_USUAL = 3
 """A core that is lent to another process makes one request slow, and seldom three in a row."""
+
+
+class _Loaded(NamedTuple):
+    """The stage at the sizes of one variant.
+
+    ``contexts`` compute requests in threads of the runtime; there are none without such threads. ``sources`` are positions and
+    layouts of its inputs, ``targets`` its outputs with memory for those that are copied.
+    """
+
+    stage: StagePlacement
+    run: "Runnable"
+    contexts: Sequence["Context"]
+    sources: Sequence[tuple[int, TensorSpec]]
+    targets: Sequence[tuple[str, CopyPool | None]]
+    announced: Sequence[Announced]
 
 
 class LocalStage:
@@ -59,26 +75,15 @@ class LocalStage:
         self._words = [0] * STATUS_WORDS
         """As in the status block of a pipeline."""
         self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
-        self._sources = [(wiring.inputs.index(spec.name), spec) for spec in stage.inputs]
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
         before_bytes, begun_s = anonymous_bytes(os.getpid()), time.perf_counter()
         try:
-            stage.module.import_packages()
-            run = stage.load(replica, shared=len(stage.devices) > 1)
-            self.contexts: Sequence[Context] = getattr(run, "contexts", ())
-            """Places for requests that threads of the runtime compute; none without such threads."""
-            self.run = run if stage.module.kind in OWN_THREADS else _with_threads_kept(run)
-            stage.warm_up(self.run)
-            shared = _shared_outputs(self.run, stage) if stage.module.warms_up else [True] * len(stage.outputs)
+            self._loaded = [_load(one, replica, wiring) for one in stage.at_each_size()]
         except AutosplitError:
             raise
         except Exception as failure:
             raise BackendError(f"stage '{stage.name}' could not be loaded in the caller's process: {failure}") from failure
-        most = 4 * wiring.most_in_flight
-        pools = [CopyPool(spec, most) if used else None for spec, used in zip(stage.outputs, shared, strict=True)]
-        self._targets = [(spec.name, pool) for spec, pool in zip(stage.outputs, pools, strict=True)]
-        self._announced = announced(stage.outputs)
-        self.ready = Ready(before_bytes, time.perf_counter() - begun_s, str(getattr(self.run, "note", "")))
+        self.ready = Ready(before_bytes, time.perf_counter() - begun_s, str(getattr(self._loaded[0].run, "note", "")))
         self._words[statusblock.STATE] = statusblock.WAITING
         self._words[statusblock.SINCE_NS] = self._idle_ns = time.monotonic_ns()
 
@@ -100,7 +105,7 @@ class LocalStage:
             flag = SKIPPED
         else:
             try:
-                outputs = self.run(self._inputs(request))
+                outputs = self._loaded[request.variant].run(self._inputs(request))
                 ran = time.monotonic_ns()
                 self._take(request, outputs)
             except Exception:
@@ -110,6 +115,14 @@ class LocalStage:
         request.made_ns = time.monotonic_ns()
         words[statusblock.STATE] = statusblock.WAITING
         self._count(request, flag, got, ran)
+
+    def places(self) -> "list[tuple[Context, ...]]":
+        """Places for requests that threads of the runtime compute, each a context for each variant; none without such threads."""
+        return list(zip(*[one.contexts for one in self._loaded], strict=True))
+
+    def thread_place(self, inbox: "SimpleQueue[Work]") -> "tuple[Context, ...]":
+        """A place for requests that the thread of an inbox computes: see ``serve``."""
+        return tuple(ThreadContext(one.run, inbox) for one in self._loaded)
 
     def start(self, request: Request, context: "Context", done: "Done") -> None:
         """Start a request in an idle context; ``done`` runs later, in another thread. Raises: why it cannot start."""
@@ -147,15 +160,16 @@ class LocalStage:
 
     def _inputs(self, request: Request) -> list[torch.Tensor]:
         """The inputs of the stage, laid out as it was traced."""
-        given = request.inputs
+        given, sources = request.inputs, self._loaded[request.variant].sources
         if given.__class__ is MatchingTensors:
-            return [given[at] for at, _ in self._sources]
-        return [laid_out(given[at], spec) for at, spec in self._sources]
+            return [given[at] for at, _ in sources]
+        return [laid_out(given[at], spec) for at, spec in sources]
 
     def _take(self, request: Request, outputs: Sequence[torch.Tensor]) -> None:
         """Check outputs and make them the request's own. Raises: ValueError: they are not as announced."""
-        check_outputs(outputs, len(self._announced), self._announced)
-        for (name, copies), value in zip(self._targets, outputs, strict=True):
+        loaded = self._loaded[request.variant]
+        check_outputs(outputs, len(loaded.announced), loaded.announced)
+        for (name, copies), value in zip(loaded.targets, outputs, strict=True):
             request.values[name] = value if copies is None else copies.copy(value)
         for name, position in self._passed:
             request.values[name] = request.inputs[position].clone()
@@ -193,28 +207,41 @@ class LocalStage:
 
     def unload(self) -> None:
         """Let go of the weights; there are no more requests. The threads of the runtime have returned from Python by then."""
-        for context in self.contexts:
+        for context in itertools.chain.from_iterable(one.contexts for one in self._loaded):
             with contextlib.suppress(Exception):
                 context.wait()
-        self.contexts = ()
-        self.__dict__.pop("run", None)
+        self._loaded = []
 
     def _explain(self, request: Request, trace: str) -> str:
-        stage, inputs = self._stage, [request.inputs[at] for at, _ in self._sources]
-        return stage.failure_text(self.replica, request.number, inputs, trace)
+        loaded = self._loaded[request.variant]
+        inputs = [request.inputs[at] for at, _ in loaded.sources]
+        return loaded.stage.failure_text(self.replica, request.number, inputs, trace)
+
+
+def _load(stage: StagePlacement, replica: int, wiring: Wiring) -> _Loaded:
+    """Load and warm up the stage at the sizes of one variant. Raises: what its module raises."""
+    stage.module.import_packages()
+    run = stage.load(replica, shared=len(stage.devices) > 1)
+    contexts: Sequence[Context] = getattr(run, "contexts", ())
+    run = run if stage.module.kind in OWN_THREADS else _with_threads_kept(run)
+    stage.warm_up(run)
+    shared = _shared_outputs(run, stage) if stage.module.warms_up else [True] * len(stage.outputs)
+    most = 4 * wiring.most_in_flight
+    targets = [(spec.name, CopyPool(spec, most) if used else None) for spec, used in zip(stage.outputs, shared, strict=True)]
+    sources = [(wiring.inputs.index(spec.name), spec) for spec in stage.inputs]
+    return _Loaded(stage, run, contexts, sources, targets, announced(stage.outputs))
 
 
 class ThreadContext:
-    """A copy on a runtime without threads for requests: the thread that loaded it computes one request after another."""
+    """A copy at the sizes of one variant on a runtime without threads for requests: the thread that loaded it computes them."""
 
-    def __init__(self, run: "Runnable") -> None:
-        self._run = run
-        self._inbox: SimpleQueue[tuple[Sequence[torch.Tensor], Done] | None] = SimpleQueue()
+    def __init__(self, run: "Runnable", inbox: "SimpleQueue[Work]") -> None:
+        self._run, self._inbox = run, inbox
         self._made: Sequence[torch.Tensor] = ()
 
     def start(self, inputs: Sequence[torch.Tensor], done: "Done") -> None:
         """Leave a request to the thread."""
-        self._inbox.put((inputs, done))
+        self._inbox.put((self, inputs, done))
 
     def wait(self, most_s: float = math.inf) -> bool:
         """Whether the thread has ended: it reports each failure itself."""
@@ -225,20 +252,30 @@ class ThreadContext:
         made, self._made = self._made, ()
         return made
 
-    def serve(self) -> None:
-        """The thread: compute requests until ``end``."""
-        while (work := self._inbox.get()) is not None:
-            [inputs, done], failure = work, None
-            try:
-                self._made = self._run(inputs)
-            except BaseException as raised:
-                failure = raised
-            done(failure)
-            del work, inputs, done, failure
+    def compute(self, inputs: Sequence[torch.Tensor], done: "Done") -> None:
+        """Compute a request in this thread."""
+        failure = None
+        try:
+            self._made = self._run(inputs)
+        except BaseException as raised:
+            failure = raised
+        del inputs
+        done(failure)
 
     def end(self) -> None:
         """End the thread after the requests that were left to it."""
         self._inbox.put(None)
+
+
+Work = tuple[ThreadContext, Sequence[torch.Tensor], "Done"] | None
+"""A request for the thread of a copy; None ends it."""
+
+
+def serve(inbox: "SimpleQueue[Work]") -> None:
+    """The thread of a copy: compute one request after another until ``ThreadContext.end``."""
+    while (work := inbox.get()) is not None:
+        work[0].compute(*work[1:])
+        del work
 
 
 def _with_threads_kept(run: "Runnable") -> "Runnable":

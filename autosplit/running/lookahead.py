@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from autosplit.running.ring import DATA, FLAG, Slot
+from autosplit.running.ring import DATA, FLAG, VARIANT, Slot
 from autosplit.running.stagerings import StageRings
 from autosplit.running.statusblock import StatusBlock
 
@@ -51,9 +51,9 @@ class Lookahead:
         alone_until: no request is begun while one before this number is computed.
     """
 
-    def __init__(self, rings: StageRings, run: "Runnable", num_contexts: int, status_block: StatusBlock) -> None:
+    def __init__(self, rings: StageRings, runs: "Sequence[Runnable]", num_contexts: int, status_block: StatusBlock) -> None:
         self._rings = rings
-        self._run, self._num_contexts = run, num_contexts
+        self._runs, self._num_contexts = runs, num_contexts
         self._status_block = status_block
         self._taken: deque[Ahead] = deque()
         self.alone_until = 0
@@ -66,9 +66,9 @@ class Lookahead:
         """Forget all of them; they come again."""
         self._taken.clear()
 
-    def compute(self, sequence: int, inputs: Sequence[torch.Tensor], begun: "Begun | None") -> "Begun":
+    def compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | None") -> "Begun":
         """Begin a request unless it is begun, and wait until it is computed; meanwhile begin those after it."""
-        begun = begun or self._run.begin(inputs)  # type: ignore[attr-defined]
+        begun = begun or self._begin(slots)
         self._begin_following(sequence)
         while len(self._taken) < self._num_contexts - 1:
             if begun.wait(LOOK_AHEAD_S):
@@ -86,12 +86,16 @@ class Lookahead:
             newest, slots = found
             ahead = Ahead(newest, slots)
             if all(slot.header[FLAG] == DATA for slot in slots) and not self._status_block.expired(newest):
-                ahead = Ahead(newest, slots, self._begin(self._rings.inputs(slots)))
+                ahead = Ahead(newest, slots, self._begin_once(slots))
             self._taken.append(ahead)
 
-    def _begin(self, inputs: Sequence[torch.Tensor]) -> "Begun":
+    def _begin(self, slots: Sequence[Slot]) -> "Begun":
+        run = self._runs[slots[0].header[VARIANT]]
+        return run.begin(self._rings.inputs(slots))  # type: ignore[attr-defined, no-any-return]
+
+    def _begin_once(self, slots: Sequence[Slot]) -> "Begun":
         """Begin a request, once only: another try would come after later requests, which have their turns in order."""
         try:
-            return self._run.begin(inputs)  # type: ignore[attr-defined, no-any-return]
+            return self._begin(slots)
         except Exception as failure:
             return _NotBegun(failure)

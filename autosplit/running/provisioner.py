@@ -61,7 +61,7 @@ class Deployment:
             deadline = time.monotonic() + timeout_s
             for number in range(len(self.worker_configs)):
                 self.ready.append(self._await(number, max(0.0, deadline - time.monotonic())))
-            for module in (config.stage.module for config in self.worker_configs):
+            for module in (one.module for config in self.worker_configs for one in config.stage.at_each_size()):
                 if isinstance(module, StageFolder) and module.folder not in self.kept:
                     self.kept[module.folder] = KeptFiles(module.folder)
         except BaseException:
@@ -191,7 +191,7 @@ def provision(wiring: Wiring) -> Deployment:
             made: list[Ring] = []
             rings.append(())
             for _ in channel.pairs():
-                made.append(Ring.create(channel.specs, channel.num_slots, channel.every))
+                made.append(Ring.create(channel.layouts, channel.num_slots, channel.every))
                 rings[-1] = tuple(made)
         shared = Counter(core for stage in wiring.stages for device in stage.devices for core in device.cores)
         configs = [

@@ -89,6 +89,8 @@ class Request:
     holds_inputs: bool = False
     """The inputs are a copy that nobody else changes."""
     priority: int = 0
+    variant: int = 0
+    """The variant of the stages whose inputs have these shapes."""
     sequence: int = -1
     """The number in its lane once it was sent to workers; ``number``: the number of requests that were sent before it."""
     lane: int = 0
@@ -158,11 +160,25 @@ class Intake:
         named = list(enumerate(wiring.inputs))
         self._checks = [(at, self._specs[name].shape, self._specs[name].torch_dtype) for at, name in named if name in self._specs]
         self._unread = [(at, name) for at, name in named if name not in self._specs]
+        read = [wiring.inputs[at] for at, _, _ in self._checks]
+        self._layouts = [[specs[name] for name in read] for specs in wiring.input_layouts]
+        shapes = [tuple(spec.shape for spec in specs) for specs in self._layouts]
+        self._variants = {shape: variant for variant, shape in reversed(list(enumerate(shapes)))}
 
-    def __call__(self, inputs: Sequence[torch.Tensor], deadline_ns: int = 0, *, caller_keeps_inputs: bool = False) -> Request:
-        """The request. Raises: UsageError: the number, a shape, a dtype or the kind of a tensor does not fit."""
+    def __call__(
+        self,
+        inputs: Sequence[torch.Tensor],
+        deadline_ns: int = 0,
+        *,
+        caller_keeps_inputs: bool = False,
+        variant: int = 0,
+    ) -> Request:
+        """The request; ``variant`` is that of MatchingTensors.
+
+        Raises: UsageError: the number, a shape, a dtype or the kind of a tensor does not fit.
+        """
         if inputs.__class__ is MatchingTensors:
-            return Request(inputs, deadline_ns, time.monotonic_ns(), caller_keeps_inputs=caller_keeps_inputs)
+            return Request(inputs, deadline_ns, time.monotonic_ns(), caller_keeps_inputs=caller_keeps_inputs, variant=variant)
         names = self._names
         if not isinstance(inputs, Sequence):
             raise UsageError(f"a request is a list of tensors, one for each input, but is {kind_of(inputs) or 'one tensor'}")
@@ -171,10 +187,21 @@ class Intake:
         for position, shape, dtype in self._checks:
             value = inputs[position]
             if not is_dense(value) or value.shape != shape or value.dtype != dtype:
-                specs = [self._specs[names[at]] for at, _, _ in self._checks]
-                faults = differences(specs, [inputs[at] for at, _, _ in self._checks])
-                raise_faults(UsageError, "the inputs do not fit the pipeline", faults)
+                variant = self._variant_of([inputs[at] for at, _, _ in self._checks])
+                break
         for position, name in self._unread:
             if not is_dense(inputs[position]):
                 raise UsageError(f"input '{name}' is {kind_of(inputs[position])}, and a dense tensor is expected")
-        return Request(tuple(inputs), deadline_ns, time.monotonic_ns(), caller_keeps_inputs=caller_keeps_inputs)
+        return Request(tuple(inputs), deadline_ns, time.monotonic_ns(), caller_keeps_inputs=caller_keeps_inputs, variant=variant)
+
+    def _variant_of(self, inputs: Sequence[torch.Tensor]) -> int:
+        """The variant that takes tensors of these shapes. Raises: UsageError: there is none, or a dtype or kind does not fit."""
+        dense = all(map(is_dense, inputs))
+        variant = self._variants.get(tuple(tuple(value.shape) for value in inputs)) if dense else None
+        if variant is None or any(value.dtype != dtype for value, (_, _, dtype) in zip(inputs, self._checks, strict=True)):
+            faults = differences(self._layouts[variant or 0], inputs)
+            if len(self._layouts) > 1 and variant is None:
+                sizes = "; ".join(", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in specs) for specs in self._layouts)
+                faults.append(f"requests must have exactly the shapes of one of {len(self._layouts)} variants: {sizes}")
+            raise_faults(UsageError, "the inputs do not fit the pipeline", faults)
+        return variant or 0

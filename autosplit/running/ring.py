@@ -44,7 +44,7 @@ from autosplit.tracing.tensorspec import TensorSpec, storage_bytes, view_storage
 
 PAGE = mmap.PAGESIZE
 HEADER_WORDS = 8
-SEQUENCE, FLAG, TEXT_BYTES, POSTED_NS = range(4)
+SEQUENCE, FLAG, TEXT_BYTES, POSTED_NS, VARIANT = range(5)
 DATA, ERROR, SKIPPED = range(3)
 """Flags of a slot: it holds tensors, the text of an error, or nothing (the request was cancelled or is past its deadline)."""
 
@@ -69,11 +69,12 @@ class Interrupted(Exception):  # noqa: N818 - not an error: a message is there
 class RingHandle:
     """The values with which a process opens a ring whose descriptors it inherited.
 
-    The ring carries each ``every``-th request (one between 2 and 3 replicas carries each sixth). ``filled_fd`` wakes the
-    receiver, ``free_fd`` the sender.
+    ``layouts`` holds the layouts of the tensors for each variant, which share the bytes of a slot. The ring carries each
+    ``every``-th request (one between 2 and 3 replicas carries each sixth). ``filled_fd`` wakes the receiver, ``free_fd`` the
+    sender.
     """
 
-    specs: tuple[TensorSpec, ...]
+    layouts: tuple[tuple[TensorSpec, ...], ...]
     num_slots: int
     every: int
     memory_fd: int
@@ -87,18 +88,28 @@ class RingHandle:
 
 
 class Slot:
-    """One slot: its header words, and its bytes as views of tensors or as room for the text of an error."""
+    """One slot: its header words, and its bytes as views of tensors, for each variant, or as room for the text of an error."""
 
-    def __init__(self, specs: Sequence[TensorSpec], header: memoryview, payload: torch.Tensor, offsets: Sequence[int]) -> None:
+    def __init__(
+        self, layouts: Sequence[Sequence[TensorSpec]], header: memoryview, payload: torch.Tensor, offsets: Sequence[int]
+    ) -> None:
         self.header = header
         self.text = payload.numpy().data
-        self.tensors = [view_storage(payload[offset:], spec) for spec, offset in zip(specs, offsets, strict=True)]
-        self._copiers = [Copier(spec) for spec in specs]
+        self.views = [
+            [view_storage(payload[offset:], spec) for spec, offset in zip(specs, offsets, strict=True)] for specs in layouts
+        ]
+        self._copiers = [[Copier(spec) for spec in specs] for specs in layouts]
 
-    def write(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors in; they have the shapes and dtypes of the specs."""
-        for copier, target, source in zip(self._copiers, self.tensors, tensors, strict=True):
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that were written, as views."""
+        return self.views[self.header[VARIANT]]
+
+    def write(self, tensors: Sequence[torch.Tensor], variant: int = 0) -> None:
+        """Copy the tensors in; they have the shapes and dtypes of the variant's layout."""
+        for copier, target, source in zip(self._copiers[variant], self.views[variant], tensors, strict=True):
             copier.copy(target, source)
+        self.header[VARIANT] = variant
         self.header[FLAG] = DATA
         self.header[POSTED_NS] = time.monotonic_ns()
 
@@ -148,7 +159,7 @@ class Ring:
 
     def __init__(self, handle: RingHandle) -> None:
         self.handle = handle
-        offsets, header_bytes, slot_bytes = _layout(handle.specs, handle.num_slots)
+        offsets, header_bytes, slot_bytes = _layout(handle.layouts, handle.num_slots)
         memory = map_shared(handle.memory_fd, header_bytes + handle.num_slots * slot_bytes)
         headers = memory[:header_bytes].numpy().data.cast("q")
         rows = [headers[start:][:HEADER_WORDS] for start in range(0, (handle.num_slots + 2) * HEADER_WORDS, HEADER_WORDS)]
@@ -156,17 +167,17 @@ class Ring:
         self.slots = []
         for number, header in enumerate(rows[:-2]):
             payload = memory[header_bytes + slot_bytes * number :][:slot_bytes]
-            self.slots.append(Slot(handle.specs, header, payload, offsets))
+            self.slots.append(Slot(handle.layouts, header, payload, offsets))
 
     @staticmethod
-    def create(specs: Sequence[TensorSpec], num_slots: int, every: int = 1) -> "Ring":
-        """A ring of empty slots. Raises: OSError: no more descriptors or memory."""
-        _, header_bytes, slot_bytes = _layout(specs, num_slots)
+    def create(layouts: Sequence[Sequence[TensorSpec]], num_slots: int, every: int = 1) -> "Ring":
+        """A ring of empty slots, for tensors in one of the layouts. Raises: OSError: no more descriptors or memory."""
+        _, header_bytes, slot_bytes = _layout(layouts, num_slots)
         fds = [create_shared(header_bytes + num_slots * slot_bytes)]
         try:
             fds += [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)]
             fds += [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)]
-            ring = Ring(RingHandle(tuple(specs), num_slots, every, *fds))
+            ring = Ring(RingHandle(tuple(map(tuple, layouts)), num_slots, every, *fds))
         except BaseException:
             for fd in fds:
                 os.close(fd)
@@ -322,12 +333,15 @@ def clear(fd: int) -> None:
         return
 
 
-def _layout(specs: Sequence[TensorSpec], num_slots: int) -> tuple[list[int], int, int]:
-    """Aligned offsets of the tensors in a slot, bytes of all headers and sleep words, bytes of a slot in whole pages."""
+def _layout(layouts: Sequence[Sequence[TensorSpec]], num_slots: int) -> tuple[list[int], int, int]:
+    """Aligned offsets of the tensors in a slot, bytes of all headers and sleep words, bytes of a slot in whole pages.
+
+    A tensor has the same offset in every layout, and room for the largest.
+    """
     offsets, end = [], 0
-    for spec in specs:
+    for specs in zip(*layouts, strict=True):
         offsets.append(end)
-        end += aligned(storage_bytes(spec))
+        end += aligned(max(map(storage_bytes, specs)))
     header_bytes = _whole_pages(8 * HEADER_WORDS * (num_slots + 2))
     return offsets, header_bytes, _whole_pages(max(end, _TEXT_ROOM))
 

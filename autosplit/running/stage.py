@@ -10,7 +10,7 @@ Each border adds to it, and copies none of its fields::
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,21 @@ _WARM_UP_PASSES = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """A stage at other sizes: the same ops and weights, and values of other shapes.
+
+    Attributes:
+        module: loaded by each worker beside the stage's own, over the same weights.
+        inputs: the values it reads, with the names and dtypes of the stage's.
+        outputs: the values it makes, with the names and dtypes of the stage's.
+    """
+
+    module: Module
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StagePlacement:
     """A stage with its devices.
 
@@ -49,6 +64,8 @@ class StagePlacement:
         streams: requests that each replica works on at once, each on its share of the threads; an accelerator chooses for itself.
         memory_bytes: device name to the bytes that the stage takes there, as its plan counts them; on other devices it takes the
             most of these, and without them its weights.
+        variants: the stage at other sizes: variant 1 and so on. The stage's own module and values are variant 0, the largest.
+            All stages of a pipeline have the same sizes in the same order.
     """
 
     name: str
@@ -61,6 +78,12 @@ class StagePlacement:
     hang_s: float | None = HANG_S
     streams: int = 1
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    variants: tuple[Variant, ...] = ()
+
+    def at_each_size(self) -> "tuple[StagePlacement, ...]":
+        """The stage once for each variant, from variant 0 on, each without other variants."""
+        own = replace(self, variants=()) if self.variants else self
+        return own, *(replace(own, module=one.module, inputs=one.inputs, outputs=one.outputs) for one in self.variants)
 
     def faults(self) -> Iterator[str]:
         """A sentence for each setting that no stage can have."""
@@ -83,6 +106,11 @@ class StagePlacement:
             way_out = "give a StageFolder, a PythonFunction, or on null devices a LocalFunction"
             yield f"stage '{self.name}' has a {type(self.module).__name__} as its module; {way_out}"
         yield from filter(None, map(spec_fault, (*self.inputs, *self.outputs)))
+        for number, one in enumerate(self.variants, 1):
+            for side, own, other in (("reads", self.inputs, one.inputs), ("makes", self.outputs, one.outputs)):
+                kinds, found = ([(spec.name, spec.dtype) for spec in specs] for specs in (own, other))
+                if kinds != found:
+                    yield f"stage '{self.name}' {side} {kinds}, and at the sizes of variant {number} {found}"
 
     def needs_bytes(self, device: str) -> int | None:
         """The bytes that the stage takes on a device; None if they are not known."""

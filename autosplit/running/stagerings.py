@@ -26,10 +26,10 @@ class StageRings:
         self._sources = [(_open(port, control_fd, config.spin_s, sends=False), port.index) for port in config.sources]
         self._sinks = [(_open(port, control_fd, 0.0, sends=True), port.index) for port in config.sinks]
 
-    def output_slots(self) -> Iterator[tuple[int, torch.Tensor]]:
+    def output_slots(self, variant: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Position of each output that a ring takes, and a tensor of the shape and dtype that its slots have."""
         for ends, index in self._sinks:
-            yield from zip(index, _any_ring(ends).slots[0].tensors, strict=True)
+            yield from zip(index, _any_ring(ends).slots[0].views[variant], strict=True)
 
     def inputs(self, slots: Sequence[Slot]) -> list[Any]:
         """The stage's inputs, as views of the slots."""
@@ -54,8 +54,8 @@ class StageRings:
         ready = all(end.ready(following) for end in ends)
         return (following, [end.acquire(following) for end in ends]) if ready else None
 
-    def hand_over(self, sequence: int, flag: int, result: Any) -> int:
-        """Write the outputs of a request (or its text), and free its inputs before the last output is handed over.
+    def hand_over(self, sequence: int, flag: int, result: Any, variant: int) -> int:
+        """Write the outputs of a request of a variant (or its text), and free its inputs before the last output is handed over.
 
         Returns: nanoseconds of waiting for free slots.
         """
@@ -68,7 +68,7 @@ class StageRings:
                 blocked_ns += time.monotonic_ns()
             slot = end.acquire(sequence)
             if flag == DATA:
-                slot.write([result[position] for position in index])
+                slot.write([result[position] for position in index], variant)
             else:
                 slot.write_text(flag, result)
             if number == len(self._sinks):  # before the last output: once the host has the answer, it may fill the input slots

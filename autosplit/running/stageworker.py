@@ -20,7 +20,7 @@ from autosplit.errors import AutosplitError, BackendError
 from autosplit.running import statusblock
 from autosplit.running.lookahead import Lookahead
 from autosplit.running.messages import Ready, WorkerConfig
-from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Slot
+from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, VARIANT, Slot
 from autosplit.running.stagerings import StageRings
 from autosplit.running.statusblock import StatusBlock, WorkerStatus
 from autosplit.tracing.tensorspec import check_outputs
@@ -57,7 +57,8 @@ def serve_stage(control: Connection, config: WorkerConfig) -> None:
         start = time.perf_counter()
         try:
             PROVIDERS.update(config.providers)
-            config.stage.module.import_packages()
+            for one in config.stage.at_each_size():
+                one.module.import_packages()
             before_bytes = anonymous_bytes(os.getpid())
             workers.append(StageWorker(config, control))
             note = workers[0].load()
@@ -84,16 +85,21 @@ class StageWorker:
         self._rings = StageRings(config, control.fileno(), self._handle_interrupt)
         self._events: deque[tuple[int, ...]] = deque(maxlen=KEPT_EVENTS)
         self._sequence: int | None = None
-        self._announced = [(position, view.shape, view.dtype) for position, view in self._rings.output_slots()]
+        self._stages = config.stage.at_each_size()
+        self._announced = [
+            [(position, view.shape, view.dtype) for position, view in self._rings.output_slots(variant)]
+            for variant in range(len(self._stages))
+        ]
 
     def load(self) -> str:
-        """Load the stage; return its note about itself, or ''."""
+        """Load the stage at each size; return its note about itself, or ''."""
         with freed_memory_returned():
-            self._run = self._config.stage.load(self._config.replica, shared=self._config.spin_s == 0)
-        self._config.stage.warm_up(self._run)
-        self._num_contexts: int = getattr(self._run, "num_contexts", 1)
-        self._lookahead = Lookahead(self._rings, self._run, self._num_contexts, self._status_block)
-        return str(getattr(self._run, "note", ""))
+            self._runs = [one.load(self._config.replica, shared=self._config.spin_s == 0) for one in self._stages]
+        for one, run in zip(self._stages, self._runs, strict=True):
+            one.warm_up(run)
+        self._num_contexts: int = getattr(self._runs[0], "num_contexts", 1)
+        self._lookahead = Lookahead(self._rings, self._runs, self._num_contexts, self._status_block)
+        return str(getattr(self._runs[0], "note", ""))
 
     def serve(self) -> None:
         """Carry out calls of the host and take requests, in turn, until the control channel closes."""
@@ -160,7 +166,7 @@ class StageWorker:
         if self._num_contexts > 1 and flag == DATA:
             flag, result = self._checked(sequence, slots, result.outputs)
         posted = max([slot.header[POSTED_NS] for slot in slots])
-        blocked = self._rings.hand_over(sequence, flag, result)
+        blocked = self._rings.hand_over(sequence, flag, result, slots[0].header[VARIANT])
         sent = time.monotonic_ns()
         self._events.append((sequence, flag, asked, posted, got, ran, sent, blocked))
         status.count(flag, ran - got, got - asked + blocked, sent - ran - blocked, max(0, got - posted))
@@ -177,23 +183,23 @@ class StageWorker:
                 return flag, flags[flag].read_text()
         if self._status_block.expired(sequence):
             return SKIPPED, b""
-        inputs = self._rings.inputs(slots)
         if self._num_contexts == 1:
-            return self._checked(sequence, slots, lambda: self._run(inputs))
+            run, inputs = self._runs[slots[0].header[VARIANT]], self._rings.inputs(slots)
+            return self._checked(sequence, slots, lambda: run(inputs))
         try:
-            return DATA, self._lookahead.compute(sequence, inputs, begun)
+            return DATA, self._lookahead.compute(sequence, slots, begun)
         except Exception:
-            return ERROR, self._explain(sequence, inputs, traceback.format_exc())
+            return ERROR, self._explain(sequence, slots, traceback.format_exc())
 
     def _checked(self, sequence: int, slots: Sequence[Slot], make: Callable[[], Sequence[torch.Tensor]]) -> tuple[int, Any]:
         """Make the outputs of a request, which fit their slots, or the text of the error."""
         try:
             outputs = make()
-            check_outputs(outputs, len(self._config.stage.outputs), self._announced)
+            check_outputs(outputs, len(self._config.stage.outputs), self._announced[slots[0].header[VARIANT]])
             return DATA, outputs
         except Exception:
-            return ERROR, self._explain(sequence, self._rings.inputs(slots), traceback.format_exc())
+            return ERROR, self._explain(sequence, slots, traceback.format_exc())
 
-    def _explain(self, sequence: int, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
-        config, number = self._config, self._status_block.number(sequence)
-        return config.stage.failure_text(config.replica, number, inputs, trace).encode()
+    def _explain(self, sequence: int, slots: Sequence[Slot], trace: str) -> bytes:
+        stage, number = self._stages[slots[0].header[VARIANT]], self._status_block.number(sequence)
+        return stage.failure_text(self._config.replica, number, self._rings.inputs(slots), trace).encode()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import fx
@@ -10,6 +11,7 @@ from torch import fx
 from autosplit.backends.base import get_backend
 from autosplit.errors import UsageError, raise_faults
 from autosplit.running.modules import StageFolder
+from autosplit.running.stage import StagePlacement
 from autosplit.running.wiring import Wiring
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage
 from autosplit.tracing.tensorspec import differences, laid_out, spec_of
@@ -32,18 +34,32 @@ def with_swapped_weights(
         raise UsageError(f"weights must be a mapping of names to tensors, but are {type(weights).__name__}")
     if not isinstance(folder, Path):
         raise UsageError(f"folder must be the path of an empty folder, but is {folder!r}")
-    members = [stage for stage in wiring.stages if stage.name in names]
-    modules = {stage.name: stage.module for stage in members if isinstance(stage.module, StageFolder)}
-    programs = {name: load_stage(module.folder, trust=module.trust) for name, module in modules.items()}
+    members = {stage.name: stage for stage in wiring.stages if stage.name in names and isinstance(stage.module, StageFolder)}
+    programs = {name: _program(stage) for name, stage in members.items()}
     raise_faults(UsageError, f"the weights do not fit group '{group}'", _faults(programs, weights))
     for name, program in programs.items():
         if program.weights.keys() & weights.keys():
-            changed, module = with_weights(program, weights), modules[name]
-            save_stage(changed, folder / name)
-            get_backend(module.backend).prepare(changed, folder / name, module.precision)
-            modules[name] = replace(module, folder=folder / name)
-    stages = tuple(replace(stage, module=modules.get(stage.name, stage.module)) for stage in wiring.stages)
-    return replace(wiring, stages=stages)
+            members[name] = _swapped(members[name], weights, folder / name)
+    return replace(wiring, stages=tuple(members.get(stage.name, stage) for stage in wiring.stages))
+
+
+def _program(stage: StagePlacement) -> StageProgram:
+    module = cast(StageFolder, stage.module)
+    return load_stage(module.folder, trust=module.trust)
+
+
+def _swapped(stage: StagePlacement, weights: Mapping[str, torch.Tensor], folder: Path) -> StagePlacement:
+    """The stage with other weights, saved once for all of its variants."""
+    modules: list[StageFolder] = []
+    for number, one in enumerate(stage.at_each_size()):
+        module, changed = cast(StageFolder, one.module), with_weights(_program(one), weights)
+        target = folder.with_name(f"{folder.name}-{number}") if number else folder
+        first = folder if number else None
+        save_stage(changed, target, first)
+        get_backend(module.backend).prepare(changed, target, module.precision, first)
+        modules.append(replace(module, folder=target))
+    variants = [replace(one, module=module) for one, module in zip(stage.variants, modules[1:], strict=True)]
+    return replace(stage, module=modules[0], variants=tuple(variants))
 
 
 def with_weights(program: StageProgram, weights: Mapping[str, torch.Tensor]) -> StageProgram:

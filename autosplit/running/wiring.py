@@ -9,7 +9,7 @@ deterministic process network (Kahn 1974), in which the oldest request can alway
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from autosplit.errors import DeviceError, PlanError, listed, raise_faults
 from autosplit.memory.slots import HOST, Workers, in_flight, num_slots
@@ -21,13 +21,14 @@ from autosplit.tracing.tensorspec import TensorSpec
 class Channel:
     """The values that one stage (or the host) hands to another, and the rings that carry them.
 
-    ``source_index`` and ``target_index`` are positions in the source's outputs and in the target's inputs. The host's
-    outputs are the pipeline's inputs. The host reads values by name, so its ``target_index`` is empty.
+    ``layouts`` holds the layouts of the values for each variant. ``source_index`` and ``target_index`` are positions in the
+    source's outputs and in the target's inputs. The host's outputs are the pipeline's inputs. The host reads values by name, so
+    its ``target_index`` is empty.
     """
 
     source: int
     target: int
-    specs: tuple[TensorSpec, ...]
+    layouts: tuple[tuple[TensorSpec, ...], ...]
     source_index: tuple[int, ...]
     target_index: tuple[int, ...]
     source_replicas: int
@@ -57,7 +58,13 @@ class Wiring:
     channels: tuple[Channel, ...]
     window: int
     most_in_flight: int
-    input_specs: dict[str, TensorSpec] = field(default_factory=dict)
+    input_layouts: tuple[dict[str, TensorSpec], ...] = ({},)
+    """For each variant the layouts of the inputs that a stage reads."""
+
+    @property
+    def input_specs(self) -> dict[str, TensorSpec]:
+        """The layouts of the inputs that a stage reads, at the largest sizes."""
+        return self.input_layouts[0]
 
     @property
     def num_lanes(self) -> int:
@@ -98,20 +105,22 @@ def wire(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Seque
         levels.append(1 + max((levels[source] for source in sources if source != HOST), default=-1))
         for source in sorted(sources):
             wanted = [position for position, spec in enumerate(stage.inputs) if places[spec.name][0] == source]
-            specs = [stage.inputs[position] for position in wanted]
-            made = [places[spec.name][1] for spec in specs]
+            made = [places[stage.inputs[position].name][1] for position in wanted]
+            layouts = [[one.inputs[position] for position in wanted] for one in stage.at_each_size()]
             channels.append(
-                _channel(workers, source, target, specs, made, wanted, num_slots(workers, source, target, levels, most))
+                _channel(workers, source, target, layouts, made, wanted, num_slots(workers, source, target, levels, most))
             )
         places |= {spec.name: (target, position) for position, spec in enumerate(stage.outputs)}
-    read = {channel.source for channel in channels}
+    sending = {channel.source for channel in channels}
     for source, stage in enumerate(stages):
         drained = [position for position, spec in enumerate(stage.outputs) if spec.name in outputs]
-        if drained or source not in read:
-            specs = [stage.outputs[position] for position in drained]
-            channels.append(_channel(workers, source, HOST, specs, drained, [], num_slots(workers, source, HOST, levels, most)))
-    input_specs = {spec.name: spec for stage in stages for spec in stage.inputs if spec.name in inputs}
-    return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, most, input_specs)
+        if drained or source not in sending:
+            layouts = [[one.outputs[position] for position in drained] for one in stage.at_each_size()]
+            slots = num_slots(workers, source, HOST, levels, most)
+            channels.append(_channel(workers, source, HOST, layouts, drained, [], slots))
+    sizes = zip(*(stage.at_each_size() for stage in stages), strict=True)
+    read = tuple({spec.name: spec for stage in one for spec in stage.inputs if spec.name in inputs} for one in sizes)
+    return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, most, read)
 
 
 def require_here(wiring: Wiring) -> None:
@@ -134,13 +143,14 @@ def _channel(
     workers: Sequence[Workers],
     source: int,
     target: int,
-    specs: Sequence[TensorSpec],
+    layouts: Sequence[Sequence[TensorSpec]],
     source_index: Sequence[int],
     target_index: Sequence[int],
     slots: int,
 ) -> Channel:
     senders, receivers = (1 if number == HOST else workers[number].replicas for number in (source, target))
-    return Channel(source, target, tuple(specs), tuple(source_index), tuple(target_index), senders, receivers, slots)
+    read, made = tuple(target_index), tuple(source_index)
+    return Channel(source, target, tuple(map(tuple, layouts)), made, read, senders, receivers, slots)
 
 
 def faults_of(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
@@ -160,7 +170,25 @@ def faults_of(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: 
         ]
     faults += _reader_faults(stages, inputs)
     known = {*inputs, *makers}
-    return faults + [f"output '{name}' is not an input, and no stage makes it" for name in outputs if name not in known]
+    faults += [f"output '{name}' is not an input, and no stage makes it" for name in outputs if name not in known]
+    return faults + _variant_faults(stages, inputs, outputs, faults)
+
+
+def _variant_faults(
+    stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], known: Sequence[str]
+) -> list[str]:
+    """The faults that stages have at other sizes than the largest."""
+    counts = {stage.name: len(stage.variants) for stage in stages}
+    if len(set(counts.values())) > 1:
+        listed_counts = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+        return [f"stages have different numbers of variants: {listed_counts}; each size needs a variant of every stage"]
+    at_sizes = [stage.at_each_size()[1:] for stage in stages]
+    return [
+        f"variant {number}: {fault}"
+        for number, one in enumerate(zip(*at_sizes, strict=True), 1)
+        for fault in faults_of(one, inputs, outputs)
+        if fault not in known
+    ]
 
 
 def _input_faults(stages: Sequence[StagePlacement], number: int, inputs: Sequence[str], makers: dict[str, int]) -> Iterator[str]:

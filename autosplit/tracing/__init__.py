@@ -7,6 +7,7 @@ A model passes these modules in order::
     flattening   turn an exported program into one flat, functional fx graph (uncuttable: reasons why it cannot be cut)
     verifying    compare the graph with the module
     capturing    trace(): do all of the above, and make the torch-free Graph
+    family       trace_family(): do it at several sizes with the same ops (resizing: other numbers in one graph)
     splitting    split(): make a StageProgram for each stage, save it to a folder and load it (weightsfile: its weights)
 
 ``tensorspec`` describes the memory layout of a tensor, ``differing`` computes errors, ``programs`` writes fx graphs as JSON,

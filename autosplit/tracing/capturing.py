@@ -30,7 +30,7 @@ from autosplit.tracing import architectures, devicecopies, flattening
 from autosplit.tracing.callbinding import bind, leaf_places, signature_of
 from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.flattening import Fixed
-from autosplit.tracing.loading import WITHOUT_WEIGHTS, Model, dense_inputs, is_static
+from autosplit.tracing.loading import WITHOUT_WEIGHTS, Model, frozen_dimensions, is_static
 from autosplit.tracing.programs import Observer, weight, weight_names
 from autosplit.tracing.tensorspec import TensorSpec, differences, fake_mode, laid_out, layout, spec_of
 from autosplit.tracing.verifying import own_storage, verify
@@ -87,6 +87,21 @@ class Traced:
 
         Raises: UsageError: other arguments, shapes, dtypes or constants than those of the trace.
         """
+        tensors, faults = self.bound_inputs(*args, **kwargs)
+        specs = [self.specs[name] for name in self.graph.inputs]
+        faults += differences(specs, tensors)
+        if faults:
+            raise UsageError(
+                f"these inputs do not fit the trace of '{self.graph.name}': {'; '.join(faults)}. "
+                "Shapes are fixed when a model is traced; trace it again for others."
+            )
+        return tuple(laid_out(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True))
+
+    def bound_inputs(self, *args: Any, **kwargs: Any) -> tuple[list[Any], list[str]]:
+        """The values of a call for ``graph.inputs``, of any shapes, and a sentence for each other constant than in the trace.
+
+        Raises: UsageError: other arguments than those of the trace.
+        """
         if self.signature is not None:
             positional, by_name = self.in_spec.children()
             args, kwargs = bind(self.signature, positional.children(), by_name.context or (), args, kwargs)
@@ -96,15 +111,7 @@ class Traced:
             for name, leaf, value in zip(leaf_places(self.in_spec, self.signature), self.in_leaves, given, strict=True)
             if isinstance(leaf, Fixed) and not _same_constant(leaf.value, value)
         ]
-        tensors = [value for leaf, value in zip(self.in_leaves, given, strict=True) if not isinstance(leaf, Fixed)]
-        specs = [self.specs[name] for name in self.graph.inputs]
-        faults += differences(specs, tensors)
-        if faults:
-            raise UsageError(
-                f"these inputs do not fit the trace of '{self.graph.name}': {'; '.join(faults)}. "
-                "Shapes are fixed when a model is traced; trace it again for others."
-            )
-        return tuple(laid_out(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True))
+        return [value for leaf, value in zip(self.in_leaves, given, strict=True) if not isinstance(leaf, Fixed)], faults
 
     def unflatten_outputs(self, values: Sequence[torch.Tensor]) -> Any:
         """What the model returns, from the tensors of ``graph.outputs`` in their order."""
@@ -141,23 +148,29 @@ def trace(model: Model, *, check: bool = True) -> Traced:
     args, kwargs = own_storage((tuple(model.args), dict(model.kwargs)))  # torch.export takes one tensor given twice as one input
     model = replace(model, args=args, kwargs=kwargs)
     try:
-        exported = _export(model)
+        exported = export(model)
     except TraceError as failure:
         with architectures.without_caches(model.module) as num_caches:
             if model.source.spec or not num_caches or "Cache" not in str(failure):
                 raise
             found = trace(model, check=check)
         return replace(found, notes=(*found.notes, WITHOUT_CACHE))
+    traced = flattened(model, exported, check)
+    return replace(traced, notes=(*traced.notes, *frozen_dimensions(model.module, traced.example_inputs)))
+
+
+def flattened(model: Model, exported: ExportedProgram, check: bool) -> Traced:
+    """The trace of a decomposed static export; errors as for ``trace``."""
     if not any(map(flattening.sorts_integers, exported.graph.nodes)):
-        return _traced(model, exported, flattening.flatten(model.name, exported), check)
+        return traced_of(model, exported, flattening.flatten(model.name, exported), check)
     try:
-        return _traced(model, exported, flattening.flatten(model.name, exported, stable_sort=True), check)
+        return traced_of(model, exported, flattening.flatten(model.name, exported, stable_sort=True), check)
     except TraceError:  # the order of equal integers shows in the outputs
-        return _traced(model, exported, flattening.flatten(model.name, exported), check)
+        return traced_of(model, exported, flattening.flatten(model.name, exported), check)
 
 
-def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, check: bool) -> Traced:
-    """Run the flat program once for its layouts, and compare it with the model."""
+def traced_of(model: Model, exported: ExportedProgram, flat: flattening.Flat, check: bool) -> Traced:
+    """Run the flat program once for its layouts, and compare it with the model; ``exported`` says only how it is called."""
     in_spec, out_spec = exported.call_spec.in_spec, exported.call_spec.out_spec
     given = _leaves(in_spec, model.args, model.kwargs)
     example_inputs = tuple(value for leaf, value in zip(flat.in_leaves, given, strict=True) if not isinstance(leaf, Fixed))
@@ -167,7 +180,7 @@ def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, chec
         if isinstance(value, torch.Tensor) and node.op != "get_attr":
             specs[node.name] = spec_of(node.name, value)
 
-    notes: tuple[str, ...] = (*model.notes, *_frozen_dimensions(model.module, example_inputs))
+    notes = model.notes
     try:
         with fake_mode(example_inputs) if WITHOUT_WEIGHTS in notes else torch.inference_mode():
             outputs = Observer(flat.program, see).run(*example_inputs)
@@ -202,26 +215,8 @@ def _state_names(found: torch.nn.Module | ExportedProgram) -> list[str]:
     return [name for name, _ in named]
 
 
-def _frozen_dimensions(found: torch.nn.Module | ExportedProgram, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
-    """A sentence that names the dynamic dimensions of an exported program and their fixed sizes; none for a static program."""
-    if not isinstance(found, ExportedProgram):
-        return ()
-    fixed = [
-        f"dimension {dim} of '{name}' is fixed to {tensor.shape[dim]}"
-        for (name, value), tensor in zip(dense_inputs(found).items(), inputs, strict=True)
-        for dim, size in enumerate(value.shape)
-        if not isinstance(size, int)
-    ]
-    if not fixed:
-        return ()
-    return (
-        f"the exported program has dynamic dimensions, and a traced graph has none: {', '.join(fixed)}. "
-        "For other sizes trace it again with example inputs of those sizes: trace(program, inputs), or --batch.",
-    )
-
-
-def _export(model: Model) -> ExportedProgram:
-    """The decomposed export, with static shapes."""
+def export(model: Model, dynamic: Any = None) -> ExportedProgram:
+    """The decomposed export, with static shapes, or dynamic ones (a ``ShapesCollection``). Raises: TraceError: none exists."""
     found = model.module
     if hidden := _hidden_part(found):
         raise TraceError(
@@ -232,9 +227,11 @@ def _export(model: Model) -> ExportedProgram:
         with torch.no_grad(), _quiet():
             if isinstance(found, ExportedProgram):
                 found = flattening.move_reserved(found)
-                found = found if is_static(found) else found.module()
+                found = found if dynamic is not None or is_static(found) else found.module()
             if not isinstance(found, ExportedProgram):
-                found = flattening.move_reserved(torch.export.export(found, model.args, dict(model.kwargs), strict=False))
+                args, kwargs = model.args, dict(model.kwargs)
+                shapes = None if dynamic is None else dynamic.dynamic_shapes(found, args, kwargs)
+                found = flattening.move_reserved(torch.export.export(found, args, kwargs, dynamic_shapes=shapes, strict=False))
             functional: ExportedProgram = found.run_decompositions({})
             return functional
     except Exception as failure:

@@ -240,6 +240,24 @@ def is_static(program: ExportedProgram) -> bool:
     return all(isinstance(size, int) for value in dense_inputs(program).values() for size in value.shape)
 
 
+def frozen_dimensions(found: nn.Module | ExportedProgram, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    """A sentence that names the dynamic dimensions of an exported program and their fixed sizes; none for a static program."""
+    if not isinstance(found, ExportedProgram):
+        return ()
+    fixed = [
+        f"dimension {dim} of '{name}' is fixed to {tensor.shape[dim]}"
+        for (name, value), tensor in zip(dense_inputs(found).items(), inputs, strict=True)
+        for dim, size in enumerate(value.shape)
+        if not isinstance(size, int)
+    ]
+    if not fixed:
+        return ()
+    return (
+        f"the exported program has dynamic dimensions, and a traced graph has none: {', '.join(fixed)}. "
+        "For other sizes trace it again with example inputs of those sizes: trace(program, inputs), or --batch.",
+    )
+
+
 def _exported_inputs(name: str, program: ExportedProgram) -> Call:
     """The example inputs that an exported program came with, none if it has none. Raises: ModelError: they are something else."""
     match program.example_inputs:

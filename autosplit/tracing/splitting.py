@@ -11,6 +11,7 @@ processes map (see ``weightsfile``), so that replicas share its pages. Reading a
 import contextlib
 import errno
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -35,7 +36,7 @@ from autosplit.tracing.valueranges import Assumed, assumed_limits
 from autosplit.tracing.weightsfile import map_weights, write_weights
 from autosplit.values.placement import placement_faults
 
-SCHEMA = 5
+SCHEMA = 6
 MOST_LINE = 300
 """Most characters of the line of code of an op."""
 
@@ -146,8 +147,11 @@ def _specs(traced: Traced, values: Sequence[str]) -> tuple[TensorSpec, ...]:
     return tuple(traced.specs[value] for value in values)
 
 
-def save_stage(program: StageProgram, folder: Path) -> None:
+def save_stage(program: StageProgram, folder: Path, weights_of: Path | None = None) -> None:
     """Write the stage to ``folder``, which is replaced if it exists; the last of several writers wins.
+
+    ``weights_of`` is the folder, on the same disk, of a saved stage with the same weights: then their file is shared by a hard
+    link, and processes map one copy for both.
 
     The folder never holds a part of a stage, but it is absent for a moment while it is replaced. ``load_stage`` refuses to read
     it during that moment, or one file before and the other one after it.
@@ -171,9 +175,14 @@ def save_stage(program: StageProgram, folder: Path) -> None:
     draft = hidden_beside(folder)
     draft.mkdir()
     try:
-        size = write_weights(draft / WEIGHTS, key, program.weights, specs)
+        file = {"weights_key": key, "weights_file_bytes": 0}
+        if weights_of is None:
+            file["weights_file_bytes"] = write_weights(draft / WEIGHTS, key, program.weights, specs)
+        else:
+            file = {field: _description(weights_of)[field] for field in file}
+            os.link(weights_of / WEIGHTS, draft / WEIGHTS)
         lines = {node.name: programs.user_line(node) for node in program.module.graph.nodes if is_op(node)}
-        text = json.dumps({"schema": SCHEMA, "key": key, "weights_file_bytes": size, **description, "lines": lines}, indent=1)
+        text = json.dumps({"schema": SCHEMA, "key": key, **file, **description, "lines": lines}, indent=1)
         (draft / "stage.json").write_text(text, encoding="utf-8")
         _replace(folder, draft)
     finally:
@@ -216,7 +225,7 @@ def load_stage(folder: Path, *, trust: bool = False) -> StageProgram:
     data = _description(folder)
     try:
         specs = {kind: tuple(spec_from_dict(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
-        weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"])
+        weights = map_weights(folder / WEIGHTS, data["weights_key"], data["weights_file_bytes"], specs["weights"])
         graph = programs.decode(data["nodes"], trust=trust)
         faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
         raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
@@ -261,6 +270,11 @@ def _limits(data: Mapping[str, Any]) -> dict[str, dict[str, Limits]]:
 def is_saved(folder: Path) -> bool:
     """Whether a stage is saved in ``folder``."""
     return (folder / "stage.json").is_file()
+
+
+def saved_key(folder: Path) -> str:
+    """The hash of all that is saved in ``folder`` but for the values of weights. Raises: PlanError: no stage is saved there."""
+    return str(_description(folder)["key"])
 
 
 def saved_weight_bytes(folder: Path) -> int:

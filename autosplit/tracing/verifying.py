@@ -99,6 +99,13 @@ def verify(
             torch.backends.mha.set_fastpath_enabled(True)
 
 
+def compare(name: str, found: Any, own: Any) -> NumericalError:
+    """The error of one pass of a graph against its module. Raises: TraceError: they differ."""
+    if fault := _fault(found, own):
+        raise TraceError(f"the graph of model '{name}' computes something else than the model: {fault}")
+    return _error(found, own)
+
+
 def _largest_error(
     name: str, module: Callable[..., Any], run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], found: Any
 ) -> NumericalError:

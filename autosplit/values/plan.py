@@ -13,6 +13,7 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import Device, Machine, overlaps
 from autosplit.values.placement import placement_faults
 from autosplit.values.samples import Precision, Setting, backend_fault
+from autosplit.values.shapes import Shapes
 
 Status = Literal["optimal", "feasible", "shared", "measured", "manual"]
 """How good a plan is; ``shared``: devices hold several stages because no chain with one stage on a device was found."""
@@ -134,7 +135,8 @@ class Plan:
     ``microbatch`` is the number of items that pass the stages together; a request of ``source.batch`` items is cut into
     ``source.batch / microbatch`` microbatches. ``queue_depth`` is the number of slots of each ring. ``why`` explains the plan;
     ``explain()`` returns it if it belongs to these stages. Stages compute in ``precision``, unless they name another one.
-    ``process`` says where they run.
+    ``process`` says where they run. ``shapes`` are the sizes of its requests, where they have several; the graph is then that of
+    the largest.
     """
 
     source: Source
@@ -153,6 +155,15 @@ class Plan:
     versions: Mapping[str, str] = field(default_factory=dict)
     why: Explanation | None = None
     process: Process = "workers"
+    shapes: Shapes | None = None
+
+    def require_one_size(self, what: str) -> None:
+        """Raises: UsageError: the plan is for requests of several sizes, which ``what`` (such as 'a bundle') does not hold."""
+        if self.shapes is not None:
+            raise UsageError(
+                f"the plan is for requests of several sizes, and {what} holds stages of one; make a plan for one size "
+                "(--seq-len 128, --batch 1), or for each of them"
+            )
 
     @property
     def workers(self) -> list[tuple[Stage, Setting]]:
@@ -161,11 +172,14 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """Identity of placement: stages, devices, backends, threads, streams, microbatch, queue depth, precision, process."""
+        """Identity of placement: stages, devices, backends, threads, streams, microbatch, queue depth, precision, process,
+        buckets."""
         stages = [[s.ops, s.devices, s.backend, s.threads, *([s.streams] if s.streams > 1 else [])] for s in self.stages]
         mixed = [[stage.precision for stage in self.stages]] if any(stage.precision for stage in self.stages) else []
         process = [] if self.process == "workers" else [self.process]
-        return content_hash([self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision, *process, *mixed])
+        buckets = [] if self.shapes is None else [{dim: list(found) for dim, found in self.shapes.buckets.items()}]
+        placed = [self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision]
+        return content_hash([*placed, *process, *mixed, *buckets])
 
     @property
     def precisions(self) -> list[Precision]:
@@ -202,6 +216,7 @@ class Plan:
             for precision in dict.fromkeys((self.precision, *self.precisions))
             if precision not in get_args(Precision)
         ]
+        faults += [] if self.shapes is None else self.shapes.faults
         raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", faults)
         return self
 

@@ -25,6 +25,7 @@ from autosplit.values.machine import parse_device
 from autosplit.values.placement import ops_are, unknown_op
 from autosplit.values.plan import QUEUE_DEPTH, UNKNOWN, Plan, Prediction, Process, Source, Stage, StageMemory, Status, check_graph
 from autosplit.values.samples import Precision, backend_fault
+from autosplit.values.shapes import Shapes
 
 SCHEMA = 1
 MAX_PATTERNS, MAX_PATTERN = 200, 200
@@ -72,6 +73,7 @@ def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
             for stage in plan.stages
         ],
         "loads_s": dict(plan.loads_s),
+        **({"shapes": _shapes_entry(plan.shapes)} if plan.shapes is not None else {}),
         **({"why": asdict(plan.why)} if plan.why is not None and plan.why.plan == plan.hash else {}),
         "made_from": {
             "graph": plan.graph_hash,
@@ -82,6 +84,11 @@ def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
         },
     }
     write_atomic(Path(path), yaml.safe_dump(data, sort_keys=False, width=120))
+
+
+def _shapes_entry(shapes: Shapes) -> dict[str, Any]:
+    """The section of a plan with its sizes and buckets; the file of the plan holds lists for tuples."""
+    return {**asdict(shapes), "buckets": {dim: list(found) for dim, found in shapes.buckets.items()}}
 
 
 class _Strict(BaseModel):
@@ -153,6 +160,7 @@ class PlanFile(_Strict):
     precision: Precision = "f32"
     process: Process = "workers"
     loads_s: dict[str, float] = {}
+    shapes: Shapes | None = None
     why: Explanation | None = None
 
     @property
@@ -195,6 +203,7 @@ class PlanFile(_Strict):
             versions=self.made_from.versions,
             why=self.why,
             process=self.process,
+            shapes=self.shapes,
         )
         as_written = self.made_from.plan in ("", plan.hash) and self.made_from.figures in ("", _figures(plan))
         return plan if as_written else plan.unpredicted()

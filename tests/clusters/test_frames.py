@@ -33,7 +33,7 @@ class Log(Receiver):
         self.came: queue.Queue[Any] = queue.Queue()
 
     def request(self, connection: Connection, frame: Frame, slot: Slot) -> None:
-        self.came.put((frame, [tensor.clone() for tensor in slot.tensors], slot))
+        self.came.put((frame, [tensor.clone() for tensor in slot.tensors[frame.variant]], slot))
 
     def error(self, connection: Connection, frame: Frame, text: str) -> None:
         self.came.put((frame.number, text))
@@ -54,8 +54,8 @@ def ends(values: list[torch.Tensor], num_slots: int) -> Iterator[tuple[Connectio
     specs = [spec_of(f"value{number}", value) for number, value in enumerate(values)]
     one, two = _tcp_pair()
     logs = Log(), Log()
-    sender = Connection(one, "there", logs[0], specs, num_credits=num_slots)
-    receiver = Connection(two, "here", logs[1], specs, num_slots=num_slots)
+    sender = Connection(one, "there", logs[0], [specs], num_credits=num_slots)
+    receiver = Connection(two, "here", logs[1], [specs], num_slots=num_slots)
     try:
         yield sender, receiver, *logs
     finally:
@@ -89,7 +89,7 @@ def test_tensors_keep_their_values_and_strides(value: torch.Tensor) -> None:
         frame, [found, other], slot = log.next()
     assert (frame.number, frame.priority, frame.left_s) == (7, -2, 0.0)
     assert torch.equal(found, value) and torch.equal(other, torch.ones(2))
-    assert slot.tensors[0].stride() == value.stride()
+    assert slot.tensors[0][0].stride() == value.stride()
 
 
 def test_a_sender_waits_for_credits_and_says_other_things_meanwhile() -> None:
@@ -146,7 +146,7 @@ def test_an_answer_comes_before_the_credits_that_go_with_it() -> None:
     """The other end read the credits first, which kept whoever waited for the answer."""
     one, two = _tcp_pair()
     log = Log()
-    receiver = Connection(two, "here", log, [spec_of("value", torch.zeros(1))], num_slots=4)
+    receiver = Connection(two, "here", log, [[spec_of("value", torch.zeros(1))]], num_slots=4)
     with one:
         one.sendall(header(REQUEST, 4) + bytes(4))
         frame, _, slot = log.next()
@@ -159,13 +159,14 @@ def test_an_answer_comes_before_the_credits_that_go_with_it() -> None:
         receiver.close()
 
 
-def header(kind: int, num_bytes: int = 0, number: int = 0, left_s: float = 0.0) -> bytes:
-    return frames._HEADER.pack(*Frame(kind, number=number, left_s=left_s, num_bytes=num_bytes))
+def header(kind: int, num_bytes: int = 0, number: int = 0, left_s: float = 0.0, variant: int = 0) -> bytes:
+    return frames._HEADER.pack(*Frame(kind, variant, number=number, left_s=left_s, num_bytes=num_bytes))
 
 
 @pytest.mark.parametrize(
     "sent,reason",
     [
+        (header(REQUEST, 4, variant=1), "it sent tensors of variant 1, and the last one is 0"),
         (header(REQUEST, 12), "it sent 12 bytes where 4 and a credit are due"),
         (header(ERROR, 1 << 40), "it sent a text of 1099511627776 bytes, and 65536 are allowed"),
         (header(77), "it sent a frame of kind 77, which does not exist"),
@@ -193,7 +194,7 @@ def header(kind: int, num_bytes: int = 0, number: int = 0, left_s: float = 0.0) 
 def test_what_is_malformed_ends_the_connection_and_is_no_request(sent: bytes, reason: str) -> None:
     one, two = _tcp_pair()
     log = Log()
-    connection = Connection(two, "here", log, [spec_of("value", torch.zeros(1))], num_slots=2)
+    connection = Connection(two, "here", log, [[spec_of("value", torch.zeros(1))]], num_slots=2)
     with one:
         one.sendall(sent)
         one.shutdown(socket.SHUT_WR)

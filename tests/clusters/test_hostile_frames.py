@@ -43,7 +43,7 @@ WAIT_S = 5.0
 
 pytestmark = pytest.mark.timeout(60 + NUM_CASES)
 
-HEADER = struct.Struct("<BxxxiQdQ")
+HEADER = struct.Struct("<BxHiQdQ")
 TENSOR = struct.pack("<4f", 1, 2, 3, 4)
 """The bytes of a value of these tests."""
 
@@ -59,10 +59,16 @@ ODD: tuple[Any, ...] = (
 
 
 def frame(
-    kind: int, number: int = 0, left_s: float = 0.0, num_bytes: int | None = None, body: bytes = b"", urgency: int = 0
+    kind: int,
+    number: int = 0,
+    left_s: float = 0.0,
+    num_bytes: int | None = None,
+    body: bytes = b"",
+    urgency: int = 0,
+    variant: int = 0,
 ) -> bytes:
     """A frame with any header."""
-    return HEADER.pack(kind, urgency, number, left_s, len(body) if num_bytes is None else num_bytes) + body
+    return HEADER.pack(kind, variant, urgency, number, left_s, len(body) if num_bytes is None else num_bytes) + body
 
 
 def mutated_stream(draw: random.Random) -> bytes:
@@ -82,6 +88,7 @@ def mutated_stream(draw: random.Random) -> bytes:
                 draw.choice(SIZES) if odd[2] else len(body),
                 body,
                 draw.choice(PRIORITIES) if odd[3] else 0,
+                draw.choice((1, 65_535)) if odd[1] and odd[3] else 0,
             )
         )
     stream = b"".join(parts)
@@ -336,7 +343,7 @@ def test_a_request_that_is_under_way_is_not_taken_again(agent: Agent) -> None:
 def number_of_answer(sock: socket.socket) -> int:
     """The number of the next answer that comes."""
     while True:
-        kind, _, number, _, num_bytes = HEADER.unpack(sock.recv(HEADER.size, socket.MSG_WAITALL))
+        kind, _, _, number, _, num_bytes = HEADER.unpack(sock.recv(HEADER.size, socket.MSG_WAITALL))
         sock.recv(num_bytes, socket.MSG_WAITALL) if num_bytes else b""
         if kind == REQUEST:
             return int(number)
@@ -376,7 +383,7 @@ def test_errors_in_bytes_that_are_no_text_do_not_grow_on_their_way(agent: Agent)
         sock.sendall(frame(ERROR, 1, body=b"\xff" * 65_536))
         kind = BEAT
         while kind == BEAT:
-            kind, _, number, _, num_bytes = HEADER.unpack(answers.recv(HEADER.size, socket.MSG_WAITALL))
+            kind, _, _, number, _, num_bytes = HEADER.unpack(answers.recv(HEADER.size, socket.MSG_WAITALL))
         assert (kind, number) == (ERROR, 1) and num_bytes <= 65_536
 
 

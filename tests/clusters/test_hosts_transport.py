@@ -1,12 +1,12 @@
 """The contract of a transport, for hosts over TCP."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import pytest
 from contract import ROOM, TransportContract
 from hosts import SECRET, Hosts, on_hosts
-from pipelines import increment, request
+from pipelines import at_widths, increment, request
 
 from autosplit.clusters.agent import Agent
 from autosplit.clusters.hoststransport import Lost
@@ -30,10 +30,10 @@ class TestHosts(TransportContract):
         for agent in self.agents.values():
             agent.close()
 
-    def open(self, function: Callable[..., Any], replicas: int = 1) -> Engine:
+    def open(self, function: Callable[..., Any], replicas: int = 1, widths: Sequence[int] = ()) -> Engine:
         """A replica on each host."""
         devices = [f"{name}/null:0" for name in list(self.agents)[:replicas]]
-        stage = on_hosts(function, *devices, queue_depth=1)
+        stage = at_widths(on_hosts(function, *devices, queue_depth=1), *widths)
         return HostsPipeline(Hosts(**self.agents), [stage], ["x"], ["y"], queue_capacity=ROOM)  # type: ignore[arg-type]
 
     def test_a_pipeline_that_lost_a_host_can_be_opened_again(self) -> None:

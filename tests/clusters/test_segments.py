@@ -49,7 +49,7 @@ def test_segments_hand_on_what_later_ones_read() -> None:
         stage("four", "dx", "e", "b/cpu:0", "a/cpu:0"),
     ]
     found = segments_of(stages, ["x", "y", "unread"], ["e", "b", "e"])
-    assert [(names(one.inputs), names(one.outputs), one.hosts) for one in found] == [
+    assert [(names(one.inputs[0]), names(one.outputs[0]), one.hosts) for one in found] == [
         ("xy", "xybc", ("a",)),
         ("xybc", "xbd", ("b",)),
         ("xbd", "eb", ("b", "a")),

@@ -112,7 +112,7 @@ def test_an_interrupt_while_inputs_are_written_holds_up_no_other_request(monkeyp
     with Pipeline([local("a", increment, "x", "y")], ["x"], ["y"]) as pipeline:
         assert pipeline.run(request(0))[0][0] == 1
         with monkeypatch.context() as patch:
-            patch.setattr("autosplit.running.ring.Slot.write", lambda self, tensors: exec("raise KeyboardInterrupt"))
+            patch.setattr("autosplit.running.ring.Slot.write", lambda self, tensors, variant: exec("raise KeyboardInterrupt"))
             with pytest.raises(KeyboardInterrupt):
                 pipeline.submit(request(1))
         assert pipeline.submit(request(2)).result(10)[0][0] == 3

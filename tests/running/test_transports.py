@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from contract import LIMIT_S, ROOM, TransportContract, number_of
-from pipelines import fail_on_7, local, request
+from pipelines import at_widths, fail_on_7, local, request
 
 from autosplit.errors import StageError
 from autosplit.running import callertransport
@@ -25,17 +25,19 @@ pytestmark = pytest.mark.timeout(60)
 class TestRings(TransportContract):
     """Workers joined by rings."""
 
-    def open(self, function: Callable[..., Any], replicas: int = 1) -> Engine:
+    def open(self, function: Callable[..., Any], replicas: int = 1, widths: Sequence[int] = ()) -> Engine:
         """Two requests in flight for each worker."""
-        return Pipeline([local("a", function, "x", "y", replicas)], ["x"], ["y"], max_in_flight=2 * replicas, queue_capacity=ROOM)
+        stage = at_widths(local("a", function, "x", "y", replicas), *widths)
+        return Pipeline([stage], ["x"], ["y"], max_in_flight=2 * replicas, queue_capacity=ROOM)
 
 
 class TestCaller(TransportContract):
     """Copies in the caller's process, each with a thread; for a single copy see ``test_inprocess``."""
 
-    def open(self, function: Callable[..., Any], replicas: int = 1) -> Engine:
+    def open(self, function: Callable[..., Any], replicas: int = 1, widths: Sequence[int] = ()) -> Engine:
         """One request in flight for each copy."""
-        return InProcess([local("a", function, "x", "y", max(2, replicas))], ["x"], ["y"], queue_capacity=ROOM)
+        stage = at_widths(local("a", function, "x", "y", max(2, replicas)), *widths)
+        return InProcess([stage], ["x"], ["y"], queue_capacity=ROOM)
 
 
 class Place:
@@ -89,9 +91,10 @@ class TestCallerStreams(TransportContract):
     def watched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(callertransport, "WATCH_S", 0.02)
 
-    def open(self, function: Callable[..., Any], replicas: int = 1) -> Engine:
+    def open(self, function: Callable[..., Any], replicas: int = 1, widths: Sequence[int] = ()) -> Engine:
         """One request in flight for each stream."""
         stage = replace(local("a", function, "x", "y"), module=Places(function), streams=max(2, replicas))
+        stage = at_widths(stage, *widths)
         return InProcess([stage], ["x"], ["y"], queue_capacity=ROOM)
 
     def test_requests_that_cannot_start_or_fail_in_silence_fail_alone_and_leave_their_places(self) -> None:

@@ -322,7 +322,7 @@ def forge(folder, change):
     saved = data["key"]
     change(data)
     if all(field in data for field in DESCRIBED):
-        data["key"] = content_hash({field: data[field] for field in DESCRIBED})
+        data["key"] = data["weights_key"] = content_hash({field: data[field] for field in DESCRIBED})
         weights.write_bytes(weights.read_bytes().replace(saved.encode(), data["key"].encode()))
     path.write_text(json.dumps(data))
 

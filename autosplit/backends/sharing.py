@@ -1,0 +1,95 @@
+"""Let variants of a stage share weights that ONNX Runtime has packed: equal tensors are in one file, which workers map once.
+
+ONNX Runtime writes each optimised graph with a data file of its own. Those of two variants differ in the tensors that it folded
+from constants of one size, such as a part of the position embeddings. All others are equal, byte for byte.
+"""
+
+import mmap
+import os
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from autosplit.backends.aligning import PREPACKED, tensors_of
+from autosplit.memory.lives import aligned
+
+SHARED = "shared.data"
+"""Name of the hard link to the data file of the first variant, beside the graph of another one."""
+
+Blob = tuple[int, int]
+"""Offset and length of bytes in a data file."""
+
+
+def share(path: Path, first: Path) -> None:
+    """Let tensors of the graph ``path`` refer to equal ones of the graph ``first``, and keep the others in its own data file.
+
+    Both are graphs that ``align`` has seen, on one disk, each with its tensors in a file of its name and '.data'.
+    Raises: ValueError: an entry of a tensor has another form.
+    """
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    own, others = _data_of(path), _data_of(first)
+    known: dict[bytes, int] = {}
+    with others.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for tensor in _outside(onnx.load(str(first), load_external_data=False)):
+            known |= {_digest(data, blob): blob[0] for blob in _blobs(tensor).values()}
+    draft = own.with_name(f".{own.name}")
+    with own.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, draft.open("wb") as kept:
+        for tensor in _outside(model):
+            blobs = _blobs(tensor)
+            found = {key: known.get(_digest(data, blob)) for key, blob in blobs.items()}
+            if None not in found.values():
+                _set(tensor, {key: offset for key, offset in found.items() if offset is not None}, SHARED)
+                continue
+            offsets = {}
+            for key, (offset, length) in blobs.items():
+                offsets[key] = kept.seek(aligned(kept.tell()))
+                kept.write(data[offset : offset + length])
+            _set(tensor, offsets, own.name)
+    os.link(others, path.with_name(SHARED))
+    draft.replace(own)
+    path.write_bytes(model.SerializeToString())
+
+
+def _data_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.data")
+
+
+def _outside(model: Any) -> list[Any]:
+    """The tensors whose data are not in the graph itself."""
+    return [tensor for tensor in tensors_of(model.graph) if tensor.external_data]
+
+
+def _digest(data: mmap.mmap, blob: Blob) -> bytes:
+    offset, length = blob
+    with memoryview(data) as view, view[offset : offset + length] as part:
+        return sha256(part).digest()
+
+
+def _blobs(tensor: Any) -> dict[str, Blob]:
+    """The data of a tensor and its packed buffers, by the key of their entry and their place in it."""
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    found = {"offset": (int(fields["offset"]), int(fields["length"]))}
+    for key, value in fields.items():
+        if key.startswith(PREPACKED):
+            for place, buffer in enumerate(value.split("|")[1:]):
+                offset, length, *_ = buffer.split(";")
+                found[f"{key}|{place}"] = int(offset), int(length)
+    return found
+
+
+def _set(tensor: Any, offsets: Mapping[str, int], location: str) -> None:
+    """Let a tensor's data and packed buffers be at these offsets of the file ``location``."""
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            entry.value = location
+        elif entry.key == "offset":
+            entry.value = str(offsets["offset"])
+        elif entry.key.startswith(PREPACKED):
+            name, *buffers = entry.value.split("|")
+            moved = [
+                ";".join([str(offsets[f"{entry.key}|{place}"]), *buffer.split(";")[1:]]) for place, buffer in enumerate(buffers)
+            ]
+            entry.value = "|".join([name, *moved])

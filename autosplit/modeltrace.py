@@ -1,0 +1,169 @@
+"""trace(): a model as one graph, or as a family of graphs for requests of several sizes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from autosplit.arguments import checked
+from autosplit.errors import BRIEF, AutosplitError, ModelError, UsageError, names
+from autosplit.tracing import capturing, loading
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.family import Family, Places, named_tensors, trace_family
+from autosplit.tracing.loading import Inputs
+from autosplit.tracing.padding import with_checked_padding
+from autosplit.values.plan import Source
+from autosplit.values.samples import backend_fault
+from autosplit.values.shapes import Sizes, parse_sizes
+
+Model = str | Path | nn.Module | ExportedProgram
+
+AXES = {"batch": 0, "seq": 1}
+"""Axes of the inputs by the names of their dimensions, where an exported program does not name them."""
+
+
+@overload
+def trace(
+    model: Model,
+    args: Sequence[Any] | torch.Tensor | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    inputs: Inputs | None = None,
+    batch: int = 1,
+    seq_len: int | None = None,
+    trust: bool = False,
+    values: Literal["finite", "any"] = "finite",
+    trust_backends: str | Sequence[str] = (),
+    weights: bool = True,
+    shapes: None = None,
+    sizes: None = None,
+) -> Traced: ...
+@overload
+def trace(
+    model: Model,
+    args: Sequence[Any] | torch.Tensor | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    inputs: Inputs | None = None,
+    batch: int = 1,
+    seq_len: int | None = None,
+    trust: bool = False,
+    values: Literal["finite", "any"] = "finite",
+    trust_backends: str | Sequence[str] = (),
+    weights: bool = True,
+    shapes: Places | None = None,
+    sizes: Mapping[str, str | Sizes],
+) -> Family: ...
+@checked
+def trace(
+    model: Model,
+    args: Sequence[Any] | torch.Tensor | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    inputs: Inputs | None = None,
+    batch: int = 1,
+    seq_len: int | None = None,
+    trust: bool = False,
+    values: Literal["finite", "any"] = "finite",
+    trust_backends: str | Sequence[str] = (),
+    weights: bool = True,
+    shapes: Places | None = None,
+    sizes: Mapping[str, str | Sizes] | None = None,
+) -> Traced | Family:
+    """Trace a model to one flat graph for one batch size, or with ``sizes`` to a family of graphs.
+
+    Args:
+        model: a spec (see ``autosplit.tracing.loading``), a module, an ``fx.GraphModule`` or an ``ExportedProgram``.
+        args, kwargs: example inputs, as in ``torch.export.export``; a module needs some, a spec brings its own.
+        inputs: example inputs that are all positional (a tensor or a sequence) or all by name (a mapping).
+        batch, seq_len: items in one request, and tokens in one item for text models.
+        trust: True to read a ``.pt2`` file, which can run code of its maker.
+        values: ``any`` if requests may hold NaN, infinity, integers beyond 31 bits or ids beyond their tables: an op that a
+            backend computes otherwise than eager on such values runs on another one.
+        weights: False to load and compute nothing: the trace can be planned on stated speeds, and not run.
+        trust_backends: backends that get ops even where they compute otherwise than eager.
+        sizes: dimension to the sizes that requests may have, such as ``{"seq": "16..512", "batch": range(1, 17)}``.
+        shapes: parameter of the model to axis to dimension, such as ``{"input_ids": {1: "seq"}}``. A spec needs none for the
+            dimensions ``seq`` and ``batch``, and an exported program none for its dynamic dimensions.
+    Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured. UsageError: an unknown backend, or sizes
+        that do not fit the model.
+    """
+    if values not in ("finite", "any"):
+        raise UsageError(f"values must be 'finite' or 'any', but is {BRIEF.repr(values)}")
+    trusted = names("trust_backends", trust_backends)
+    if trusted and (fault := backend_fault(*trusted)):
+        raise UsageError(fault)
+    given = loading.call_of(args, kwargs, inputs)
+
+    def kept(traced: Traced) -> Traced:
+        return replace(traced, source=_source(traced.source, values, trusted))
+
+    if sizes is None:
+        if shapes is not None:
+            raise UsageError("shapes name dimensions, and sizes are not given; give both, as in sizes={'seq': '16..512'}")
+        return kept(capturing.trace(loading.load_model(model, batch, seq_len, inputs=given, trust=trust, weights=weights)))
+    if not weights:
+        raise UsageError("a model of several sizes is traced with its weights; leave out weights=False")
+    allowed = {dim: parse_sizes(found) for dim, found in sizes.items()}
+    largest = {dim: found[-1] for dim, found in allowed.items()}
+    batch, seq_len = largest.get("batch", batch), largest.get("seq", seq_len)
+    is_made = given is None and shapes is None and isinstance(model, str | Path) and not str(model).endswith(".pt2")
+    size = (batch, seq_len) if is_made else (1, None)
+    loaded = loading.load_model(model, *size, inputs=given, trust=trust)
+    if shapes is None:
+        shapes = _program_axes(loaded) if isinstance(loaded.module, ExportedProgram) else _spec_axes(loaded, allowed)
+    family = with_checked_padding(trace_family(loaded, shapes, allowed))
+    make = family.make
+    return replace(family, variants=tuple(map(kept, family.variants)), make=lambda at: kept(make(at)))
+
+
+def _source(source: Source, values: Literal["finite", "any"], trusted: tuple[str, ...]) -> Source:
+    return replace(source, values=values, trusted=trusted)
+
+
+def _spec_axes(model: loading.Model, allowed: Mapping[str, Sizes]) -> Places:
+    """The axes that change with the batch and the sequence length of a spec. Raises: UsageError: other dimensions, or none do."""
+    if not model.spec or set(allowed) - {"batch", "seq"}:
+        raise UsageError(
+            f"which axes have the sizes of {', '.join(allowed)} is not known; give shapes={{'input_ids': {{1: 'seq'}}}} with the "
+            "names of the model's own parameters"
+        )
+    other = {dim: sizes[0] if len(sizes) > 1 else sizes[0] + 1 for dim, sizes in allowed.items()}
+    batch, seq_len = other.get("batch", model.source.batch), other.get("seq", model.source.seq_len)
+    if len(set(other.values())) < len(other):
+        seq_len = (seq_len or 0) + 1
+    try:
+        small = loading.load_model(model.spec, batch, seq_len, trust=True, weights=False)
+    except AutosplitError:  # the function of the model computes with values
+        small = loading.load_model(model.spec, batch, seq_len, trust=True)
+    pairs = {"batch": (model.source.batch, batch), "seq": (model.source.seq_len, seq_len)}
+    found = {}
+    for (name, tensor), (_, its) in zip(named_tensors(model), named_tensors(small), strict=True):
+        axes = {
+            axis: dim
+            for axis, pair in enumerate(zip(tensor.shape, its.shape, strict=True))
+            for dim in allowed
+            if pair[0] != pair[1] and pair == pairs[dim]
+        }
+        found[name] = axes
+    return {name: axes for name, axes in found.items() if axes}
+
+
+def _program_axes(model: loading.Model) -> Places:
+    """The dynamic dimensions of an exported program: ``batch`` for the first axis, ``seq`` for another one."""
+    assert isinstance(model.module, ExportedProgram)
+    symbols: dict[str, str] = {}
+    found: dict[str, dict[int, str]] = {}
+    for name, value in loading.dense_inputs(model.module).items():
+        for axis, size in enumerate(value.shape):
+            if isinstance(size, int):
+                continue
+            free = next((dim for dim, at in AXES.items() if (at == 0) == (axis == 0) and dim not in symbols.values()), str(size))
+            found.setdefault(name, {})[axis] = symbols.setdefault(str(size), free)
+    if not found:
+        raise ModelError(f"exported program '{model.name}' has no dynamic dimensions; export it with some")
+    return found

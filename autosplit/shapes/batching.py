@@ -1,0 +1,147 @@
+"""Which waiting requests to join, and at which sizes to run them: the choice that saves most of the seconds they take alone.
+
+::
+
+    waiting   7 tokens, 400 tokens, 12 tokens          variants   1 x 16   1 x 512   4 x 16   4 x 512
+    taken     7 and 12 tokens at 4 x 16                           2 ms     60 ms     5 ms     230 ms
+
+Two requests at 4 x 16 take 5 ms in place of 4 ms alone, and all three at 4 x 512 take 230 ms in place of 64 ms: here each runs
+alone. With four short ones that wait, 4 x 16 takes 5 ms in place of 8 ms, and they are joined.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
+
+import torch
+
+from autosplit.tracing.family import At, Family
+from autosplit.tracing.padding import cut
+
+MOST_LOOKED = 64
+"""Waiting requests that are looked at for one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The sizes of a variant, and the measured seconds of a request that fills it."""
+
+    variant: int
+    sizes: At
+    seconds: float
+
+
+class Asked(NamedTuple):
+    """The sizes of a request, and its seconds in the fastest bucket that holds it."""
+
+    sizes: At
+    alone_s: float
+
+
+def holds(bucket: Bucket, sizes: At, exact: Collection[str] = (), rows: str | None = None, num_rows: int = 0) -> bool:
+    """Whether a bucket holds a request.
+
+    Args:
+        bucket: the sizes of a variant.
+        sizes: those of the request.
+        exact: dimensions that must not be padded.
+        rows, num_rows: the dimension along which requests are joined, and the part of the bucket that others take.
+    """
+    return all(
+        size == bucket.sizes[dim] if dim in exact else size + (num_rows if dim == rows else 0) <= bucket.sizes[dim]
+        for dim, size in sizes.items()
+    )
+
+
+def asked(buckets: Sequence[Bucket], sizes: At, exact: Collection[str] = ()) -> Asked | None:
+    """A request of these sizes; None if no bucket holds it.
+
+    >>> found = [Bucket(0, {"seq": 64}, 0.3), Bucket(1, {"seq": 16}, 0.1), Bucket(2, {"seq": 32}, 0.2)]
+    >>> asked(found, {"seq": 20}), asked(found, {"seq": 20}, ["seq"])
+    (Asked(sizes={'seq': 20}, alone_s=0.2), None)
+    """
+    alone_s = [bucket.seconds for bucket in buckets if holds(bucket, sizes, exact)]
+    return Asked(sizes, min(alone_s)) if alone_s else None
+
+
+def choose(
+    waiting: Sequence[Asked], buckets: Sequence[Bucket], rows: str | None, exact: Collection[str] = ()
+) -> tuple[Bucket, list[int]]:
+    """The bucket to run next, and the positions of the waiting requests to run in it, the first one among them.
+
+    For each bucket that holds the first request, as many of the others are taken as fit beside it, in their order. The bucket
+    counts whose requests take the most seconds alone for each second that they take in it; of equal ones the fastest.
+
+    Args:
+        waiting: the requests, the most urgent first; each has a bucket that holds it. The first ``MOST_LOOKED`` are looked at.
+        buckets: the variants.
+        rows: the dimension along which requests are joined; None joins none.
+        exact: dimensions that must not be padded.
+
+    >>> small, large = Bucket(1, {"batch": 1}, 2.0), Bucket(0, {"batch": 4}, 5.0)
+    >>> one = Asked({"batch": 1}, 2.0)
+    >>> choose([one] * 2, [large, small], "batch") == (small, [0])
+    True
+    >>> choose([one] * 3, [large, small], "batch") == (large, [0, 1, 2])
+    True
+    """
+    first, found = waiting[0], list[tuple[float, float, Bucket, list[int]]]()
+    looked = list(enumerate(waiting[:MOST_LOOKED] if rows is not None else [first]))
+    for bucket in buckets:
+        if not holds(bucket, first.sizes, exact):
+            continue
+        taken, num_rows, alone_s = list[int](), 0, 0.0
+        for position, (sizes, seconds) in looked:
+            if holds(bucket, sizes, exact, rows, num_rows):
+                taken.append(position)
+                alone_s += seconds
+                if rows is None or (num_rows := num_rows + sizes[rows]) == bucket.sizes[rows]:
+                    break
+        found.append((alone_s / bucket.seconds, -bucket.seconds, bucket, taken))
+    *_, bucket, taken = max(found, key=itemgetter(0, 1))
+    return bucket, taken
+
+
+def rows_of(family: Family) -> str | None:
+    """The dimension along which requests can be joined: the first axis of each input and output, and may be padded."""
+    names = {axes.get(0) for places in (family.dims, family.out_dims) for axes in places.values()}
+    every = set(family.variants[0].graph.inputs) <= set(family.dims) and len(names) == 1
+    [dim] = names if every else {None}
+    return dim if dim and dim not in family.unpaddable else None
+
+
+def joined(family: Family, bucket: Bucket, requests: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """The inputs of the variant with the requests behind each other along the first axis, and zeros for all else.
+
+    One request is padded along every axis.
+    """
+    traced = family.variants[bucket.variant]
+    found = []
+    for position, name in enumerate(traced.graph.inputs):
+        parts, spec = [inputs[position] for inputs in requests], traced.specs[name]
+        if len(parts) == 1 and parts[0].shape == spec.shape:
+            found.append(parts[0])
+            continue
+        whole = torch.zeros(spec.shape, dtype=spec.torch_dtype)
+        start = 0
+        for part in parts:
+            place = whole.narrow(0, start, part.shape[0]) if part.dim() else whole
+            place[tuple(map(slice, part.shape))] = part
+            start += part.shape[0] if part.dim() else 0
+        found.append(whole)
+    return found
+
+
+def separated(family: Family, outputs: Sequence[torch.Tensor], sizes: Sequence[At], rows: str | None) -> list[list[torch.Tensor]]:
+    """The outputs of each of the requests that were joined, without padding; views of what the stages made."""
+    names, start = family.variants[0].graph.outputs, 0
+    found = []
+    for own in sizes:
+        mine = []
+        for name, value in zip(names, outputs, strict=True):
+            axes = family.out_dims[name]
+            mine.append(cut(value if rows is None else value[start:], axes, own))
+        found.append(mine)
+        start += own[rows] if rows is not None else 0
+    return found

@@ -1,0 +1,297 @@
+"""ShapedService: a model that takes requests of any size within its ranges.
+
+::
+
+    submit -> waiting -> a batch of requests that fit a variant -> padded -> Engine -> cut back -> each caller's answer
+
+While the stages have enough to do, requests wait, and waiting requests are joined (``batching.choose``). So batches grow with
+the load, and a single request is sent at once. No batch size is asked of the user.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from autosplit.arguments import checked
+from autosplit.compat.futures import SafeCondition, SafeFuture
+from autosplit.errors import DeadlineError, RefusedError, UsageError, raise_faults
+from autosplit.running.engine import Engine
+from autosplit.running.request import Tensors, monotonic_deadline
+from autosplit.serving.rowcheck import require_independent_rows
+from autosplit.shapes.batching import Asked, Bucket, asked, choose, joined, rows_of, separated
+from autosplit.tracing.family import At, Family
+from autosplit.tracing.tensorspec import is_dense, kind_of
+from autosplit.tracing.verifying import distinct_inputs
+
+NUM_TRIALS, TRIALS_S = 3, 0.1
+"""Requests by which the seconds of each variant are measured, of which the fastest counts; fewer once they took so long."""
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request that waits to be joined with others."""
+
+    inputs: Sequence[torch.Tensor]
+    asked: Asked
+    priority: int
+    since_s: float
+    deadline_ns: int
+    future: "Future[Any]" = field(default_factory=SafeFuture)
+
+
+def measured(family: Family, engine: Engine) -> list[Bucket]:
+    """The variants of a family with their measured seconds, of requests that are sent alone."""
+    found = []
+    for number, (traced, sizes) in enumerate(zip(family.variants, family.sizes, strict=True)):
+        times_s = list[float]()
+        while len(times_s) < NUM_TRIALS and sum(times_s) < TRIALS_S:
+            begun_s = time.perf_counter()
+            engine.run(traced.example_inputs)
+            times_s.append(time.perf_counter() - begun_s)
+        found.append(Bucket(number, sizes, min(times_s)))
+    return found
+
+
+@checked
+class ShapedService:
+    """A family of variants that runs: a request takes and returns what the model does, at any size within the ranges.
+
+    Args:
+        family: the variants, whose padding was checked.
+        engine: runs them: ``deploy(..., variants=family.variants[1:])``.
+        max_wait_s: seconds for which a request may wait for others though the stages have room; 0 joins only what waits anyway.
+        queue_capacity: requests that may wait before ``submit`` blocks or refuses.
+        opened: closes the engine and what it needs; by default others do.
+    Raises: UsageError: a setting is not understood. The rows of a request depend on other rows: then requests are not joined,
+        and ``why_not_joined`` says why.
+
+    Attributes:
+        buckets: the variants with their measured seconds.
+        rows: the dimension along which requests are joined; None joins none.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        engine: Engine,
+        *,
+        max_wait_s: float = 0.0,
+        queue_capacity: int = 256,
+        opened: ExitStack | None = None,
+    ) -> None:
+        if not 0 <= max_wait_s < float("inf") or queue_capacity < 1:
+            limits = "max_wait_s must be at least 0 seconds and queue_capacity at least 1 request"
+            raise UsageError(f"{limits}, but are {max_wait_s} and {queue_capacity}")
+        self.family, self.engine, self.buckets = family, engine, measured(family, engine)
+        self._max_wait_s, self._capacity, self._opened = max_wait_s, queue_capacity, opened or ExitStack()
+        self._exact = frozenset(family.unpaddable)
+        self.why_not_joined = ""
+        self.rows = rows_of(family)
+        if self.rows is not None:
+            self.why_not_joined = self._mixing_rows(self.rows)
+            self.rows = None if self.why_not_joined else self.rows
+        self._room = 1 + sum(len(stage.devices) * stage.streams for stage in engine.wiring.stages)
+        """Batches under way at most: as many as are computed at once, and one that is ready."""
+        self._waiting: list[_Waiting] = []
+        self._num_running = 0
+        self._open = True
+        self._changed = SafeCondition()
+        self._thread = threading.Thread(target=self._send_all, name="autosplit-shapes", daemon=True)
+        self._thread.start()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One request, start to end."""
+        return self.submit(*args, **kwargs).result()
+
+    def submit(
+        self, *args: Any, priority: int = 0, deadline_s: float | None = None, timeout_s: float | None = None, **kwargs: Any
+    ) -> "Future[Any]":
+        """Take in one request and return its future. Masks that are left out are filled in.
+
+        Args:
+            args: the model's positional arguments.
+            priority: lower is sooner.
+            deadline_s: seconds from now after which no stage begins the request any more.
+            timeout_s: seconds to wait for room in the queue; None waits as long as it takes, 0 refuses at once.
+            kwargs: the model's keyword arguments.
+        Raises: UsageError: the arguments do not fit, a size is outside its range, or no variant takes it. RefusedError: there is
+            no room, or the service is closed.
+        """
+        inputs = self._inputs(args, kwargs)
+        sizes = self.family.sizes_of(inputs)
+        found = asked(self.buckets, sizes, self._exact)
+        if found is None:
+            raise UsageError(self._without_variant(sizes))
+        deadline_ns = monotonic_deadline(deadline_s)
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._waiting) < self._capacity or not self._open, timeout_s):
+                raise RefusedError(
+                    f"the request was refused: {len(self._waiting)} requests are waiting (limit {self._capacity}) and "
+                    f"{self._num_running} batches are running (limit {self._room})"
+                )
+            if not self._open:
+                raise RefusedError("the request was refused: the service is closed")
+            copies = [value.clone() for value in inputs]  # the caller may write to its tensors once submit returns
+            request = _Waiting(copies, found, priority, time.monotonic(), deadline_ns)
+            self._waiting.append(request)
+            self._waiting.sort(key=lambda one: one.priority)
+            self._changed.notify_all()
+        return request.future
+
+    def close(self) -> None:
+        """Answer what was taken in, and end."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+        self._thread.join()
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_running == 0)
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _inputs(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors of a call, with its masks. Raises: UsageError: other arguments, dtypes or numbers of axes."""
+        traced = self.family.variants[0]
+        parameters = list(traced.signature.parameters) if traced.signature is not None else []
+        absent = [name for name in self.family.masks if kwargs.get(name) is None and name not in parameters[: len(args)]]
+        if absent:
+            kwargs = {**kwargs, **dict.fromkeys(absent, torch.ones(()))}
+        values, faults = traced.bound_inputs(*args, **kwargs)
+        specs = [traced.specs[name] for name in traced.graph.inputs]
+        given = dict(zip(traced.graph.inputs, values, strict=True))
+        for name in absent:
+            like = next(
+                other for other, axes in self.family.dims.items() if axes == self.family.dims[name] and other not in absent
+            )
+            if isinstance(given[like], torch.Tensor):
+                given[name] = torch.ones(given[like].shape, dtype=traced.specs[name].torch_dtype)
+        for spec in specs:
+            value, axes = given[spec.name], self.family.dims.get(spec.name, {})
+            if not is_dense(value):
+                faults.append(f"'{spec.name}' is {kind_of(value)}, and a dense tensor is expected")
+                continue
+            wanted = [axes.get(axis, size) for axis, size in enumerate(spec.shape)]
+            fixed = [size == found for size, found in zip(wanted, value.shape, strict=False) if isinstance(size, int)]
+            if value.dtype != spec.torch_dtype or value.dim() != len(wanted) or not all(fixed):
+                kind = f"{value.dtype} {list(value.shape)}".removeprefix("torch.")
+                faults.append(f"'{spec.name}' is {kind}, and {spec.dtype} [{', '.join(map(str, wanted))}] is expected")
+        raise_faults(UsageError, f"a request does not fit '{traced.graph.name}'", faults)
+        return list(given.values())
+
+    def _without_variant(self, sizes: At) -> str:
+        """Why a request within the ranges has no variant that takes it."""
+        exact = [dim for dim in sizes if dim in self._exact]
+        there = {dim: sorted({bucket.sizes[dim] for bucket in self.buckets}) for dim in exact}
+        told = "; ".join(f"'{dim}' is {sizes[dim]}, and the variants have {there[dim]}" for dim in exact)
+        reason = next(iter(self.family.unpaddable.values()))
+        return (
+            f"no variant takes the request: {told}. It cannot be padded: {reason}. Search again with this size among the sizes."
+        )
+
+    def _mixing_rows(self, rows: str) -> str:
+        """Why requests cannot be joined; '' if the rows of a request depend neither on each other nor on their places."""
+        [_, example] = distinct_inputs(self.family.variants[0].example_inputs, 2)
+        try:
+            require_independent_rows(self.engine, [True] * len(example), self.family.sizes[0][rows], example)
+        except UsageError as failure:
+            return str(failure)
+        return ""
+
+    def _send_all(self) -> None:
+        """The thread: send batches while the stages have room, and let requests wait otherwise."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: (self._waiting and self._num_running < self._room) or not self._open)
+                if not self._waiting:
+                    if not self._open:
+                        return
+                    continue
+                self._changed.wait_for(lambda: self._num_running < self._room)
+                self._drop_late()
+                if not self._waiting:
+                    continue
+                bucket, taken = choose([one.asked for one in self._waiting], self.buckets, self.rows, self._exact)
+                batch = [self._waiting[position] for position in taken]
+                left_s = self._patience_s(bucket, batch)
+                if left_s > 0 and self._open:
+                    self._changed.wait(left_s)
+                    continue
+                self._waiting = [one for one in self._waiting if one not in batch]
+                self._num_running += 1
+                self._changed.notify_all()
+            self._send(bucket, batch)
+
+    def _drop_late(self) -> None:
+        """Fail the waiting requests whose deadline has passed, and leave out those that were cancelled (the lock is held)."""
+        now_ns = time.monotonic_ns()
+        late = [one for one in self._waiting if 0 < one.deadline_ns <= now_ns]
+        self._waiting = [one for one in self._waiting if one not in late and not one.future.cancelled()]
+        for one in late:
+            _fail([one], DeadlineError("the request's deadline passed while it waited for a batch"))
+
+    def _patience_s(self, bucket: Bucket, batch: Sequence[_Waiting]) -> float:
+        """Seconds for which a batch that is not full may wait for more requests: at most half of the time to a deadline."""
+        if self.rows is None or not self._max_wait_s or self._num_running == self._room:
+            return 0.0
+        most = max(bucket.sizes[self.rows] for bucket in self.buckets)
+        if sum(one.asked.sizes[self.rows] for one in batch) >= most:
+            return 0.0
+        now_s = time.monotonic()
+        until_s = min(one.since_s for one in batch) + self._max_wait_s
+        due_s = [(one.since_s + one.deadline_ns / 1e9) / 2 for one in batch if one.deadline_ns]
+        return min([until_s, *due_s]) - now_s
+
+    def _send(self, bucket: Bucket, batch: Sequence[_Waiting]) -> None:
+        """Send a batch; a failure is the answer of its requests."""
+        batch = [one for one in batch if one.future.set_running_or_notify_cancel()]
+        last_ns = 0 if any(not one.deadline_ns for one in batch) else max((one.deadline_ns for one in batch), default=0)
+        try:
+            if not batch:
+                raise RefusedError("every request of the batch was cancelled")
+            inputs = joined(self.family, bucket, [one.inputs for one in batch])
+            future = self.engine.submit_unbounded(inputs, deadline_ns=last_ns)
+        except Exception as failure:  # the thread goes on with other requests
+            self._end(partial(_fail, batch, failure))
+            return
+        if self.rows is not None:
+            num_rows = sum(one.asked.sizes[self.rows] for one in batch)
+            self.engine.batches.add(num_rows, bucket.sizes[self.rows] - num_rows)
+        future.add_done_callback(lambda done: self._end(partial(self._answer, batch, done)))
+
+    def _end(self, answer: Callable[[], None]) -> None:
+        """Count a batch as done, and give its answers."""
+        with self._changed:
+            self._num_running -= 1
+            self._changed.notify_all()
+        answer()
+
+    def _answer(self, batch: Sequence[_Waiting], done: "Future[Tensors]") -> None:
+        failure = RefusedError("the request was cancelled") if done.cancelled() else done.exception()
+        if failure is not None:
+            _fail(batch, failure)
+            return
+        parts = separated(self.family, done.result(), [one.asked.sizes for one in batch], self.rows)
+        for one, values in zip(batch, parts, strict=True):
+            if len(batch) > 1:  # else one caller would keep the answers of the others in memory, and write into their memory
+                values = [value.clone() for value in values]
+            with suppress(InvalidStateError):
+                one.future.set_result(self.family.variants[0].unflatten_outputs(values))
+
+
+def _fail(batch: Sequence[_Waiting], failure: BaseException) -> None:
+    for one in batch:
+        with suppress(InvalidStateError):
+            one.future.set_exception(failure)

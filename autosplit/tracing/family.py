@@ -1,0 +1,308 @@
+"""A model at several sizes: traces with the same ops over the same weights, so that one list of stages fits all of them.
+
+One export with symbolic sizes gives all of them (``resizing``). Where torch makes none, each variant is traced on its own, and
+must have the ops of the others.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram, ShapesCollection
+
+from autosplit.compat.torchparts import pytree
+from autosplit.errors import BRIEF, TraceError, UsageError, close_names, raise_faults
+from autosplit.tracing import architectures
+from autosplit.tracing.callbinding import leaf_places, signature_of
+from autosplit.tracing.capturing import Traced, export, flattened, trace, traced_of
+from autosplit.tracing.differing import NumericalError
+from autosplit.tracing.flattening import Flat, move_reserved
+from autosplit.tracing.loading import WITHOUT_WEIGHTS, Model, dense_inputs
+from autosplit.tracing.programs import user_line
+from autosplit.tracing.resizing import resizable
+from autosplit.tracing.verifying import compare, own_storage
+from autosplit.values.shapes import Sizes, size_fault, sizes_text
+
+Places = Mapping[str, Mapping[int, str]]
+"""Input or output to axis to dimension."""
+
+At = Mapping[str, int]
+"""One size for each dimension."""
+
+MASK = "attention_mask"
+"""The parameter that tells models of transformers what is padding."""
+
+TIED = re.compile(r"The values of (\w+) = .* and (\w+) = .* must always be equal")
+"""What torch says of two dimensions that are one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """The traces of a model at several sizes.
+
+    Attributes:
+        variants: the traces, that of the largest sizes first. All have the same ops by name, in the same order, over the same
+            weights.
+        sizes: the sizes of each variant.
+        allowed: dimension to the sizes that requests may have.
+        dims: input of the graph to axis to dimension.
+        out_dims: output of the graph to axis to dimension.
+        shapes: parameter of the model to axis to dimension.
+        masks: inputs that a call may leave out: ones at each place of a request, zeros where it is padded.
+        unpaddable: dimension to the reason why padding along it changes answers; dimensions that may be padded are left out.
+        make: traces the model at other sizes.
+    """
+
+    variants: tuple[Traced, ...]
+    sizes: tuple[At, ...]
+    allowed: Mapping[str, Sizes]
+    dims: Places
+    out_dims: Places
+    shapes: Places = field(default_factory=dict)
+    masks: tuple[str, ...] = ()
+    unpaddable: Mapping[str, str] = field(default_factory=dict)
+    make: Callable[[At], Traced] = field(repr=False, default=lambda sizes: _unmade(sizes))
+
+    @property
+    def largest(self) -> At:
+        """The largest size of each dimension."""
+        return {dim: sizes[-1] for dim, sizes in self.allowed.items()}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that the user should read: those of the largest trace, and why a dimension is not padded."""
+        exact = (f"'{dim}' runs at exact sizes only: {reason}" for dim, reason in self.unpaddable.items())
+        return (*self.variants[0].notes, *exact)
+
+    def at(self, sizes: At) -> Traced:
+        """The trace at these sizes. Raises: UsageError: a size that is not allowed. TraceError: the model has other ops there."""
+        faults = [fault for dim, size in sizes.items() if (fault := size_fault(dim, size, self.allowed[dim]))]
+        raise_faults(UsageError, f"'{self.variants[0].graph.name}' has no such variant", faults)
+        known = next((variant for variant, at in zip(self.variants, self.sizes, strict=True) if at == sizes), None)
+        return self.make(sizes) if known is None else known
+
+    def only(self, sizes: Sequence[At]) -> "Family":
+        """The family of the variants with these sizes, and of the largest one; errors as for ``at``."""
+        wanted = [self.largest, *(at for at in sizes if at != self.largest)]
+        return replace(self, variants=tuple(map(self.at, wanted)), sizes=tuple(wanted))
+
+    def sizes_of(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+        """The sizes of a request, one tensor for each input of the graph.
+
+        Raises: UsageError: with every fault: sizes that contradict each other or that are not allowed, an empty request.
+        """
+        found: dict[str, tuple[int, str]] = {}
+        faults = []
+        for name, tensor in zip(self.variants[0].graph.inputs, tensors, strict=True):
+            for axis, dim in self.dims.get(name, {}).items():
+                size = tensor.shape[axis] if axis < tensor.dim() else 0
+                known, place = found.setdefault(dim, (size, f"'{name}' axis {axis}"))
+                if known != size:
+                    faults.append(f"'{dim}' is {known} in {place} and {size} in '{name}' axis {axis}")
+        faults += [fault for dim, (size, _) in found.items() if (fault := size_fault(dim, size, self.allowed[dim]))]
+        raise_faults(UsageError, f"a request does not fit '{self.variants[0].graph.name}'", faults)
+        return {dim: found[dim][0] for dim in self.allowed}
+
+    def __repr__(self) -> str:
+        ranges = ", ".join(f"{dim} {sizes_text(sizes)}" for dim, sizes in self.allowed.items())
+        return f"Family({self.variants[0].graph.name!r}, {ranges}, {len(self.variants)} variants)"
+
+
+def resized(tensor: torch.Tensor, axes: Mapping[int, str], sizes: At) -> torch.Tensor:
+    """The tensor with other sizes along these axes: its elements are repeated, or left out at the end."""
+    for axis, dim in axes.items():
+        tensor = tensor.index_select(axis, torch.arange(sizes[dim]) % tensor.shape[axis])
+    return tensor
+
+
+def trace_family(model: Model, shapes: Places, allowed: Mapping[str, Sizes]) -> Family:
+    """Trace a model at its largest and its smallest sizes.
+
+    Args:
+        model: with example inputs of any sizes.
+        shapes: parameter of the model to axis to dimension, such as ``{"input_ids": {1: "seq"}}``.
+        allowed: dimension to its sizes.
+    Raises: UsageError: with every fault of ``shapes``. TraceError: as ``capturing.trace``, or a dimension for which the model has
+        other ops at other sizes.
+    """
+    args, kwargs = own_storage((tuple(model.args), dict(model.kwargs)))
+    model, masks, shapes = _with_masks(replace(model, args=args, kwargs=kwargs), shapes)
+    axes = _axes(model, shapes, allowed)
+    with architectures.without_caches(None if model.source.spec else model.module):
+        make, largest = _maker(model, axes, allowed), {dim: sizes[-1] for dim, sizes in allowed.items()}
+        low = _apart(allowed)
+        variants = [make(at) for at in (largest, low)]
+    names = variants[0].graph.inputs
+    dims = {name: dict(axes[place]) for place, name in enumerate(names) if axes.get(place)}
+    out_dims = {name: _out_axes(variants, (largest, low), name) for name in variants[0].graph.outputs}
+    found = Family(tuple(variants), (largest, low), allowed, dims, out_dims, shapes, masks, {}, make)
+    return found if low != largest else found.only([])
+
+
+def model_at(model: Model, axes: Mapping[int, Mapping[int, str]], sizes: At) -> Model:
+    """The model with its example inputs resized; ``axes`` is by position among the tensors of the inputs."""
+    leaves, spec = pytree.tree_flatten((tuple(model.args), dict(model.kwargs)))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    for number, place in enumerate(places):
+        leaves[place] = resized(leaves[place], axes.get(number, {}), sizes)
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    source = model.source
+    source = replace(source, batch=sizes.get("batch", source.batch), seq_len=sizes.get("seq", source.seq_len))
+    return replace(model, args=args, kwargs=kwargs, source=source)
+
+
+def named_tensors(model: Model) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of the example inputs, with the names of their parameters, such as ``input_ids`` or ``sizes[0]``."""
+    leaves, spec = pytree.tree_flatten((tuple(model.args), dict(model.kwargs)))
+    if isinstance(model.module, ExportedProgram):
+        return list(zip(dense_inputs(model.module), (leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), strict=True))
+    named = [place.replace("'", "", 2) for place in leaf_places(spec, signature_of(model.module))]
+    return [(name, leaf) for name, leaf in zip(named, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
+
+
+def _with_masks(model: Model, shapes: Places) -> tuple[Model, tuple[str, ...], Places]:
+    """The model with an attention mask of ones among its inputs, if it takes one and none is given."""
+    if isinstance(model.module, ExportedProgram) or MASK not in inspect.signature(model.module.forward).parameters:
+        return model, (), shapes
+    signature = inspect.signature(model.module.forward)
+    bound = signature.bind_partial(*model.args, **model.kwargs).arguments
+    if bound.get(MASK) is not None:
+        return model, (MASK,), shapes
+    first = next((name for name in shapes if name in bound and 1 in shapes[name]), "")
+    tokens = bound.get(first)
+    if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2 or tokens.is_floating_point() or MASK in bound:
+        return model, (), shapes
+    given = {**model.kwargs, MASK: torch.ones_like(tokens, dtype=torch.int64)}
+    return replace(model, kwargs=given), (MASK,), {**shapes, MASK: shapes[first]}
+
+
+def _axes(model: Model, shapes: Places, allowed: Mapping[str, Sizes]) -> dict[int, dict[int, str]]:
+    """The axes by the position of a tensor among the inputs. Raises: UsageError: with every fault."""
+    tensors = named_tensors(model)
+    named = [name for name, _ in tensors]
+    faults = [f"it takes no tensor '{name}'{close_names(name, named)}" for name in shapes if name not in named]
+    faults += [f"sizes of '{dim}' are given, and no input has that dimension" for dim in set(allowed) - _dims(shapes)]
+    faults += [f"'{dim}' has no sizes; give sizes={{'{dim}': '1..8'}}" for dim in sorted(_dims(shapes) - set(allowed))]
+    seen: dict[str, tuple[int, str]] = {}
+    for name, leaf in tensors:
+        for axis, dim in shapes.get(name, {}).items():
+            if axis not in range(leaf.dim()) or not leaf.shape[axis]:
+                faults.append(f"'{name}' is {BRIEF.repr(leaf)}, and has no elements along axis {axis}")
+            elif seen.setdefault(dim, (leaf.shape[axis], name))[0] != leaf.shape[axis]:
+                size, other = seen[dim]
+                faults.append(f"'{dim}' is {size} in '{other}' and {leaf.shape[axis]} in '{name}'")
+    raise_faults(UsageError, f"the shapes do not fit model '{model.name}'", faults)
+    return {place: dict(shapes.get(name, {})) for place, (name, _) in enumerate(tensors)}
+
+
+def _dims(shapes: Places) -> set[str]:
+    return {dim for axes in shapes.values() for dim in axes.values()}
+
+
+def _apart(allowed: Mapping[str, Sizes]) -> dict[str, int]:
+    """Small sizes, that tell dimensions apart from each other by their smallest and largest size if possible."""
+    found: dict[str, int] = {}
+    for dim, sizes in allowed.items():
+        taken = {(found[other], allowed[other][-1]) for other in found}
+        found[dim] = next((size for size in sizes[:8] if (size, sizes[-1]) not in taken), sizes[0])
+    return found
+
+
+def _out_axes(variants: Sequence[Traced], sizes: Sequence[At], name: str) -> dict[int, str]:
+    """The axes of an output that are as long as a dimension; '' for an axis whose size is something else of the sizes."""
+    shapes = [variant.graph.values[name].shape for variant in variants]
+    pairs = {(sizes[0][dim], sizes[1][dim]): dim for dim in sizes[0]}
+    return {axis: pairs.get(pair, "") for axis, pair in enumerate(zip(*shapes, strict=True)) if pair[0] != pair[1]}
+
+
+def _maker(model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapping[str, Sizes]) -> Callable[[At], Traced]:
+    """A function that traces the model at given sizes, and compares it with the module."""
+    largest = {dim: sizes[-1] for dim, sizes in allowed.items()}
+    full = model_at(model, axes, largest)
+    try:
+        exported = export(full, _symbolic(full, axes, allowed))
+        names = list(dense_inputs(exported))
+        free = {dim for dim, sizes in allowed.items() if len(sizes) > 1}
+        named = {names[place]: {axis: dim for axis, dim in found.items() if dim in free} for place, found in axes.items()}
+        plan = resizable(exported, named)
+        first = flattened(full, plan.static(largest), check=False)
+    except TraceError as failure:
+        if tied := TIED.search(str(failure.__cause__)):
+            raise TraceError(
+                f"model '{model.name}' needs '{tied[1]}' and '{tied[2]}' to be equal; give both axes one name in shapes"
+            ) from failure
+        return _one_by_one(model, axes, largest, failure)
+    flat = Flat(first.program, first.in_leaves, first.out_leaves, first.copied)
+
+    def make(sizes: At) -> Traced:
+        there = model_at(model, axes, sizes)
+        found = first if sizes == largest else traced_of(there, exported, plan.at(flat, sizes), check=False)
+        return _checked(there, found)
+
+    return make
+
+
+def _symbolic(model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapping[str, Sizes]) -> Any:
+    """The symbolic dimensions of the tensors, as a ``ShapesCollection``, whose methods have no types."""
+    tensors = [leaf for leaf in pytree.tree_leaves((model.args, dict(model.kwargs))) if isinstance(leaf, torch.Tensor)]
+    dims = {dim: Dim(dim, min=sizes[0], max=sizes[-1]) for dim, sizes in allowed.items() if len(sizes) > 1}
+    collection: Any = ShapesCollection
+    found = collection()
+    for place, tensor in enumerate(tensors):
+        symbols = {axis: dims[dim] for axis, dim in axes.get(place, {}).items() if dim in dims}
+        if symbols:
+            found[tensor] = symbols
+    return found
+
+
+def _one_by_one(
+    model: Model, axes: Mapping[int, Mapping[int, str]], largest: At, symbolic_failure: TraceError
+) -> Callable[[At], Traced]:
+    """A function that traces the model anew for each size. Raises: TraceError: the model cannot be traced at all."""
+    first = trace(model_at(model, axes, largest), check=False)
+
+    def make(sizes: At) -> Traced:
+        there = model_at(model, axes, sizes)
+        found = first if sizes == largest else trace(there, check=False)
+        if fault := _other_ops(first, found):
+            apart = ", ".join(f"'{dim}' {largest[dim]} and {size}" for dim, size in sizes.items() if size != largest[dim])
+            raise TraceError(
+                f"model '{model.name}' computes with other ops at other sizes ({apart}): {fault}. Give only sizes at which it "
+                f"has the same ops, or compute with tensors there. With symbolic sizes: {symbolic_failure}"
+            ) from symbolic_failure
+        return _checked(there, found)
+
+    return make
+
+
+def _other_ops(first: Traced, other: Traced) -> str:
+    """The first op that only one of two traces has, with its line; '' if all are the same."""
+    pairs = [[(op.name, op.operator, op.weights) for op in traced.graph.ops] for traced in (first, other)]
+    if pairs[0] == pairs[1] and first.graph.outputs == other.graph.outputs:
+        return ""
+    at = next((n for n, (a, b) in enumerate(zip(*pairs, strict=False)) if a != b), min(map(len, pairs)))
+    for traced in (first, other):
+        if at < len(traced.graph.ops):
+            op = traced.graph.ops[at]
+            line = user_line(next(node for node in traced.program.graph.nodes if node.name == op.name))
+            return f"op '{op.name}' ({op.operator}{f', {line}' if line else ''}) is not in both"
+    return "they return other values"
+
+
+def _checked(model: Model, traced: Traced) -> Traced:
+    """The trace with its error against the module, on the example inputs. Raises: TraceError: they differ."""
+    if WITHOUT_WEIGHTS in model.notes:
+        return traced
+    module = move_reserved(model.module).module() if isinstance(model.module, ExportedProgram) else model.module
+    args, kwargs = own_storage((model.args, dict(model.kwargs)))
+    with torch.inference_mode():
+        own = module(*args, **kwargs)
+        error: NumericalError = compare(model.name, traced.run(*model.args, **model.kwargs), own)
+    return replace(traced, module_error=error)
+
+
+def _unmade(sizes: At) -> Traced:
+    raise UsageError(f"this family has no variant of {dict(sizes)}, and nothing to make one of")

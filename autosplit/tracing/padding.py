@@ -1,0 +1,145 @@
+"""Check which dimensions of a model may be padded: a padded request must give what the module gives for the unpadded one.
+
+A dimension is padded with zeros behind the request's own elements, and outputs are cut back along it. Attention masks then tell
+what is padding. The check runs a larger variant on padded inputs beside the user's module on the unpadded ones.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.differing import difference
+from autosplit.tracing.family import At, Family
+from autosplit.tracing.flattening import is_pick
+from autosplit.tracing.programs import Observer, user_line
+from autosplit.tracing.verifying import distinct_inputs
+
+TOLERANCE = 1e-4
+"""Largest relative error of a padded request. Sums over other numbers of elements end in other bits, by about 1e-6."""
+
+NUM_PAIRS = 2
+"""Random sizes of a request for each dimension, beside the smallest one."""
+
+MOST_ELEMENTS = 1 << 16
+"""Elements of the inputs up to which a variant is preferred for the check: larger ones say the same, and take longer."""
+
+
+def pad(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The tensor with zeros behind it along each axis, up to this shape."""
+    padded = tensor.new_zeros(tuple(shape))
+    padded[tuple(map(slice, tensor.shape))] = tensor
+    return padded
+
+
+def cut(tensor: torch.Tensor, axes: Mapping[int, str], sizes: At) -> torch.Tensor:
+    """The part of an output that belongs to a request of these sizes; a view."""
+    for axis, dim in axes.items():
+        tensor = tensor.narrow(axis, 0, sizes[dim])
+    return tensor
+
+
+def with_checked_padding(family: Family) -> Family:
+    """The family with the reason for each dimension that may not be padded."""
+    found = {dim: reason for dim in family.allowed if (reason := _refusal(family, dim))}
+    return replace(family, unpaddable=found)
+
+
+def _refusal(family: Family, dim: str) -> str:
+    """Why a dimension may not be padded, or ''."""
+    sizes = family.allowed[dim]
+    if len(sizes) < 2:
+        return ""
+    for name, axes in family.out_dims.items():
+        if "" in axes.values():
+            axis = next(axis for axis, found in axes.items() if not found)
+            return f"axis {axis} of output '{name}' is not as long as an axis of the inputs, so padding cannot be cut off"
+    draw = random.Random(0)
+    large = _checkable(family, dim)
+    below = [size for size in sizes if size < large[dim]]
+    for size in dict.fromkeys([below[0], *(draw.choice(below) for _ in range(NUM_PAIRS))]):
+        if reason := _mixing(family, dim, {**large, dim: size}, large):
+            return reason
+    return ""
+
+
+def _checkable(family: Family, dim: str) -> At:
+    """Sizes of a variant to pad to: all other dimensions small, this one as large as is quick."""
+    lows = {other: sizes[0] if len(sizes) < 2 or sizes[0] > 1 else sizes[1] for other, sizes in family.allowed.items()}
+    smallest = family.variants[-1]
+    rest = sum(tensor.numel() for tensor in smallest.example_inputs) / family.sizes[-1][dim]
+    quick = [size for size in family.allowed[dim][1:] if size * rest <= MOST_ELEMENTS]
+    return {**lows, dim: quick[-1] if quick else family.allowed[dim][1]}
+
+
+def _mixing(family: Family, dim: str, small: At, large: At) -> str:
+    """The op that mixes padding into the answers of a request of these small sizes, in words; '' if none does."""
+    exact, padded = family.at(small), family.at(large)
+    for inputs in distinct_inputs(exact.example_inputs, 2):
+        wanted = _values(exact, inputs)
+        specs = [padded.specs[name] for name in padded.graph.inputs]
+        found = _values(padded, [pad(tensor, spec.shape) for tensor, spec in zip(inputs, specs, strict=True)])
+        wrong = [
+            name
+            for name, axes in family.out_dims.items()
+            if difference(cut(found[name], axes, small), wanted[name])[1] > _limit(wanted[name])
+        ]
+        if wrong:
+            op, line = _first_other(exact, found, wanted, (small[dim], large[dim]), wrong)
+            share = difference(cut(found[wrong[0]], family.out_dims[wrong[0]], small), wanted[wrong[0]])[1]
+            return (
+                f"padding '{dim}' from {small[dim]} to {large[dim]} changes output '{wrong[0]}' by {share:.2g} of its largest "
+                f"value: op '{op}' mixes elements along it{f' ({line})' if line else ''}"
+            )
+    return ""
+
+
+def _limit(tensor: torch.Tensor) -> float:
+    return TOLERANCE if tensor.is_floating_point() or tensor.is_complex() else 0.0
+
+
+def _values(traced: Traced, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every value of a pass."""
+    found: dict[str, torch.Tensor] = {}
+
+    def see(node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and node.op != "get_attr":
+            found[node.name] = value
+
+    with torch.inference_mode():
+        Observer(traced.program, see).run(*inputs)
+    return found
+
+
+def _first_other(
+    exact: Traced,
+    found: Mapping[str, torch.Tensor],
+    wanted: Mapping[str, torch.Tensor],
+    pair: tuple[int, int],
+    wrong: Sequence[str],
+) -> tuple[str, str]:
+    """The first op before the wrong outputs with another value where the request's own elements are, and its line."""
+    nodes = {node.name: node for node in exact.program.graph.nodes}
+    before, waiting = set[fx.Node](), [nodes[name] for name in wrong]
+    while waiting:
+        node = waiting.pop()
+        if node not in before:
+            before.add(node)
+            waiting += node.all_input_nodes
+    for node in exact.program.graph.nodes:
+        if node not in before or node.name not in wanted or node.op == "placeholder":
+            continue
+        ours, own = found[node.name], wanted[node.name]
+        axes = [axis for axis in range(own.dim()) if ours.shape[axis] != own.shape[axis]]
+        if any((own.shape[axis], ours.shape[axis]) != pair for axis in axes):
+            continue  # an axis that joins several dimensions
+        for axis in axes:
+            ours = ours.narrow(axis, 0, pair[0])
+        if difference(ours, own)[1] > _limit(own):
+            made = node.all_input_nodes[0] if is_pick(node) else node
+            return made.name, user_line(made)
+    return wrong[0], user_line(nodes[wrong[0]])

@@ -1,0 +1,323 @@
+"""Requests of many sizes: padded to the longest, the module at exact sizes, and a service of variants that joins what waits.
+
+    python -m benchmarks.shapes [--models bert,distilbert,whisper,resnet] [--small] [--rounds 5] [--seconds 20] [--write-table]
+
+Each model runs under two histograms: log-normal sizes (mean 60 of at most 512 tokens; mean 4 of at most 16 rows) and flat ones.
+The same requests go to every way, in interleaved rounds, with 1, 4, 16 and 64 in flight. Rounds are kept in
+benchmarks/shapes.json as they end, so a run that was interrupted goes on, and benchmarks/shapes.md is written of them.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from math import log
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+import torch
+
+import autosplit
+from autosplit.backends.base import installed
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.calling import as_call
+from autosplit.deploying.networks import deploy
+from autosplit.devices.limits import affinity
+from autosplit.files import write_atomic
+from autosplit.serving.hostmanager import HostManager
+from autosplit.shapes.buckets import Buckets, choose_buckets, fit_times
+from autosplit.shapes.service import ShapedService
+from autosplit.tracing.family import Family, resized
+from autosplit.tracing.loading import load_model
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import UNKNOWN, Plan, Stage
+from autosplit.values.shapes import Traffic, count_sizes
+
+RESULTS, TABLE = Path("benchmarks/shapes.json"), Path("benchmarks/shapes.md")
+IN_FLIGHT = (1, 4, 16, 64)
+NUM_REQUESTS = 512
+NUM_TIMED = 4
+"""Sizes at which the module is timed, for the choice of buckets."""
+
+PADDED, EAGER, ONNX, OPENVINO, OURS = "padded to the longest", "torch eager", "ONNX Runtime dynamic", "OpenVINO dynamic", "ours"
+
+Submit = Callable[[dict[str, torch.Tensor]], "Future[Any]"]
+
+
+class Subject(NamedTuple):
+    """A model, the dimension whose size changes, its smallest and largest size, the mean of the log-normal histogram."""
+
+    spec: str
+    dim: str
+    least: int
+    most: int
+    mean: float
+    batches: tuple[int, ...] = (1,)
+    """Rows of the variants, where requests of one row are joined."""
+
+
+SMALL_BERT = (
+    "transformers:BertModel?hidden_size=64&num_hidden_layers=2&num_attention_heads=2&intermediate_size=128&vocab_size=100"
+)
+SUBJECTS = {
+    "bert": Subject("transformers:BertModel", "seq", 4, 512, 60, (1, 4)),
+    "distilbert": Subject("transformers:DistilBertModel", "seq", 4, 512, 60, (1, 4)),
+    "whisper": Subject("transformers:WhisperEncoder", "batch", 1, 8, 2),
+    "resnet": Subject("transformers:ResNetForImageClassification", "batch", 1, 16, 4),
+}
+SMALL = {
+    "bert": Subject(SMALL_BERT, "seq", 4, 64, 12, (1, 4)),
+    "mlp": Subject("autosplit.examples.mlp:mlp?depth=4&width=256", "batch", 1, 16, 4),
+}
+
+
+def sizes_of(subject: Subject, histogram: str) -> list[int]:
+    """The sizes of the requests, always the same."""
+    draw, found = random.Random(0), list[int]()
+    while len(found) < NUM_REQUESTS:
+        drawn = draw.lognormvariate(log(subject.mean) - 0.5, 1.0) if histogram == "log-normal" else draw.uniform(
+            subject.least, subject.most + 1
+        )  # fmt: skip
+        if subject.least <= int(drawn) <= subject.most:
+            found.append(int(drawn))
+    return found
+
+
+class Prepared(NamedTuple):
+    """A model with its family, a function that makes a request, and the buckets for a histogram."""
+
+    module: Any
+    family: Family
+    request: Callable[[int], dict[str, torch.Tensor]]
+
+    def call(self, inputs: dict[str, torch.Tensor]) -> Any:
+        """The module's own answer to a request."""
+        args, kwargs = as_call(self.family.variants[0], list(inputs.values()))
+        return self.module(*args, **kwargs)
+
+
+def prepared(subject: Subject) -> Prepared:
+    """Trace the model for its range of sizes."""
+    ranges = {subject.dim: range(subject.least, subject.most + 1)}
+    if subject.dim != "batch":
+        ranges = {"batch": range(1, subject.batches[-1] + 1), **ranges}
+    family = autosplit.trace(subject.spec, sizes=ranges)
+    [traced, *_], module = family.variants, load_model(subject.spec).module
+    examples = dict(zip(traced.graph.inputs, traced.example_inputs, strict=True))
+
+    def request(size: int) -> dict[str, torch.Tensor]:
+        sizes = {**dict.fromkeys(ranges, 1), subject.dim: size}
+        return {name: resized(value, family.dims.get(name, {}), sizes) for name, value in examples.items()}
+
+    return Prepared(module, family, request)
+
+
+def buckets_for(subject: Subject, ready: Prepared, sizes: list[int]) -> Buckets:
+    """The buckets for a histogram, from times of the module at few sizes."""
+    steps = [subject.least + round((subject.most - subject.least) * (n / (NUM_TIMED - 1)) ** 2) for n in range(NUM_TIMED)]
+    measured: dict[tuple[int, ...], float] = {(size,): _timed_s(partial(ready.call, ready.request(size))) for size in steps}
+    traffic: Traffic = count_sizes([subject.dim], [(size,) for size in sizes])
+    return choose_buckets(fit_times(measured), traffic, {subject.dim: ready.family.allowed[subject.dim]}, most=8)
+
+
+def _timed_s(call: Callable[[], Any]) -> float:
+    times_s = []
+    with torch.inference_mode():
+        for _ in range(4):
+            begun_s = time.perf_counter()
+            call()
+            times_s.append(time.perf_counter() - begun_s)
+    return min(times_s)
+
+
+def deployed(family: Family, backend: str, stack: ExitStack) -> ShapedService:
+    """One stage with a replica on each core."""
+    machine = Machine.of([parse_device(f"cpu:{core}") for core in affinity()])
+    traced, names = family.variants[0], tuple(device.name for device in machine.devices)
+    stage = Stage("all", tuple(op.name for op in traced.graph.ops), names, backend)
+    workspace, host = stack.enter_context(Workspace()), stack.enter_context(HostManager())
+    plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN)
+    engine = deploy(host, traced.graph.name, traced, plan, machine, workspace, family.variants[1:])
+    return stack.enter_context(ShapedService(family, engine))
+
+
+def alone(run: Callable[[dict[str, torch.Tensor]], Any], stack: ExitStack) -> Submit:
+    """A function on all cores, called with one request after the other."""
+    pool = stack.enter_context(ThreadPoolExecutor(1))
+
+    def called(inputs: dict[str, torch.Tensor]) -> Any:
+        with torch.inference_mode():
+            return run(inputs)
+
+    return lambda inputs: pool.submit(called, inputs)
+
+
+def dynamic(ready: Prepared, subject: Subject, runtime: str, folder: Path) -> Callable[[dict[str, torch.Tensor]], Any]:
+    """The module exported with a dynamic axis, by a runtime's own ways."""
+    example, axes = ready.request(subject.most // 2 + 1), ready.family.dims
+    args, kwargs = as_call(ready.family.variants[0], list(example.values()))
+    collection: Any = torch.export.ShapesCollection
+    dims, size = collection(), torch.export.Dim(subject.dim, min=subject.least, max=subject.most)
+    for name, tensor in example.items():
+        dims[tensor] = {axis: size for axis, dim in axes.get(name, {}).items() if dim == subject.dim}
+    exported = torch.export.export(ready.module, tuple(args), dict(kwargs), dynamic_shapes=dims, strict=False)
+    if runtime == ONNX:
+        import onnxruntime
+
+        path = folder / "dynamic.onnx"
+        program = torch.onnx.export(exported, dynamo=True, verbose=False)
+        assert program is not None
+        program.save(path, external_data=True)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = len(affinity())
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        given = [one.name for one in session.get_inputs()]
+        return lambda inputs: session.run(None, {name: value.numpy() for name, value in zip(given, inputs.values(), strict=True)})
+    import openvino
+
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(len(affinity())), "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(openvino.convert_model(exported), "CPU", settings)
+    infer = compiled.create_infer_request()
+    return lambda inputs: list(infer.infer([inputs[name].numpy() for name in example]).values())
+
+
+@contextlib.contextmanager
+def ways(subject: Subject, ready: Prepared, buckets: Buckets, backends: list[str]) -> Iterator[dict[str, Submit]]:
+    """The ways to answer requests, by name."""
+    with ExitStack() as stack, Workspace() as scratch:
+        found: dict[str, Submit] = {}
+        torch.set_num_threads(len(affinity()))
+        found[EAGER] = alone(ready.call, stack)
+        for name in (ONNX, OPENVINO):
+            try:
+                found[name] = alone(dynamic(ready, subject, name, scratch.folder), stack)
+            except Exception as failure:  # a runtime that cannot is left out, and said
+                print(f"{name} is left out: {str(failure).splitlines()[0][:200]}", flush=True)
+        for backend in backends:
+            longest = ready.family.only([{**dict.fromkeys(ready.family.allowed, 1), subject.dim: subject.most}])
+            found[f"{PADDED} ({backend})"] = _service(longest, backend, stack)
+            grid = buckets.grid[subject.dim]
+            rows = subject.batches if subject.dim != "batch" else (0,)
+            sizes = [{**({"batch": count} if count else {}), subject.dim: size} for count in rows for size in grid]
+            found[f"{OURS} ({backend})"] = _service(ready.family.only(sizes), backend, stack)
+        yield found
+
+
+def _service(family: Family, backend: str, stack: ExitStack) -> Submit:
+    service = deployed(family, backend, stack)
+
+    def submit(inputs: dict[str, torch.Tensor]) -> "Future[Any]":
+        args, kwargs = as_call(family.variants[0], list(inputs.values()))
+        return service.submit(*args, **kwargs)
+
+    return submit
+
+
+def load(submit: Submit, requests: list[dict[str, torch.Tensor]], in_flight: int, seconds: float) -> tuple[float, float]:
+    """Requests per second and the 99th percentile of their latency, with ``in_flight`` of them in flight."""
+    latencies, lock = list[float](), threading.Lock()
+    under_way: deque[Future[Any]] = deque()
+    begun_s, count = time.perf_counter(), 0
+    slots = threading.Semaphore(in_flight)
+
+    def done(sent_s: float, _: object) -> None:
+        with lock:
+            latencies.append(time.perf_counter() - sent_s)
+        slots.release()
+
+    while time.perf_counter() < begun_s + seconds or count < in_flight:
+        slots.acquire()
+        future, sent_s = submit(requests[count % len(requests)]), time.perf_counter()
+        future.add_done_callback(partial(done, sent_s))
+        under_way.append(future)
+        count += 1
+    for future in under_way:
+        future.result()
+    return count / (time.perf_counter() - begun_s), quantiles(latencies, n=100)[98] if len(latencies) > 1 else latencies[0]
+
+
+def measure(name: str, subject: Subject, histogram: str, given: argparse.Namespace, kept: dict[str, Any]) -> None:
+    """Run the rounds that are missing, and keep each as it ends."""
+    num_rounds, seconds = given.rounds, given.seconds
+    key = f"{name}, {histogram}"
+    entry = kept.setdefault(key, {"rounds": []})
+    if len(entry["rounds"]) >= num_rounds:
+        return
+    ready, sizes = prepared(subject), sizes_of(subject, histogram)
+    buckets = buckets_for(subject, ready, sizes)
+    print(f"{key}: {buckets.sentence}", flush=True)
+    entry["buckets"] = buckets.sentence
+    requests = [ready.request(size) for size in sizes]
+    with ways(subject, ready, buckets, given.backends.split(",")) as found:
+        while len(entry["rounds"]) < num_rounds:
+            order = list(found) if len(entry["rounds"]) % 2 == 0 else list(found)[::-1]
+            entry["rounds"].append(
+                {way: {str(count): load(found[way], requests, count, seconds) for count in IN_FLIGHT} for way in order}
+            )
+            write_atomic(RESULTS, json.dumps(kept, indent=1) + "\n")
+            print(f"{key}: round {len(entry['rounds'])} of {num_rounds}", flush=True)
+
+
+def table(kept: dict[str, Any]) -> str:
+    """The page: for each model and histogram the medians of the rounds."""
+    lines = ["# Requests of many sizes", "", "Written by `python -m benchmarks.shapes`; every round is in `shapes.json`.", ""]
+    for key, entry in kept.items():
+        if not (rounds := entry["rounds"]):
+            continue
+        best = {count: _best(rounds, str(count)) for count in IN_FLIGHT}
+        lines += [f"## {key}", "", f"{len(rounds)} interleaved rounds. The {entry['buckets']}.", ""]
+        lines += [
+            "| way | " + " | ".join(f"items/s, p99 ms at {count}" for count in IN_FLIGHT) + " | spread at 16 |",
+            "|---" * 6 + "|",
+        ]
+        for way in sorted(rounds[0]):
+            cells = [way]
+            for count in map(str, IN_FLIGHT):
+                rates, tails = ([one[way][count][part] for one in rounds] for part in (0, 1))
+                cells.append(f"{median(rates):.4g}, {1e3 * median(tails):.4g}")
+            rates = [one[way]["16"][0] for one in rounds]
+            lines.append(f"| {' | '.join(cells)} | {(max(rates) - min(rates)) / median(rates):.0%} |")
+        padded, exact, ours = best[16]
+        shares = f"{ours / padded:.2f} times padding to the longest, and {ours / exact:.2f} times the best exact way"
+        lines += ["", f"At 16 in flight ours is {shares}.", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _best(rounds: list[dict[str, Any]], count: str) -> tuple[float, float, float]:
+    """Median items per second of the best way: padded, exact and ours."""
+    rates = {way: median(one[way][count][0] for one in rounds) for way in rounds[0]}
+    kinds = {PADDED: 0, OURS: 2}
+    found = [0.0, 0.0, 0.0]
+    for way, rate in rates.items():
+        kind = kinds.get(way.partition(" (")[0], 1)
+        found[kind] = max(found[kind], rate)
+    return found[0], found[1], found[2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", help="names with commas between; by default all")
+    parser.add_argument("--small", action="store_true", help="small models, to try the program")
+    parser.add_argument("--backends", default=",".join(name for name in ("onnxruntime", "openvino") if name in installed()))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each load of each way in a round")
+    parser.add_argument("--write-table", action="store_true", help="only write the page anew")
+    given = parser.parse_args()
+    kept: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    subjects = SMALL if given.small else SUBJECTS
+    for name in [] if given.write_table else given.models.split(",") if given.models else subjects:
+        for histogram in ("log-normal", "flat"):
+            measure(f"{name}{' (small)' * given.small}", subjects[name], histogram, given, kept)
+    TABLE.write_text(table(kept), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

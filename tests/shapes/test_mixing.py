@@ -1,0 +1,47 @@
+import pytest
+
+from autosplit.shapes.buckets import Times, choose_buckets
+from autosplit.shapes.mixing import fastest_s, mixed, weights_of
+from autosplit.values.links import shared_memory_link
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Measured, Samples, Setting
+from autosplit.values.shapes import Traffic
+
+SETTING = Setting("cpu:0", "eager", 1)
+OTHER = Setting("cpu:0", "openvino", 1)
+LINEAR = Times((0.0, 1.0, 0.0), {})
+
+
+def profile(a_s, b_s, **changes):
+    measured = {SETTING: Measured({"a": Samples((a_s,)), "b": Samples((b_s,))}, "op", whole=Samples((a_s + b_s,)), **changes)}
+    return Profile("m", "h", {"a": "A", "b": "B"}, measured, links=(shared_memory_link("cpu:0", "cpu:1"),)).verify()
+
+
+def test_mean_of_the_ops_and_of_the_bytes():
+    long, short = profile(3.0, 1.0, cut_s_per_byte=1e-9), profile(1.0, 1.0, cut_s_per_byte=1e-9)
+    found = mixed([long, short], [0.25, 0.75], [100, 20])
+    assert (found.op_s("a", *SETTING), found.op_s("b", *SETTING)) == (pytest.approx(1.5), pytest.approx(1.0))
+    assert found.whole_s(*SETTING) == pytest.approx(2.5) == fastest_s(found)
+    assert found.links[0].send_s_per_byte == pytest.approx(0.4 * long.links[0].send_s_per_byte)
+    assert found.measured[SETTING].cut_s_per_byte == pytest.approx(0.4e-9)
+
+
+def test_setting_that_was_not_measured_at_every_size_is_left_out():
+    long = profile(3.0, 1.0)
+    both = long.with_measured(OTHER, long.measured[SETTING])
+    assert list(mixed([both, long], [0.5, 0.5], [1, 1]).measured) == [SETTING]
+
+
+def test_op_refused_at_one_size_is_refused():
+    refused = profile(1.0, 1.0)
+    refused = refused.with_measured(SETTING, Measured({"a": Samples((1.0,))}, "op", refused={"b": "too large"}))
+    assert mixed([profile(3.0, 1.0), refused], [0.5, 0.5], [1, 1]).accepted(SETTING) == ["a"]
+
+
+def test_weights_keep_the_expected_seconds():
+    traffic = Traffic(("seq",), {(10,): 3, (30,): 4, (100,): 3})
+    buckets = choose_buckets(LINEAR, traffic, {"seq": range(1, 101)})
+    weights = weights_of(buckets, LINEAR, traffic, [(100,), (10,), (40,)])
+    assert sum(weights) == pytest.approx(1)
+    assert sum(w * s for w, s in zip(weights, (100, 10, 40), strict=True)) == pytest.approx(buckets.expected_s)
+    assert weights_of(buckets, LINEAR, traffic, [(100,)]) == [pytest.approx(1)]

@@ -1,0 +1,118 @@
+"""Requests of several sizes from the command to the answer, on a small model in eager."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import autosplit
+from autosplit import cli
+from autosplit.commands.options import Profile
+from autosplit.errors import PlanError, UsageError
+from autosplit.families import _most_variants
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.planfile import read_plan
+
+MLP = "autosplit.examples.mlp:mlp?depth=2&width=16"
+FLAGS = ["--devices", "cpu:0", "--backend", "eager", "--budget", "0s"]
+
+
+def call(*words):
+    return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shapes")
+    (folder / "rows.csv").write_text("batch,count\n1,8\n8,2\n")
+    plan = folder / "plan.yaml"
+    found = call("auto", MLP, "--batch", "1..8", "--traffic", folder / "rows.csv", *FLAGS, "--rounds", 2, "-o", plan, "--json")
+    assert found.exit_code == 0, found.output
+    return plan, json.loads(found.stdout)
+
+
+def test_auto_writes_a_plan_with_its_shapes(planned):
+    plan, data = planned
+    assert read_plan(plan).shapes.sizes == {"batch": "1..8"}
+    assert read_plan(plan).shapes.buckets["batch"][-1] == 8
+    assert 0 <= data["shapes"]["waste"] < 1
+    assert {"padded to the longest"} < {row["way"].removesuffix(" *") for row in data["rows"]}
+    assert all(row["requests_per_s"] > 0 for row in data["rows"])
+    assert all(row["note"] == "" for row in data["rows"])
+
+
+def test_plan_with_shapes_opens_and_answers_requests_of_any_size(planned):
+    loaded = autosplit.load(planned[0])
+    with loaded.open() as service:
+        for rows in (1, 3, 8):
+            x = torch.randn(rows, 16)
+            assert torch.allclose(service(x), loaded.family.at({"batch": rows}).run(x), atol=1e-6)
+        with pytest.raises(UsageError, match=r"'batch' is 9.*--batch 1\.\.9"):
+            service(torch.randn(9, 16))
+        with pytest.raises(UsageError, match="empty"):
+            service(torch.randn(0, 16))
+
+
+def test_run_takes_a_plan_with_shapes(planned):
+    found = call("run", planned[0], "--no-baselines", "--rounds", 1)
+    assert found.exit_code == 0, found.output
+    assert "under the traffic" in found.output
+
+
+def test_edited_buckets_are_refused(planned, tmp_path):
+    edited = tmp_path / "plan.yaml"
+    edited.write_text(planned[0].read_text().replace("    batch:\n    - ", "    batch:\n    - 99\n    - "))
+    with pytest.raises(PlanError, match=r"buckets of 'batch' are \[99"):
+        autosplit.load(edited)
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--batch", "8..1"], "not a range"),
+        (["--batch", "x"], "not a range"),
+        (["--batch", "1..8", "--report", "r.html"], "leave out --report"),
+        (["--seq-len", "4..8"], "takes no argument 'seq_len'"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(words, fault, tmp_path):
+    found = call("auto", MLP, *words, *FLAGS, "-o", tmp_path / "plan.yaml")
+    assert found.exit_code != 0
+    assert fault in " ".join(found.output.split())
+
+
+def test_range_is_for_planning_only():
+    with pytest.raises(UsageError, match="give one number"):
+        _ = Profile(model=MLP, batch="1..4").request
+    assert Profile(model=MLP, batch="4").request == {"batch": 4, "seq_len": None}
+    assert Profile(model=MLP, batch="4", seq_len="2..3").sizes == {"batch": (4,), "seq": range(2, 4)}
+
+
+def test_caps_make_fewer_variants():
+    family = autosplit.trace(MLP, sizes={"batch": "1..8"})
+    device = parse_device("cpu:0")
+    weights = family.variants[0].graph.weight_bytes
+    most, limit = _most_variants(family, Machine.of([replace(device, memory_bytes=weights + 5000)]))
+    assert 1 <= most < 6
+    assert "MB" in limit
+
+
+def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():
+    class Mean(nn.Module):
+        def forward(self, x):
+            return x.mean(1)
+
+    family = autosplit.trace(Mean().eval(), (torch.randn(1, 8, 4),), shapes={"x": {1: "seq"}}, sizes={"seq": range(2, 65)})
+    assert "op 'mean' mixes" in family.notes[0]
+    with pytest.raises(UsageError, match=r"mean.*63 for seq 2\.\.64"):
+        autosplit.auto_family(family, "cpu:0", setup=autosplit.Setup(backends="eager", progress=False), budget=0)
+
+
+def test_shapes_without_sizes_are_refused():
+    with pytest.raises(UsageError, match="sizes are not given"):
+        autosplit.trace(nn.Linear(2, 2).eval(), torch.ones(1, 2), shapes={"input": {0: "batch"}})
+    with pytest.raises(UsageError, match="give shapes="):
+        autosplit.trace(nn.Linear(2, 2).eval(), torch.ones(1, 2), sizes={"batch": "1..2"})
