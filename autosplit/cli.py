@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from autosplit.commands import flagfaults, flags
+from autosplit.commands.benching import bench
 from autosplit.commands.bundles import bundle
 from autosplit.commands.console import LogLines, answered, say, show
 from autosplit.commands.evaluating import evaluate
@@ -25,6 +26,7 @@ from autosplit.commands.placing import annotate, memory
 from autosplit.commands.reasons import is_expected, reason, require_address_space
 from autosplit.commands.running import auto, export, report, run
 from autosplit.commands.searching import search
+from autosplit.commands.serving import serve
 from autosplit.commands.watching import status
 from autosplit.errors import AutosplitError, is_interrupt
 from autosplit.progress import stopped
@@ -105,7 +107,7 @@ def _app(
     """Split a PyTorch model over the devices of a machine, prove the plan, run it, and show measured beside predicted."""
 
 
-for command in (devices, profile, search, evaluate, run, auto, annotate, memory, report, export, bundle, status):
+for command in (devices, profile, search, evaluate, run, auto, annotate, memory, report, export, bundle, serve, bench, status):
     app.command(command.__name__)(flags.command(_guarded(command)))
 
 

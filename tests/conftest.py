@@ -10,15 +10,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fuzzing import examples
 from hypothesis import settings
 
-settings.register_profile("autosplit", deadline=None)  # 0.2 s for an example fails by chance on a busy machine
+# A deadline of 0.2 s for an example fails by chance on a busy machine.
+settings.register_profile("autosplit", deadline=None, max_examples=examples(100))
 settings.load_profile("autosplit")
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder, which leaves the user's own alone
     os.environ["AUTOSPLIT_CACHE"] = tempfile.mkdtemp(prefix="autosplit-cache-")
     atexit.register(shutil.rmtree, os.environ["AUTOSPLIT_CACHE"], ignore_errors=True)
 
+# Torch's threads spin while they wait, which takes the core of the other test process: a trace cost 1.7 times the processor time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")  # a stage compiles in five sixths of the time
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables are as wide as it says
 
 
@@ -38,6 +43,7 @@ def pytest_collection() -> Iterator[Any]:
 def pytest_collection_finish() -> None:
     """Shorten measurements where torch was imported; the fast tests do without it."""
     if "torch" in sys.modules:
-        from brief import measure_briefly
+        from brief import compile_in_one_process, measure_briefly
 
         measure_briefly()
+        compile_in_one_process()

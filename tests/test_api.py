@@ -37,7 +37,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> AutoResult:
     """A net with a tied weight and a dict output, four items a request, two backends, on two devices."""
     folder = tmp_path_factory.mktemp("profiles")
     two = ["eager", "onnxruntime"]
-    budget = Budget(search_s=5, planner_s=2, num_requests=40, num_rounds=2)
+    budget = Budget(search_s=2, planner_s=1, num_requests=40, num_rounds=2)
     return autosplit.auto(autosplit.trace(TIED, batch=4), TWO, setup=Setup(backends=two, store=folder), budget=budget)
 
 

@@ -9,4 +9,5 @@
     running       run, auto, report, export   workloadfiles  search and evaluate a planner's workload file
     evaluating    evaluate                    placing        annotate, memory
     bundles       bundle                      watching       status, run --watch
+    serving       serve                        benching       bench
 """

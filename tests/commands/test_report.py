@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console, Group
@@ -95,7 +96,7 @@ NAMES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data(), NAMES, st.integers(60, 160))
 def test_a_table_fits_its_width_and_breaks_no_word(data: st.DataObject, names: list[str], width: int) -> None:
     rows = data.draw(st.lists(st.fixed_dictionaries(dict.fromkeys(names, VALUES)), min_size=1, max_size=4))

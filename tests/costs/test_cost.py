@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_blocks, random_problem, slow_loads
@@ -16,7 +17,7 @@ from autosplit.errors import PlanError
 from autosplit.values.constraints import Demands
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 10**6))
 def test_loads_equal_the_definition(seed):
     problem = random_problem(seed)
@@ -92,7 +93,7 @@ def test_latency_counts_branches_once_and_delays_in_full():
     assert latency_s(problem, branches) == pytest.approx(0.25 + 1 + 0.25 + 5 + 0.25 + 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 10**6))
 def test_pieces_run_in_order_and_latency_is_at_least_the_critical_compute(seed):
     problem = random_problem(seed, unsupported=False)
@@ -105,7 +106,7 @@ def test_pieces_run_in_order_and_latency_is_at_least_the_critical_compute(seed):
     assert latency_s(problem, blocks) >= problem.compute_s.min(axis=1).max() - 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 10**6))
 def test_latency_is_never_below_the_load_of_an_unreplicated_device(seed):
     problem = random_problem(seed, overlap=False, unsupported=False)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain as chain_problem
@@ -232,7 +233,7 @@ def recurrence(stages: Sequence[SimStage], units: int, link: Link, slots: int, c
     return [ran["drain", k] for k in range(units)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     pipelines(),
     st.integers(1, 16),
@@ -352,7 +353,7 @@ def test_a_request_of_two_microbatches_is_done_with_its_second_one() -> None:
 # Solutions of a problem.
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.booleans())
 def test_blocks_take_what_the_evaluator_says(seed: int, overlap: bool) -> None:
     """One sample alone is the critical path; many keep every device busy for its load, and the largest sets the pace."""

@@ -115,10 +115,10 @@ def test_a_microbatch_that_lacks_what_an_item_names_is_found() -> None:
     [
         *(f"{__name__}:made?kind={kind}" for kind in INDEPENDENT),
         f"{__name__}:drawn",
-        "autosplit.examples.mlp:mlp?depth=8&width=256",
-        "autosplit.examples.tied:tied",
-        "autosplit.examples.unet:unet?channels=4&size=32",
-        "autosplit.examples.branches:branches?size=16",
+        "autosplit.examples.mlp:mlp?depth=3&width=32",
+        "autosplit.examples.tied:tied?vocabulary=50&width=16",
+        "autosplit.examples.unet:unet?channels=4&size=8&levels=1",
+        "autosplit.examples.branches:branches?size=8&channels=4&depth=1",
     ],
 )
 @pytest.mark.parametrize("microbatch", [1, 2])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from autosplit.backends import apart, workspace
 from autosplit.backends.base import get_backend
 from autosplit.backends.eager import EagerBackend
 from autosplit.backends.profiling import RuntimeNode
@@ -487,7 +488,14 @@ def test_a_stage_is_timed_only_after_it_was_prepared() -> None:
         MeasuringWorker().time(PassBudget(0.1))
 
 
+@pytest.fixture
+def compilers_end(monkeypatch) -> None:
+    """Workspaces end the processes that compile, which other tests keep."""
+    monkeypatch.setattr(workspace, "end_idle", apart.end_idle)
+
+
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("compilers_end")
 def test_real_workers_measure_and_leave_nothing_behind(traced, machine, tmp_path) -> None:
     profile = measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path, budget_s=1.0, links=False)
     assert set(profile.measured) == {Setting(d.name, b, 1) for b in ("eager", "onnxruntime") for d in machine.devices}
@@ -501,6 +509,7 @@ def test_real_workers_measure_and_leave_nothing_behind(traced, machine, tmp_path
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("compilers_end")
 def test_what_fails_in_a_worker_comes_with_its_traceback(traced, machine, tmp_path) -> None:
     broken = replace(traced, example_inputs=(torch.zeros(3, 5),))
     with pytest.raises(WorkerError, match=r"(?s)failed during prepare on 'cpu.*Traceback.*shapes cannot be multiplied"):
@@ -509,6 +518,7 @@ def test_what_fails_in_a_worker_comes_with_its_traceback(traced, machine, tmp_pa
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("compilers_end")
 def test_ctrl_c_keeps_what_was_measured_and_stops_the_workers(traced, machine, tmp_path, monkeypatch) -> None:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))

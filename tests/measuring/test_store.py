@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -260,7 +261,7 @@ def places(data: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @given(data=st.data(), junk=JUNK)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_file_with_anything_in_the_place_of_anything_is_read_or_set_aside(data: st.DataObject, junk: Any) -> None:
     with TemporaryDirectory() as folder:
         store = Store(Path(folder))

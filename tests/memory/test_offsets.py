@@ -4,6 +4,7 @@ import random
 import time
 
 import pytest
+from fuzzing import examples
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ LIVES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, phases=[Phase.generate])
+@settings(max_examples=examples(60), deadline=None, phases=[Phase.generate])
 @given(LIVES)
 def test_greedy_plans_verify(lives):
     for name in ORDERS:

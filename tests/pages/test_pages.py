@@ -61,12 +61,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[autosplit.AutoResul
     return result, contents
 
 
-def test_every_op_has_its_times_and_the_reason_for_its_place(found: tuple[autosplit.AutoResult, Contents]) -> None:
+@pytest.fixture(scope="module")
+def page(found: tuple[autosplit.AutoResult, Contents]) -> str:
+    return report_page(found[1])
+
+
+def test_every_op_has_its_times_and_the_reason_for_its_place(found: tuple[autosplit.AutoResult, Contents], page: str) -> None:
     result, contents = found
     assert list(contents.seconds) == [op.name for op in result.traced.graph.ops]
     assert all(len(seconds) == 2 and min(seconds.values()) > 0 for seconds in contents.seconds.values())
     assert contents.demands["linear"] == ["'linear' is pinned to 'cpu:0'"]
-    page = report_page(contents)
     assert page.count("<circle ") == len(contents.graph.ops) and 'class="cut"' in page
     assert "linear is pinned" not in page and "'linear' is pinned to 'cpu:0'" in page
 
@@ -89,23 +93,20 @@ def test_a_schedule_has_no_pause_between_rounds() -> None:
     assert first_requests([]) == [] and len(first_requests(actions[:2])) == 2
 
 
-def test_the_front_is_the_planners_and_marks_the_chosen_way(found: tuple[autosplit.AutoResult, Contents]) -> None:
+def test_the_front_is_the_planners_and_marks_the_chosen_way(found: tuple[autosplit.AutoResult, Contents], page: str) -> None:
     _, contents = found
     assert contents.front and all(str(plan["stages"]).count("|") == 1 for plan in contents.front)
-    page = report_page(contents)
     assert page.count("(chosen)") == 2, "once among the measured ways, once in the front"
 
 
-def test_a_page_begins_with_model_machine_date_command_and_versions(found: tuple[autosplit.AutoResult, Contents]) -> None:
-    page = report_page(found[1])
+def test_a_page_begins_with_model_machine_date_command_and_versions(page: str) -> None:
     header = page[page.index("<h1>") : page.index('<p class="verdict')]
     assert re.findall("<th>(.*?)</th>", header) == ["model", "machine", "date", "command", "versions"]
     assert "autosplit.examples.mlp:mlp?depth=4&amp;width=32" in header and "cpu:0, cpu:1" in header
     assert f"autosplit {version('autosplit')}, python" in header and re.search(r"<td>20\d\d-\d\d-\d\d \d\d:\d\d UTC</td>", header)
 
 
-def test_a_page_is_small_and_loads_nothing(found: tuple[autosplit.AutoResult, Contents]) -> None:
-    page = report_page(found[1])
+def test_a_page_is_small_and_loads_nothing(page: str) -> None:
     assert len(page.encode()) < MAX_BYTES
     assert not re.search(r'<(link|img|iframe|object)\b|\b(src|href)="(?!#)|@import|url\((?!#)|fetch\(|XMLHttp|import\(', page)
 
@@ -153,10 +154,8 @@ def test_a_broken_run_file_is_refused_in_a_sentence(
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 @pytest.mark.parametrize("width", [700, 1200])
-def test_a_browser_draws_every_chart_inside_the_page(
-    found: tuple[autosplit.AutoResult, Contents], tmp_path: Path, width: int
-) -> None:
-    (tmp_path / "page.html").write_text(report_page(found[1]) + CHECK)
+def test_a_browser_draws_every_chart_inside_the_page(page: str, tmp_path: Path, width: int) -> None:
+    (tmp_path / "page.html").write_text(page + CHECK)
     flags = [*QUIET.split(), f"--window-size={width},1000", f"--user-data-dir={tmp_path}", "--virtual-time-budget=3000"]
     shown = subprocess.run(
         [str(CHROMIUM), *flags, "--dump-dom", f"file://{tmp_path}/page.html"],

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 from arenas import ArenaInterpreter
+from fuzzing import examples
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -72,7 +73,7 @@ def equal(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> boo
     return all(map(torch.equal, one, other))
 
 
-@settings(max_examples=16, deadline=None, phases=[Phase.generate])
+@settings(max_examples=examples(16), deadline=None, phases=[Phase.generate])
 @given(st.integers(0, 3), st.lists(st.integers(0, 2), min_size=40, max_size=40))
 def test_random_graphs_with_random_maps(seed, devices):
     traced = random_model(seed)

@@ -5,6 +5,7 @@ from math import inf
 import exhaustive
 import numpy as np
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.linear_solver import pywraplp
@@ -15,7 +16,7 @@ from autosplit.planners.items import contract
 from autosplit.values.constraints import Demands
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([1, 2]))
 def test_no_plan_beats_the_compute_bound(seed, contiguous, max_replicas):
     problem = random_problem(seed, num_ops=1 + seed % 4)
@@ -47,7 +48,7 @@ def spread_s(work: np.ndarray, counts: list[int]) -> float:
     return float(solver.Objective().Value()) if solver.Solve() == pywraplp.Solver.OPTIMAL else inf
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_the_weights_are_the_best_there_are(seed):
     items = contract(random_problem(seed, alike=False, num_devices=3), Demands())

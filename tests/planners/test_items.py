@@ -2,6 +2,7 @@ from dataclasses import replace
 from math import inf
 from time import monotonic
 
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_problem
@@ -24,7 +25,7 @@ def best(problem, demands):
     return limit_s
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_one_order_is_never_better_than_all_orders_and_no_bound_is_above(seed):
     problem = random_problem(seed, pooled=False)

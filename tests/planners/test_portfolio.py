@@ -6,6 +6,7 @@ from time import monotonic
 import exhaustive
 import numpy as np
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planners.contract import check, solved
@@ -33,7 +34,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples(15), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_contract(name, seed):
     problem, solution, demands = solved(seed, OPTIONS[name], num_ops=1 + seed % 5)
@@ -41,7 +42,7 @@ def test_contract(name, seed):
         check(problem, solution, demands)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples(15), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_contract_when_any_set_of_ops_may_share_a_device(seed):
     problem, solution, demands = solved(seed, {"contiguous": False}, num_ops=1 + seed % 5)

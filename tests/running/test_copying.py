@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from tests.running.test_ring import tensors
 pytestmark = pytest.mark.timeout(60)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(tensors())
 def test_a_copy_is_equal_and_laid_out_alike_in_new_and_in_kept_memory(value: torch.Tensor) -> None:
     spec = spec_of("x", value)
@@ -24,7 +25,7 @@ def test_a_copy_is_equal_and_laid_out_alike_in_new_and_in_kept_memory(value: tor
         del copy
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(tensors(), tensors())
 def test_a_target_takes_any_layout_of_its_shape(target: torch.Tensor, value: torch.Tensor) -> None:
     """The target's layout is drawn, and the value is brought to its shape, as a permuted view where that is possible."""
@@ -39,7 +40,7 @@ def test_a_target_takes_any_layout_of_its_shape(target: torch.Tensor, value: tor
     assert torch.equal(made, source) and spec_of("x", made) == spec
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 3), st.lists(st.integers(-1, 5), max_size=40))
 def test_no_copy_changes_while_it_or_a_view_of_it_is_held(max_kept: int, steps: list[int]) -> None:
     """Steps: -1 makes a copy and holds it (every other one through a view only), k lets go of the k-th held one."""

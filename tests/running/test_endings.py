@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import Gate, Once, increment, local, request, spawned
@@ -64,7 +65,7 @@ def die(*_: object, **__: object) -> None:
     raise SimulatedDeath
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     ending=st.sampled_from(["close", "fail", "crash", "exit in a callback", "deadly request", "give up"]),
     priorities=st.lists(st.integers(-1, 1), min_size=12, max_size=12),

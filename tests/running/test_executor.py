@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import Gate, Once, add, double, fail_on_7, increment, local, request, spawned
@@ -54,7 +55,7 @@ def networks(draw: st.DrawFn) -> tuple[list[StagePlacement], list[tuple[int, int
     return stages, reads
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(networks(), st.data())
 def test_any_network_gives_every_answer_in_order(
     network: tuple[list[StagePlacement], list[tuple[int, int]]], data: st.DataObject

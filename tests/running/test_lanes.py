@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import Once, double, fail_on_7, local, request
@@ -38,7 +39,7 @@ class Uneven:
         return x + 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(1, 4), st.lists(st.integers(0, 3), max_size=60))
 def test_numbers_are_those_of_the_lane_and_go_to_the_one_with_the_fewest(replicas: int, steps: list[int]) -> None:
     """Steps: 0 feeds a request, ``k`` finishes the oldest one of the lane ``k``, if it has one."""

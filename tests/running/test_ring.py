@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 import torch
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +49,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     return tensor
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(tensors(), max_size=3), st.integers(1, 3))
 def test_tensors_arrive_bit_for_bit_with_their_layout(values: list[torch.Tensor], num_slots: int) -> None:
     specs = [spec_of(f"v{number}", value) for number, value in enumerate(values)]
@@ -67,7 +68,7 @@ def test_tensors_arrive_bit_for_bit_with_their_layout(values: list[torch.Tensor]
         ring.close()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.lists(st.booleans(), max_size=60))
 def test_tokens_keep_the_ends_apart(num_slots: int, every: int, steps: list[bool]) -> None:
     """The ring beside a plain queue: both are full and empty at the same moments and yield the same numbers in order."""

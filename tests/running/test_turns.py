@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import local, request
@@ -140,7 +141,7 @@ STEPS = [
 ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     steps=st.lists(st.sampled_from(STEPS), max_size=12),
     options=st.sampled_from([{}, {"max_in_flight": 1}]),
@@ -154,7 +155,7 @@ def test_every_future_resolves_and_close_returns_in_any_order_of_steps(
     network.check()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(steps=st.lists(st.sampled_from(STEPS), max_size=12))
 def test_it_holds_in_the_callers_process_too(steps: list[Callable[[Interleaving], None]]) -> None:
     network = Interleaving("caller")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import NULL, Gate
@@ -58,7 +59,7 @@ def rows(*numbers: float) -> torch.Tensor:
     return torch.tensor([[number, number] for number in numbers], dtype=torch.float32)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.integers(1, 11), min_size=1, max_size=6))
 def test_any_number_of_rows(counts: list[int]) -> None:
     factor = torch.tensor([2.0, 3.0])

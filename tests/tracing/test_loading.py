@@ -63,7 +63,7 @@ def test_a_model_whose_images_come_with_grids_gets_text_alone():
 
 
 def test_a_sound_has_the_channels_of_the_config():
-    options = "audio_channels=2&hidden_size=16&num_filters=2&upsampling_ratios=4,2&num_lstm_layers=1&codebook_size=8"
+    options = "audio_channels=2&hidden_size=16&num_filters=2&upsampling_ratios=8,5&num_lstm_layers=1&codebook_size=8"
     model = load_model(f"transformers:EncodecModel?{options}", batch=3)
     assert model.kwargs["input_values"].shape == (3, 2, 16000)
     assert output_of(model).audio_values.shape == (3, 2, 16000)

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -365,7 +366,7 @@ def places(data):
 
 
 @given(data=st.data(), junk=JUNK)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_stage_file_with_anything_in_the_place_of_anything_is_loaded_or_refused(data, junk):
     def change(content):
         container, key = data.draw(st.sampled_from(list(places(content))))

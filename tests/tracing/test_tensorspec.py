@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,7 +65,7 @@ def test_zeros_have_the_layout(kind):
     expand=st.integers(0, 3),
     seed=st.randoms(use_true_random=False),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_copy_of_any_view(sizes, slices, expand, seed):
     tensor = torch.randn(sizes)
     for dim, (start, step) in zip(range(tensor.dim()), slices, strict=False):

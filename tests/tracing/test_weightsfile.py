@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -24,7 +25,7 @@ def numbers(weight: torch.Tensor) -> torch.Tensor:
     return weight if weight.dtype.is_complex else weight.to(torch.float64)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3), st.booleans()), max_size=6))
 def test_weights_come_back_as_they_lay(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[torch.dtype, list[int], bool]]

@@ -3,6 +3,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -134,7 +135,7 @@ def test_devices_that_share_cores_are_alternatives_in_layouts() -> None:
     assert one.around(["cpu:0-1"]).devices == (one["cpu:0-1"],) and len(one.around(["cpu:1"]).devices) == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.frozensets(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=5, unique=True))
 def test_layouts_are_the_largest_sets_without_a_core_in_common(cores: list[frozenset[int]]) -> None:
     names = [f"cpu:{span(part, '+')}" for part in cores]

@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain
@@ -29,7 +30,7 @@ def walks(usage, longest):
     return found
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(
     st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=4),
     st.integers(1, 3),
@@ -58,7 +59,7 @@ def sum_of(row, counts):
     return np.array(row).reshape(-1, len(counts)).sum(axis=0)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True), st.sampled_from([None, 2]))
 def test_a_sequence_takes_devices_in_its_order_and_may_leave_some_out(speeds, max_stages):
     items = items_of(speeds)

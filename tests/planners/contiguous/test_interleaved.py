@@ -5,6 +5,7 @@ from time import monotonic
 
 import exhaustive
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_problem
@@ -44,7 +45,7 @@ def test_a_stage_is_long_enough_but_for_rounding():
     assert found is not None and [block.ops for block in found[0]] == [(0, 1), (2,)]
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=examples(12), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from([3, 4]))
 def test_tiny_chains_equal_brute_force(seed, num_stages):
     """Every order of a chain is the order, so that nothing is left to luck but the beam, which holds all labels here."""

@@ -7,6 +7,7 @@ from math import inf
 import exhaustive
 import numpy as np
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planners.contract import EXACT, check, solved
@@ -34,7 +35,7 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), LIMITS)
 def test_all_limits_together_are_met_as_well_as_brute_force_meets_them(seed, options):
     problem, solution, demands = solved(seed, options, num_ops=1 + seed % 4, num_devices=1 + seed % 2)
@@ -43,7 +44,7 @@ def test_all_limits_together_are_met_as_well_as_brute_force_meets_them(seed, opt
         assert solution.objective_s == pytest.approx(best_s, rel=EXACT)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), LIMITS)
 def test_nobody_is_told_that_nothing_fits_because_time_was_short(seed, options):
     problem, solution, demands = solved(seed, options, time_limit_s=0.0, num_ops=1 + seed % 4, num_devices=2)

@@ -6,6 +6,7 @@ from time import monotonic
 
 import numpy as np
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_problem
@@ -36,7 +37,7 @@ def best_along(problem, items, demands, order):
     return best_s
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from([1, 1, 2]), st.sampled_from([0.0, 2.0]))
 def test_a_chain_is_the_best_along_its_order(seed, max_replicas, min_stage_s):
     problem = random_problem(seed, num_ops=1 + seed % 4)
@@ -57,7 +58,7 @@ def test_a_chain_is_the_best_along_its_order(seed, max_replicas, min_stage_s):
                 assert judge(problem, demands, blocks).objective_s == pytest.approx(value_s)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_orders_are_topological_and_the_best_of_them_is_taken(seed):
     items = contract(random_problem(seed), Demands())

@@ -5,6 +5,7 @@ from time import monotonic
 import exhaustive
 import numpy as np
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_blocks, random_problem
@@ -108,7 +109,7 @@ def test_a_number_of_stages_is_kept():
     assert len(solve(fork(5.0, 1.0), Demands(objective="latency", num_stages=4)).blocks) == 4
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([1, 1, 2]))
 def test_equals_brute_force_on_small_graphs(seed, contiguous, max_replicas):
     problem = random_problem(seed, num_ops=1 + seed % 4, num_devices=2)
@@ -127,7 +128,7 @@ def test_equals_brute_force_on_small_graphs(seed, contiguous, max_replicas):
     assert solution.objective_s >= best[1] * (1 - EXACT)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_compiled_sample_is_the_evaluators(seed):
     """A walk without moves returns the latency of its start; its caps are left out."""
@@ -144,7 +145,7 @@ def test_the_compiled_sample_is_the_evaluators(seed):
     assert found == pytest.approx(latency_s(problem, blocks), rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 10**6))
 def test_clusters_cost_what_their_ops_cost(seed):
     problem = random_problem(seed, loose_order=False, unsupported=False, grouped=True, num_ops=7)
@@ -157,7 +158,7 @@ def test_clusters_cost_what_their_ops_cost(seed):
     assert clusters.shrink(whole) == tuple(blocks)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 10**6))
 def test_list_schedules_become_legal_blocks_not_below_the_critical_path(seed):
     problem = random_problem(seed, loose_order=False, grouped=False, caps=False, pooled=False, num_devices=3)
@@ -182,7 +183,7 @@ def test_the_table_of_ops_and_bytes_has_a_largest_size(monkeypatch: pytest.Monke
     assert 12 <= bound_s <= 13 and (bound_s == 13 or most_cells == 1)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.booleans(), st.booleans())
 def test_no_plan_is_quicker_than_the_longest_path_that_sees_caps(seed, contiguous, grouped):
     problem = random_problem(seed, caps=True, num_ops=1 + seed % 3, num_devices=2, grouped=grouped)

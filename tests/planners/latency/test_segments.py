@@ -4,6 +4,7 @@ from time import monotonic
 
 import numpy as np
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import Draw, chain, random_blocks, random_problem
@@ -40,7 +41,7 @@ def test_a_fork_takes_what_two_devices_take_or_one(num_bytes: float, bound_s: fl
     assert segment_bound_s(problem, 1, monotonic() + 20) == pytest.approx(bound_s)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.booleans())
 def test_no_plan_is_sooner(seed: int, contiguous: bool, forks: bool, caps: bool) -> None:
     problem = random_problem(seed, num_ops=7, loose_order=False, caps=caps, pooled=False)

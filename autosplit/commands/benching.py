@@ -1,0 +1,105 @@
+"""Measure a server under load, beside what a plan predicts."""
+
+from pathlib import Path
+from typing import Any
+
+from autosplit.commands.console import err, say, show
+from autosplit.commands.options import seconds
+from autosplit.commands.serveoptions import Bench
+from autosplit.commands.serving import read_token
+from autosplit.errors import MissingExtraError, UsageError
+from autosplit.progress import bars
+
+NUM_SIMULATED = 2000
+"""Requests of a simulation for a rate."""
+
+BLIND = 1.0
+"""Share of the bottleneck's rate from which on a queue has no steady length, so that no latency can be predicted."""
+
+
+def bench(given: Bench) -> None:
+    """Send requests to a server at a rate, or so many at a time, and show latency, throughput and refusals."""
+    if (given.rate is None) == (given.in_flight is None):
+        raise UsageError("say how much to send: either --rate 100 (requests a second) or --in-flight 8")
+    rates = _rates(given.rate) if given.rate is not None else [None]
+    limit_s = seconds(given.time)
+    try:
+        from autosplit.webservice.load import find_target, load_at_rate, load_in_flight
+    except ModuleNotFoundError as failure:
+        raise MissingExtraError(f"bench needs '{failure.name}'; install it: pip install 'autosplit[serve]'") from None
+    from autosplit.commands.report import table
+
+    target = find_target(given.url, given.model, read_token(given.token_file))
+    rows = []
+    with bars(err) as progress:
+        for number, rate in enumerate(rates):
+            progress("load", number / len(rates), f"{rate:g} requests/s" if rate else f"{given.in_flight} in flight")
+            found = load_in_flight(target, given.in_flight or 1, limit_s) if rate is None else load_at_rate(target, rate, limit_s)
+            failed = sum(count for status, count in found.statuses.items() if status not in (200, 429))
+            row = {"rate_per_s": rate, "in_flight": given.in_flight, "answered_per_s": found.answered_per_s}
+            row |= {"refused": found.statuses.get(429, 0), "failed": failed}
+            row |= {"p50_s": found.latency.p50_s, "p90_s": found.latency.p90_s, "p99_s": found.latency.p99_s}
+            rows.append(row | _predicted(given.plan, rate))
+    show(given, {"url": target.url, "loads": rows}, table(rows, hide=["in_flight" if given.rate else "rate_per_s"]))
+    if given.picture is not None:
+        _draw(given.picture, rows)
+        say(f"wrote {given.picture}")
+
+
+def _rates(text: str) -> list[float | None]:
+    """Rates with commas between. Raises: UsageError: one is no number above 0."""
+    try:
+        rates = [float(word) for word in text.split(",")]
+    except ValueError:
+        rates = [0.0]
+    if not all(0 < rate <= 1e6 for rate in rates):
+        raise UsageError(f"--rate is '{text}'; write requests a second above 0, such as 100 or 50,100,200")
+    return list(rates)
+
+
+def _predicted(path: Path | None, rate: float | None) -> dict[str, Any]:
+    """Latencies that a plan predicts for requests at a rate: its stages in a row, with their loads as predicted or measured."""
+    if path is None or rate is None:
+        return {}
+    from autosplit.costs.schedule import poisson_arrivals, simulate
+    from autosplit.costs.simulation import SimStage
+    from autosplit.values.machine import HOST
+    from autosplit.values.planfile import read_plan
+
+    file = read_plan(path)
+    before, stages = HOST, []
+    for stage in file.stages:
+        stages.append(SimStage(stage.name, tuple(stage.devices), (stage.load_s,) * len(stage.devices), {before: ()}))
+        before = stage.name
+    stages[-1] = SimStage(stages[-1].name, stages[-1].devices, stages[-1].seconds, stages[-1].sources, ())
+    bottleneck_s = max(stage.load_s / len(stage.devices) for stage in file.stages)
+    if not 0 < rate * bottleneck_s < BLIND:
+        return {"predicted_p50_s": None, "predicted_p99_s": None}
+    found = simulate(stages, NUM_SIMULATED, slots=NUM_SIMULATED, arrivals_s=poisson_arrivals(rate, NUM_SIMULATED))
+    return {"predicted_p50_s": found.latency_s(0.5), "predicted_p99_s": found.latency_s(0.99)}
+
+
+def _draw(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Latency against answered requests a second, beside the prediction."""
+    from autosplit.figures.picture import bare, colour, sheet
+    from autosplit.files import write_atomic
+
+    figure, axes = sheet(7.0, 4.0)
+    for number, quantile in enumerate(("p50", "p99")):
+        axes.plot(
+            [row["answered_per_s"] for row in rows],
+            [1e3 * row[f"{quantile}_s"] for row in rows],
+            marker="o",
+            color=colour(number),
+            label=f"{quantile}, measured",
+        )
+        told = [row for row in rows if row.get(f"predicted_{quantile}_s")]
+        if told:
+            times_ms = [1e3 * row[f"predicted_{quantile}_s"] for row in told]
+            axes.plot([row["rate_per_s"] for row in told], times_ms, "--", color=colour(number), label=f"{quantile}, predicted")
+    axes.set_xlabel("requests/s")
+    axes.set_ylabel("latency [ms]")
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=9)
+    bare(axes)
+    write_atomic(path, figure.svg())

@@ -1,0 +1,15 @@
+"""Plans as a service of HTTP: other programs send requests by the Open Inference Protocol, version 2.
+
+The modules, in the order of their use::
+
+    tensors       the protocol's tensors, as JSON or binary, to torch tensors and back
+    limits        ServerLimits: bytes, seconds and connections
+    repository    models by name: plan files loaded into one HostManager, replaced while requests run
+    failures      errors as a status and a sentence
+    application   the routes, as a Starlette application; livepage.html: the page at "/"
+    connections   connections that say nothing are closed, and no more are taken than the limit
+    server        WebServer: serves until SIGTERM or Ctrl-C, and ends within a limit
+    load          load on any server of the protocol, for ``autosplit bench``
+
+The extra ``autosplit[serve]`` installs starlette, uvicorn and prometheus-client.
+"""

@@ -1,0 +1,319 @@
+"""The routes of the Open Inference Protocol, version 2, with Triton's calls for its repository of models.
+
+An error is a status and ``{"error": SENTENCE}``. Each answer has the header ``x-request-id``: the caller's own, or a new one.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from autosplit.errors import RefusedError, UsageError
+from autosplit.parsing import json_safe, shown
+from autosplit.serving.hostmanager import HostManager
+from autosplit.webservice.failures import RETRY_S, HttpError, as_http
+from autosplit.webservice.limits import ServerLimits
+from autosplit.webservice.repository import Repository, ServedModel
+from autosplit.webservice.tensors import JSON_LENGTH, metadata, read_request, write_answer
+
+log = logging.getLogger(__name__)
+
+PAGE = Path(__file__).with_name("livepage.html").read_text(encoding="utf-8")
+"""The page at "/": one HTML file without a build step. It asks for the token, if the server wants one."""
+
+MAX_ID = 100
+OPEN_PATHS = ("/", "/v2/health/live", "/v2/health/ready")
+"""Paths that need no token: they tell nothing of models or requests."""
+
+EVENT_S = 1.0
+"""Seconds between two events of the live page."""
+
+
+@dataclass(eq=False)
+class Application:
+    """The state of one server: its models, its limits, and counts of its requests.
+
+    Attributes:
+        host: runs the models.
+        repository: the models.
+        limits: what it takes in.
+        token: what callers must name; '' for none.
+        ending: set once the server ends, so that endless answers end too.
+    """
+
+    host: HostManager
+    repository: Repository
+    limits: ServerLimits
+    token: str = ""
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    body_bytes: int = 0
+    """Bytes of all bodies that are held now."""
+
+    def __post_init__(self) -> None:
+        """Make the counters."""
+        self.counters = CollectorRegistry()
+        names = "autosplit_http_requests", "autosplit_http_request_seconds"
+        self.requests = Counter(names[0], "Inference requests, by status.", ["model", "status"], registry=self.counters)
+        self.seconds = Histogram(names[1], "Seconds from the head to the answer.", ["model"], registry=self.counters)
+
+    def starlette(self) -> Starlette:
+        """The routes."""
+        model = "/v2/models/{model}"
+        routes = [
+            Route("/", self.page),
+            Route("/events", self.guarded(self.events)),
+            Route("/metrics", self.guarded(self.metrics)),
+            Route("/v2", self.guarded(self.server)),
+            Route("/v2/health/live", self.guarded(self.live)),
+            Route("/v2/health/ready", self.guarded(self.ready)),
+            Route("/v2/repository/index", self.guarded(self.index), methods=["POST"]),
+            Route("/v2/repository/models/{model}/load", self.guarded(self.load), methods=["POST"]),
+            Route("/v2/repository/models/{model}/unload", self.guarded(self.unload), methods=["POST"]),
+        ]
+        for path in (model, f"{model}/versions/{{version}}"):
+            routes += [
+                Route(path, self.guarded(self.model)),
+                Route(f"{path}/ready", self.guarded(self.model_ready)),
+                Route(f"{path}/infer", self.guarded(self.infer), methods=["POST"]),
+            ]
+        return Starlette(routes=routes)
+
+    def guarded(self, route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """The route behind the token, with its errors as answers."""
+
+        async def answer(request: Request) -> Response:
+            given = request.headers.get("x-request-id", "")
+            name = given if 0 < len(given) <= MAX_ID and given.isprintable() else uuid.uuid4().hex
+            begun_s, status = time.perf_counter(), 499
+            try:
+                try:
+                    self._require_token(request)
+                    response = await route(request)
+                except Exception as failure:
+                    error = as_http(failure, loading=route == self.load)
+                    if error.status >= 500:
+                        log.debug("request %s failed", name, exc_info=failure)
+                    response = JSONResponse({"error": str(error)}, error.status, error.headers)
+                status = response.status_code
+                response.headers["x-request-id"] = name
+                return response
+            finally:
+                elapsed_s = time.perf_counter() - begun_s
+                if route == self.infer:
+                    self._count(request, status, elapsed_s)
+                record = {"id": name, "method": request.method, "path": request.url.path, "status": status, "seconds": elapsed_s}
+                log.log(logging.WARNING if status >= 500 else logging.INFO, "%s", json.dumps(record))
+
+        return answer
+
+    def _require_token(self, request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+        if self.token and request.url.path not in OPEN_PATHS and not hmac.compare_digest(given, self.token.encode()):
+            raise HttpError(401, "give the server's token as 'Authorization: Bearer TOKEN'", {"www-authenticate": "Bearer"})
+
+    def _count(self, request: Request, status: int, elapsed_s: float) -> None:
+        """Count a request under its model; all models that are not in service are one, so that names cannot fill the memory."""
+        name = request.path_params["model"]
+        known = name if name in {model.name for model in self.repository.served} else "unknown"
+        self.requests.labels(known, status).inc()
+        self.seconds.labels(known).observe(elapsed_s)
+
+    async def page(self, request: Request) -> Response:
+        """The live page. It holds no data; its script asks for events with the token."""
+        return HTMLResponse(PAGE, headers={"content-security-policy": "default-src 'self' 'unsafe-inline'"})
+
+    async def events(self, request: Request) -> Response:
+        """The health of the host and the counts of requests, every second, as server-sent events."""
+
+        async def told() -> AsyncIterator[str]:
+            while not self.ending.is_set():
+                health = await run_in_threadpool(self.host.health)
+                models = [
+                    {"name": one.name, "version": one.version, "network": one.network, "ready": self.repository.is_ready(one)}
+                    for one in self.repository.served
+                ]
+                yield f"data: {json.dumps(json_safe({**health, 'models': models, 'unix_s': time.time()}))}\n\n"
+                try:
+                    await asyncio.wait_for(self.ending.wait(), EVENT_S)
+                except TimeoutError:
+                    continue
+
+        return StreamingResponse(told(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    async def metrics(self, request: Request) -> Response:
+        """Counters of the host and of the server for Prometheus."""
+        text = await run_in_threadpool(self.host.prometheus)
+        return Response(text.encode() + generate_latest(self.counters), media_type=CONTENT_TYPE_LATEST)
+
+    async def server(self, request: Request) -> Response:
+        """Name, version and extensions of the server."""
+        extensions = ["binary_tensor_data", "model_repository"]
+        return JSONResponse({"name": "autosplit", "version": version("autosplit"), "extensions": extensions})
+
+    async def live(self, request: Request) -> Response:
+        """That the server answers."""
+        return JSONResponse({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether each copy of each stage of each model is at work."""
+        served = self.repository.served
+        is_ready = bool(served) and not self.ending.is_set() and all(map(self.repository.is_ready, served))
+        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+    async def index(self, request: Request) -> Response:
+        """The models: in service, or only as a plan file."""
+        served = {model.name: model for model in self.repository.served}
+        rows = []
+        for name in dict.fromkeys([*served, *self.repository.files()]):
+            model = served.get(name)
+            state = "UNAVAILABLE" if model is None else "READY" if self.repository.is_ready(model) else "UNREADY"
+            rows.append({"name": name, "version": str(model.version) if model else "", "state": state, "reason": ""})
+        return JSONResponse(rows)
+
+    async def load(self, request: Request) -> Response:
+        """Load a model, or a new version of it."""
+        await asyncio.wrap_future(self.repository.load(request.path_params["model"]))
+        return JSONResponse({})
+
+    async def unload(self, request: Request) -> Response:
+        """Take a model out of service after its last answer."""
+        await asyncio.wrap_future(self.repository.unload(request.path_params["model"]))
+        return JSONResponse({})
+
+    async def model(self, request: Request) -> Response:
+        """The tensors of a model."""
+        model = self._model(request)
+        about = {"name": model.name, "versions": [str(model.version)], "platform": "autosplit"}
+        return JSONResponse({**about, "inputs": metadata(model.inputs), "outputs": metadata(model.outputs)})
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether each copy of each stage of a model is at work."""
+        model = self._model(request)
+        is_ready = self.repository.is_ready(model)
+        return JSONResponse({"name": model.name, "ready": is_ready}, 200 if is_ready else 503)
+
+    async def infer(self, request: Request) -> Response:
+        """One request to a model. A caller that leaves cancels it."""
+        model = self._model(request)
+        held = _Held(self)
+        try:
+            body = await held.read(request)
+            computed = asyncio.ensure_future(self._infer(model, body, request))
+            left = asyncio.ensure_future(_disconnected(request))
+            try:
+                await asyncio.wait([computed, left], return_when=asyncio.FIRST_COMPLETED)
+                if not computed.done():
+                    raise HttpError(499, "the caller left")
+                return computed.result()
+            finally:
+                for task in (computed, left):
+                    task.cancel()
+        finally:
+            held.release()
+
+    async def _infer(self, model: ServedModel, body: bytearray, request: Request) -> Response:
+        given = read_request(body, _json_bytes(request), model.inputs, model.outputs)
+        begun_s = time.monotonic()
+        while True:
+            left_s = self.limits.request_s - (time.monotonic() - begun_s)
+            if left_s <= 0:
+                raise HttpError(504, f"no answer within {self.limits.request_s:g} s")
+            try:
+                async with asyncio.timeout(left_s):
+                    tensors = await self.host.run_async(
+                        model.network, given.tensors, deadline_s=left_s, timeout_s=min(self.limits.queue_s, left_s)
+                    )
+                break
+            except TimeoutError as failure:  # DeadlineError too
+                raise HttpError(504, f"no answer within {self.limits.request_s:g} s") from failure
+            except (RefusedError, UsageError):  # a new version may have taken its place meanwhile
+                newer = self.repository.get(model.name)
+                if newer in (None, model):
+                    raise
+                model = newer or model
+        answer = {"model_name": model.name, "model_version": str(model.version), **({"id": given.id} if given.id else {})}
+        content, json_bytes = write_answer(answer, model.outputs, tensors, given.outputs)
+        if json_bytes is None:
+            return Response(content, media_type="application/json")
+        return Response(content, headers={JSON_LENGTH: str(json_bytes)}, media_type="application/octet-stream")
+
+    def _model(self, request: Request) -> ServedModel:
+        """The model that a path names. Raises: HttpError: it is not in service, or not in this version."""
+        name, wanted = request.path_params["model"], request.path_params.get("version")
+        model = self.repository.get(name)
+        if model is None:
+            known = ", ".join(model.name for model in self.repository.served)
+            raise HttpError(404, f"model {shown(name)} is not in service; the models are: {known or 'none'}")
+        if wanted not in (None, str(model.version)):
+            raise HttpError(404, f"model '{name}' has version {model.version}, and not {shown(wanted)}")
+        return model
+
+
+class _Held:
+    """The bytes of one body, counted among those of all requests."""
+
+    def __init__(self, application: Application) -> None:
+        self._application, self._num_bytes = application, 0
+
+    async def read(self, request: Request) -> bytearray:
+        """The body. Raises: HttpError: it is too large, comes too slowly, or the bodies of all requests are too large."""
+        limits, body = self._application.limits, bytearray()
+        announced = request.headers.get("content-length", "0")
+        self._require(limits, int(announced) if announced.isdecimal() else 0)
+        try:
+            async with asyncio.timeout(limits.body_s):
+                async for chunk in request.stream():
+                    self._require(limits, len(body) + len(chunk))
+                    body += chunk
+        except TimeoutError:
+            message = f"{len(body)} bytes of the body came within {limits.body_s:g} s, and more were announced"
+            raise HttpError(408, message, {"connection": "close"}) from None
+        except ClientDisconnect:
+            raise HttpError(499, "the caller left") from None
+        return body
+
+    def _require(self, limits: ServerLimits, num_bytes: int) -> None:
+        """Count a body as this large, if it was smaller."""
+        if num_bytes > limits.body_bytes:
+            message = f"the body has {num_bytes} bytes or more, and at most {limits.body_bytes} are taken"
+            raise HttpError(413, message, {"connection": "close"})
+        more = max(0, num_bytes - self._num_bytes)
+        if self._application.body_bytes + more > limits.bodies_bytes:
+            message = f"the bodies of all requests have {limits.bodies_bytes} bytes, which is the limit; try again later"
+            raise HttpError(429, message, {"retry-after": RETRY_S, "connection": "close"})
+        self._application.body_bytes += more
+        self._num_bytes += more
+
+    def release(self) -> None:
+        """Give the bytes back."""
+        self._application.body_bytes -= self._num_bytes
+        self._num_bytes = 0
+
+
+def _json_bytes(request: Request) -> int | None:
+    """Bytes of JSON before binary data, as the header says; None for all. Raises: UsageError: the header is no number."""
+    text = request.headers.get(JSON_LENGTH)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise UsageError(f"the header {JSON_LENGTH} is {shown(text)}, and not a number of bytes")
+    return int(text)
+
+
+async def _disconnected(request: Request) -> None:
+    """Return once the caller has left; the body was read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue

@@ -1,0 +1,153 @@
+"""Repository: models by name, each a plan file that runs as a network of one host."""
+
+import itertools
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.networks import deploy
+from autosplit.errors import RefusedError, UsageError, raise_faults
+from autosplit.loadedplan import load
+from autosplit.parsing import shown
+from autosplit.serving.hostmanager import HostManager
+from autosplit.tracing.importing import same_function
+from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.values.planfile import read_plan
+from autosplit.webservice.tensors import unserved
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+MOST_CALLS = 16
+"""Most calls to load or unload a model that may wait for each other; a further one is refused."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One version of a model that takes requests.
+
+    Attributes:
+        name: its name in the protocol.
+        version: 1 for the first plan under this name, one more for each that replaced another.
+        network: its name among the networks of the host.
+        inputs: the tensors of a request.
+        outputs: the tensors of an answer.
+        kept: what it needs while it runs; closed once it was unloaded.
+    """
+
+    name: str
+    version: int
+    network: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    kept: ExitStack = field(repr=False, compare=False)
+
+
+class Repository:
+    """Models by name. Requests may be sent from any thread; calls to load and unload are carried out one after the other.
+
+    Args:
+        host: runs the models.
+        plans: name to plan file, for models that may be loaded.
+        folder: further plan files, each under its name without ``.yaml``; looked through again at each call.
+        trusted: specs of models in code of the user's own, which plans may name.
+    Raises: UsageError: a name that the protocol cannot hold.
+    """
+
+    def __init__(
+        self, host: HostManager, plans: Mapping[str, Path], folder: Path | None = None, trusted: Sequence[str] = ()
+    ) -> None:
+        faults = [f"'{name}' is no name of a model; use letters, digits, _ . -" for name in plans if not _NAME.fullmatch(name)]
+        raise_faults(UsageError, "the models cannot be served", faults)
+        self._host, self._plans, self._folder, self._trusted = host, dict(plans), folder, tuple(trusted)
+        self._served: dict[str, ServedModel] = {}
+        self._versions: dict[str, Iterator[int]] = {}
+        self._lock, self._num_calls = threading.Lock(), 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="autosplit-repository")
+
+    def get(self, name: str) -> ServedModel | None:
+        """A model that takes requests; None if there is none of this name."""
+        return self._served.get(name)
+
+    @property
+    def served(self) -> list[ServedModel]:
+        """The models that take requests."""
+        return list(self._served.values())
+
+    def files(self) -> dict[str, Path]:
+        """Name to plan file, of all models that may be loaded."""
+        found = {} if self._folder is None else {path.stem: path for path in sorted(self._folder.glob("*.yaml"))}
+        return {**{name: path for name, path in found.items() if _NAME.fullmatch(name)}, **self._plans}
+
+    def is_ready(self, model: ServedModel) -> bool:
+        """Whether each copy of each stage of a model is at work."""
+        try:
+            engine = self._host[model.network]
+        except (UsageError, RefusedError):
+            return False
+        return engine.failure is None and all(worker.state != "dead" for worker in engine.health())
+
+    def load(self, name: str) -> "Future[None]":
+        """Load a model, or load its plan file again: requests go to the new version once all of its stages are ready.
+
+        The future raises: UsageError: there is no such plan file. RefusedError: too many calls. What ``loadedplan.load`` and
+        ``deploy`` raise. The version before goes on then.
+        """
+        return self._call(partial(self._load, name))
+
+    def unload(self, name: str) -> "Future[None]":
+        """Take a model out of service after its last answer. The future raises: UsageError: it is not in service."""
+        return self._call(partial(self._unload, name))
+
+    def close(self) -> None:
+        """End the calls under way. The host closes the networks."""
+        self._thread.shutdown(cancel_futures=True)
+        for model in self.served:
+            model.kept.close()
+
+    def _call(self, work: "partial[None]") -> "Future[None]":
+        with self._lock:
+            if self._num_calls >= MOST_CALLS:
+                raise RefusedError(f"{MOST_CALLS} calls to load or unload models wait already; try again later")
+            self._num_calls += 1
+        future = self._thread.submit(work)
+        future.add_done_callback(self._end_call)
+        return future
+
+    def _end_call(self, _: object) -> None:
+        with self._lock:
+            self._num_calls -= 1
+
+    def _load(self, name: str) -> None:
+        files = self.files()
+        if name not in files:
+            raise UsageError(f"there is no plan for a model {shown(name)}; there are plans for: {', '.join(files) or 'none'}")
+        spec = read_plan(files[name]).model.spec
+        loaded = load(files[name], next((one for one in self._trusted if same_function(one, spec)), None))
+        graph, specs = loaded.traced.graph, loaded.traced.specs
+        inputs, outputs = (tuple(specs[one] for one in names) for names in (graph.inputs, graph.outputs))
+        raise_faults(UsageError, f"model '{name}' cannot be served", unserved((*inputs, *outputs)))
+        version = next(self._versions.setdefault(name, itertools.count(1)))
+        with ExitStack() as kept:
+            workspace = kept.enter_context(Workspace())
+            network = f"{name}/{version}"
+            deploy(self._host, network, loaded.traced, loaded.plan, loaded.machine, workspace)
+            before = self._served.get(name)
+            self._served[name] = ServedModel(name, version, network, inputs, outputs, kept.pop_all())
+        if before is not None:
+            self._remove(before)
+
+    def _unload(self, name: str) -> None:
+        model = self._served.pop(name, None)
+        if model is None:
+            raise UsageError(f"model {shown(name)} is not in service")
+        self._remove(model)
+
+    def _remove(self, model: ServedModel) -> None:
+        with model.kept:
+            self._host.remove_network(model.network)

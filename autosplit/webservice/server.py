@@ -1,0 +1,103 @@
+"""WebServer: serves an application until SIGTERM or Ctrl-C."""
+
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from autosplit.errors import UsageError
+from autosplit.webservice.application import Application
+from autosplit.webservice.connections import limited_protocol
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens.
+
+    Attributes:
+        host: name or number of a network interface; the loopback interface by default, which other machines do not reach.
+        port: number of the port; 0 for any free one.
+        certificate: file of a TLS certificate, with its chain; None for plain HTTP.
+        key: file of its private key.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which ends endless answers too."""
+
+    def __init__(self, config: uvicorn.Config, application: Application, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._application, self._started = application, started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._application.ending.set()
+        await super().shutdown(sockets)
+
+
+class WebServer:
+    """A server that listens from the start; it takes requests while ``serve`` runs.
+
+    The caller closes the host and the repository afterwards.
+
+    Args:
+        application: what is served.
+        address: where to listen.
+        started: called once requests are taken.
+    Raises: UsageError: the port is taken, or the certificate cannot be read.
+    """
+
+    def __init__(self, application: Application, address: Address, started: Callable[[], None] = lambda: None) -> None:
+        limits = application.limits
+        settings: dict[str, Any] = {
+            "http": limited_protocol(limits),
+            "ws": "none",
+            "log_config": None,
+            "access_log": False,
+            "lifespan": "off",
+            "server_header": False,
+            "timeout_keep_alive": max(1, round(limits.idle_s)),
+            "timeout_graceful_shutdown": max(1, round(limits.drain_s)),
+        }
+        config = uvicorn.Config(application.starlette(), ssl_certfile=address.certificate, ssl_keyfile=address.key, **settings)
+        try:
+            config.load()
+        except OSError as failure:
+            raise UsageError(f"the certificate '{address.certificate}' cannot be used: {failure}") from None
+        try:
+            self._socket = socket.create_server((address.host, address.port), backlog=BACKLOG)
+        except (OSError, OverflowError) as failure:
+            place = f"{address.host}:{address.port}"
+            raise UsageError(f"cannot listen at {place}: {failure}; choose another --port or --host") from None
+        scheme = "http" if address.certificate is None else "https"
+        self.url = f"{scheme}://{address.host}:{self._socket.getsockname()[1]}"
+        self._server = _Server(config, application, started)
+
+    def serve(self) -> None:
+        """Take requests until SIGTERM, Ctrl-C or ``stop``, then refuse new ones and finish the others within ``limits.drain_s``.
+
+        A second signal ends it at once.
+        """
+        with self._socket, contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signals again that it was sent
+            self._server.run([self._socket])
+
+    def stop(self) -> None:
+        """End as after SIGTERM; from any thread."""
+        self._server.should_exit = True

@@ -1,0 +1,238 @@
+"""Tensors of the Open Inference Protocol, version 2, to torch tensors and back.
+
+A tensor is a list of numbers in JSON, or bytes after the JSON (the binary tensor data extension): little-endian, row-major.
+Names, datatypes, shapes and sizes are compared with the model's before any value is read.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from autosplit.errors import UsageError, raise_faults
+from autosplit.parsing import parse_json, shown
+from autosplit.tracing.tensorspec import TensorSpec
+
+JSON_LENGTH = "inference-header-content-length"
+"""The HTTP header with the bytes of JSON before the binary data."""
+
+DATATYPES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "bfloat16": "BF16",
+}
+"""Dtype of torch to the protocol's datatype."""
+
+_ONLY_BINARY = ("FP16", "BF16")
+"""Datatypes for which the protocol has no JSON form."""
+
+_JSON_KINDS: Mapping[str, tuple[type, ...]] = {"BOOL": (bool,), "FP32": (int, float), "FP64": (int, float)}
+"""Datatype to the types of its numbers in JSON; all others take integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A request: its tensors in the order of the model's inputs, and how to answer.
+
+    Attributes:
+        id: the caller's own name of the request, '' for none.
+        tensors: one for each input.
+        outputs: name to whether its answer is binary, in the order of the answer.
+    """
+
+    id: str
+    tensors: tuple[torch.Tensor, ...]
+    outputs: Mapping[str, bool]
+
+
+def unserved(specs: Iterable[TensorSpec]) -> list[str]:
+    """A sentence for each tensor whose dtype the protocol does not have."""
+    return [f"'{spec.name}' has dtype {spec.dtype}, which the protocol lacks" for spec in specs if spec.dtype not in DATATYPES]
+
+
+def metadata(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+    """Name, datatype and shape of each tensor, as the protocol says them."""
+    return [{"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": list(spec.shape)} for spec in specs]
+
+
+def read_request(
+    body: bytearray, json_bytes: int | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> InferRequest:
+    """A request, its tensors as views of ``body`` where they are binary.
+
+    Args:
+        body: JSON, then binary data.
+        json_bytes: bytes of JSON; None if all is JSON.
+        inputs: the model's inputs.
+        outputs: the model's outputs.
+    Raises: UsageError: the JSON is malformed, or every fault of its tensors.
+    """
+    length = len(body) if json_bytes is None else json_bytes
+    if not 0 < length <= len(body):
+        raise UsageError(f"the header {JSON_LENGTH} says {length} bytes of JSON, and the body has {len(body)}")
+    try:
+        content = parse_json(body[:length].decode("utf-8"))
+    except ValueError as failure:  # UnicodeDecodeError too
+        raise UsageError(f"the body is not JSON: {failure}") from None
+    given = _entries(content, "inputs")
+    faults = _name_faults("input", [entry["name"] for entry in given], inputs)
+    by_name = {spec.name: spec for spec in inputs}
+    starts, end = [], length
+    for entry in given:
+        starts.append(end)
+        if (spec := by_name.get(entry["name"])) is not None:
+            faults += _spec_faults(entry, spec)
+            end += _binary_bytes(entry) or 0
+    if end != len(body):
+        faults.append(f"the inputs announce {end - length} bytes of binary data, and {len(body) - length} follow the JSON")
+    raise_faults(UsageError, "the request does not fit the model", faults)
+    found = dict[str, torch.Tensor]()
+    for entry, start in zip(given, starts, strict=True):
+        found[entry["name"]] = _tensor(entry, by_name[entry["name"]], body, start)
+    return InferRequest(_id(content), tuple(found[spec.name] for spec in inputs), _wanted(content, outputs))
+
+
+def write_answer(
+    answer: Mapping[str, Any], outputs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor], wanted: Mapping[str, bool]
+) -> tuple[bytes, int | None]:
+    """The body of an answer, and its bytes of JSON if binary data follows.
+
+    Args:
+        answer: the other fields: model, version, id.
+        outputs: the model's outputs.
+        tensors: one for each.
+        wanted: as ``InferRequest.outputs``.
+    Raises: UsageError: JSON cannot hold a value, such as NaN.
+    """
+    by_name = {spec.name: (spec, tensor) for spec, tensor in zip(outputs, tensors, strict=True)}
+    rows, binary = list[dict[str, Any]](), list[bytes]()
+    for name, is_binary in wanted.items():
+        spec, tensor = by_name[name]
+        row: dict[str, Any] = {"name": name, "datatype": DATATYPES[spec.dtype], "shape": list(tensor.shape)}
+        if is_binary:
+            binary.append(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            row["parameters"] = {"binary_data_size": len(binary[-1])}
+        else:
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise UsageError(f"output '{name}' holds NaN or infinity, which JSON lacks; ask for it with binary_data: true")
+            row["data"] = tensor.flatten().tolist()
+        rows.append(row)
+    text = json.dumps({**answer, "outputs": rows}, separators=(",", ":")).encode()
+    return (b"".join([text, *binary]), len(text)) if binary else (text, None)
+
+
+def _entries(content: Any, key: str) -> list[dict[str, Any]]:
+    """The list of named objects under a key. Raises: UsageError: it is none."""
+    rows = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and isinstance(row.get("name"), str) for row in rows):
+        raise UsageError(f"the JSON must hold '{key}', a list of objects that each have a 'name'")
+    return rows
+
+
+def _name_faults(kind: str, names: Sequence[str], specs: Sequence[TensorSpec]) -> list[str]:
+    known = [spec.name for spec in specs]
+    faults = [f"there is no {kind} {shown(name)}; the {kind}s are: {', '.join(known)}" for name in names if name not in known]
+    faults += [f"{kind} {shown(name)} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    return faults + [f"{kind} '{name}' is missing" for name in known if kind == "input" and name not in names]
+
+
+def _parameters(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = entry.get("parameters")
+    return found if isinstance(found, dict) else {}
+
+
+def _binary_bytes(entry: Mapping[str, Any]) -> int | None:
+    """Bytes of binary data of an input, as announced; None for an input in JSON."""
+    found = _parameters(entry).get("binary_data_size")
+    return found if type(found) is int and found >= 0 else None
+
+
+def _spec_faults(entry: Mapping[str, Any], spec: TensorSpec) -> list[str]:
+    """Why an input is not of the spec; its values are not looked at, but for their number."""
+    name, datatype = spec.name, DATATYPES[spec.dtype]
+    faults = []
+    if entry.get("datatype") != datatype:
+        faults.append(f"input '{name}' has datatype {shown(entry.get('datatype'))}, and the model takes {datatype}")
+    if entry.get("shape") != list(spec.shape):
+        faults.append(f"input '{name}' has shape {shown(entry.get('shape'))}, and the model takes {list(spec.shape)}")
+    if "binary_data_size" in _parameters(entry):
+        size = _binary_bytes(entry)
+        if size != spec.num_bytes:
+            given = shown(_parameters(entry)["binary_data_size"])
+            faults.append(f"input '{name}' has {given} bytes of binary data, and {spec.num_bytes} are needed")
+        if "data" in entry:
+            faults.append(f"input '{name}' has both 'data' and binary data")
+    elif datatype in _ONLY_BINARY:
+        faults.append(f"input '{name}' has datatype {datatype}, which the protocol passes as binary data only")
+    elif not isinstance(entry.get("data"), list):
+        faults.append(f"input '{name}' has neither a list 'data' nor a parameter 'binary_data_size'")
+    return faults
+
+
+def _tensor(entry: Mapping[str, Any], spec: TensorSpec, body: bytearray, start: int) -> torch.Tensor:
+    """The tensor of an input that has no fault. Raises: UsageError: its values in JSON are not of its datatype or number."""
+    if "data" not in entry:
+        if not spec.num_bytes:
+            return torch.empty(spec.shape, dtype=spec.torch_dtype)
+        flat = torch.frombuffer(body, dtype=torch.uint8, count=spec.num_bytes, offset=start)
+        aligned = flat if start % spec.torch_dtype.itemsize == 0 else flat.clone()  # a view needs whole elements from the start
+        return aligned.view(spec.torch_dtype).view(spec.shape)
+    values, count = _flat(entry["data"], len(spec.shape)), prod(spec.shape)
+    kinds = _JSON_KINDS.get(DATATYPES[spec.dtype], (int,))
+    if len(values) != count:
+        raise UsageError(f"input '{spec.name}' has {len(values)} values, and its shape {list(spec.shape)} has {count}")
+    if not set(map(type, values)) <= set(kinds):
+        strange = next(value for value in values if type(value) not in kinds)
+        raise UsageError(f"input '{spec.name}' holds {shown(strange)}, which is no {DATATYPES[spec.dtype]}")
+    try:
+        return torch.tensor(values, dtype=spec.torch_dtype).view(spec.shape)
+    except (RuntimeError, OverflowError, TypeError, ValueError) as failure:
+        raise UsageError(f"input '{spec.name}' holds a number that is no {DATATYPES[spec.dtype]}: {failure}") from None
+
+
+def _flat(values: list[Any], depth: int) -> list[Any]:
+    """The values of nested or flat lists, at most ``depth`` deep, in row-major order."""
+    for _ in range(depth - 1):
+        if not (values and isinstance(values[0], list)):
+            break
+        values = [one for row in values for one in (row if isinstance(row, list) else [row])]
+    return values
+
+
+def _id(content: Mapping[str, Any]) -> str:
+    found = content.get("id", "")
+    if not isinstance(found, str) or len(found) > 1000:
+        raise UsageError(f"the request's id is {shown(found)}; it must be a text of at most 1000 characters")
+    return found
+
+
+def _wanted(content: Mapping[str, Any], specs: Sequence[TensorSpec]) -> dict[str, bool]:
+    """Name of each output to whether it is asked for as binary data."""
+    binary = _parameters(content).get("binary_data_output") is True
+    if not content.get("outputs"):
+        rows: list[dict[str, Any]] = [{"name": spec.name} for spec in specs]
+    else:
+        rows = _entries(content, "outputs")
+        raise_faults(
+            UsageError, "the request does not fit the model", _name_faults("output", [row["name"] for row in rows], specs)
+        )
+    wanted = {row["name"]: _parameters(row).get("binary_data", binary) is True for row in rows}
+    dtypes = {spec.name: DATATYPES[spec.dtype] for spec in specs}
+    return {name: is_binary or dtypes[name] in _ONLY_BINARY for name, is_binary in wanted.items()}
+
+
+assert sys.byteorder == "little", "the protocol's binary data is little-endian"

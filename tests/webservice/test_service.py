@@ -1,0 +1,318 @@
+"""A server with its plan: requests of real clients, limits, faults, loads and unloads, and its end."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import autosplit
+from autosplit import cli
+from autosplit.devices.limits import affinity
+from autosplit.serving.hostmanager import HostManager
+from autosplit.values.plan import UNKNOWN, Plan, Stage
+from autosplit.values.planfile import write_plan
+
+pytest.importorskip("uvicorn", reason="serving needs the extra: pip install 'autosplit[serve]'")
+from autosplit.webservice.application import Application
+from autosplit.webservice.limits import ServerLimits
+from autosplit.webservice.repository import Repository
+from autosplit.webservice.server import Address, WebServer
+
+SPEC = "autosplit.examples.mlp:mlp?depth=3&width=16"
+LIMITS = ServerLimits(body_bytes=100_000, body_s=1.0, idle_s=1.0, connections=64, drain_s=5.0)
+
+
+def wait_until(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end_s, f"it does not hold within {limit_s} s"
+        time.sleep(0.02)
+
+
+@dataclass
+class Served:
+    """A running server and the model that it serves."""
+
+    traced: autosplit.Traced
+    application: Application
+    url: str
+
+    def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        """Status and content of an answer."""
+        place = urlsplit(self.url)
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
+        try:
+            data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+            connection.request(method, path, data, headers or {})
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        is_json = answer.headers.get_content_type() == "application/json"
+        return answer.status, json.loads(content) if is_json else content
+
+    def raw(self, data: bytes) -> bytes:
+        """All that the server answers to these bytes until it closes the connection."""
+        place = urlsplit(self.url)
+        with socket.create_connection((place.hostname or "", place.port or 0), timeout=60) as connection:
+            connection.sendall(data)
+            found = b""
+            with contextlib.suppress(ConnectionResetError):  # what was sent too much is not read
+                while chunk := connection.recv(65536):
+                    found += chunk
+        return found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("plans")
+    traced = autosplit.trace(SPEC)
+    names = [op.name for op in traced.graph.ops]
+    cores = [f"cpu:{core}" for core in affinity()[:2]]
+    parts = zip(("first", "second"), (names[:2], names[2:]), (cores[0], cores[-1]), strict=True)
+    stages = tuple(Stage(name, tuple(ops), (core,), "eager", 1, 0.0) for name, ops, core in parts)
+    write_plan(Plan(traced.source, traced.graph.hash, "", stages, UNKNOWN), traced.graph, folder / "mlp.yaml")
+    with HostManager() as host:
+        repository = Repository(host, {"mlp": folder / "mlp.yaml"}, folder)
+        repository.load("mlp").result()
+        started = threading.Event()
+        application = Application(host, repository, LIMITS)
+        server = WebServer(application, Address(port=0), started.set)
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        started.wait()
+        yield Served(traced, application, server.url)
+        server.stop()
+        thread.join()
+        repository.close()
+
+
+def good(seed: int = 0, **fields: Any) -> dict[str, Any]:
+    x = torch.randn(1, 16, generator=torch.Generator().manual_seed(seed))
+    return {"inputs": [{"name": "input_1", "datatype": "FP32", "shape": [1, 16], "data": x.flatten().tolist()}], **fields}
+
+
+def expected(served: Served, request: dict[str, Any]) -> torch.Tensor:
+    return answer_of(served.traced, torch.tensor(request["inputs"][0]["data"]).view(1, 16))
+
+
+def answer_of(traced: autosplit.Traced, x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        (found,) = traced.program(x)
+    return found
+
+
+def test_curl(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "request.json").write_text(json.dumps(good(id="mine")))
+    words = ["curl", "--silent", "--fail", "--data", "@request.json", f"{served.url}/v2/models/mlp/infer"]
+    answer = json.loads(subprocess.run(words, cwd=tmp_path, check=True, capture_output=True).stdout)
+    (output,) = answer.pop("outputs")
+    assert answer == {"model_name": "mlp", "model_version": "1", "id": "mine"}
+    assert torch.equal(torch.tensor(output["data"]).view(1, 16), expected(served, good()))
+
+
+def test_tritons_own_client(served: Served) -> None:
+    client = pytest.importorskip("tritonclient.http", reason="tritonclient[http] is not installed")
+    with client.InferenceServerClient(served.url.removeprefix("http://")) as server:
+        assert server.is_server_live() and server.is_server_ready() and server.is_model_ready("mlp")
+        assert server.get_model_metadata("mlp")["inputs"] == [{"name": "input_1", "datatype": "FP32", "shape": [1, 16]}]
+        for binary in (True, False):
+            given = client.InferInput("input_1", [1, 16], "FP32")
+            given.set_data_from_numpy(torch.ones(1, 16).numpy(), binary_data=binary)
+            wanted = [client.InferRequestedOutput(served.traced.graph.outputs[0], binary_data=binary)]
+            answer = server.infer("mlp", [given], outputs=wanted).as_numpy(served.traced.graph.outputs[0])
+            assert torch.equal(torch.from_numpy(answer.copy()), answer_of(served.traced, torch.ones(1, 16)))
+
+
+def test_many_callers_get_their_own_answers(served: Served) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda seed: served.call("POST", "/v2/models/mlp/infer", good(seed)), range(64)))
+    assert [status for status, _ in answers] == [200] * 64
+    for seed, (_, answer) in enumerate(answers):
+        assert torch.equal(torch.tensor(answer["outputs"][0]["data"]).view(1, 16), expected(served, good(seed)))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("POST", "/v2/models/nosuch/infer", 404, "model 'nosuch' is not in service; the models are: mlp"),
+        ("POST", "/v2/models/mlp/versions/99/infer", 404, "model 'mlp' has version"),
+        ("POST", "/v2/models/..%2f..%2fetc%2fpasswd/infer", 404, ""),
+        ("POST", "/v2/repository/models/..%2fplan/load", 404, ""),
+        ("POST", "/v2/repository/models/nosuch/load", 400, "there is no plan for a model 'nosuch'"),
+        ("POST", "/v2/repository/models/nosuch/unload", 400, "model 'nosuch' is not in service"),
+        ("POST", "/v2/models/mlp/infer", 400, "the request does not fit the model"),
+        ("GET", "/v2/models/mlp/infer", 405, ""),
+        ("GET", "/nosuch", 404, ""),
+    ],
+)
+def test_a_wrong_call_gets_its_status_and_a_sentence(served: Served, method: str, path: str, status: int, said: str) -> None:
+    found, answer = served.call(method, path, {"inputs": []} if method == "POST" else None)
+    assert found == status and said in str(answer)
+
+
+def test_a_large_body_is_refused_before_it_is_read(served: Served) -> None:
+    head = b"POST /v2/models/mlp/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n"
+    assert b"413" in served.raw(head).split(b"\r\n")[0]
+    chunk = b"ffff\r\n" + bytes(0xFFFF) + b"\r\n"
+    head = b"POST /v2/models/mlp/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert b"413" in served.raw(head + 2 * chunk).split(b"\r\n")[0]
+    assert served.application.body_bytes == 0
+
+
+def test_half_a_request_ends_in_time(served: Served) -> None:
+    begun_s = time.monotonic()
+    assert served.raw(b"POST /v2/models/mlp/infer HTT") == b""
+    body = b"POST /v2/models/mlp/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{"
+    assert b"408" in served.raw(body).split(b"\r\n")[0]
+    assert served.raw(b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 20_000) == b""
+    assert time.monotonic() - begun_s < 30
+
+
+def test_idle_connections_leave_room_for_others(served: Served) -> None:
+    place = urlsplit(served.url)
+    idle = [socket.create_connection((place.hostname or "", place.port or 0)) for _ in range(LIMITS.connections + 8)]
+    try:
+        idle[-1].settimeout(30)
+        assert idle[-1].recv(100).startswith(b"HTTP/1.1 503")
+        wait_until(lambda: served.call("GET", "/v2/health/live")[0] == 200)
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_a_caller_that_leaves_cancels_its_request(served: Served) -> None:
+    body = json.dumps(good()).encode()
+    head = f"POST /v2/models/mlp/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    place = urlsplit(served.url)
+    for _ in range(50):
+        with socket.create_connection((place.hostname or "", place.port or 0)) as connection:
+            connection.sendall(head + body)
+    wait_until(lambda: served.application.body_bytes == 0)
+    assert served.call("POST", "/v2/models/mlp/infer", good())[0] == 200
+
+
+def test_a_new_version_takes_over_while_requests_run(served: Served) -> None:
+    ended = threading.Event()
+    statuses = list[int]()
+
+    def ask() -> None:
+        while not ended.is_set():
+            statuses.append(served.call("POST", "/v2/models/mlp/infer", good())[0])
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    before = served.call("GET", "/v2/models/mlp")[1]["versions"]
+    assert served.call("POST", "/v2/repository/models/mlp/load") == (200, {})
+    after = served.call("GET", "/v2/models/mlp")[1]["versions"]
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) == {200} and int(after[0]) == int(before[0]) + 1
+    assert len(served.application.host.networks()) == 1
+
+
+def test_loads_and_unloads_at_once_leave_nothing_behind(served: Served) -> None:
+    me = psutil.Process()
+
+    def counts() -> tuple[int, int]:
+        return len(me.children(recursive=True)), me.num_fds()
+
+    before = counts()
+    with ThreadPoolExecutor(12) as pool:
+        words = [("load", "unload")[number % 3 == 0] for number in range(12)]
+        found = list(pool.map(lambda word: served.call("POST", f"/v2/repository/models/mlp/{word}")[0], words))
+    assert set(found) <= {200, 400, 429} and 200 in found
+    assert served.call("POST", "/v2/repository/models/mlp/load")[0] == 200
+    assert served.call("POST", "/v2/models/mlp/infer", good())[0] == 200
+    wait_until(lambda: counts()[0] <= before[0] and counts()[1] <= before[1] + 8)
+
+
+def test_metrics_index_and_events(served: Served) -> None:
+    served.call("POST", "/v2/models/mlp/infer", good())
+    _, metrics = served.call("GET", "/metrics")
+    assert b'autosplit_http_requests_total{model="mlp",status="200"}' in metrics and b"autosplit_worker_up" in metrics
+    assert served.call("POST", "/v2/repository/index")[1][0]["state"] == "READY"
+    place = urlsplit(served.url)
+    with socket.create_connection((place.hostname or "", place.port or 0), timeout=60) as connection:
+        connection.sendall(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n")
+        found = b""
+        while b"\n\n" not in found.partition(b"data: ")[2]:
+            found += connection.recv(65536)
+    event = json.loads(found.partition(b"data: ")[2].partition(b"\n\n")[0])
+    assert event["models"][0]["ready"] is True and {"first", "second"} == {worker["stage"] for worker in event["workers"]}
+    assert b"<title>autosplit</title>" in served.call("GET", "/")[1]
+
+
+def test_readiness_follows_the_stages(served: Served) -> None:
+    (network,) = served.application.host.networks()
+    os.kill(served.application.host[network].pids[0], signal.SIGKILL)
+    assert served.call("POST", "/v2/models/mlp/infer", good())[0] == 200
+    wait_until(lambda: served.call("GET", "/v2/health/ready")[0] == 200)
+
+
+def test_a_token_guards_all_but_health_and_the_page(served: Served) -> None:
+    served.application.token = "open sesame"
+    try:
+        assert served.call("GET", "/v2/health/ready")[0] == 200 and served.call("GET", "/")[0] == 200
+        for path in ("/v2", "/events", "/metrics", "/v2/models/mlp"):
+            assert served.call("GET", path)[0] == 401
+            assert served.call("GET", path, headers={"authorization": "Bearer wrong"})[0] == 401
+        assert served.call("GET", "/v2", headers={"authorization": "Bearer open sesame"})[0] == 200
+    finally:
+        served.application.token = ""
+
+
+def test_the_command_ends_in_peace_after_sigterm(served: Served, tmp_path: Path) -> None:
+    plan = served.application.repository.files()["mlp"]
+    words = [sys.executable, "-m", "autosplit", "serve", f"one={plan}", "--port", "0", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        about = json.loads(process.stdout.readline())
+        other = Served(served.traced, served.application, about["url"])
+        assert about["models"] == ["one"] and other.call("POST", "/v2/models/one/infer", good())[0] == 200
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in said
+    assert children and not psutil.wait_procs(children, timeout=30)[1]
+
+
+def test_a_load_at_a_rate_and_of_callers(served: Served, tmp_path: Path) -> None:
+    plan = served.application.repository.files()["mlp"]
+    words = ["bench", served.url, "mlp", "--time", "500ms", "--json"]
+    for more in (["--rate", "20,40", "--plan", str(plan), "--picture", str(tmp_path / "load.svg")], ["--in-flight", "4"]):
+        done = CliRunner().invoke(cli.app, [*words, *more])
+        assert done.exit_code == 0, done.output
+        loads = json.loads(done.stdout)["loads"]
+        assert all(load["failed"] == 0 and 0 < load["p50_s"] <= load["p99_s"] for load in loads)
+    assert b"predicted" not in (tmp_path / "load.svg").read_bytes()  # the plan of this test was never predicted
+
+
+@pytest.mark.parametrize("words", [[], ["--rate", "0"], ["--rate", "fast"], ["--rate", "1", "--in-flight", "1"]])
+def test_a_load_that_cannot_be(served: Served, words: list[str]) -> None:
+    assert CliRunner().invoke(cli.app, ["bench", served.url, *words]).exit_code == 1
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://127.0.0.1:9/\x00"])
+def test_a_load_on_no_server_is_a_sentence(url: str) -> None:
+    done = CliRunner().invoke(cli.app, ["bench", url, "--in-flight", "1", "--json"])
+    assert done.exit_code == 1 and "Traceback" not in done.output and json.loads(done.stdout)["error"] == "UsageError"
