@@ -12,7 +12,19 @@ from autosplit.arguments import checked
 from autosplit.errors import AutosplitError, UsageError
 from autosplit.tracing.loading import Call
 
-MADE = ("AutoResult", "LoadedPlan", "OpenBundle", "Placed", "Profile", "RunReport", "SearchResult", "Service", "Traced")
+MADE = (
+    "AutoResult",
+    "Family",
+    "FamilyResult",
+    "LoadedPlan",
+    "OpenBundle",
+    "Placed",
+    "Profile",
+    "RunReport",
+    "SearchResult",
+    "Service",
+    "Traced",
+)
 """Classes of values that only calls make; whoever makes one by hand gets what he gave."""
 
 CALLS = [

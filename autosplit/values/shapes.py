@@ -12,6 +12,7 @@ from itertools import pairwise, product
 from math import prod
 from pathlib import Path
 
+from autosplit.arguments import checked
 from autosplit.errors import SHOWN_FAULTS, UsageError, raise_faults
 from autosplit.files import read_data, write_atomic
 
@@ -84,6 +85,7 @@ def size_fault(name: str, size: int, sizes: Sizes) -> str:
     return f"'{name}' is {size}, and sizes are {sizes_text(sizes)}; trace or search again {way_out}"
 
 
+@checked
 @dataclass(frozen=True)
 class Traffic:
     """How often requests of each size come.
@@ -154,6 +156,7 @@ def count_sizes(dims: Sequence[str], requests: Iterable[tuple[int, ...]]) -> Tra
     return Traffic(tuple(dims), {sizes: float(count) for sizes, count in sorted(Counter(requests).items())})
 
 
+@checked
 def read_traffic(path: str | Path, dims: Sequence[str]) -> Traffic:
     """Read a file of traffic: comma-separated numbers, a row for each request or each size.
 
