@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autosplit.commands import options, showoptions
+from autosplit.commands import runoptions, showoptions
 from autosplit.commands.console import (
     err,
     keep_plan,
@@ -27,7 +27,7 @@ from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars, seconds_text
 
 
-def run(given: options.Run) -> None:
+def run(given: runoptions.Run) -> None:
     """Run a plan, checked against the unsplit model, beside its baselines: the same model run as it usually is."""
     from autosplit.values.planfile import read_plan
 
@@ -71,7 +71,7 @@ def run(given: options.Run) -> None:
     require_equal(report.best.fault)
 
 
-def auto(given: options.Auto) -> None:
+def auto(given: runoptions.Auto) -> None:
     """Find the best way to run a model: trace, profile, search, run, compare; the best plan is written."""
     if given.sizes:
         plan_shapes(given, compare=True)

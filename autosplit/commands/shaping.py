@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autosplit.commands import options
+from autosplit.commands import options, runoptions
 from autosplit.commands.console import err, log, require_equal, say, say_kept, show, trace, write_dot
 from autosplit.commands.machines import opened_machine
 from autosplit.commands.starting import start
@@ -49,7 +49,7 @@ def plan_shapes(given: options.Search, compare: bool) -> None:
         require_equal(result.report.best.fault)
 
 
-def run_shapes(given: options.Run, loaded: Any, machine: Any) -> None:
+def run_shapes(given: runoptions.Run, loaded: Any, machine: Any) -> None:
     """Run a plan of several sizes beside its baselines."""
     given.require_default([flag for flag in ONE_SIZE if hasattr(given, flag)], WHY)
     from autosplit.deploying.setup import Budget, Setup

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from autosplit.backends.base import check, exact_on, get_backend, tolerance
+from autosplit.backends.base import exact_on, get_backend
+from autosplit.backends.checking import check, tolerance
 from autosplit.backends.lowering import lower_to_bf16
 from autosplit.backends.workspace import Microbatch, Reference
 from autosplit.errors import BackendError

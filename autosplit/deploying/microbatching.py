@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch.func import functional_call
 
-from autosplit.backends.base import tolerance
+from autosplit.backends.checking import tolerance
 from autosplit.backends.workspace import Microbatch
 from autosplit.errors import ModelError
 from autosplit.tracing.capturing import Traced

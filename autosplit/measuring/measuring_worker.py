@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from autosplit.backends.base import check, get_backend, reference
+from autosplit.backends.base import get_backend
+from autosplit.backends.checking import check, reference
 from autosplit.backends.probing import one_line
 from autosplit.devices import accelerators
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, open_accelerator

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autosplit.backends.base import tolerance
+from autosplit.backends.checking import tolerance
 from autosplit.backends.workspace import Workspace
 from autosplit.compat.torchparts import pytree
 from autosplit.deploying.calling import as_call

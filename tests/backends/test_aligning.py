@@ -11,7 +11,8 @@ from torch import nn
 
 from autosplit.backends import onnxruntime
 from autosplit.backends.aligning import align
-from autosplit.backends.base import check, get_backend
+from autosplit.backends.base import get_backend
+from autosplit.backends.checking import check
 from autosplit.backends.onnxruntime import OPTIMISED
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model

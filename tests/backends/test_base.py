@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from autosplit.backends import base
-from autosplit.backends.base import BACKENDS, BF16_TIMES_EAGER, BF16_TOLERANCE, check, get_backend, installed, reference, states
+from autosplit.backends.base import BACKENDS, get_backend, installed, states
+from autosplit.backends.checking import BF16_TIMES_EAGER, BF16_TOLERANCE, check, reference
 from autosplit.backends.eager import EagerBackend
 from autosplit.errors import BackendError, MissingExtraError, UsageError
 from autosplit.tracing.capturing import trace

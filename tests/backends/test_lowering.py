@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from autosplit.backends.base import check, get_backend
+from autosplit.backends.base import get_backend
+from autosplit.backends.checking import check
 from autosplit.backends.lowering import LOWERED, lower_to_bf16
 from autosplit.errors import BackendError
 from autosplit.tracing.capturing import trace

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from autosplit.backends import conformance, onnxfile, onnxruntime
-from autosplit.backends.base import check, get_backend, require_streams
+from autosplit.backends.base import get_backend, require_streams
+from autosplit.backends.checking import check
 from autosplit.errors import BackendError, PlanError
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from autosplit.backends import workspace as workspaces
-from autosplit.backends.base import BF16_TOLERANCE, F32_TOLERANCE, get_backend
+from autosplit.backends.base import get_backend
+from autosplit.backends.checking import BF16_TOLERANCE, F32_TOLERANCE
 from autosplit.backends.eager import EagerBackend
 from autosplit.backends.workspace import NUM_DISTINCT, Reference, Workspace
 from autosplit.deploying import checking

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from autosplit import api
-from autosplit.backends.base import F32_TOLERANCE, get_backend, require_device
+from autosplit.backends.base import get_backend, require_device
+from autosplit.backends.checking import F32_TOLERANCE
 from autosplit.backends.placing import place_runnable
 from autosplit.deploying.setup import Budget
 from autosplit.devices.accelerators import Accelerator, calibration_s
