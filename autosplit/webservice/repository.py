@@ -129,6 +129,7 @@ class Repository:
             raise UsageError(f"there is no plan for a model {shown(name)}; there are plans for: {', '.join(files) or 'none'}")
         spec = read_plan(files[name]).model.spec
         loaded = load(files[name], next((one for one in self._trusted if same_function(one, spec)), None))
+        loaded.plan.require_one_size(f"model '{name}' of a server")
         graph, specs = loaded.traced.graph, loaded.traced.specs
         inputs, outputs = (tuple(specs[one] for one in names) for names in (graph.inputs, graph.outputs))
         raise_faults(UsageError, f"model '{name}' cannot be served", unserved((*inputs, *outputs)))
