@@ -105,18 +105,20 @@ class _Returns(Receiver):
 
     Attributes:
         hosts: the hosts of the pipeline.
-        due: each unanswered request with the host that will answer it.
+        due: the host that will answer a request, and the number of the request, with the variant of its answer.
     """
 
     events: Events
     outputs: Sequence[Sequence[TensorSpec]]
     hosts: frozenset[str]
-    due: set[tuple[str, int]] = field(default_factory=set)
+    due: dict[tuple[str, int], int] = field(default_factory=dict)
     closing: bool = False
 
     def request(self, connection: Connection, frame: Frame, slot: Slot) -> None:
-        """An answer came: copy it out of its slot. Raises: ConnectionError: it is not due from this host."""
-        self._settle(connection, frame)
+        """An answer came: copy it out of its slot. Raises: ConnectionError: it is not due from this host, or has another size."""
+        variant = self._settle(connection, frame)
+        if frame.variant != variant:
+            raise ConnectionError(f"it answered request {frame.number} with tensors of variant {frame.variant}, not {variant}")
         values = {}
         for spec, tensor in zip(self.outputs[frame.variant], slot.tensors[frame.variant], strict=True):
             values[spec.name] = empty_like_spec(spec)
@@ -140,9 +142,9 @@ class _Returns(Receiver):
         """A connection to a host broke."""
         self._tell(connection.peer, reason)
 
-    def _settle(self, connection: Connection, frame: Frame) -> None:
+    def _settle(self, connection: Connection, frame: Frame) -> int:
         try:
-            self.due.remove((connection.peer, frame.number))
+            return self.due.pop((connection.peer, frame.number))
         except KeyError:
             raise ConnectionError(f"it answered request {frame.number}, which it does not have") from None
 
@@ -184,7 +186,7 @@ class HostsDeployment:
         """Send a request to the first host; does not wait."""
         number, tensors = request.number, tuple(request.inputs[position] for position in self._positions)
         last = self._segments[-1].hosts
-        self._returns.due.add((last[number % len(last)], number))
+        self._returns.due[last[number % len(last)], number] = request.variant
         self._first(number).post(Outgoing(REQUEST, number, request.priority, request.deadline_ns, tensors, request.variant))
 
     def cancel(self, number: int) -> None:

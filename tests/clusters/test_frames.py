@@ -167,6 +167,8 @@ def header(kind: int, num_bytes: int = 0, number: int = 0, left_s: float = 0.0, 
     "sent,reason",
     [
         (header(REQUEST, 4, variant=1), "it sent tensors of variant 1, and the last one is 0"),
+        (header(REQUEST, 4, variant=2**16 - 1), "it sent tensors of variant 65535, and the last one is 0"),
+        (header(CANCEL, variant=1), "it sent tensors of variant 1, and the last one is 0"),
         (header(REQUEST, 12), "it sent 12 bytes where 4 and a credit are due"),
         (header(ERROR, 1 << 40), "it sent a text of 1099511627776 bytes, and 65536 are allowed"),
         (header(77), "it sent a frame of kind 77, which does not exist"),
@@ -179,6 +181,9 @@ def header(kind: int, num_bytes: int = 0, number: int = 0, left_s: float = 0.0, 
         (header(REQUEST, 4)[:9], "it closed the connection"),
     ],
     ids=[
+        "unknown variant",
+        "last variant of the header",
+        "variant of a cancellation",
         "wrong length",
         "long text",
         "unknown kind",
@@ -360,7 +365,7 @@ def test_the_drivers_card_carries_what_it_sends_to_all_hosts_at_once(monkeypatch
 def test_an_answer_waits_for_the_connection_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first request may be quicker than the thread that lets the connection in. Its answer was lost, and its caller hung."""
     monkeypatch.setattr(runningsegment, "Pipeline", lambda *given, **settings: None)
-    segment = RunningSegment("b", Segment("one", (), ("b",), (), (), 1))
+    segment = RunningSegment("b", Segment("one", (), ("b",), ((),), ((),), 1))
     one, two = _tcp_pair()
     log = Log()
     driver = Connection(two, "b", log, num_slots=1)

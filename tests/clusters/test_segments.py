@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from pipelines import double, local, request
+from pipelines import WIDTH, at_widths, double, local, request
 
 import autosplit
 from autosplit.bundling.bundler import write_bundle
@@ -20,7 +20,7 @@ from autosplit.clusters.segments import segments_of
 from autosplit.errors import DeadlineError, DeviceError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.engine import Engine
 from autosplit.running.modules import LocalFunction
-from autosplit.running.request import AnswerFuture
+from autosplit.running.request import AnswerFuture, Request
 from autosplit.running.stage import StagePlacement
 from autosplit.running.wiring import wire
 from autosplit.tracing.tensorspec import TensorSpec
@@ -78,14 +78,17 @@ class FakeRoute(Route):
     """Keeps what is sent."""
 
     max_in_flight = 2
-    wiring = wire([local("a", double, "x", "y")], ["x"], ["y"])
+    wiring = wire([at_widths(local("a", double, "x", "y"), 2)], ["x"], ["y"])
 
     def __init__(self) -> None:
         self.sent: list[int] = []
+        self.variants: list[int] = []
         self.cancelled: list[int] = []
 
-    def send(self, number: int, inputs: Sequence[torch.Tensor], priority: int, deadline_ns: int) -> None:
-        self.sent.append(number)
+    def send(self, request: Request) -> None:
+        assert [len(value) for value in request.inputs] == [(WIDTH, 2)[request.variant]]
+        self.variants.append(request.variant)
+        self.sent.append(request.number)
 
     def cancel(self, number: int) -> None:
         self.cancelled.append(number)
@@ -105,8 +108,8 @@ class Bench:
         self.events, self.route = Events(), FakeRoute()
         self.engine = Engine(lambda wiring: HostsTransport(self.route, self.events, replace), FakeRoute.wiring, queue_capacity)
 
-    def submit(self, timeout_s: float | None = 0.0, **settings: Any) -> AnswerFuture:
-        return self.engine.submit(request(0), timeout_s=timeout_s, **settings)
+    def submit(self, timeout_s: float | None = 0.0, width: int = WIDTH, **settings: Any) -> AnswerFuture:
+        return self.engine.submit(request(0, width), timeout_s=timeout_s, **settings)
 
     def answer(self, number: int) -> None:
         self.events.put(Answered(number, {"y": torch.tensor(10.0 * number)}, ""))
@@ -172,7 +175,7 @@ def test_requests_run_again_on_another_route() -> None:
         return again
 
     bench = Bench(replace)
-    futures = [bench.submit() for _ in range(3)]
+    futures = [bench.submit(width=width) for width in (2, WIDTH, 2)]
     bench.answer(1)
     bench.events.put(Lost("b", "it was silent"))
     assert ready.wait(5)
@@ -180,6 +183,7 @@ def test_requests_run_again_on_another_route() -> None:
         bench.answer(number)
     assert [float(future.result(5)[0]) for future in futures] == [0.0, 10.0, 20.0]
     assert bench.route.sent == [0, 1, 2] and again.sent == [0, 2], "the request with a result does not run again"
+    assert bench.route.variants == [1, 0, 1] and again.variants == [1, 1], "a request runs again at its own size"
     assert bench.engine.restarts == 1
     bench.engine.close(drain=True)
 

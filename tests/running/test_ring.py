@@ -27,7 +27,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8
 @pytest.fixture
 def pair() -> Iterator[tuple[Ring, RingEnd, RingEnd]]:
     """A ring of 2 slots for one vector, its sender and its receiver."""
-    ring = Ring.create([spec_of("x", torch.zeros(4))], num_slots=2)
+    ring = Ring.create([[spec_of("x", torch.zeros(4))]], num_slots=2)
     yield ring, RingEnd(ring, sends=True), RingEnd(ring, sends=False)
     ring.close()
 
@@ -49,15 +49,22 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     return tensor
 
 
+def variants(num_tensors: int) -> st.SearchStrategy[list[list[torch.Tensor]]]:
+    """The tensors of a request for each of up to three variants."""
+    return st.lists(st.lists(tensors(), min_size=num_tensors, max_size=num_tensors), min_size=1, max_size=3)
+
+
 @settings(max_examples=examples(150), deadline=None)
-@given(st.lists(tensors(), max_size=3), st.integers(1, 3))
-def test_tensors_arrive_bit_for_bit_with_their_layout(values: list[torch.Tensor], num_slots: int) -> None:
-    specs = [spec_of(f"v{number}", value) for number, value in enumerate(values)]
-    ring = Ring.create(specs, num_slots)
+@given(st.integers(0, 3).flatmap(variants), st.integers(1, 3))
+def test_tensors_arrive_bit_for_bit_with_their_layout(sizes: list[list[torch.Tensor]], num_slots: int) -> None:
+    layouts = [[spec_of(f"v{number}", value) for number, value in enumerate(values)] for values in sizes]
+    ring = Ring.create(layouts, num_slots)
     try:
         sender, receiver = RingEnd(ring, sends=True), RingEnd(ring, sends=False)
-        for sequence in range(2 * num_slots + 1):
-            sender.acquire(sequence, 0).write(values)
+        for sequence in range(len(sizes) * (2 * num_slots + 1)):
+            variant = sequence % len(sizes)
+            values, specs = sizes[variant], layouts[variant]
+            sender.acquire(sequence, 0).write(values, variant)
             sender.release(sequence)
             slot = receiver.acquire(sequence, 0)
             assert (slot.header[SEQUENCE], slot.header[FLAG]) == (sequence, DATA)
@@ -72,7 +79,7 @@ def test_tensors_arrive_bit_for_bit_with_their_layout(values: list[torch.Tensor]
 @given(st.integers(1, 4), st.integers(1, 3), st.lists(st.booleans(), max_size=60))
 def test_tokens_keep_the_ends_apart(num_slots: int, every: int, steps: list[bool]) -> None:
     """The ring beside a plain queue: both are full and empty at the same moments and yield the same numbers in order."""
-    ring = Ring.create([spec_of("x", torch.zeros(1))], num_slots, every)
+    ring = Ring.create([[spec_of("x", torch.zeros(1))]], num_slots, every)
     try:
         sender, receiver = RingEnd(ring, sends=True), RingEnd(ring, sends=False)
         sent = taken = 0
@@ -134,7 +141,7 @@ def dawdle(drawn: random.Random) -> None:
 
 def test_no_end_sleeps_through_what_the_other_one_does() -> None:
     """Two processes that fall asleep all the time, over rings so short that either may have to wait for the other."""
-    rings = [Ring.create([spec_of("x", torch.zeros(4))], num_slots) for num_slots in (1, 2)]
+    rings = [Ring.create([[spec_of("x", torch.zeros(4))]], num_slots) for num_slots in (1, 2)]
     worker = spawn_worker("tests.running.test_ring:answer", fds=[fd for ring in rings for fd in ring.handle.fds])
     worker.connection.send([ring.handle for ring in rings])
     sender, receiver, drawn = RingEnd(rings[0], sends=True), RingEnd(rings[1], sends=False), random.Random(2)
@@ -155,7 +162,7 @@ def test_no_end_sleeps_through_what_the_other_one_does() -> None:
 
 def test_slots_start_on_pages() -> None:
     specs = [spec_of("x", torch.zeros(3)), spec_of("y", torch.zeros(5000))]
-    ring = Ring.create(specs, num_slots=3)
+    ring = Ring.create([specs], num_slots=3)
     assert all(slot.tensors[0].data_ptr() % PAGE == 0 and slot.tensors[1].data_ptr() % 64 == 0 for slot in ring.slots)
     ring.close()
 
@@ -209,7 +216,7 @@ def test_an_end_may_ask_to_be_woken_for_a_later_request(pair: tuple[Ring, RingEn
 
 def test_a_sender_is_content_with_one_slot_after_a_while() -> None:
     """It waits for half of a full ring at first, which a slow receiver does not give in time."""
-    ring = Ring.create([spec_of("x", torch.zeros(4))], num_slots=4)
+    ring = Ring.create([[spec_of("x", torch.zeros(4))]], num_slots=4)
     sender, receiver = RingEnd(ring, sends=True), RingEnd(ring, sends=False)
     for sequence in range(4):
         sender.acquire(sequence, 0).write([torch.ones(4)])
@@ -260,7 +267,7 @@ def test_nothing_is_left_of_a_ring_for_which_descriptors_or_memory_are_short() -
         for size in sizes:
             resource.setrlimit(limit, (size, hard))
             try:
-                Ring.create([TensorSpec("x", (2,), (1,), "float32")], 2).close()
+                Ring.create([[TensorSpec("x", (2,), (1,), "float32")]], 2).close()
             except (OSError, RuntimeError):
                 failures += 1
             finally:
@@ -272,7 +279,7 @@ def test_nothing_is_left_of_a_ring_for_which_descriptors_or_memory_are_short() -
 def test_nothing_is_left_of_a_closed_ring() -> None:
     names = set(os.listdir("/dev/shm"))  # noqa: PTH208 - only the names count
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    ring = Ring.create([TensorSpec("x", (1000,), (1,), "float32")], num_slots=4)
+    ring = Ring.create([[TensorSpec("x", (1000,), (1,), "float32")]], num_slots=4)
     assert set(os.listdir("/dev/shm")) == names  # noqa: PTH208
     assert os.fstat(ring.handle.memory_fd).st_mode & 0o777 == 0o600
     ring.close()

@@ -22,7 +22,7 @@ def shown(stages: list[StagePlacement], inputs: str, outputs: str) -> list[str]:
     """Each channel as ``a>b: values``; the host is ``.``"""
     names = [*(one.name for one in stages), "."]
     wiring = wire(stages, inputs.split(), outputs.split())
-    return [f"{names[c.source]}>{names[c.target]}: {' '.join(spec.name for spec in c.specs)}" for c in wiring.channels]
+    return [f"{names[c.source]}>{names[c.target]}: {' '.join(spec.name for spec in c.layouts[0])}" for c in wiring.channels]
 
 
 def test_a_chain() -> None:
