@@ -171,14 +171,14 @@ def test_waiting_requests_have_deadlines_priorities_and_a_limit(held: tuple[Shap
     late, gone = service.submit(**call(1, 9, 0, True), deadline_s=0.01), service.submit(**call(1, 9, 0, True))
     last, first = service.submit(**call(4, 9, 0, True), priority=1), service.submit(**call(3, 8, 0, True))
     assert gone.cancel()
-    service.submit(**call(1, 32, 0, True)), service.submit(**call(1, 32, 0, True), priority=2)
+    long, least = service.submit(**call(1, 32, 0, True)), service.submit(**call(1, 32, 0, True), priority=2)
     with pytest.raises(RefusedError, match=r"6 requests are waiting \(limit 6\) and 2 batches are running \(limit 2\)"):
         service.submit(**call(1, 1, 0, True), timeout_s=0)
     time.sleep(0.02)
     slow.free.set()
     with pytest.raises(DeadlineError, match="while it waited for a batch"):
         late.result(30)
-    assert first.result(30) and last.result(30)
+    assert all(future.result(30) for future in (first, long, last, least))
     assert slow.shapes[2:] == [(4, 8), (1, 32), (4, 32), (1, 32)]
 
 
