@@ -9,8 +9,11 @@ from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
 from autosplit.measuring import measure
 from autosplit.planning.backends import backend_choices
+from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints
+from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST, Machine, parse_device
+from autosplit.values.plan import Source
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Setting
 
@@ -45,5 +48,6 @@ def test_a_backend_that_one_kind_of_device_lacks_is_used_on_the_other() -> None:
     machine = Machine.of([parse_device(name) for name in ("cpu:0", "cpu:1", "cuda:0")])
     profile = measured(("cpu:0", "a"), ("cpu:1", "a"), ("cpu:0", "b"), ("cpu:1", "b"), ("cuda:0", "b"), ("cuda:0", "c"))
     assert api.measured_backends(profile, machine) == ("a", "b", "c")
-    choices = [" ".join(choice.values()) for choice in backend_choices(machine, ["a", "b", "c"], profile)]
+    question = Question(Graph("model", (), (), (), {}, {}), profile, Source("m:f"), machine, ("a", "b", "c"))
+    choices = [" ".join(choice.values()) for choice in backend_choices(question)]
     assert choices == ["b b b", "a a b", "a a c", "b b c"]

@@ -23,6 +23,7 @@ MADE = (
     "RunReport",
     "SearchResult",
     "Service",
+    "Shared",
     "Traced",
 )
 """Classes of values that only calls make; whoever makes one by hand gets what he gave."""

@@ -444,7 +444,7 @@ def test_an_unknown_flag_in_an_options_file_is_named(tmp_path: Path, monkeypatch
         ),
         (
             "batch: 0\nstages: two\nseed: true",
-            ["(3 faults)", "equal to 1, but is 0", "but is 'two'", "'seed': takes no true"],
+            ["(3 faults)", "a size is at least 1", "but is 'two'", "'seed': takes no true"],
         ),
         ("devices: [[cpu:0], cpu:1]", ["'devices': takes one value"]),
         ("memory: {cpu:0: {most: 300MB}}", ["'memory': takes one value"]),

@@ -127,6 +127,7 @@ def _told(function: Callable[..., T]) -> Callable[..., T]:
 class OpenVinoRequest:
     """An infer request of OpenVINO, with memory of its own for all but large tensors: see ``COPIED_BYTES``."""
 
+    @_told
     def __init__(self, stage: OnnxStage, compiled: Compiled) -> None:
         self.request = compiled.model.create_infer_request()
         self._turned = compiled.turned

@@ -23,7 +23,7 @@ def check_bundle(path: Path, networks: Mapping[str, tuple[Traced, Plan]]) -> dic
     Raises: BundleError: an error is above the tolerance of the plan's backends and precision. BackendError: the bundle ended the
         process.
     """
-    found = {}
+    found, path = {}, path.absolute()  # the process apart has another current folder
     for name, (traced, plan) in networks.items():
         reference = Reference.of(traced, threads_of(plan))
         doing = f"while network '{name}' of bundle '{path}' was checked"

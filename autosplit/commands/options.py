@@ -74,6 +74,15 @@ def seconds(text: str | float) -> float:
     return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0}[match[2]]
 
 
+def _sizes(text: str | None) -> str | None:
+    """The callback of flags with sizes. Raises: BadParameter: they are none."""
+    try:
+        parse_sizes(text or "1")
+    except UsageError as failure:
+        raise typer.BadParameter(str(failure)) from None
+    return text
+
+
 def flag_name(field: str) -> str:
     """The name of a field as a flag of the command line."""
     return f"--{field.replace('_', '-')}"
@@ -138,10 +147,12 @@ class Profile(Devices):
     """Model and measurement."""
 
     model: Annotated[str, typer.Argument(help=MODEL_HELP)]
-    batch: Annotated[str, typer.Option(help="Items in one request; search and auto also take a range: 1..16, or 1,2,4.")] = "1"
+    batch: Annotated[
+        str, typer.Option(callback=_sizes, help="Items in one request; search and auto also take a range: 1..16, or 1,2,4.")
+    ] = "1"
     seq_len: Annotated[
         str | None,
-        typer.Option(help="Tokens in one item, or a range as for --batch: 16..512; default: the model's example."),
+        typer.Option(callback=_sizes, help="Tokens in one item, or a range like --batch: 16..512; default: the model's example."),
     ] = None
     trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2 file, which can run code of its maker.")] = False
     backend: Annotated[str, typer.Option(help=BACKEND_HELP)] = BACKENDS_DEFAULT
@@ -325,9 +336,7 @@ class Plans(Simulated, Assumed, Search):
 
     more: Annotated[list[str] | None, typer.Argument(help="More models for the same host; MODEL may be a YAML of all.")] = None
     rates: Annotated[str | None, typer.Option(help="Requests a second of each model that shares the host: 100,20,5.")] = None
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say what bounds the plan, what other cuts cost, and what a change would bring.")
-    ] = False
+    explain: Annotated[bool, typer.Option("--explain", help="Say what bounds the plan, and what changes would bring.")] = False
     front: Annotated[Path | None, typer.Option(help="Folder for the plans of a Pareto front; default: plan-front/.")] = None
     pick: Annotated[
         int | None,

@@ -438,7 +438,8 @@ def test_a_stage_that_names_an_operator_which_writes_files_is_refused(saved: Pat
         },
         {"op": "call_function", "name": "w", "target": "aten.fill_.Scalar", "args": [{"node": "mapped"}, 7], "kwargs": {}},
     ]
-    old, data["key"] = data["key"], content_hash({field: data[field] for field in DESCRIBED})
+    old = data["key"]
+    data["key"] = data["weights_key"] = content_hash({field: data[field] for field in DESCRIBED})
     weights = saved / "net" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes().replace(old.encode(), data["key"].encode()))
     (saved / "net" / "stage.json").write_text(json.dumps(data))

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from autosplit.errors import ProfileError
 from autosplit.planning.plans import backend_choices
 from autosplit.planning.predicting import measured_backends
+from autosplit.planning.question import Question
 from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.links import shared_memory_link
 from autosplit.values.machine import Device, Machine
+from autosplit.values.plan import Source
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Provenance, Samples, Setting
 
@@ -231,4 +233,5 @@ def test_a_device_runs_its_own_backends_only_the_preferred_one_first() -> None:
     assert measured_backends(profile, machine) == measured_backends(found, machine) == ("eager",)
     apart = Machine.of([replace(machine["cpu:0"], backends=("openvino",)), replace(machine["cpu:1"], backends=("eager",))])
     assert set(measured_backends(profile.on(apart), apart)) == {"openvino", "eager"}
-    assert backend_choices(apart, ["eager", "openvino"], profile.on(apart)) == [{"cpu:0": "openvino", "cpu:1": "eager"}]
+    question = Question(chain(), profile.on(apart), Source("m:f"), apart, ("eager", "openvino"))
+    assert backend_choices(question) == [{"cpu:0": "openvino", "cpu:1": "eager"}]
