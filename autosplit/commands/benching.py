@@ -13,9 +13,6 @@ from autosplit.progress import bars
 NUM_SIMULATED = 2000
 """Requests of a simulation for a rate."""
 
-BLIND = 1.0
-"""Share of the bottleneck's rate from which on a queue has no steady length, so that no latency can be predicted."""
-
 
 def bench(given: Bench) -> None:
     """Send requests to a server at a rate, or so many at a time, and show latency, throughput and refusals."""
@@ -73,7 +70,7 @@ def _predicted(path: Path | None, rate: float | None) -> dict[str, Any]:
         before = stage.name
     stages[-1] = SimStage(stages[-1].name, stages[-1].devices, stages[-1].seconds, stages[-1].sources, ())
     bottleneck_s = max(stage.load_s / len(stage.devices) for stage in file.stages)
-    if not 0 < rate * bottleneck_s < BLIND:
+    if not 0 < rate * bottleneck_s < 1:  # beyond it the queue grows without end, and no latency can be predicted
         return {"predicted_p50_s": None, "predicted_p99_s": None}
     found = simulate(stages, NUM_SIMULATED, slots=NUM_SIMULATED, arrivals_s=poisson_arrivals(rate, NUM_SIMULATED))
     return {"predicted_p50_s": found.latency_s(0.5), "predicted_p99_s": found.latency_s(0.99)}

@@ -11,20 +11,22 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from autosplit.devices.discovering import version_of
 from autosplit.errors import RefusedError, UsageError
 from autosplit.parsing import json_safe, shown
 from autosplit.serving.hostmanager import HostManager
-from autosplit.webservice.failures import RETRY_S, HttpError, as_http
+from autosplit.webservice.bodies import Bodies
+from autosplit.webservice.failures import as_http
 from autosplit.webservice.limits import ServerLimits
 from autosplit.webservice.repository import Repository, ServedModel
 from autosplit.webservice.tensors import JSON_LENGTH, metadata, read_request, write_answer
@@ -59,11 +61,10 @@ class Application:
     limits: ServerLimits
     token: str = ""
     ending: asyncio.Event = field(default_factory=asyncio.Event)
-    body_bytes: int = 0
-    """Bytes of all bodies that are held now."""
 
     def __post_init__(self) -> None:
         """Make the counters."""
+        self.bodies = Bodies(self.limits)
         self.counters = CollectorRegistry()
         names = "autosplit_http_requests", "autosplit_http_request_seconds"
         self.requests = Counter(names[0], "Inference requests, by status.", ["model", "status"], registry=self.counters)
@@ -104,9 +105,9 @@ class Application:
                     response = await route(request)
                 except Exception as failure:
                     error = as_http(failure, loading=route == self.load)
-                    if error.status >= 500:
+                    if error.status_code >= 500:
                         log.debug("request %s failed", name, exc_info=failure)
-                    response = JSONResponse({"error": str(error)}, error.status, error.headers)
+                    response = JSONResponse({"error": error.detail}, error.status_code, error.headers)
                 status = response.status_code
                 response.headers["x-request-id"] = name
                 return response
@@ -122,7 +123,7 @@ class Application:
     def _require_token(self, request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
         if self.token and request.url.path not in OPEN_PATHS and not hmac.compare_digest(given, self.token.encode()):
-            raise HttpError(401, "give the server's token as 'Authorization: Bearer TOKEN'", {"www-authenticate": "Bearer"})
+            raise HTTPException(401, "give the server's token as 'Authorization: Bearer TOKEN'", {"www-authenticate": "Bearer"})
 
     def _count(self, request: Request, status: int, elapsed_s: float) -> None:
         """Count a request under its model; all models that are not in service are one, so that names cannot fill the memory."""
@@ -161,7 +162,7 @@ class Application:
     async def server(self, request: Request) -> Response:
         """Name, version and extensions of the server."""
         extensions = ["binary_tensor_data", "model_repository"]
-        return JSONResponse({"name": "autosplit", "version": version("autosplit"), "extensions": extensions})
+        return JSONResponse({"name": "autosplit", "version": version_of("autosplit"), "extensions": extensions})
 
     async def live(self, request: Request) -> Response:
         """That the server answers."""
@@ -208,21 +209,17 @@ class Application:
     async def infer(self, request: Request) -> Response:
         """One request to a model. A caller that leaves cancels it."""
         model = self._model(request)
-        held = _Held(self)
-        try:
-            body = await held.read(request)
+        async with self.bodies.read(request) as body:
             computed = asyncio.ensure_future(self._infer(model, body, request))
             left = asyncio.ensure_future(_disconnected(request))
             try:
                 await asyncio.wait([computed, left], return_when=asyncio.FIRST_COMPLETED)
                 if not computed.done():
-                    raise HttpError(499, "the caller left")
+                    raise HTTPException(499, "the caller left")
                 return computed.result()
             finally:
                 for task in (computed, left):
                     task.cancel()
-        finally:
-            held.release()
 
     async def _infer(self, model: ServedModel, body: bytearray, request: Request) -> Response:
         given = read_request(body, _json_bytes(request), model.inputs, model.outputs)
@@ -230,7 +227,7 @@ class Application:
         while True:
             left_s = self.limits.request_s - (time.monotonic() - begun_s)
             if left_s <= 0:
-                raise HttpError(504, f"no answer within {self.limits.request_s:g} s")
+                raise HTTPException(504, f"no answer within {self.limits.request_s:g} s")
             try:
                 async with asyncio.timeout(left_s):
                     tensors = await self.host.run_async(
@@ -238,7 +235,7 @@ class Application:
                     )
                 break
             except TimeoutError as failure:  # DeadlineError too
-                raise HttpError(504, f"no answer within {self.limits.request_s:g} s") from failure
+                raise HTTPException(504, f"no answer within {self.limits.request_s:g} s") from failure
             except (RefusedError, UsageError):  # a new version may have taken its place meanwhile
                 newer = self.repository.get(model.name)
                 if newer in (None, model):
@@ -251,56 +248,15 @@ class Application:
         return Response(content, headers={JSON_LENGTH: str(json_bytes)}, media_type="application/octet-stream")
 
     def _model(self, request: Request) -> ServedModel:
-        """The model that a path names. Raises: HttpError: it is not in service, or not in this version."""
+        """The model that a path names. Raises: HTTPException: it is not in service, or not in this version."""
         name, wanted = request.path_params["model"], request.path_params.get("version")
         model = self.repository.get(name)
         if model is None:
             known = ", ".join(model.name for model in self.repository.served)
-            raise HttpError(404, f"model {shown(name)} is not in service; the models are: {known or 'none'}")
+            raise HTTPException(404, f"model {shown(name)} is not in service; the models are: {known or 'none'}")
         if wanted not in (None, str(model.version)):
-            raise HttpError(404, f"model '{name}' has version {model.version}, and not {shown(wanted)}")
+            raise HTTPException(404, f"model '{name}' has version {model.version}, and not {shown(wanted)}")
         return model
-
-
-class _Held:
-    """The bytes of one body, counted among those of all requests."""
-
-    def __init__(self, application: Application) -> None:
-        self._application, self._num_bytes = application, 0
-
-    async def read(self, request: Request) -> bytearray:
-        """The body. Raises: HttpError: it is too large, comes too slowly, or the bodies of all requests are too large."""
-        limits, body = self._application.limits, bytearray()
-        announced = request.headers.get("content-length", "0")
-        self._require(limits, int(announced) if announced.isdecimal() else 0)
-        try:
-            async with asyncio.timeout(limits.body_s):
-                async for chunk in request.stream():
-                    self._require(limits, len(body) + len(chunk))
-                    body += chunk
-        except TimeoutError:
-            message = f"{len(body)} bytes of the body came within {limits.body_s:g} s, and more were announced"
-            raise HttpError(408, message, {"connection": "close"}) from None
-        except ClientDisconnect:
-            raise HttpError(499, "the caller left") from None
-        return body
-
-    def _require(self, limits: ServerLimits, num_bytes: int) -> None:
-        """Count a body as this large, if it was smaller."""
-        if num_bytes > limits.body_bytes:
-            message = f"the body has {num_bytes} bytes or more, and at most {limits.body_bytes} are taken"
-            raise HttpError(413, message, {"connection": "close"})
-        more = max(0, num_bytes - self._num_bytes)
-        if self._application.body_bytes + more > limits.bodies_bytes:
-            message = f"the bodies of all requests have {limits.bodies_bytes} bytes, which is the limit; try again later"
-            raise HttpError(429, message, {"retry-after": RETRY_S, "connection": "close"})
-        self._application.body_bytes += more
-        self._num_bytes += more
-
-    def release(self) -> None:
-        """Give the bytes back."""
-        self._application.body_bytes -= self._num_bytes
-        self._num_bytes = 0
 
 
 def _json_bytes(request: Request) -> int | None:

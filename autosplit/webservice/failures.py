@@ -1,6 +1,6 @@
 """Errors as a status of HTTP and a sentence."""
 
-from collections.abc import Mapping
+from starlette.exceptions import HTTPException
 
 from autosplit.errors import (
     AutosplitError,
@@ -12,20 +12,11 @@ from autosplit.errors import (
     UsageError,
 )
 
-
-class HttpError(Exception):
-    """A request is answered with this status, sentence and headers."""
-
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, dict(headers or {})
-
-
 RETRY_S = "1"
 """Seconds after which a refused request may be tried again."""
 
 
-def as_http(failure: BaseException, *, loading: bool = False) -> HttpError:
+def as_http(failure: BaseException, *, loading: bool = False) -> HTTPException:
     """The status and the sentence of an error.
 
     A stage's error is told without the worker's traceback, which is in the log.
@@ -34,15 +25,15 @@ def as_http(failure: BaseException, *, loading: bool = False) -> HttpError:
         failure: the error of a request, or of a call to load a model.
         loading: whether a model was to be loaded: its plan is the caller's then.
     """
-    if isinstance(failure, HttpError):
+    if isinstance(failure, HTTPException):
         return failure
     text = str(failure).partition("\nThe traceback follows.")[0]
     if isinstance(failure, RefusedError):
-        return HttpError(429, text, {"retry-after": RETRY_S})
+        return HTTPException(429, text, {"retry-after": RETRY_S})
     if isinstance(failure, DeadlineError):
-        return HttpError(504, text)
+        return HTTPException(504, text)
     if isinstance(failure, UsageError) or (loading and isinstance(failure, (PlanError, DeviceError, InfeasibleError))):
-        return HttpError(400, text)
+        return HTTPException(400, text)
     if isinstance(failure, (AutosplitError, OSError, MemoryError)):
-        return HttpError(500, text or type(failure).__name__)
-    return HttpError(500, f"{type(failure).__name__}: {text}"[:1000])
+        return HTTPException(500, text or type(failure).__name__)
+    return HTTPException(500, f"{type(failure).__name__}: {text}"[:1000])

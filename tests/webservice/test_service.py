@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import psutil
@@ -44,6 +45,14 @@ def wait_until(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
     while not holds():
         assert time.monotonic() < end_s, f"it does not hold within {limit_s} s"
         time.sleep(0.02)
+
+
+def takes_connections(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 @dataclass
@@ -87,7 +96,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     names = [op.name for op in traced.graph.ops]
     cores = [f"cpu:{core}" for core in affinity()[:2]]
     parts = zip(("first", "second"), (names[:2], names[2:]), (cores[0], cores[-1]), strict=True)
-    stages = tuple(Stage(name, tuple(ops), (core,), "eager", 1, 0.0) for name, ops, core in parts)
+    stages = tuple(Stage(name, tuple(ops), (core,), "eager", 1, 1e-4) for name, ops, core in parts)
     write_plan(Plan(traced.source, traced.graph.hash, "", stages, UNKNOWN), traced.graph, folder / "mlp.yaml")
     with HostManager() as host:
         repository = Repository(host, {"mlp": folder / "mlp.yaml"}, folder)
@@ -174,7 +183,7 @@ def test_a_large_body_is_refused_before_it_is_read(served: Served) -> None:
     chunk = b"ffff\r\n" + bytes(0xFFFF) + b"\r\n"
     head = b"POST /v2/models/mlp/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     assert b"413" in served.raw(head + 2 * chunk).split(b"\r\n")[0]
-    assert served.application.body_bytes == 0
+    assert served.application.bodies.num_bytes == 0
 
 
 def test_half_a_request_ends_in_time(served: Served) -> None:
@@ -205,7 +214,7 @@ def test_a_caller_that_leaves_cancels_its_request(served: Served) -> None:
     for _ in range(50):
         with socket.create_connection((place.hostname or "", place.port or 0)) as connection:
             connection.sendall(head + body)
-    wait_until(lambda: served.application.body_bytes == 0)
+    wait_until(lambda: served.application.bodies.num_bytes == 0)
     assert served.call("POST", "/v2/models/mlp/infer", good())[0] == 200
 
 
@@ -264,6 +273,11 @@ def test_metrics_index_and_events(served: Served) -> None:
 
 def test_readiness_follows_the_stages(served: Served) -> None:
     (network,) = served.application.host.networks()
+    engine = served.application.host[network]
+    healthy = engine.health()
+    with patch.object(type(engine), "health", lambda _, network="": [replace(one, state="dead") for one in healthy]):
+        assert served.call("GET", "/v2/health/ready")[0] == served.call("GET", "/v2/models/mlp/ready")[0] == 503
+        assert served.call("POST", "/v2/repository/index")[1][0]["state"] == "UNREADY"
     os.kill(served.application.host[network].pids[0], signal.SIGKILL)
     assert served.call("POST", "/v2/models/mlp/infer", good())[0] == 200
     wait_until(lambda: served.call("GET", "/v2/health/ready")[0] == 200)
@@ -290,7 +304,16 @@ def test_the_command_ends_in_peace_after_sigterm(served: Served, tmp_path: Path)
         other = Served(served.traced, served.application, about["url"])
         assert about["models"] == ["one"] and other.call("POST", "/v2/models/one/infer", good())[0] == 200
         children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGTERM)
+        body = json.dumps(good()).encode()
+        head = f"POST /v2/models/one/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        place = urlsplit(about["url"])
+        with socket.create_connection((place.hostname or "", place.port or 0), timeout=60) as under_way:
+            under_way.sendall(head + body[:10])
+            time.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: not takes_connections(place.hostname or "", place.port or 0))
+            under_way.sendall(body[10:])
+            assert under_way.recv(65536).startswith(b"HTTP/1.1 200")
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0 and "Traceback" not in said
     assert children and not psutil.wait_procs(children, timeout=30)[1]
@@ -304,7 +327,10 @@ def test_a_load_at_a_rate_and_of_callers(served: Served, tmp_path: Path) -> None
         assert done.exit_code == 0, done.output
         loads = json.loads(done.stdout)["loads"]
         assert all(load["failed"] == 0 and 0 < load["p50_s"] <= load["p99_s"] for load in loads)
-    assert b"predicted" not in (tmp_path / "load.svg").read_bytes()  # the plan of this test was never predicted
+        if "--plan" in more:  # two stages of 0.1 ms
+            assert [load["predicted_p50_s"] for load in loads] == pytest.approx([2e-4, 2e-4])
+            assert all(1.99e-4 < load["predicted_p99_s"] < 1e-3 for load in loads)
+    assert (tmp_path / "load.svg").read_bytes().startswith(b"<?xml")
 
 
 @pytest.mark.parametrize("words", [[], ["--rate", "0"], ["--rate", "fast"], ["--rate", "1", "--in-flight", "1"]])
