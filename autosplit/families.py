@@ -18,7 +18,7 @@ from autosplit.errors import ProfileError, UsageError
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import baseline_plan, baselines_of
 from autosplit.planning.predicting import predict
-from autosplit.progress import Progress, shown
+from autosplit.progress import shown
 from autosplit.reports.outcomes import PLAN
 from autosplit.running.pipeline import Pipeline
 from autosplit.serving.hostmanager import HostManager
@@ -110,7 +110,10 @@ def open_family(family: Family, plan: Plan, devices: Devices | None = None, *, m
         host = opened.enter_context(HostManager(engine_factory=Pipeline))
         largest = family.variants[0]
         engine = deploy(host, largest.graph.name, largest, plan, machine, workspace, family.variants[1:])
-        return ShapedService(family, engine, max_wait_s=max_wait_s, opened=opened.pop_all())
+        kept = ExitStack()
+        service = ShapedService(family, engine, max_wait_s=max_wait_s, opened=kept)
+        kept.push(opened.pop_all())  # not before: a service that cannot be made leaves its engine to this block
+        return service
 
 
 @checked
@@ -155,9 +158,7 @@ def auto_family(
         plan = replace(found.plan, shapes=_section(family, buckets))
         report = None
         if compare:
-            report = _compared(
-                family, plan, flow, machine, profile, profiles[points[0]], not wanted.forced, setup, budget, progress
-            )
+            report = _compared(family, plan, flow, machine, profile, profiles[points[0]], not wanted.forced, setup, budget)
             if report.chosen == LONGEST:
                 one = {dim: (sizes[-1],) for dim, sizes in family.allowed.items()}
                 buckets = replace(buckets, grid=one, expected_s=buckets.longest_s)
@@ -192,8 +193,8 @@ def run_family(
     flow = (traffic or even_traffic(family.allowed)).verify(family.allowed)
     prepare_to_spawn()
     with shown(setup.progress) as progress, Workspace() as own:
-        setup = replace(setup, workspace=setup.workspace or own)
-        return _compared(family, plan, flow, machine, None, None, baselines, setup, budget, progress)
+        setup = replace(setup, progress=progress, workspace=setup.workspace or own)
+        return _compared(family, plan, flow, machine, None, None, baselines, setup, budget)
 
 
 def _named(family: Family, sizes: tuple[int, ...]) -> At:
@@ -296,7 +297,6 @@ def _compared(
     with_baselines: bool,
     setup: Setup,
     budget: Budget,
-    progress: Progress,
 ) -> ShapedReport:
     """The plan beside the usual ways to run the model with the same buckets, and beside itself padded to the longest."""
     graph = family.variants[0].graph
@@ -313,16 +313,17 @@ def _compared(
         with suppress(ProfileError):  # a backend that was not measured at the largest sizes
             predicted[LONGEST] = _per_s(predict(plan, graph, machine, of_longest))
     assert setup.workspace is not None
-    return contest(
-        contenders,
-        traffic,
-        machine,
-        setup.workspace,
-        num_rounds=budget.num_rounds,
-        round_s=budget.round_s,
-        predicted=predicted,
-        progress=progress,
-    )
+    with shown(setup.progress) as progress:
+        return contest(
+            contenders,
+            traffic,
+            machine,
+            setup.workspace,
+            num_rounds=budget.num_rounds,
+            round_s=budget.round_s,
+            predicted=predicted,
+            progress=progress,
+        )
 
 
 def _per_s(plan: Plan) -> float:

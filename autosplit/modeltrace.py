@@ -16,7 +16,6 @@ from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family, Places, named_tensors, trace_family
 from autosplit.tracing.loading import Inputs
 from autosplit.tracing.padding import with_checked_padding
-from autosplit.values.plan import Source
 from autosplit.values.samples import backend_fault
 from autosplit.values.shapes import Sizes, parse_sizes
 
@@ -100,7 +99,7 @@ def trace(
     given = loading.call_of(args, kwargs, inputs)
 
     def kept(traced: Traced) -> Traced:
-        return replace(traced, source=_source(traced.source, values, trusted))
+        return replace(traced, source=replace(traced.source, values=values, trusted=trusted))
 
     if sizes is None:
         if shapes is not None:
@@ -119,10 +118,6 @@ def trace(
     family = with_checked_padding(trace_family(loaded, shapes, allowed))
     make = family.make
     return replace(family, variants=tuple(map(kept, family.variants)), make=lambda at: kept(make(at)))
-
-
-def _source(source: Source, values: Literal["finite", "any"], trusted: tuple[str, ...]) -> Source:
-    return replace(source, values=values, trusted=trusted)
 
 
 def _spec_axes(model: loading.Model, allowed: Mapping[str, Sizes]) -> Places:

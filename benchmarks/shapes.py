@@ -13,7 +13,7 @@ import json
 import random
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -39,7 +39,7 @@ from autosplit.tracing.family import Family, resized
 from autosplit.tracing.loading import load_model
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
-from autosplit.values.shapes import Traffic, count_sizes
+from autosplit.values.shapes import Traffic
 
 RESULTS, TABLE = Path("benchmarks/shapes.json"), Path("benchmarks/shapes.md")
 IN_FLIGHT = (1, 4, 16, 64)
@@ -124,7 +124,7 @@ def buckets_for(subject: Subject, ready: Prepared, sizes: list[int]) -> Buckets:
     """The buckets for a histogram, from times of the module at few sizes."""
     steps = [subject.least + round((subject.most - subject.least) * (n / (NUM_TIMED - 1)) ** 2) for n in range(NUM_TIMED)]
     measured: dict[tuple[int, ...], float] = {(size,): _timed_s(partial(ready.call, ready.request(size))) for size in steps}
-    traffic: Traffic = count_sizes([subject.dim], [(size,) for size in sizes])
+    traffic = Traffic((subject.dim,), {(size,): float(count) for size, count in sorted(Counter(sizes).items())})
     return choose_buckets(fit_times(measured), traffic, {subject.dim: ready.family.allowed[subject.dim]}, most=8)
 
 

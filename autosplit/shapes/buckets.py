@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.errors import UsageError
-from autosplit.values.shapes import Sizes, Traffic, sizes_text
+from autosplit.values.shapes import Sizes, Traffic, sizes_text, variants_of
 
 LEAST_GAIN = 0.03
 """One more bucket must save at least this share of the expected seconds."""
@@ -96,7 +96,7 @@ class Buckets:
     @property
     def variants(self) -> list[dict[str, int]]:
         """The sizes of each variant, the largest first."""
-        return [dict(zip(self.grid, sizes, strict=True)) for sizes in product(*(found[::-1] for found in self.grid.values()))]
+        return variants_of(self.grid)
 
     @property
     def waste(self) -> float:

@@ -4,8 +4,7 @@ A *dimension* has a name, such as ``seq``; its *sizes* are a ``range`` or a tupl
 """
 
 import csv
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, product
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from autosplit.arguments import checked
 from autosplit.errors import SHOWN_FAULTS, UsageError, raise_faults
-from autosplit.files import read_data, write_atomic
+from autosplit.files import read_data
 
 Sizes = Sequence[int]
 """The sizes of a dimension, ascending: a ``range``, or a tuple of single numbers."""
@@ -151,11 +150,6 @@ def even_traffic(allowed: Mapping[str, Sizes], most: int = MAX_EVEN) -> Traffic:
     return Traffic(tuple(allowed), dict.fromkeys(product(*thinned.values()), 1.0))
 
 
-def count_sizes(dims: Sequence[str], requests: Iterable[tuple[int, ...]]) -> Traffic:
-    """The traffic of observed requests."""
-    return Traffic(tuple(dims), {sizes: float(count) for sizes, count in sorted(Counter(requests).items())})
-
-
 @checked
 def read_traffic(path: str | Path, dims: Sequence[str]) -> Traffic:
     """Read a file of traffic: comma-separated numbers, a row for each request or each size.
@@ -190,11 +184,13 @@ def read_traffic(path: str | Path, dims: Sequence[str]) -> Traffic:
     return Traffic(tuple(known), counts)
 
 
-def write_traffic(traffic: Traffic, path: str | Path) -> None:
-    """Write what ``read_traffic`` reads, atomically."""
-    rows = [",".join([*traffic.dims, COUNT])]
-    rows += [",".join([*map(str, sizes), f"{count:g}"]) for sizes, count in traffic.counts.items()]
-    write_atomic(Path(path), "\n".join(rows) + "\n")
+def variants_of(grid: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
+    """The sizes of each combination of buckets, the largest first. ``grid``: dimension to its buckets, ascending.
+
+    >>> variants_of({"batch": [1, 4], "seq": [16]})
+    [{'batch': 4, 'seq': 16}, {'batch': 1, 'seq': 16}]
+    """
+    return [dict(zip(grid, sizes, strict=True)) for sizes in product(*(found[::-1] for found in grid.values()))]
 
 
 @dataclass(frozen=True)
@@ -221,9 +217,7 @@ class Shapes:
     @property
     def variants(self) -> list[dict[str, int]]:
         """The sizes of each variant, the largest first."""
-        return [
-            dict(zip(self.buckets, sizes, strict=True)) for sizes in product(*(found[::-1] for found in self.buckets.values()))
-        ]
+        return variants_of(self.buckets)
 
     @property
     def faults(self) -> list[str]:

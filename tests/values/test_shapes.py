@@ -6,13 +6,11 @@ from autosplit.errors import UsageError
 from autosplit.values.shapes import (
     MAX_EVEN,
     Traffic,
-    count_sizes,
     even_traffic,
     parse_sizes,
     read_traffic,
     size_fault,
     sizes_text,
-    write_traffic,
 )
 
 
@@ -35,9 +33,9 @@ def test_size_outside_is_refused_with_the_range_and_how_to_widen_it():
 
 
 def test_traffic_is_read_as_written(tmp_path):
-    traffic = count_sizes(("seq", "batch"), [(7, 1), (20, 2), (7, 1)])
-    write_traffic(traffic, tmp_path / "traffic.csv")
-    assert read_traffic(tmp_path / "traffic.csv", ("batch", "seq")).counts == {(1, 7): 2, (2, 20): 1}
+    (tmp_path / "traffic.csv").write_text("seq,batch,count\n7,1,2\n20,2,1\n")
+    traffic = read_traffic(tmp_path / "traffic.csv", ("batch", "seq"))
+    assert traffic.counts == {(1, 7): 2, (2, 20): 1}
     assert traffic.along("seq") == {7: pytest.approx(2 / 3), 20: pytest.approx(1 / 3)}
 
 
