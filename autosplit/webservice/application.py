@@ -1,6 +1,7 @@
 """The routes of the Open Inference Protocol, version 2, with Triton's calls for its repository of models.
 
-An error is a status and ``{"error": SENTENCE}``. Each answer has the header ``x-request-id``: the caller's own, or a new one.
+An error is a status and ``{"error": SENTENCE}``. Each answer of a guarded route has the header ``x-request-id``: the caller's own,
+or a new one.
 """
 
 import asyncio
@@ -90,7 +91,7 @@ class Application:
                 Route(f"{path}/ready", self.guarded(self.model_ready)),
                 Route(f"{path}/infer", self.guarded(self.infer), methods=["POST"]),
             ]
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
 
     def guarded(self, route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         """The route behind the token, with its errors as answers."""
@@ -257,6 +258,13 @@ class Application:
         if wanted not in (None, str(model.version)):
             raise HTTPException(404, f"model '{name}' has version {model.version}, and not {shown(wanted)}")
         return model
+
+
+async def _no_route(request: Request, failure: Exception) -> Response:
+    """The answer to a path or a method that no route has."""
+    assert isinstance(failure, HTTPException)
+    text = f"{request.method} {shown(request.url.path)}: {failure.detail}"
+    return JSONResponse({"error": text}, failure.status_code, failure.headers)
 
 
 def _json_bytes(request: Request) -> int | None:

@@ -168,8 +168,8 @@ def test_many_callers_get_their_own_answers(served: Served) -> None:
         ("POST", "/v2/repository/models/nosuch/load", 400, "there is no plan for a model 'nosuch'"),
         ("POST", "/v2/repository/models/nosuch/unload", 400, "model 'nosuch' is not in service"),
         ("POST", "/v2/models/mlp/infer", 400, "the request does not fit the model"),
-        ("GET", "/v2/models/mlp/infer", 405, ""),
-        ("GET", "/nosuch", 404, ""),
+        ("GET", "/v2/models/mlp/infer", 405, "{'error': \"GET '/v2/models/mlp/infer': Method Not Allowed\"}"),
+        ("GET", "/nosuch", 404, "{'error': \"GET '/nosuch': Not Found\"}"),
     ],
 )
 def test_a_wrong_call_gets_its_status_and_a_sentence(served: Served, method: str, path: str, status: int, said: str) -> None:
