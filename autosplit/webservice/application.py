@@ -1,7 +1,7 @@
 """The routes of the Open Inference Protocol, version 2, with Triton's calls for its repository of models.
 
-An error is a status and ``{"error": SENTENCE}``. Each answer of a guarded route has the header ``x-request-id``: the caller's own,
-or a new one.
+An error is a status and ``{"error": SENTENCE}``. Each answer of a guarded route has the header ``x-request-id``: the caller's
+own, or a new one.
 """
 
 import asyncio
