@@ -324,9 +324,7 @@ def test_what_is_reused_is_said_and_nothing_of_what_was_not(
 ) -> None:
     shutil.copytree(made[0] / "profiles", tmp_path / "moved")
     known = ["profile", MLP, "--devices", DEVICES, "--backend", "eager", "--profiles", "moved"]
-    # a core whose speed has changed by then is measured again, and the next call reuses that
-    told = (inside(*known, cwd=tmp_path, monkeypatch=monkeypatch).stderr for _ in range(3))
-    assert any(re.search("[12] of 2 measurements are from 'moved', of 20", text) for text in told)
+    assert "2 of 2 measurements are from 'moved', of 20" in inside(*known, cwd=tmp_path, monkeypatch=monkeypatch).stderr
     anew = inside(*known, "--remeasure", cwd=tmp_path, monkeypatch=monkeypatch)
     assert anew.exit_code == 0 and "measurements are from" not in anew.stderr
 

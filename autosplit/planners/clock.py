@@ -62,13 +62,16 @@ def machine_seconds_left(deadline: float) -> float:
 
 
 @contextmanager
-def time_limit(num_places: int, limit_s: float) -> Iterator[float]:
-    """Give the deadline of ``now()`` for a problem with so many ops times devices. Small ones have ``LEAST_WORK_S`` at least."""
+def time_limit(num_places: int, limit_s: float, num_solves: int = 1) -> Iterator[float]:
+    """Give the deadline of ``now()`` for a problem with so many ops times devices, solved so many times.
+
+    Each solve of a small problem has ``LEAST_WORK_S`` at least.
+    """
     if num_places > SMALL_PLACES or counts_work():
         yield now() + limit_s
         return
     token = _WORK.set(_Work(monotonic() + max(LATEST_S, LATEST * limit_s)))
     try:
-        yield max(LEAST_WORK_S, limit_s)
+        yield max(num_solves * LEAST_WORK_S, limit_s)
     finally:
         _WORK.reset(token)

@@ -21,7 +21,7 @@ from autosplit.errors import AutosplitError, PlanError, RefusedError
 from autosplit.reports.results import StageStats
 from autosplit.running.admission import Admission, FixedPace, wait_until
 from autosplit.running.inputcopies import InputCopies
-from autosplit.running.localstage import LocalStage, ThreadContext, Work, serve
+from autosplit.running.localstage import LocalStage, Work, serve
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
 from autosplit.running.request import Request
@@ -65,11 +65,13 @@ class CallerTransport:
         self.pace = FixedPace(len(stage.devices))
         self._stages: list[LocalStage] = []
         self._idle: deque[_Place] = deque()
+        self._num_places = 0
         self._running: dict[Request, _Place] = {}
         self._unreported: queue.SimpleQueue[tuple[Request, _Place, BaseException] | None] = queue.SimpleQueue()
         """Requests that could not start; None wakes the watching thread."""
         self._is_watched, self._is_over = False, False
         self._threads: list[threading.Thread] = []
+        self._inboxes: list[queue.SimpleQueue[Work]] = []
         self._failures: list[AutosplitError] = []
 
     def start(self, admission: Admission) -> None:
@@ -85,10 +87,11 @@ class CallerTransport:
         places = [loaded.get() for _ in range(self.pace.size)]
         for turn in range(max(map(len, places))):
             self._idle.extend(several[turn] for several in places if turn < len(several))
+        self._num_places = len(self._idle)
         if self._failures:
             raise self._failures[0]
         self._stages.sort(key=lambda stage: stage.replica)
-        self.pace = FixedPace(len(self._idle))
+        self.pace = FixedPace(self._num_places)
         self._copies = InputCopies(self.wiring, admission.queue_capacity + self.pace.size)
         self._run(self._watch)
 
@@ -141,20 +144,18 @@ class CallerTransport:
         admission = self._admission
         admission.fail(RefusedError("the pipeline was closed before the request was done"))
         with admission.changed:
-            self._is_over = True
             wait_until(self._is_still, admission.changed, None, admission.answers.check_thread)
-        self._unreported.put(None)
-        for _, contexts in self._idle:
-            if isinstance(contexts[0], ThreadContext):
-                contexts[0].end()
+            self._is_over = True
+        for inbox in (self._unreported, *self._inboxes):
+            inbox.put(None)
         for thread in self._threads:
             thread.join()
         for stage in self._stages:
             stage.unload()
 
     def _is_still(self) -> bool:
-        """Whether no request is computed."""
-        return not self._running and not (self.turns is not None and self.turns.is_taken)
+        """Whether no request is computed and the last one of each place was answered."""
+        return not self.turns.is_taken if self.turns is not None else len(self._idle) == self._num_places
 
     def _run(self, target: Callable[..., None], *arguments: object) -> None:
         """Start a thread, which ``close`` joins."""
@@ -177,8 +178,10 @@ class CallerTransport:
             loaded.put([(stage, contexts) for contexts in places])
         else:
             inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
+            self._inboxes.append(inbox)
             loaded.put([(stage, stage.thread_place(inbox))])
-            serve(inbox)
+            if not self._is_over:  # Ctrl-C may have ended the wait for this copy
+                serve(inbox)
 
     def _finish(self, request: Request, place: _Place, failure: BaseException | None) -> None:
         """Answer a request in the thread that computed it, once the next request has its place; a second call does nothing."""

@@ -262,17 +262,13 @@ class ThreadContext:
         del inputs
         done(failure)
 
-    def end(self) -> None:
-        """End the thread after the requests that were left to it."""
-        self._inbox.put(None)
-
 
 Work = tuple[ThreadContext, Sequence[torch.Tensor], "Done"] | None
 """A request for the thread of a copy; None ends it."""
 
 
 def serve(inbox: "SimpleQueue[Work]") -> None:
-    """The thread of a copy: compute one request after another until ``ThreadContext.end``."""
+    """The thread of a copy: compute one request after another, until None."""
     while (work := inbox.get()) is not None:
         work[0].compute(*work[1:])
         del work

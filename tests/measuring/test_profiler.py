@@ -163,7 +163,6 @@ def pool(monkeypatch: pytest.MonkeyPatch, traced: Traced, machine: Machine) -> F
     monkeypatch.setattr(profiler, "open_workers", lambda devices, fds, packages: contextlib.nullcontext(fake))
     monkeypatch.setattr(ModelFiles, "prepare", lambda files, backend: fake.prepare(files, backend))
     monkeypatch.setattr(ModelFiles, "divide", lambda files, backend, failure: fake.divide(files, backend, failure))
-    monkeypatch.setattr(cache_lookup, "kernel_now_s", lambda cores, then_s: then_s)
     return fake
 
 
@@ -571,7 +570,6 @@ measure(traced, machine, store=Path(sys.argv[1]), budget_s=1.0, progress=tell, l
 @pytest.mark.timeout(120)
 def test_two_processes_at_once_measure_each_thing_once(traced, machine, tmp_path, monkeypatch) -> None:
     # A neighbour on the core must not look like another machine to the second of two processes.
-    monkeypatch.setattr(cache_lookup, "kernel_now_s", lambda cores, then_s: then_s)
     here: list[str] = []
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
