@@ -99,7 +99,7 @@ class Agent:
         self._name, self._secret = name, secret
         self._opened = contextlib.ExitStack()
         self._folder = self._opened.enter_context(scratch_folder())
-        self._janitor = sweep_at_death()  # Ray kills an agent whose driver is gone
+        self._opened.enter_context(sweep_at_death())  # Ray kills an agent whose driver is gone
         self._segments: dict[str, RunningSegment] = {}
         self._listener = Listener(address, secret, self._welcome)
 
