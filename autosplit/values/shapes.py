@@ -5,7 +5,7 @@ A *dimension* has a name, such as ``seq``; its *sizes* are a ``range`` or a tupl
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, product
 from math import prod
@@ -218,6 +218,11 @@ class Shapes:
     def variants(self) -> list[dict[str, int]]:
         """The sizes of each variant, the largest first."""
         return variants_of(self.buckets)
+
+    @property
+    def longest(self) -> "Shapes":
+        """The same with one bucket, to which every request is padded."""
+        return replace(self, buckets={dim: found[-1:] for dim, found in self.buckets.items()}, expected_s=self.longest_s)
 
     @property
     def faults(self) -> list[str]:

@@ -12,7 +12,7 @@ import autosplit
 from autosplit import cli
 from autosplit.commands.options import Profile
 from autosplit.errors import PlanError, UsageError
-from autosplit.families import _most_variants
+from autosplit.shapes.profiles import _most_variants
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.planfile import read_plan
 
@@ -38,10 +38,10 @@ def test_auto_writes_a_plan_with_its_shapes(planned):
     plan, data = planned
     assert read_plan(plan).shapes.sizes == {"batch": "1..8"}
     assert read_plan(plan).shapes.buckets["batch"][-1] == 8
-    assert 0 <= data["shapes"]["waste"] < 1
-    assert {"padded to the longest"} < {row["way"].removesuffix(" *") for row in data["rows"]}
-    assert all(row["requests_per_s"] > 0 for row in data["rows"])
-    assert all(row["note"] == "" for row in data["rows"])
+    assert any("of the expected seconds are padding" in note for note in data["notes"])
+    assert {"plan", "padded to the longest"} <= data["outcomes"].keys()
+    assert all(len(one["rounds_per_s"]) == 2 and min(one["rounds_per_s"]) > 0 for one in data["outcomes"].values())
+    assert all(one["outputs_equal"] for one in data["outcomes"].values())
 
 
 def test_plan_with_shapes_opens_and_answers_requests_of_any_size(planned):
@@ -59,7 +59,7 @@ def test_plan_with_shapes_opens_and_answers_requests_of_any_size(planned):
 def test_run_takes_a_plan_with_shapes(planned):
     found = call("run", planned[0], "--no-baselines", "--rounds", 1)
     assert found.exit_code == 0, found.output
-    assert "under the traffic" in found.output
+    assert "requests of several sizes" in found.output
 
 
 def test_edited_buckets_are_refused(planned, tmp_path):
@@ -74,7 +74,7 @@ def test_edited_buckets_are_refused(planned, tmp_path):
     [
         (["--batch", "8..1"], "not a range"),
         (["--batch", "x"], "not a range"),
-        (["--batch", "1..8", "--report", "r.html"], "leave out --report"),
+        (["--batch", "1..8", "--peers"], "leave out --peers"),
         (["--seq-len", "4..8"], "takes no argument 'seq_len'"),
     ],
 )
@@ -108,7 +108,7 @@ def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():
     family = autosplit.trace(Mean().eval(), (torch.randn(1, 8, 4),), shapes={"x": {1: "seq"}}, sizes={"seq": range(2, 65)})
     assert "op 'mean' mixes" in family.notes[0]
     with pytest.raises(UsageError, match=r"mean.*63 for seq 2\.\.64"):
-        autosplit.auto_family(family, "cpu:0", setup=autosplit.Setup(backends="eager", progress=False), budget=0)
+        autosplit.auto(family, "cpu:0", setup=autosplit.Setup(backends="eager", progress=False), budget=0)
 
 
 def test_shapes_without_sizes_are_refused():

@@ -1,7 +1,7 @@
 import pytest
 
 from autosplit.shapes.buckets import Times, choose_buckets
-from autosplit.shapes.mixing import fastest_s, mixed, weights_of
+from autosplit.shapes.profiles import fastest_s, mixed, weights_of
 from autosplit.values.links import shared_memory_link
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
