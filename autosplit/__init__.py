@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from autosplit.serving.pipelineconfig import PipelineConfig as PipelineConfig
     from autosplit.serving.session import Session as Session
     from autosplit.shapes.batching import rows_family as rows_family
+    from autosplit.shapes.service import observe as observe
     from autosplit.shapes.service import open_pipeline as open_pipeline
     from autosplit.sharedhost import Shared as Shared
     from autosplit.sharedhost import share as share
@@ -87,7 +88,7 @@ _NAMES = {
     "WorkerError",
     "loadedplan": "LoadedPlan load",
     "shapes.batching": "rows_family",
-    "shapes.service": "open_pipeline",
+    "shapes.service": "observe open_pipeline",
     "sharedhost": "Shared share",
     "splitjudge": "judge",
     "pages.writing": "write_report",

@@ -54,6 +54,8 @@ def test_plan_with_shapes_opens_and_answers_requests_of_any_size(planned):
             service(torch.randn(9, 16))
         with pytest.raises(UsageError, match="empty"):
             service(torch.randn(0, 16))
+        autosplit.observe(service, planned[0].with_name("seen.csv"))
+    assert autosplit.read_traffic(planned[0].with_name("seen.csv"), ["batch"]).counts == {(1,): 1, (3,): 1, (8,): 1}
 
 
 def test_run_takes_a_plan_with_shapes(planned):

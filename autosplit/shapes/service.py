@@ -10,11 +10,13 @@ the load, and a single request is sent at once. No batch size is asked of the us
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -40,6 +42,7 @@ from autosplit.tracing.tensorspec import is_dense, kind_of
 from autosplit.tracing.verifying import distinct_inputs
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
+from autosplit.values.shapes import Traffic, write_traffic
 
 NUM_TRIALS, TRIALS_S = 3, 0.1
 """Requests by which the seconds of each variant are measured, of which the fastest counts; fewer once they took so long."""
@@ -85,6 +88,7 @@ class ShapedService(Service):
 
     Attributes:
         buckets: the variants with their measured seconds.
+        seen: sizes to the number of requests that had them.
         rows: the dimension along which requests are joined; None joins none.
     """
 
@@ -103,6 +107,7 @@ class ShapedService(Service):
         self.family, self.buckets = family, measured(family, engine)
         self._max_wait_s, self._capacity = max_wait_s, queue_capacity
         self._exact = frozenset(family.unpaddable)
+        self.seen = Counter[tuple[int, ...]]()
         self.why_not_joined = ""
         self.rows = rows_of(family)
         if self.rows is not None:
@@ -149,6 +154,7 @@ class ShapedService(Service):
             copies = [value.clone() for value in inputs]  # the caller may write to its tensors once submit returns
             request = _Waiting(copies, found, priority, time.monotonic(), deadline_ns)
             self._waiting.append(request)
+            self.seen[tuple(sizes.values())] += 1
             self._waiting.sort(key=lambda one: one.priority)
             self._changed.notify_all()
         return request.future
@@ -300,6 +306,21 @@ def _mixing_rows(family: Family, engine: Engine) -> str:
     except (UsageError, StageError) as failure:
         return str(failure)
     return ""
+
+
+@checked
+def observe(service: Service, path: str | Path) -> Traffic:
+    """Write which sizes came to a service so far, and how often: a file for ``--traffic`` and ``read_traffic``.
+
+    Raises: UsageError: the service takes requests of one size, or none came.
+    """
+    if not isinstance(service, ShapedService):
+        raise UsageError("the service takes requests of one size; open a plan of a model that was traced with sizes=")
+    if not service.seen:
+        raise UsageError("no request came to the service yet, so there is no traffic to write")
+    found = Traffic(tuple(service.family.allowed), dict(service.seen))
+    write_traffic(found, Path(path))
+    return found
 
 
 @checked

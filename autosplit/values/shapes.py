@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autosplit.arguments import checked
 from autosplit.errors import SHOWN_FAULTS, UsageError, raise_faults
-from autosplit.files import read_data
+from autosplit.files import read_data, write_atomic
 
 Sizes = Sequence[int]
 """The sizes of a dimension, ascending: a ``range``, or a tuple of single numbers."""
@@ -182,6 +182,12 @@ def read_traffic(path: str | Path, dims: Sequence[str]) -> Traffic:
             faults.append(f"row {number} of numbers is {','.join(row)!r:.60}; {len(columns)} numbers are needed")
     raise_faults(UsageError, f"traffic file '{path}' is wrong", faults)
     return Traffic(tuple(known), counts)
+
+
+def write_traffic(traffic: Traffic, path: Path) -> None:
+    """Write a file for ``read_traffic``: a row for each size, with its count."""
+    rows = [",".join(map(str, (*sizes, f"{count:g}"))) for sizes, count in sorted(traffic.counts.items())]
+    write_atomic(path, "\n".join([",".join((*traffic.dims, COUNT)), *rows]) + "\n")
 
 
 def variants_of(grid: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
