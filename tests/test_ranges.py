@@ -1,5 +1,6 @@
 """Requests of several sizes from the command to the answer, on a small model in eager."""
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -12,9 +13,11 @@ import autosplit
 from autosplit import cli
 from autosplit.commands.options import Profile
 from autosplit.errors import PlanError, UsageError
+from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.profiles import _most_variants
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.planfile import read_plan
+from autosplit.webservice.repository import Repository
 
 MLP = "autosplit.examples.mlp:mlp?depth=2&width=16"
 FLAGS = ["--devices", "cpu:0", "--backend", "eager", "--budget", "0s"]
@@ -118,3 +121,23 @@ def test_shapes_without_sizes_are_refused():
         autosplit.trace(nn.Linear(2, 2).eval(), torch.ones(1, 2), shapes={"input": {0: "batch"}})
     with pytest.raises(UsageError, match="give shapes="):
         autosplit.trace(nn.Linear(2, 2).eval(), torch.ones(1, 2), sizes={"batch": "1..2"})
+
+
+def test_what_holds_stages_of_one_size_refuses_a_range_and_names_the_way_out(planned, tmp_path):
+    loaded = autosplit.load(planned[0])
+    way_out = r"holds stages of one; make a plan for one size \(--seq-len 128, --batch 1\), or for each of them"
+    with pytest.raises(UsageError, match=f"an export {way_out}"):
+        autosplit.export(loaded.traced, loaded.plan, tmp_path / "export")
+    with pytest.raises(UsageError, match=f"network 'mlp' of a bundle {way_out}"):
+        autosplit.write_bundle({"mlp": (loaded.traced, loaded.plan)}, tmp_path / "bundle")
+    with (
+        HostManager() as host,
+        contextlib.closing(Repository(host, {"mlp": planned[0]})) as repository,
+        pytest.raises(UsageError, match=f"model 'mlp' of a server {way_out}"),
+    ):
+        repository.load("mlp").result(60)
+    with pytest.raises(UsageError, match="the model is traced for one; trace it with sizes="):
+        autosplit.open_pipeline(loaded.traced, loaded.plan)
+    with pytest.raises(UsageError, match="the plan is for requests of one size, and the model is traced for several"):
+        autosplit.run(loaded.family, replace(loaded.plan, shapes=None), setup=autosplit.Setup(progress=False))
+    assert not list(tmp_path.iterdir())

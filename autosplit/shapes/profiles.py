@@ -1,37 +1,42 @@
-"""Few sizes of a model are measured, buckets are chosen, and ops get their mean seconds under the traffic.
+"""A model is timed at few sizes, buckets are chosen, and ops get their mean seconds under the traffic.
 
 So the planner cuts for the traffic, and not for the longest request.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 import psutil
 
 from autosplit.backends.workspace import Workspace
+from autosplit.deploying.networks import deploy
 from autosplit.deploying.setup import Setup
-from autosplit.errors import UsageError
+from autosplit.errors import AutosplitError, ProfileError, UsageError
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import baseline_plan
 from autosplit.progress import shown
+from autosplit.running.pipeline import Pipeline
+from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.buckets import MOST_VARIANTS, Buckets, Times, choose_buckets, fit_times
+from autosplit.shapes.service import measured
 from autosplit.tracing.aliasing import values_of
+from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import At, Family
+from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
 from autosplit.values.shapes import Shapes, Traffic, even_traffic, sizes_text
 
 HOPELESS = 3.0
-"""A backend that takes this many times as long as the fastest one at the largest sizes is not measured at others."""
+"""A backend that takes this many times as long as the fastest one at the largest sizes is not timed at others."""
 
 ERROR = 0.15
 """A size whose seconds the fit misses by more than this share is added to it, and the buckets are chosen anew."""
-
-MOST_REFINED = 2
-"""Most sizes that are measured to check the fit."""
 
 MEMORY_SHARE = 0.5
 """Share of the free memory, where no device has a cap, that the variants of all stages may take beside the weights."""
@@ -42,13 +47,14 @@ def measure_sizes(
 ) -> Profile:
     """The mean seconds of each op under the traffic, with the buckets in ``shapes``.
 
-    Few sizes are measured, and the others fitted; the fit is checked at the bucket that counts most, and refined.
+    Ops are measured at the largest sizes. At few others the whole model is timed, and the rest is fitted; the fit is checked at
+    the bucket that counts most, and refined.
 
     Args:
         family: the model.
         traffic: how often each size comes; None for all sizes alike.
         machine: the devices.
-        setup: as for ``measure``, which is called for each size.
+        setup: as for ``measure``.
         measure: ``api.measure``.
     Raises: UsageError: sizes of the traffic that are not allowed, too many that may not be padded, or several hosts.
     """
@@ -57,53 +63,83 @@ def measure_sizes(
     flow = (traffic or even_traffic(family.allowed)).verify(family.allowed)
     with shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)
-        profiles, times, buckets, notes = _bucketed(family, flow, machine, setup, measure)
-    points = list(times.measured)
-    num_bytes = [sum(value.num_bytes for value in family.at(_named(family, at)).graph.values.values()) for at in points]
-    found = mixed([profiles[at] for at in points], weights_of(buckets, times, flow, points), num_bytes)
-    return replace(found, shapes=_section(family, buckets), notes=(*found.notes, *notes))
+        profile = measure(family.variants[0], machine, setup=setup)
+        curves, notes = _curves(family, profile, _first_sizes(family, flow), machine, setup)
+        times, buckets = _bucketed(family, flow, curves, machine, setup)
+    points = list(next(iter(curves.values())))
+    weights = weights_of(buckets, times, flow, points)
+    shares = [_point(family, at, weight, curves) for at, weight in zip(points, weights, strict=True)]
+    if (most := _most_variants(family, machine))[0] < MOST_VARIANTS:
+        notes.append(f"{most[1]}, so that at most {most[0]} variants are made")
+    found = mixed(profile, shares)
+    return replace(found, shapes=_section(family, buckets), notes=(*found.notes, buckets.sentence, *notes))
 
 
 def _named(family: Family, sizes: tuple[int, ...]) -> At:
     return dict(zip(family.allowed, sizes, strict=True))
 
 
+Seconds = dict[tuple[int, ...], float]
+"""Sizes to the seconds of a request."""
+
+
+def _curves(
+    family: Family, profile: Profile, sizes: Sequence[tuple[int, ...]], machine: Machine, setup: Setup
+) -> tuple[dict[str, Seconds], list[str]]:
+    """Backend to the seconds of requests at these sizes and the largest ones; and why backends are left out.
+
+    Raises: AutosplitError: no backend runs the model at all of these sizes.
+    """
+    whole_s: dict[str, float] = {}
+    for setting in profile.measured:
+        whole_s[setting.backend] = min(whole_s.get(setting.backend, inf), profile.whole_s(*setting))
+    ranked = [backend for backend in sorted(whole_s, key=whole_s.__getitem__) if whole_s[backend] < inf]
+    found, notes, failures = dict[str, Seconds](), list[str](), list[AutosplitError]()
+    for backend in ranked:
+        if found and whole_s[backend] >= HOPELESS * whole_s[next(iter(found))]:
+            break
+        try:
+            found[backend] = _timed(family, backend, sizes, machine, setup)
+        except AutosplitError as failure:
+            failures.append(failure)
+            notes.append(f"{backend} is left out: it does not run the model at all sizes: {failure}")
+    if not found:
+        raise failures[0] if failures else ProfileError(f"no backend takes all ops of '{profile.graph_name}'")
+    return found, notes
+
+
+def _timed(family: Family, backend: str, sizes: Sequence[tuple[int, ...]], machine: Machine, setup: Setup) -> Seconds:
+    """Seconds of requests at these sizes and the largest ones, on the whole model on the first device."""
+    one = family.only([_named(family, at) for at in sizes])
+    plan = replace(_whole(one.variants[0], backend, machine), precision=setup.precision)
+    assert setup.workspace is not None
+    with HostManager(engine_factory=Pipeline) as host:
+        engine = deploy(host, backend, one.variants[0], plan, machine, setup.workspace, one.variants[1:])
+        return {tuple(bucket.sizes.values()): bucket.seconds for bucket in measured(one, engine)}
+
+
+def _whole(traced: Traced, backend: str, machine: Machine) -> Plan:
+    ops = tuple(op.name for op in traced.graph.ops)
+    return baseline_plan(traced.graph, traced.source, "whole", backend, [(ops, machine.devices[:1])])
+
+
 def _bucketed(
-    family: Family, traffic: Traffic, machine: Machine, setup: Setup, measure: Callable[..., Profile]
-) -> tuple[dict[tuple[int, ...], Profile], Times, Buckets, list[str]]:
-    """Measure few sizes, fit, choose buckets; then check the fit at the bucket that counts most, and refine it."""
-    largest = tuple(family.largest.values())
-    profiles = {largest: measure(family.variants[0], machine, setup=setup)}
-    best_s = fastest_s(profiles[largest])
-    kept = {setting.backend for setting in profiles[largest].measured if profiles[largest].whole_s(*setting) < HOPELESS * best_s}
-    setup = replace(setup, backends=sorted(kept))
-    most, limit = _most_variants(family, machine)
-
-    def profiled(sizes: tuple[int, ...]) -> float:
-        if sizes not in profiles:
-            profiles[sizes] = measure(family.at(_named(family, sizes)), machine, setup=setup)
-        return fastest_s(profiles[sizes])
-
-    measured = {largest: best_s}
-    for sizes in _first_sizes(family, traffic):
-        measured[sizes] = profiled(sizes)
-    exact = family.unpaddable
-    times = fit_times(measured)
+    family: Family, traffic: Traffic, curves: Mapping[str, Seconds], machine: Machine, setup: Setup
+) -> tuple[Times, Buckets]:
+    """Fit the seconds, and choose buckets; then check the fit at the bucket that counts most, and refine it."""
+    most, exact = _most_variants(family, machine)[0], family.unpaddable
+    known_s = {at: min(curve[at] for curve in curves.values()) for at in next(iter(curves.values()))}
+    times = fit_times(known_s)
     buckets = choose_buckets(times, traffic, family.allowed, exact=exact, most=most)
-    for _ in range(MOST_REFINED):
-        homes = _seconds_by_home(buckets, times, traffic)
-        unknown = [home for home in sorted(homes, key=lambda home: -homes[home]) if home not in measured]
-        if not unknown:
-            break
-        told_s, measured[unknown[0]] = times.seconds(unknown[0]), profiled(unknown[0])
-        times = fit_times(measured)
-        if abs(told_s / measured[unknown[0]] - 1) <= ERROR:
-            break
-        buckets = choose_buckets(times, traffic, family.allowed, exact=exact, most=most)
-    notes = [buckets.sentence]
-    if most < MOST_VARIANTS:
-        notes.append(f"{limit}, so that at most {most} variants are made")
-    return profiles, times, buckets, notes
+    homes = _seconds_by_home(buckets, times, traffic)
+    home = max(homes, key=homes.__getitem__)
+    if home not in known_s:
+        backend = min(curves, key=lambda name: sum(curves[name].values()))
+        told_s, known_s[home] = times.seconds(home), _timed(family, backend, [home], machine, setup)[home]
+        times = fit_times(known_s)
+        if abs(told_s / known_s[home] - 1) > ERROR:
+            buckets = choose_buckets(times, traffic, family.allowed, exact=exact, most=most)
+    return times, buckets
 
 
 def _first_sizes(family: Family, traffic: Traffic) -> list[tuple[int, ...]]:
@@ -129,9 +165,7 @@ def _seconds_by_home(buckets: Buckets, times: Times, traffic: Traffic) -> dict[t
 def _most_variants(family: Family, machine: Machine) -> tuple[int, str]:
     """How many variants memory allows, counted as if each took what the largest one takes beside the weights; and the limit."""
     largest = family.variants[0]
-    ops = tuple(op.name for op in largest.graph.ops)
-    whole = baseline_plan(largest.graph, largest.source, "whole", "eager", [(ops, machine.devices[:1])])
-    memory = count(largest.graph, whole, values_of(largest)).stages[0].memory
+    memory = count(largest.graph, _whole(largest, "eager", machine), values_of(largest)).stages[0].memory
     assert memory is not None
     capped = [device for device in machine.devices if device.memory_bytes is not None]
     free = min((device.memory_bytes or 0 for device in capped), default=0) * len(capped)
@@ -171,56 +205,79 @@ def weights_of(buckets: Buckets, times: Times, traffic: Traffic, profiled: Seque
     return found
 
 
-def mixed(profiles: Sequence[Profile], weights: Sequence[float], num_bytes: Sequence[int]) -> Profile:
-    """The profile of the first graph with the weighted mean seconds of each op.
+@dataclass(frozen=True)
+class Point:
+    """Sizes at which the model was timed, relative to the largest ones.
+
+    Attributes:
+        weight: the share of the requests that it stands for.
+        num_bytes: bytes of all values.
+        op_bytes: op to the bytes of the values that it reads and makes.
+        seconds: backend to the seconds of a request.
+    """
+
+    weight: float
+    num_bytes: float
+    op_bytes: Mapping[str, float]
+    seconds: Mapping[str, float]
+
+
+def _point(family: Family, at: tuple[int, ...], weight: float, curves: Mapping[str, Seconds]) -> Point:
+    graph, largest, ends = family.at(_named(family, at)).graph, family.variants[0].graph, tuple(family.largest.values())
+    own, most = _op_bytes(graph), _op_bytes(largest)
+    total, total_most = (sum(value.num_bytes for value in one.values.values()) for one in (graph, largest))
+    return Point(
+        weight,
+        total / total_most,
+        {op: num_bytes / max(most[op], 1) for op, num_bytes in own.items()},
+        {backend: curve[at] / curve[ends] for backend, curve in curves.items()},
+    )
+
+
+def _op_bytes(graph: Graph) -> dict[str, int]:
+    return {op.name: sum(graph.values[name].num_bytes for name in (*op.inputs, *op.outputs)) for op in graph.ops}
+
+
+def mixed(profile: Profile, points: Sequence[Point]) -> Profile:
+    """The profile of the largest sizes with the mean seconds of each op under the traffic.
+
+    The seconds of an op follow the bytes of its values, scaled so that all ops take the seconds that were measured of the whole.
+    A planner takes the bytes of the largest graph, so that seconds per byte of links and of cuts are scaled to the mean.
 
     Args:
-        profiles: one for each size, of graphs with the same ops by name; that of the largest size first.
-        weights: the share of the requests that each stands for.
-        num_bytes: bytes of all values at each size. A planner takes the bytes of the largest graph, so that seconds per byte of
-            links and of cuts are scaled to the mean.
+        profile: the measurements at the largest sizes.
+        points: the sizes that were timed. Backends without times are left out.
     """
-    first = profiles[0]
-    share = sum(weight * size for weight, size in zip(weights, num_bytes, strict=True)) / num_bytes[0]
-    common = [setting for setting in first.measured if all(setting in one.measured for one in profiles)]
+    share = sum(point.weight * point.num_bytes for point in points)
     links = tuple(
         replace(
             link,
             send_s_per_byte=link.send_s_per_byte * share,
             receive_s_per_byte=link.receive_s_per_byte * share,
         )
-        for link in first.links
+        for link in profile.links
     )
-    wires = tuple(replace(wire, s_per_byte=wire.s_per_byte * share) for wire in first.wires)
-    measured = {setting: _mixed_in(profiles, weights, setting, share) for setting in common}
-    return replace(first, measured=measured, stages=(), links=links, wires=wires).verify()
+    wires = tuple(replace(wire, s_per_byte=wire.s_per_byte * share) for wire in profile.wires)
+    kept = [setting for setting in profile.measured if setting.backend in points[0].seconds]
+    mean = {setting: _mixed_in(profile, setting, points, share) for setting in kept}
+    return replace(profile, measured=mean, stages=(), links=links, wires=wires).verify()
 
 
-def _mixed_in(profiles: Sequence[Profile], weights: Sequence[float], setting: Setting, share: float) -> Measured:
-    """The mean of one setting; an op that the backend refuses at one size is refused."""
-    parts = [profile.measured[setting] for profile in profiles]
-    refused: Mapping[str, str] = {op: reason for part in parts for op, reason in part.refused.items()}
-    ops = [op for op in profiles[0].signatures if op not in refused]
-
-    def mean(values: Sequence[float]) -> Samples:
-        return Samples((sum(weight * value for weight, value in zip(weights, values, strict=True)),))
-
-    whole = [part.whole.median_s for part in parts if part.whole]
-    alone = [part.alone.median_s for part in parts if part.alone]
-    cut = parts[0].cut_s_per_byte
+def _mixed_in(profile: Profile, setting: Setting, points: Sequence[Point], share: float) -> Measured:
+    """The means in one setting."""
+    largest, found = profile.measured[setting], dict[str, float]()
+    op_s = {op: profile.op_s(op, *setting) for op in profile.accepted(setting)}
+    for point in points:
+        shrunk = {op: seconds * point.op_bytes[op] for op, seconds in op_s.items()}
+        scale = point.weight * point.seconds[setting.backend] * sum(op_s.values()) / (sum(shrunk.values()) or 1.0)
+        found = {op: found.get(op, 0.0) + scale * seconds for op, seconds in shrunk.items()}
+    ratio, cut = sum(point.weight * point.seconds[setting.backend] for point in points), largest.cut_s_per_byte
     return replace(
-        parts[0],
-        ops={op: mean([profile.op_s(op, *setting) for profile in profiles]) for op in ops},
+        largest,
+        ops={op: Samples((seconds,)) for op, seconds in found.items()},
         per="op",
-        whole=mean(whole) if len(whole) == len(parts) and not refused else None,
-        alone=mean(alone) if len(alone) == len(parts) and not refused else None,
-        refused=refused,
+        whole=None if largest.whole is None else Samples((largest.whole.median_s * ratio,)),
+        alone=None if largest.alone is None else Samples((largest.alone.median_s * ratio,)),
         cut_s_per_byte=None if cut is None else cut * share,
-        error=max((part.error for part in parts if part.error is not None), default=None),
         footprints={},
     )
-
-
-def fastest_s(profile: Profile) -> float:
-    """Seconds of the whole model in the fastest setting that takes all of it."""
-    return min(profile.whole_s(*setting) for setting in profile.measured)
