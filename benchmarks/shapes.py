@@ -90,9 +90,11 @@ ARCHITECTURES = {
     **dict.fromkeys(
         ("BertModel", "RobertaModel", "XLMRobertaModel", "CamembertModel", "ElectraModel", "AlbertModel", "MPNetModel"), WIDE
     ),
-    **dict.fromkeys(("DebertaV2Model", "RoFormerModel", "SqueezeBertModel", "FNetModel", "NystromformerModel"), WIDE),
+    **dict.fromkeys(("DebertaV2Model", "RoFormerModel", "NystromformerModel"), WIDE),
     **dict.fromkeys(("ConvBertModel", "GPTNeoXModel"), WIDE),
     **dict.fromkeys(("LlamaModel", "Qwen2Model", "MistralModel"), f"{WIDE}&num_key_value_heads=2"),
+    "SqueezeBertModel": f"{WIDE}&embedding_size=64",
+    "FNetModel": "hidden_size=64&num_hidden_layers=2&intermediate_size=128&vocab_size=100",
     "DistilBertModel": "dim=64&n_layers=2&n_heads=2&hidden_dim=128&vocab_size=100",
     "GPT2Model": "n_embd=64&n_layer=2&n_head=2&vocab_size=100",
     "OPTModel": "hidden_size=64&num_hidden_layers=2&num_attention_heads=2&ffn_dim=128&vocab_size=100&word_embed_proj_dim=64",

@@ -32,7 +32,7 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
 from autosplit.values.shapes import Shapes, Traffic, even_traffic, sizes_text
 
-HOPELESS = 3.0
+HOPELESS = 1.5
 """A backend that takes this many times as long as the fastest one at the largest sizes is not timed at others."""
 
 ERROR = 0.15
