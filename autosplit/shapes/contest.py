@@ -20,7 +20,7 @@ from autosplit.deploying.networks import deploy
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.errors import AutosplitError, UsageError
 from autosplit.planning.baselines import baselines_of, unmet_demands
-from autosplit.progress import Progress, shown
+from autosplit.progress import Progress, progress_shown
 from autosplit.reports.judging import judge
 from autosplit.reports.outcomes import PLAN, Outcome
 from autosplit.reports.results import LatencyStats
@@ -169,7 +169,7 @@ def compare_sizes(
     def unfit(other: Plan, latency_s: float) -> list[str]:
         return unmet_demands(other, latency_s, graph, machine, constraints or Constraints(), setup.backends)
 
-    with shown(setup.progress) as progress, Workspace() as own:
+    with progress_shown(setup.progress) as progress, Workspace() as own:
         outcomes, left_out = _contest(family, plans, flow, machine, setup.workspace or own, budget, progress)
     left_out |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
     error = family.variants[0].module_error

@@ -17,7 +17,7 @@ from autosplit.deploying.setup import Setup
 from autosplit.errors import AutosplitError, ProfileError, UsageError
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import baseline_plan
-from autosplit.progress import shown
+from autosplit.progress import progress_shown
 from autosplit.running.pipeline import Pipeline
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.buckets import MOST_VARIANTS, Buckets, Times, choose_buckets, fit_times
@@ -61,7 +61,7 @@ def measure_sizes(
     if setup.hosts is not None:
         raise UsageError("requests of several sizes run on one machine; leave out the hosts, or give one size")
     flow = (traffic or even_traffic(family.allowed)).verify(family.allowed)
-    with shown(setup.progress) as progress, Workspace() as own:
+    with progress_shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)
         profile = measure(family.variants[0], machine, setup=setup)
         curves, notes = _curves(family, profile, _first_sizes(family, flow), machine, setup)
