@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import random
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -114,24 +115,23 @@ def judge_architectures(kept: dict[str, Any]) -> None:
     for name, settings in ARCHITECTURES.items():
         if name in found:
             continue
-        begun_s = time.perf_counter()
         try:
             family = autosplit.trace(f"transformers:{name}?{settings}", sizes={"seq": "8..256"})
-            found[name] = ["exact sizes only" if family.unpaddable else "padded", family.unpaddable.get("seq", "")]
+            state, why = "exact sizes only" if family.unpaddable else "padded", family.unpaddable.get("seq", "")
         except AutosplitError as failure:
-            found[name] = ["refused", " ".join(str(failure).split())[:MOST_WORDS]]
-        found[name].append(time.perf_counter() - begun_s)
+            state, why = "refused", str(failure)
+        found[name] = [state, re.sub(r"/\S*/site-packages/", "", " ".join(why.split()))[:MOST_WORDS]]
         write_atomic(RESULTS, json.dumps(kept, indent=1) + "\n")
         print(name, *found[name], flush=True)
 
 
 def architectures_table(found: dict[str, Any]) -> list[str]:
     """The section on architectures."""
-    counts = Counter(state for state, _, _ in found.values())
+    counts = Counter(state for state, _ in found.values())
     lines = ["## Architectures of transformers with `--seq-len 8..256`", ""]
     lines += [f"Of {len(found)}: {', '.join(f'{count} {state}' for state, count in counts.most_common())}.", ""]
-    lines += ["| model | lengths | why | trace and check, s |", "|---|---|---|---|"]
-    return [*lines, *(f"| {name} | {state} | {why} | {seconds:.1f} |" for name, (state, why, seconds) in found.items()), ""]
+    lines += ["| model | lengths | why |", "|---|---|---|"]
+    return [*lines, *(f"| {name} | {state} | {why} |" for name, (state, why) in found.items()), ""]
 
 
 def sizes_of(subject: Subject, histogram: str) -> list[int]:
