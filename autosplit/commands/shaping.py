@@ -10,7 +10,12 @@ ONE_SIZE = ("cluster", "explain", "front", "peers", "pick", "picture", "simulate
 
 
 def traffic_of(given: options.Search | runoptions.Run, allowed: Mapping[str, Sizes]) -> Traffic | None:
-    """The traffic in a file, checked against the sizes; or None. Raises: UsageError: also flags for plans of one size."""
-    if allowed:
+    """The traffic in a file, checked against the sizes; or None.
+
+    Raises: UsageError: the traffic does not fit, or flags are given that the plan does not have.
+    """
+    if not allowed:
+        given.require_default(["traffic"], "traffic is for requests of several sizes, such as --seq-len 16..512")
+    else:
         given.require_default([flag for flag in ONE_SIZE if hasattr(given, flag)], "requests of several sizes have none of this")
     return None if given.traffic is None else read_traffic(given.traffic, tuple(allowed)).verify(allowed)

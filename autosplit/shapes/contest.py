@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ class _Runner:
     pace_per_s: float = 1.0
     rounds_per_s: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    alone_s: list[float] = field(default_factory=list)
+    rounds_alone_s: list[list[float]] = field(default_factory=list)
 
     def run(self, calls: Sequence[Call], count: int) -> None:
         """Send ``count`` requests with ``IN_FLIGHT`` of them in flight, and note the rate and each latency."""
@@ -82,11 +83,12 @@ class _Runner:
         self.rounds_per_s.append(self.pace_per_s)
 
     def run_alone(self, calls: Sequence[Call]) -> None:
-        """Send single requests, and note their mean seconds."""
-        begun_s = time.perf_counter()
+        """Send single requests, and note the seconds of each."""
+        self.rounds_alone_s.append([])
         for args, kwargs in calls[:NUM_ALONE]:
+            begun_s = time.perf_counter()
             self.service(*args, **kwargs)
-        self.alone_s.append((time.perf_counter() - begun_s) / len(calls[:NUM_ALONE]))
+            self.rounds_alone_s[-1].append(time.perf_counter() - begun_s)
 
     def restart(self) -> None:
         """Forget the rounds so far."""
@@ -99,8 +101,8 @@ class _Runner:
         return Outcome(
             self.plan,
             tuple(self.rounds_per_s),
-            tuple(self.alone_s),
-            LatencyStats.of(self.alone_s),
+            tuple(map(median, self.rounds_alone_s)),
+            LatencyStats.of([one_s for alone_s in self.rounds_alone_s for one_s in alone_s]),
             LatencyStats.of(self.seconds),
             outputs_equal=not self.fault,
             max_abs_error=self.error.absolute,

@@ -80,6 +80,7 @@ def test_edited_buckets_are_refused(planned, tmp_path):
         (["--batch", "8..1"], "not a range"),
         (["--batch", "x"], "not a range"),
         (["--batch", "1..8", "--peers"], "leave out --peers"),
+        (["--traffic", "rows.csv"], "leave out --traffic"),
         (["--seq-len", "4..8"], "takes no argument 'seq_len'"),
     ],
 )
