@@ -26,11 +26,12 @@ from autosplit.devices.discovering import version_of
 from autosplit.errors import RefusedError, UsageError
 from autosplit.parsing import json_safe, shown
 from autosplit.serving.hostmanager import HostManager
-from autosplit.webservice.bodies import Bodies
+from autosplit.webservice.bodies import Bodies, Body
+from autosplit.webservice.connections import CONNECTION, LimitedConnection
 from autosplit.webservice.failures import as_http
 from autosplit.webservice.limits import ServerLimits
 from autosplit.webservice.repository import Repository, ServedModel
-from autosplit.webservice.tensors import JSON_LENGTH, metadata, read_request, write_answer
+from autosplit.webservice.tensors import JSON_LENGTH, InferRequest, metadata, read_request, write_answer
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +74,9 @@ class Application:
 
     def starlette(self) -> Starlette:
         """The routes."""
-        model = "/v2/models/{model}"
-        routes = [
+        models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+        routes = [Route(f"{path}/infer", self.guarded(self.infer), methods=["POST"]) for path in models]  # Starlette tries in turn
+        routes += [
             Route("/", self.page),
             Route("/events", self.guarded(self.events)),
             Route("/metrics", self.guarded(self.metrics)),
@@ -85,12 +87,8 @@ class Application:
             Route("/v2/repository/models/{model}/load", self.guarded(self.load), methods=["POST"]),
             Route("/v2/repository/models/{model}/unload", self.guarded(self.unload), methods=["POST"]),
         ]
-        for path in (model, f"{model}/versions/{{version}}"):
-            routes += [
-                Route(path, self.guarded(self.model)),
-                Route(f"{path}/ready", self.guarded(self.model_ready)),
-                Route(f"{path}/infer", self.guarded(self.infer), methods=["POST"]),
-            ]
+        for path in models:
+            routes += [Route(path, self.guarded(self.model)), Route(f"{path}/ready", self.guarded(self.model_ready))]
         return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
 
     def guarded(self, route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -116,20 +114,25 @@ class Application:
                 elapsed_s = time.perf_counter() - begun_s
                 if route == self.infer:
                     self._count(request, status, elapsed_s)
-                record = {"id": name, "method": request.method, "path": request.url.path, "status": status, "seconds": elapsed_s}
-                log.log(logging.WARNING if status >= 500 else logging.INFO, "%s", json.dumps(record))
+                level = logging.WARNING if status >= 500 else logging.INFO
+                if log.isEnabledFor(level):
+                    path = request.scope["path"]
+                    record = {"id": name, "method": request.method, "path": path, "status": status, "seconds": elapsed_s}
+                    log.log(level, "%s", json.dumps(record))
 
         return answer
 
     def _require_token(self, request: Request) -> None:
+        if not self.token or request.scope["path"] in OPEN_PATHS:
+            return
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        if self.token and request.url.path not in OPEN_PATHS and not hmac.compare_digest(given, self.token.encode()):
+        if not hmac.compare_digest(given, self.token.encode()):
             raise HTTPException(401, "give the server's token as 'Authorization: Bearer TOKEN'", {"www-authenticate": "Bearer"})
 
     def _count(self, request: Request, status: int, elapsed_s: float) -> None:
         """Count a request under its model; all models that are not in service are one, so that names cannot fill the memory."""
         name = request.path_params["model"]
-        known = name if name in {model.name for model in self.repository.served} else "unknown"
+        known = name if self.repository.get(name) else "unknown"
         self.requests.labels(known, status).inc()
         self.seconds.labels(known).observe(elapsed_s)
 
@@ -209,21 +212,22 @@ class Application:
 
     async def infer(self, request: Request) -> Response:
         """One request to a model. A caller that leaves cancels it."""
-        model = self._model(request)
-        async with self.bodies.read(request) as body:
-            computed = asyncio.ensure_future(self._infer(model, body, request))
-            left = asyncio.ensure_future(_disconnected(request))
-            try:
-                await asyncio.wait([computed, left], return_when=asyncio.FIRST_COMPLETED)
-                if not computed.done():
-                    raise HTTPException(499, "the caller left")
-                return computed.result()
-            finally:
-                for task in (computed, left):
-                    task.cancel()
+        model, json_bytes = self._model(request), _json_bytes(request)
+        connection: LimitedConnection = request.scope[CONNECTION]
+        connection.work = asyncio.current_task()
+        try:
+            with Body(self.bodies) as body:
+                num_before = -(json_bytes or 0) % 8  # binary data then begin where an item of any dtype may, and need no copy
+                data = memoryview(await body.read(request, num_before))[num_before:]
+                return await self._infer(model, read_request(data, json_bytes, model.inputs, model.outputs))
+        except asyncio.CancelledError:
+            if not connection.is_lost:
+                raise
+            raise HTTPException(499, "the caller left") from None
+        finally:
+            connection.work = None
 
-    async def _infer(self, model: ServedModel, body: bytearray, request: Request) -> Response:
-        given = read_request(body, _json_bytes(request), model.inputs, model.outputs)
+    async def _infer(self, model: ServedModel, given: InferRequest) -> Response:
         begun_s = time.monotonic()
         while True:
             left_s = self.limits.request_s - (time.monotonic() - begun_s)
@@ -275,9 +279,3 @@ def _json_bytes(request: Request) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise UsageError(f"the header {JSON_LENGTH} is {shown(text)}, and not a number of bytes")
     return int(text)
-
-
-async def _disconnected(request: Request) -> None:
-    """Return once the caller has left; the body was read before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        continue

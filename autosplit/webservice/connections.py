@@ -14,6 +14,9 @@ from autosplit.webservice.limits import ServerLimits
 MAX_HEAD_BYTES = 64 << 10
 """Largest request line with headers."""
 
+CONNECTION = "autosplit.connection"
+"""Key of a request's connection in its ASGI scope."""
+
 _FULL = b'{"error":"the server has no connection left; try again later"}'
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
@@ -22,10 +25,17 @@ _REFUSAL = (
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """A connection that is refused beyond the limit, and ends if a request's head is too large or does not come in time."""
+    """A connection that is refused beyond the limit, and ends if a request's head is too large or does not come in time.
+
+    Attributes:
+        work: the task of the present request; a connection that is lost cancels it.
+        is_lost: whether the caller has left.
+    """
 
     limits: ClassVar[ServerLimits]
     open_connections: ClassVar[set["LimitedConnection"]]
+    work: "asyncio.Task[Any] | None" = None
+    is_lost = False
 
     def connection_made(self, transport: Any) -> None:
         """Take the connection, or answer with status 503."""
@@ -51,6 +61,7 @@ class LimitedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Wait for the head of the next request."""
         super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         if self._patience is None:
             self._wait_for_head()
 
@@ -60,8 +71,11 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave a place for another connection."""
+        """Leave a place for another connection, and end the request."""
         self._stop_waiting()
+        self.is_lost = True
+        if self.work is not None:
+            self.work.cancel()
         if self in self.open_connections:
             self.open_connections.remove(self)
             super().connection_lost(exc)

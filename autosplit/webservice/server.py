@@ -72,6 +72,7 @@ class WebServer:
             "log_config": None,
             "access_log": False,
             "lifespan": "off",
+            "proxy_headers": False,
             "server_header": False,
             "timeout_keep_alive": max(1, round(limits.idle_s)),
             "timeout_graceful_shutdown": max(1, round(limits.drain_s)),

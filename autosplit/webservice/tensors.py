@@ -70,12 +70,12 @@ def metadata(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
 
 
 def read_request(
-    body: bytearray, json_bytes: int | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    body: memoryview, json_bytes: int | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> InferRequest:
-    """A request, its tensors as views of ``body`` where they are binary.
+    """A request, its tensors as views of ``body`` where they are binary and aligned.
 
     Args:
-        body: JSON, then binary data.
+        body: JSON, then binary data; may be written to.
         json_bytes: bytes of JSON; None if all is JSON.
         inputs: the model's inputs.
         outputs: the model's outputs.
@@ -85,7 +85,7 @@ def read_request(
     if not 0 < length <= len(body):
         raise UsageError(f"the header {JSON_LENGTH} says {length} bytes of JSON, and the body has {len(body)}")
     try:
-        content = parse_json(body[:length].decode("utf-8"))
+        content = parse_json(str(body[:length], "utf-8"))
     except ValueError as failure:  # UnicodeDecodeError too
         raise UsageError(f"the body is not JSON: {failure}") from None
     given = _entries(content, "inputs")
@@ -119,12 +119,12 @@ def write_answer(
     Raises: UsageError: JSON cannot hold a value, such as NaN.
     """
     by_name = {spec.name: (spec, tensor) for spec, tensor in zip(outputs, tensors, strict=True)}
-    rows, binary = list[dict[str, Any]](), list[bytes]()
+    rows, binary = list[dict[str, Any]](), list[memoryview]()
     for name, is_binary in wanted.items():
         spec, tensor = by_name[name]
         row: dict[str, Any] = {"name": name, "datatype": DATATYPES[spec.dtype], "shape": list(tensor.shape)}
         if is_binary:
-            binary.append(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            binary.append(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
             row["parameters"] = {"binary_data_size": len(binary[-1])}
         else:
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -183,14 +183,13 @@ def _spec_faults(entry: Mapping[str, Any], spec: TensorSpec) -> list[str]:
     return faults
 
 
-def _tensor(entry: Mapping[str, Any], spec: TensorSpec, body: bytearray, start: int) -> torch.Tensor:
+def _tensor(entry: Mapping[str, Any], spec: TensorSpec, body: memoryview, start: int) -> torch.Tensor:
     """The tensor of an input that has no fault. Raises: UsageError: its values in JSON are not of its datatype or number."""
     if "data" not in entry:
         if not spec.num_bytes:
             return torch.empty(spec.shape, dtype=spec.torch_dtype)
-        flat = torch.frombuffer(body, dtype=torch.uint8, count=spec.num_bytes, offset=start)
-        aligned = flat if start % spec.torch_dtype.itemsize == 0 else flat.clone()  # a view needs whole elements from the start
-        return aligned.view(spec.torch_dtype).view(spec.shape)
+        tensor = torch.frombuffer(body, dtype=spec.torch_dtype, count=prod(spec.shape), offset=start).view(spec.shape)
+        return tensor if tensor.data_ptr() % tensor.itemsize == 0 else tensor.clone()
     values, count = _flat(entry["data"], len(spec.shape)), prod(spec.shape)
     kinds = _JSON_KINDS.get(DATATYPES[spec.dtype], (int,))
     if len(values) != count:
