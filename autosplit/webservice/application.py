@@ -108,7 +108,7 @@ class Application:
                         log.debug("request %s failed", name, exc_info=failure)
                     response = JSONResponse({"error": error.detail}, error.status_code, error.headers)
                 status = response.status_code
-                response.headers["x-request-id"] = name
+                response.raw_headers.append((b"x-request-id", name.encode("latin-1")))
                 return response
             finally:
                 elapsed_s = time.perf_counter() - begun_s

@@ -3,7 +3,7 @@
 import asyncio
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from autosplit.webservice.failures import RETRY_S
 from autosplit.webservice.limits import ServerLimits
@@ -40,15 +40,18 @@ class Body:
         self._count(int(announced) if announced.isdecimal() else 0)
         try:
             async with asyncio.timeout(limits.body_s):
-                async for chunk in request.stream():
+                while True:
+                    message = await request.receive()
+                    if message["type"] == "http.disconnect":
+                        raise HTTPException(499, "the caller left")
+                    chunk = message["body"]
                     self._count(len(body) - num_before + len(chunk))
                     body += chunk
+                    if not message["more_body"]:
+                        return body
         except TimeoutError:
             message = f"{len(body) - num_before} bytes of the body came within {limits.body_s:g} s, and more were announced"
             raise HTTPException(408, message, _CLOSE) from None
-        except ClientDisconnect:
-            raise HTTPException(499, "the caller left") from None
-        return body
 
     def _count(self, num_bytes: int) -> None:
         """Count the body as this large, if it was smaller."""

@@ -8,8 +8,9 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,6 +37,9 @@ DATATYPES = {
     "bfloat16": "BF16",
 }
 """Dtype of torch to the protocol's datatype."""
+
+MAX_KEPT_BYTES = 4096
+"""Longest JSON whose meaning is kept for the next request: no client fills the memory."""
 
 _ONLY_BINARY = ("FP16", "BF16")
 """Datatypes for which the protocol has no JSON form."""
@@ -84,26 +88,44 @@ def read_request(
     length = len(body) if json_bytes is None else json_bytes
     if not 0 < length <= len(body):
         raise UsageError(f"the header {JSON_LENGTH} says {length} bytes of JSON, and the body has {len(body)}")
+    text, num_binary = bytes(body[:length]), len(body) - length
+    lay_out = _layout if num_binary and length <= MAX_KEPT_BYTES else _layout.__wrapped__
+    found = lay_out(text, num_binary, tuple(inputs), tuple(outputs))
+    tensors = {spec.name: _tensor(entry, spec, body, length + start) for entry, spec, start in found.entries}
+    return InferRequest(found.id, tuple(tensors[spec.name] for spec in inputs), found.outputs)
+
+
+class _Layout(NamedTuple):
+    """What the JSON of a request says: ``entries`` are its inputs, each with its spec and its first byte of binary data."""
+
+    id: str
+    entries: list[tuple[dict[str, Any], TensorSpec, int]]
+    outputs: Mapping[str, bool]
+
+
+@lru_cache(256)
+def _layout(text: bytes, num_binary: int, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> _Layout:
+    """Read the JSON of a request. Clients send the same JSON with other binary data, so results are kept.
+
+    Raises: UsageError: as ``read_request``, but for values in JSON.
+    """
     try:
-        content = parse_json(str(body[:length], "utf-8"))
+        content = parse_json(text.decode())
     except ValueError as failure:  # UnicodeDecodeError too
         raise UsageError(f"the body is not JSON: {failure}") from None
     given = _entries(content, "inputs")
     faults = _name_faults("input", [entry["name"] for entry in given], inputs)
     by_name = {spec.name: spec for spec in inputs}
-    starts, end = [], length
+    entries, end = [], 0
     for entry in given:
-        starts.append(end)
         if (spec := by_name.get(entry["name"])) is not None:
+            entries.append((entry, spec, end))
             faults += _spec_faults(entry, spec)
             end += _binary_bytes(entry) or 0
-    if end != len(body):
-        faults.append(f"the inputs announce {end - length} bytes of binary data, and {len(body) - length} follow the JSON")
+    if end != num_binary:
+        faults.append(f"the inputs announce {end} bytes of binary data, and {num_binary} follow the JSON")
     raise_faults(UsageError, "the request does not fit the model", faults)
-    found = dict[str, torch.Tensor]()
-    for entry, start in zip(given, starts, strict=True):
-        found[entry["name"]] = _tensor(entry, by_name[entry["name"]], body, start)
-    return InferRequest(_id(content), tuple(found[spec.name] for spec in inputs), _wanted(content, outputs))
+    return _Layout(_id(content), entries, _wanted(content, outputs))
 
 
 def write_answer(
