@@ -8,6 +8,6 @@
     session         Session: a pipeline one step at a time
     batching        Batcher: requests of any number of rows; rowcheck: whether rows are independent
     chaining        Chain: networks one behind the other
-    metrics         counters and gauges as Prometheus text
+    metrics         counters and gauges for Prometheus
     pipelineconfig  PipelineConfig: modules joined by name; pipelinefile: its folder, which can be moved
 """

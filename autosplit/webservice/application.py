@@ -26,6 +26,7 @@ from autosplit.devices.discovering import version_of
 from autosplit.errors import RefusedError, UsageError
 from autosplit.parsing import json_safe, shown
 from autosplit.serving.hostmanager import HostManager
+from autosplit.serving.metrics import HostMetrics
 from autosplit.webservice.bodies import Bodies, Body
 from autosplit.webservice.connections import CONNECTION, LimitedConnection
 from autosplit.webservice.failures import as_http
@@ -68,6 +69,7 @@ class Application:
         """Make the counters."""
         self.bodies = Bodies(self.limits)
         self.counters = CollectorRegistry()
+        self.counters.register(HostMetrics(self.host.health))
         names = "autosplit_http_requests", "autosplit_http_request_seconds"
         self.requests = Counter(names[0], "Inference requests, by status.", ["model", "status"], registry=self.counters)
         self.seconds = Histogram(names[1], "Seconds from the head to the answer.", ["model"], registry=self.counters)
@@ -75,7 +77,9 @@ class Application:
     def starlette(self) -> Starlette:
         """The routes."""
         models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-        routes = [Route(f"{path}/infer", self.guarded(self.infer), methods=["POST"]) for path in models]  # Starlette tries in turn
+        routes = [
+            Route(f"{path}/infer", self.guarded(self.infer), methods=["POST"]) for path in models
+        ]  # Starlette tries in turn
         routes += [
             Route("/", self.page),
             Route("/events", self.guarded(self.events)),
@@ -160,8 +164,7 @@ class Application:
 
     async def metrics(self, request: Request) -> Response:
         """Counters of the host and of the server for Prometheus."""
-        text = await run_in_threadpool(self.host.prometheus)
-        return Response(text.encode() + generate_latest(self.counters), media_type=CONTENT_TYPE_LATEST)
+        return Response(await run_in_threadpool(generate_latest, self.counters), media_type=CONTENT_TYPE_LATEST)
 
     async def server(self, request: Request) -> Response:
         """Name, version and extensions of the server."""

@@ -24,7 +24,9 @@ GOOD: dict[str, Any] = {
 
 def read(content: Any, binary: bytes = b"", json_bytes: int | None = None) -> Any:
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return read_request(memoryview(bytearray(text + binary)), len(text) if binary and json_bytes is None else json_bytes, [X, IDS], [X])
+    return read_request(
+        memoryview(bytearray(text + binary)), len(text) if binary and json_bytes is None else json_bytes, [X, IDS], [X]
+    )
 
 
 def changed(number: int, **fields: Any) -> dict[str, Any]:
