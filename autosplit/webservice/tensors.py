@@ -146,7 +146,7 @@ def write_answer(
         spec, tensor = by_name[name]
         row: dict[str, Any] = {"name": name, "datatype": DATATYPES[spec.dtype], "shape": list(tensor.shape)}
         if is_binary:
-            binary.append(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+            binary.append(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
             row["parameters"] = {"binary_data_size": len(binary[-1])}
         else:
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
