@@ -73,8 +73,21 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, limits: ServerLimits = LIMITS) -> Iterator[Served]:
-    """A model of two stages on up to two cores, served by a thread of this process."""
+def listening(application: Application) -> Iterator[str]:
+    """The address of a server that runs in a thread of this process."""
+    started = threading.Event()
+    server = WebServer(application, Address(port=0), started.set)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    started.wait()
+    yield server.url
+    server.stop()
+    thread.join()
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Served]:
+    """A model of two stages on up to two cores, served by this process."""
     traced = autosplit.trace(SPEC)
     names = [op.name for op in traced.graph.ops]
     cores = [f"cpu:{core}" for core in affinity()[:2]]
@@ -84,18 +97,18 @@ def serving(folder: Path, limits: ServerLimits = LIMITS) -> Iterator[Served]:
     with HostManager() as host:
         repository = Repository(host, {"mlp": folder / "mlp.yaml"}, folder)
         repository.load("mlp").result()
-        started = threading.Event()
-        application = Application(host, repository, limits)
-        server = WebServer(application, Address(port=0), started.set)
-        thread = threading.Thread(target=server.serve)
-        thread.start()
-        started.wait()
-        yield Served(traced, application, server.url)
-        server.stop()
-        thread.join()
+        application = Application(host, repository, LIMITS)
+        with listening(application) as url:
+            yield Served(traced, application, url)
         repository.close()
 
 
+def beside(served: Served, limits: ServerLimits = LIMITS) -> Application:
+    """Another application with the same models."""
+    return Application(served.application.host, served.application.repository, limits)
+
+
 def good(seed: int = 0, **fields: Any) -> dict[str, Any]:
+    """A request that the model answers."""
     x = torch.randn(1, 16, generator=torch.Generator().manual_seed(seed))
     return {"inputs": [{"name": "input_1", "datatype": "FP32", "shape": [1, 16], "data": x.flatten().tolist()}], **fields}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from autosplit.errors import UsageError
 from autosplit.webservice.application import Application
@@ -72,12 +73,16 @@ class WebServer:
             "log_config": None,
             "access_log": False,
             "lifespan": "off",
+            "ssl_certfile": address.certificate,
+            "ssl_keyfile": address.key,
             "proxy_headers": False,
             "server_header": False,
             "timeout_keep_alive": max(1, round(limits.idle_s)),
             "timeout_graceful_shutdown": max(1, round(limits.drain_s)),
         }
-        config = uvicorn.Config(application.starlette(), ssl_certfile=address.certificate, ssl_keyfile=address.key, **settings)
+        config = uvicorn.Config(
+            _with_traces(application.starlette()), ssl_certfile=address.certificate, ssl_keyfile=address.key, **settings
+        )
         try:
             config.load()
         except OSError as failure:
@@ -102,3 +107,13 @@ class WebServer:
     def stop(self) -> None:
         """End as after SIGTERM; from any thread."""
         self._server.should_exit = True
+
+
+def _with_traces(application: ASGIApp) -> ASGIApp:
+    """Traces each request for OpenTelemetry, if opentelemetry-instrumentation-asgi is installed."""
+    try:
+        from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
+    except ModuleNotFoundError:
+        return application
+    traced: ASGIApp = OpenTelemetryMiddleware(application)
+    return traced

@@ -7,12 +7,12 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from servedplans import LIMITS, Served, good, serving, wait_until
+from servedplans import LIMITS, Served, beside, good, listening, wait_until
 
 from autosplit.webservice.limits import ServerLimits
 
@@ -69,12 +69,14 @@ def test_idle_connections_leave_room_for_others(served: Served) -> None:
             connection.close()
 
 
-def test_as_many_idle_connections_as_there_are_files_leave_requests_alone(tmp_path: Path) -> None:
+def test_as_many_idle_connections_as_there_are_files_leave_requests_alone(served: Served) -> None:
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     number = min(10_000, most // 2 - 500)  # both ends are in this process
     try:
-        with serving(tmp_path, ServerLimits(connections=number + 1)) as served:
+        application = beside(served, ServerLimits(connections=number + 1))
+        with listening(application) as url:
+            served = replace(served, application=application, url=url)
             served.call("POST", "/v2/models/mlp/infer", good())
             for _ in range(2):  # what the first crowd left in the allocator, the second one takes
                 with nothing_left_behind(), contextlib.ExitStack() as opened:
