@@ -80,9 +80,7 @@ class WebServer:
             "timeout_keep_alive": max(1, round(limits.idle_s)),
             "timeout_graceful_shutdown": max(1, round(limits.drain_s)),
         }
-        config = uvicorn.Config(
-            _with_traces(application.starlette()), ssl_certfile=address.certificate, ssl_keyfile=address.key, **settings
-        )
+        config = uvicorn.Config(_with_traces(application.starlette()), **settings)
         try:
             config.load()
         except OSError as failure:
