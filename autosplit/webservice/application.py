@@ -39,12 +39,8 @@ log = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("livepage.html").read_text(encoding="utf-8")
 """The page at "/": one HTML file without a build step. It asks for the token, if the server wants one."""
 
-MAX_ID = 100
 OPEN_PATHS = ("/", "/v2/health/live", "/v2/health/ready")
 """Paths that need no token: they tell nothing of models or requests."""
-
-EVENT_S = 1.0
-"""Seconds between two events of the live page."""
 
 
 @dataclass(eq=False)
@@ -68,11 +64,10 @@ class Application:
     def __post_init__(self) -> None:
         """Make the counters."""
         self.bodies = Bodies(self.limits)
-        self.counters = CollectorRegistry()
-        self.counters.register(HostMetrics(self.host.health))
-        names = "autosplit_http_requests", "autosplit_http_request_seconds"
-        self.requests = Counter(names[0], "Inference requests, by status.", ["model", "status"], registry=self.counters)
-        self.seconds = Histogram(names[1], "Seconds from the head to the answer.", ["model"], registry=self.counters)
+        self.counters = kept = CollectorRegistry()
+        kept.register(HostMetrics(self.host.health))
+        self.requests = Counter("autosplit_http_requests", "Inference requests, by status.", ["model", "status"], registry=kept)
+        self.seconds = Histogram("autosplit_http_request_seconds", "From the head to the answer.", ["model"], registry=kept)
 
     def starlette(self) -> Starlette:
         """The routes."""
@@ -100,7 +95,7 @@ class Application:
 
         async def answer(request: Request) -> Response:
             given = request.headers.get("x-request-id", "")
-            name = given if 0 < len(given) <= MAX_ID and given.isprintable() else uuid.uuid4().hex
+            name = given if 0 < len(given) <= 100 and given.isprintable() else uuid.uuid4().hex
             begun_s, status = time.perf_counter(), 499
             try:
                 try:
@@ -116,8 +111,10 @@ class Application:
                 return response
             finally:
                 elapsed_s = time.perf_counter() - begun_s
-                if route == self.infer:
-                    self._count(request, status, elapsed_s)
+                if route == self.infer:  # all models that are not in service count as one: names cannot fill the memory
+                    model = request.path_params["model"] if self.repository.get(request.path_params["model"]) else "unknown"
+                    self.requests.labels(model, status).inc()
+                    self.seconds.labels(model).observe(elapsed_s)
                 level = logging.WARNING if status >= 500 else logging.INFO
                 if log.isEnabledFor(level):
                     path = request.scope["path"]
@@ -127,18 +124,10 @@ class Application:
         return answer
 
     def _require_token(self, request: Request) -> None:
-        if not self.token or request.scope["path"] in OPEN_PATHS:
-            return
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self.token.encode()):
+        is_open = not self.token or request.scope["path"] in OPEN_PATHS
+        if not is_open and not hmac.compare_digest(given, self.token.encode()):
             raise HTTPException(401, "give the server's token as 'Authorization: Bearer TOKEN'", {"www-authenticate": "Bearer"})
-
-    def _count(self, request: Request, status: int, elapsed_s: float) -> None:
-        """Count a request under its model; all models that are not in service are one, so that names cannot fill the memory."""
-        name = request.path_params["model"]
-        known = name if self.repository.get(name) else "unknown"
-        self.requests.labels(known, status).inc()
-        self.seconds.labels(known).observe(elapsed_s)
 
     async def page(self, request: Request) -> Response:
         """The live page. It holds no data; its script asks for events with the token."""
@@ -156,7 +145,7 @@ class Application:
                 ]
                 yield f"data: {json.dumps(json_safe({**health, 'models': models, 'unix_s': time.time()}))}\n\n"
                 try:
-                    await asyncio.wait_for(self.ending.wait(), EVENT_S)
+                    await asyncio.wait_for(self.ending.wait(), 1.0)
                 except TimeoutError:
                     continue
 
@@ -224,7 +213,7 @@ class Application:
                 data = memoryview(await body.read(request, num_before))[num_before:]
                 return await self._infer(model, read_request(data, json_bytes, model.inputs, model.outputs))
         except asyncio.CancelledError:
-            if not connection.is_lost:
+            if connection in connection.open_connections:  # the server ends
                 raise
             raise HTTPException(499, "the caller left") from None
         finally:

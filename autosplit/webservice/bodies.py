@@ -41,13 +41,13 @@ class Body:
         try:
             async with asyncio.timeout(limits.body_s):
                 while True:
-                    message = await request.receive()
-                    if message["type"] == "http.disconnect":
+                    event = await request.receive()
+                    if event["type"] == "http.disconnect":
                         raise HTTPException(499, "the caller left")
-                    chunk = message["body"]
+                    chunk = event["body"]
                     self._count(len(body) - num_before + len(chunk))
                     body += chunk
-                    if not message["more_body"]:
+                    if not event["more_body"]:
                         return body
         except TimeoutError:
             message = f"{len(body) - num_before} bytes of the body came within {limits.body_s:g} s, and more were announced"

@@ -5,6 +5,8 @@ idle connections would take all descriptors of the process.
 """
 
 import asyncio
+import resource
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -13,6 +15,9 @@ from autosplit.webservice.limits import ServerLimits
 
 MAX_HEAD_BYTES = 64 << 10
 """Largest request line with headers."""
+
+KEPT_FILES = 192
+"""Files that the process may open beside connections: those of models, which are loaded while it serves."""
 
 CONNECTION = "autosplit.connection"
 """Key of a request's connection in its ASGI scope."""
@@ -29,13 +34,11 @@ class LimitedConnection(HttpToolsProtocol):
 
     Attributes:
         work: the task of the present request; a connection that is lost cancels it.
-        is_lost: whether the caller has left.
     """
 
     limits: ClassVar[ServerLimits]
     open_connections: ClassVar[set["LimitedConnection"]]
     work: "asyncio.Task[Any] | None" = None
-    is_lost = False
 
     def connection_made(self, transport: Any) -> None:
         """Take the connection, or answer with status 503."""
@@ -73,12 +76,11 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave a place for another connection, and end the request."""
         self._stop_waiting()
-        self.is_lost = True
-        if self.work is not None:
-            self.work.cancel()
         if self in self.open_connections:
             self.open_connections.remove(self)
             super().connection_lost(exc)
+        if self.work is not None:
+            self.work.cancel()
 
     def _wait_for_head(self) -> None:
         self._head_bytes = 0
@@ -90,6 +92,9 @@ class LimitedConnection(HttpToolsProtocol):
             self._patience = None
 
 
-def limited_protocol(limits: ServerLimits) -> type[asyncio.Protocol]:
-    """The protocol of one server's connections; each server counts its own."""
+def limited_protocol(limits: ServerLimits) -> type[LimitedConnection]:
+    """The protocol of one server's connections; each server counts its own, and leaves ``KEPT_FILES`` of its files to others."""
+    num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if num_files != resource.RLIM_INFINITY:
+        limits = replace(limits, connections=min(limits.connections, max(1, num_files - KEPT_FILES)))
     return type("Connection", (LimitedConnection,), {"limits": limits, "open_connections": set()})

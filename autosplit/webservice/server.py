@@ -1,7 +1,6 @@
 """WebServer: serves an application until SIGTERM or Ctrl-C."""
 
 import contextlib
-import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +13,6 @@ from starlette.types import ASGIApp
 from autosplit.errors import UsageError
 from autosplit.webservice.application import Application
 from autosplit.webservice.connections import limited_protocol
-
-log = logging.getLogger(__name__)
-
-BACKLOG = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ class WebServer:
         except OSError as failure:
             raise UsageError(f"the certificate '{address.certificate}' cannot be used: {failure}") from None
         try:
-            self._socket = socket.create_server((address.host, address.port), backlog=BACKLOG)
+            self._socket = socket.create_server((address.host, address.port), backlog=512)
         except (OSError, OverflowError) as failure:
             place = f"{address.host}:{address.port}"
             raise UsageError(f"cannot listen at {place}: {failure}; choose another --port or --host") from None

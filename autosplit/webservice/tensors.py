@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -90,22 +90,18 @@ def read_request(
         raise UsageError(f"the header {JSON_LENGTH} says {length} bytes of JSON, and the body has {len(body)}")
     text, num_binary = bytes(body[:length]), len(body) - length
     lay_out = _layout if num_binary and length <= MAX_KEPT_BYTES else _layout.__wrapped__
-    found = lay_out(text, num_binary, tuple(inputs), tuple(outputs))
-    tensors = {spec.name: _tensor(entry, spec, body, length + start) for entry, spec, start in found.entries}
-    return InferRequest(found.id, tuple(tensors[spec.name] for spec in inputs), found.outputs)
-
-
-class _Layout(NamedTuple):
-    """What the JSON of a request says: ``entries`` are its inputs, each with its spec and its first byte of binary data."""
-
-    id: str
-    entries: list[tuple[dict[str, Any], TensorSpec, int]]
-    outputs: Mapping[str, bool]
+    name, entries, wanted = lay_out(text, num_binary, tuple(inputs), tuple(outputs))
+    tensors = {spec.name: _tensor(entry, spec, body, length + start) for entry, spec, start in entries}
+    return InferRequest(name, tuple(tensors[spec.name] for spec in inputs), wanted)
 
 
 @lru_cache(256)
-def _layout(text: bytes, num_binary: int, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> _Layout:
-    """Read the JSON of a request. Clients send the same JSON with other binary data, so results are kept.
+def _layout(
+    text: bytes, num_binary: int, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> tuple[str, list[tuple[dict[str, Any], TensorSpec, int]], Mapping[str, bool]]:
+    """The id, the inputs, each with its spec and its first byte of binary data, and the outputs that the JSON of a request names.
+
+    Clients send the same JSON with other binary data, so results are kept.
 
     Raises: UsageError: as ``read_request``, but for values in JSON.
     """
@@ -125,7 +121,7 @@ def _layout(text: bytes, num_binary: int, inputs: tuple[TensorSpec, ...], output
     if end != num_binary:
         faults.append(f"the inputs announce {end} bytes of binary data, and {num_binary} follow the JSON")
     raise_faults(UsageError, "the request does not fit the model", faults)
-    return _Layout(_id(content), entries, _wanted(content, outputs))
+    return _id(content), entries, _wanted(content, outputs)
 
 
 def write_answer(

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from servedplans import LIMITS, Served, beside, good, listening, wait_until
 
+from autosplit.webservice.connections import KEPT_FILES, limited_protocol
 from autosplit.webservice.limits import ServerLimits
 
 MEMORY_BYTES = 48 << 20
@@ -85,6 +86,16 @@ def test_as_many_idle_connections_as_there_are_files_leave_requests_alone(served
                     assert served.call("POST", "/v2/models/mlp/infer", good())[0] == 200
                     wait_until(lambda: b"HTTP/1.1 503" in refusal(served))
             wait_until(lambda: served.call("POST", "/v2/models/mlp/infer", good())[0] == 200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+
+
+def test_connections_leave_files_for_models() -> None:
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, most))
+    try:
+        assert limited_protocol(ServerLimits(connections=1000)).limits.connections == 512 - KEPT_FILES
+        assert limited_protocol(ServerLimits(connections=100)).limits.connections == 100
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
 
