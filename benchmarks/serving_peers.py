@@ -5,6 +5,7 @@ python benchmarks/serving_peers.py echo PORT | ray PORT MODEL.onnx WORKERS | mls
 
 import json
 import os
+import secrets
 import signal
 import sys
 import time
@@ -73,6 +74,7 @@ def ray(port: int, path: str, num_workers: int) -> None:
             content, json_bytes = answer(self.session, await request.body(), length)
             return Response(content, headers={"inference-header-content-length": str(json_bytes)})
 
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # else Ray writes one to the home folder
     init(num_cpus=num_workers, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     options = {"num_cpus": 1}

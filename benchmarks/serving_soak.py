@@ -90,10 +90,10 @@ class Callers:
 
 
 def workers_of(url: str) -> list[int]:
-    """The processes of the stages, from the first event of the live page."""
+    """The processes of the stages in their order, from the first event of the live page."""
     with urlopen(f"{url}/events", timeout=60) as events:
         told = json.loads(events.readline().removeprefix(b"data: "))
-    return sorted(worker["pid"] for worker in told["workers"])
+    return [worker["pid"] for worker in told["workers"]]
 
 
 def held(server: psutil.Process) -> tuple[int, int, int]:

@@ -72,10 +72,8 @@ class Application:
     def starlette(self) -> Starlette:
         """The routes."""
         models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-        routes = [
-            Route(f"{path}/infer", self.guarded(self.infer), methods=["POST"]) for path in models
-        ]  # Starlette tries in turn
-        routes += [
+        routes = [Route(f"{path}/infer", self.guarded(self.infer), methods=["POST"]) for path in models]
+        routes += [  # after those of inference, because each request tries the routes in their order
             Route("/", self.page),
             Route("/events", self.guarded(self.events)),
             Route("/metrics", self.guarded(self.metrics)),
