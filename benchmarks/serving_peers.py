@@ -57,6 +57,7 @@ def echo(port: int) -> None:
 
 def ray(port: int, path: str, num_workers: int) -> None:
     """Ray Serve with a replica on each core."""
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # else Ray writes one to the home folder
     from ray import init, serve
     from starlette.requests import Request
     from starlette.responses import Response
@@ -74,7 +75,6 @@ def ray(port: int, path: str, num_workers: int) -> None:
             content, json_bytes = answer(self.session, await request.body(), length)
             return Response(content, headers={"inference-header-content-length": str(json_bytes)})
 
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # else Ray writes one to the home folder
     init(num_cpus=num_workers, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     options = {"num_cpus": 1}
