@@ -5,13 +5,15 @@
 
 All servers of a model run at the same time and are measured in turns, by the same client with the same request: as binary data,
 and as JSON beside MLServer, which takes nothing else. Ray Serve and MLServer run ONNX Runtime on the exported model, a worker on
-each core, in environments of their own. ``--minutes`` bounds the measurements; exporting and starting take a few minutes more.
+each core, in environments of their own; MLServer 1.7 needs uvloop below 0.22 there. ``--minutes`` bounds the measurements;
+exporting and starting take a few minutes more.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -231,6 +233,7 @@ def main() -> None:
     parser.add_argument("--mlserver-python", default="")
     parser.add_argument("--write-table", action="store_true")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with this process
     names = [name for name in given.models.split(",") if name]
     num_servers = 1 + bool(given.ray_python) + 2 * bool(given.mlserver_python)
     num_cells = given.rounds * (3 * len(SIZES) + len(names) * num_servers * len(given.clients.split(",")))

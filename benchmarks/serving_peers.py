@@ -93,6 +93,7 @@ def mlserver(port: int, path: str, num_workers: int, folder: str) -> None:
     Path(folder, "model-settings.json").write_text(json.dumps(about))
     Path(folder, "settings.json").write_text(json.dumps({**settings, "parallel_workers": num_workers, "debug": False}))
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    os.chdir(folder)  # it writes there
     os.execv(sys.executable, [sys.executable, "-m", "mlserver.cli.main", "start", folder])
 
 
