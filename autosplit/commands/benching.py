@@ -27,7 +27,7 @@ def bench(given: Bench) -> None:
     from autosplit.commands.report import table
 
     target = find_target(given.url, given.model, read_token(given.token_file))
-    added_s = http_s(target) if given.plan is not None else 0.0
+    added_s = http_s(target, rates[0]) if given.plan is not None and rates[0] is not None else 0.0
     rows = []
     with bars(err) as progress:
         for number, rate in enumerate(rates):

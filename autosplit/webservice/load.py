@@ -74,12 +74,12 @@ def find_target(server: str, model: str = "", token: str = "") -> Target:
     return asyncio.run(_find(server.rstrip("/"), model, {"authorization": f"Bearer {token}"} if token else {}))
 
 
-def http_s(target: Target) -> float:
-    """Seconds that HTTP costs one caller: the median over 0.5 s of requests with the same body, which the server refuses."""
+def http_s(target: Target, rate_per_s: float) -> float:
+    """Seconds that HTTP costs at a rate: the median of 50 requests with the same body, which the server reads and refuses."""
     length = int(target.headers[JSON_LENGTH])
     text = json.dumps({**json.loads(target.body[:length]), "outputs": [{"name": "no such output"}]}).encode()
     refused = Target(target.url, text + target.body[length:], {**target.headers, JSON_LENGTH: str(len(text))})
-    return asyncio.run(_load(refused, None, 1, 0.5, 400)).latency.p50_s
+    return asyncio.run(_load(refused, poisson_arrivals(rate_per_s, 50), None, 0.0, 400)).latency.p50_s
 
 
 async def _find(server: str, model: str, headers: Mapping[str, str]) -> Target:
