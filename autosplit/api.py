@@ -17,7 +17,7 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.networks import machine_of_plan
 from autosplit.deploying.service import Service, open_pipeline
-from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Hosts, Setup, as_budget
+from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup, as_budget
 from autosplit.devices.discovering import Devices, absent_devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError, names
@@ -42,14 +42,9 @@ from autosplit.values.profile import Profile
 if TYPE_CHECKING:
     from autosplit.searching.loop import SearchResult
 
-TIMING_SHARE = 0.5
-"""Most seconds for timing ops before a search, as a share of its seconds: a short search corrects times that are less exact."""
-
 
 @checked
-def measure(
-    traced: Traced, devices: Devices | None = None, *, setup: Setup = SETUP, then_search: Budget | None = None
-) -> Profile:
+def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SETUP, then_search: bool = False) -> Profile:
     """Seconds of every op on every device and backend; what did not change comes from the store.
 
     A device that is not here gets the speed that the machine states, or a stored profile of another machine, as an estimate. A
@@ -59,8 +54,7 @@ def measure(
         traced: the model.
         devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         setup: backends, precision, store, and the progress function.
-        then_search: the budget of a search that follows: the planner is loaded while files are prepared, and timing takes at
-            most half as long as that search.
+        then_search: load the planner while files are prepared, because a search follows.
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
     """
     from autosplit.measuring.profiler import measure as measure_ops
@@ -88,7 +82,6 @@ def measure(
             precision=setup.precision,
             workspace=setup.workspace,
             progress=progress,
-            budget_s=TIMING_SHARE * then_search.search_s if then_search and then_search.search_s > 0 else None,
             meanwhile=load_planner if then_search else lambda: None,
         )
 
@@ -307,8 +300,7 @@ def auto(
         constraints: demands on the plan; none by default.
         inputs: example inputs; a module needs them.
         setup: backends, precision, store, and the progress function.
-        budget: limits of time, or seconds for the search alone; tracing, measuring and comparing come on top. A search of at most
-            ``SMALL_S`` runs no candidates: it has time for one, which the report measures beside the baselines.
+        budget: limits of time, or seconds for the search alone; tracing, measuring and comparing come on top.
     Raises: the errors of the calls that it makes.
     """
     wanted, machine, budget = constraints or Constraints(), _machine(devices, setup), as_budget(budget)
@@ -325,9 +317,8 @@ def auto(
             progress("trace", 1.0, "done")
         announce(asked, expectation(machine, setup, budget))
         wanted = wanted.verify(traced.graph, machine)
-        profile = measure(traced, machine, setup=setup, then_search=budget)
-        planning = replace(budget, search_s=0.0) if budget.search_s <= SMALL_S else budget
-        found = search(traced, profile, machine, wanted, setup=setup, budget=planning)
+        profile = measure(traced, machine, setup=setup, then_search=True)
+        found = search(traced, profile, machine, wanted, setup=setup, budget=budget)
         subjects = {traced.source.batch: (traced, profile), found.plan.microbatch: (found.traced, found.profile)}
         try:
             report = run_subjects(subjects, found.plan, machine, wanted, setup=setup, budget=budget)

@@ -88,8 +88,14 @@ class Shared:
         at = self.sharing.latencies_s(self.paced_at)
         told = [self.paced[row["model"]] for row in rows]
         return [
-            {**row, "latency_s": s if s < inf else None, "measured_latency_s": one.mean_s, "measured_p99_s": one.p99_s}
-            for row, s, one in zip(rows, at, told, strict=True)
+            {
+                **row,
+                "slowdown": tenant.slowdown,
+                "latency_s": s if s < inf else None,
+                "measured_latency_s": one.mean_s,
+                "measured_p99_s": one.p99_s,
+            }
+            for row, tenant, s, one in zip(rows, self.sharing.tenants, at, told, strict=True)
         ]
 
     @property
@@ -197,7 +203,10 @@ def share(
 def _run(
     shared: Shared, choose: Callable[[Sequence[Tenant]], Sharing], setup: Setup, budget: Budget, progress: Progress
 ) -> Shared:
-    """Load and check the plans, correct them by a first mix, and run the models as fast as they go, then at their rates."""
+    """Load the plans on one host, check each against its unsplit model, correct the prediction by a first mix, and choose again.
+
+    Then the models run as fast as they go, and at their rates.
+    """
     sharing, mix_s = shared.sharing, round_s(budget.search_s, MOST_S)
     rates = {tenant.name: tenant.rate_per_s for tenant in sharing.tenants}
     with Bench(sharing.machine, setup.workspace) as bench:

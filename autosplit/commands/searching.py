@@ -56,7 +56,7 @@ def search(given: options.Plans) -> None:
         require_costs(machine, absent_devices(machine), setup.profile_of)
         traced = trace(given, progress, given.model, weights=bool(sources(machine)))
         wanted.verify(traced.graph, machine)
-        measured = api.measure(traced, machine, setup=setup, then_search=budget)
+        measured = api.measure(traced, machine, setup=setup, then_search=True)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
     notes = [*wanted.notes(traced.graph), *measured.notes, *keeping.keep_search(found, setup)]
     say_reused(measured, given.store, started)

@@ -11,7 +11,7 @@ from autosplit.deploying.bench import FIRST_S, Bench
 from autosplit.deploying.compiling import LEAST_COMPILE_S, compile_baselines
 from autosplit.deploying.contest import LOADING_TIME, MOST_BESIDE, Contest, by_promise
 from autosplit.deploying.footprints import Footprints
-from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup
+from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.errors import ProfileError
 from autosplit.memory.stages import count, footprints_of
 from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
@@ -47,13 +47,10 @@ def expectation(machine: Machine, setup: Setup, budget: Budget) -> str:
     compare_s = LOADING_S + min(budget.compare_s, (2 + MOST_BESIDE) * budget.num_rounds * budget.round_s)
     kept = f" (less where '{setup.store}' holds it)" if setup.store is not None else ""
     backends, devices = ", ".join(setup.considered), ", ".join(device.name for device in machine.devices)
-    searching = (
-        f"run candidate plans {budget.search_s:g} s (the budget)" if budget.search_s > SMALL_S else f"plan {budget.search_s:g} s"
-    )
     compiling = f"compile for {', '.join(compiled)} {compiling_s:.0f} s, " if compiled else ""
     return (
         f"this takes about {measuring_s + budget.search_s + compiling_s + compare_s:.0f} s, longer for large models: measure "
-        f"{backends} on {devices} {measuring_s:.0f} s{kept}, {searching}, {compiling}"
+        f"{backends} on {devices} {measuring_s:.0f} s{kept}, run candidate plans {budget.search_s:g} s (the budget), {compiling}"
         f"compare the best plan with its baselines {compare_s:.0f} s"
     )
 

@@ -22,8 +22,7 @@ ROUND_S = 2.0
 """Most seconds that each plan runs in a round of the report, where no number of requests is asked for."""
 
 SMALL_S = 3.0
-"""A search of at most so many seconds is small: one candidate spends it, and rounds are as short as they may be. ``auto`` runs
-none then, because the report measures the plan."""
+"""A search of at most so many seconds is small: one candidate spends it, and rounds are as short as they may be."""
 
 LEAST_ROUND_S = 0.2
 ROUND_SHARE = LEAST_ROUND_S / SMALL_S
@@ -122,8 +121,7 @@ class Budget:
     """Limits of time for a call. Tracing, measuring ops and loading plans come on top, without a limit.
 
     Attributes:
-        search_s: seconds for planning and running candidate plans; 0 takes the planner's answer from the profile alone, and so
-            does ``auto`` up to ``SMALL_S``.
+        search_s: seconds for planning and running candidate plans; 0 takes the planner's answer from the profile alone.
         planner_s: most seconds for one question to the planner, which has at most a fifth of ``search_s`` where that is above 0.
             None for 10 s, and for 1 s where ``search_s`` is 0 and a plan is found so soon.
         compile_s: seconds for compiling the model once for each backend that compiles for long; None for twice ``search_s``.

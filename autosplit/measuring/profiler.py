@@ -65,8 +65,8 @@ def measure(
         backends: names, eager first if it is among them.
         threads: device name to the thread counts to measure; by default one thread for each core.
         store: where measurements are kept and reused; None keeps nothing.
-        budget_s: most seconds for timing, without start-up and exports; by default about 1.4 s for each backend. Two passes in
-            each of two rounds are made in any case.
+        budget_s: seconds for timing, without start-up and exports; by default about 1.4 s for each backend. Two passes in each
+            of two rounds are made in any case.
         progress: called with ``profile``, the share done from 0 to 1, and the current step.
         remeasure: measure again what is stored.
         links: measure the links too, unless they are stored.
@@ -159,7 +159,7 @@ class _Measurement:
         """Measure what the profile lacks; keep each result before the next one is measured."""
         measured, links = self.profile.measured, links and not self.profile.links
         groups = [group for group in groups_of(self.machine, self.stamps) if any(one not in measured for one in group)]
-        round_s = ROUND_S if budget_s is None else min(ROUND_S, max(0.05, 0.45 * budget_s / max(1, len(groups))))
+        round_s = ROUND_S if budget_s is None else max(0.05, 0.45 * budget_s / max(1, len(groups)))
         steps = _Steps(self.tell, _planned([group[0].backend for group in groups], round_s, links))
         prepare_to_spawn()
         with ExitStack() as stack:

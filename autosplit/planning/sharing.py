@@ -138,7 +138,6 @@ class Sharing:
                 "way": " | ".join(f"{len(s.ops)} ops on {'+'.join(s.devices)} ({s.backend})" for s in plan.stages),
                 "loads": ", ".join(f"{name} {share:.0%}" for name, share in way.shares.items()),
                 "alone_s": plan.prediction.latency_s,
-                "slowdown": tenant.slowdown,
                 "latency_s": latency_s if latency_s < inf else None,
             }
             for tenant, plan, way, latency_s in zip(self.tenants, self.plans, self.ways, latencies_s, strict=True)

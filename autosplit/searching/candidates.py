@@ -101,6 +101,12 @@ def first_answer(question: Question, limited: Question, traced: Traced, footprin
         return answer(question, traced, footprints)
 
 
+def ran_before(plan: Plan, profile: Profile) -> bool:
+    """Whether every stage of the plan ran in a search whose measurements the profile holds."""
+    known = {(stage.setting, stage.ops) for stage in profile.stages}
+    return all((setting, frozenset(stage.ops)) in known for stage, setting in plan.workers)
+
+
 def with_bound(question: Question, traced: Traced, best: Plan, footprints: Footprints | None) -> Plan:
     """The plan that measured best, with the bound for all plans that the user's demands allow.
 

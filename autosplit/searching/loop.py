@@ -14,7 +14,7 @@ from typing import Any
 from autosplit import tables
 from autosplit.deploying.bench import FIRST_S, Bench, Contender
 from autosplit.deploying.footprints import Footprints
-from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, round_s
+from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup, round_s
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, WorkerError
 from autosplit.memory.stages import with_footprints
 from autosplit.planning.predicting import moved_s, predict
@@ -96,7 +96,7 @@ def search(
         question: the model for whole requests, its profile, the machine and the demands.
         traced: the model, traced for whole requests.
         budget: ``search_s`` for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
-            own limit. 0 returns the planner's answer from the profile alone.
+            own limit. 0 returns the planner's answer from the profile alone. So does ``SMALL_S`` where its stages ran before.
         setup: ``journal``, a file of Optuna's trials, with which a search that was stopped goes on, and another one begins anew;
             ``workspace`` and ``hosts``, as for ``Bench``.
         subject_for: gives the traced model and its profile for a microbatch, or raises an AutosplitError if requests cannot be
@@ -140,7 +140,7 @@ def _search(
     if explain_s is None:
         explain_s = min(candidates.EXPLAIN_S, budget_s / 10 if budget_s > 0 else candidates.EXPLAIN_S)
         explain_s *= question.constraints.objective == "throughput"
-    if budget_s <= 0:
+    if budget_s <= 0 or (budget_s <= SMALL_S and candidates.ran_before(first, question.profile)):
         plan = explained(question, first, explain_s)
         progress("search", 1.0, "done")
         return _counted(footprints, SearchResult(plan, traced, question.profile))

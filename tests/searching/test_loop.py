@@ -161,6 +161,27 @@ def test_an_even_split_that_measures_better_than_the_planner_s_cut_is_the_answer
     assert [len(stage.ops) for stage in ran[0].stages] == [1, 3] and [len(stage.ops) for stage in found.plan.stages] == [2, 2]
 
 
+@pytest.mark.parametrize(("budget_s", "ran", "runs"), [(3.0, True, False), (3.0, False, True), (4.0, True, True)])
+def test_a_small_budget_runs_nothing_where_the_stages_of_the_answer_ran_before(
+    monkeypatch: pytest.MonkeyPatch, budget_s: float, ran: bool, runs: bool
+) -> None:
+    profile = PROFILE
+    job = question(TWO, Constraints(num_stages=1, max_replicas=1), ("eager",))
+    first = planned(job)
+    for stage, setting in first.workers if ran else []:
+        profile = profile.with_stage(stage.ops, setting, Samples((4.0,)))
+    corrected: list[Plan] = []
+
+    def correct(hunt: _Hunt, plan: Plan, *others: Plan) -> None:
+        corrected.append(plan)
+        hunt.trials.append(Trial({}, plan, 1.0, 1.0))
+
+    monkeypatch.setattr(_Hunt, "correct", correct)
+    monkeypatch.setattr(_Hunt, "tune", lambda hunt, study: None)
+    found = search(replace(job, profile=profile), TRACED, budget=Budget(budget_s))
+    assert bool(corrected) == bool(found.trials) == runs and found.plan.hash == first.hash
+
+
 @pytest.mark.parametrize("measured", [False, True])
 def test_a_search_that_is_stopped_hands_out_what_was_measured(monkeypatch: pytest.MonkeyPatch, measured: bool) -> None:
     def correct(hunt: _Hunt, first: Plan, *others: Plan) -> None:
