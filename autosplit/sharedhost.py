@@ -1,8 +1,9 @@
 """``share``: several models planned together for one host, run beside each other, and opened as running services."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf, nan
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ from autosplit.absent import with_estimates
 from autosplit.api import Model, measure, trace
 from autosplit.arguments import checked
 from autosplit.backends.workspace import Workspace
+from autosplit.costs.problem import Floats
 from autosplit.deploying.bench import Bench
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.mixing import run_mix, run_paced
@@ -21,16 +23,16 @@ from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget, r
 from autosplit.devices.discovering import Devices, as_machine, version_of
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError
-from autosplit.planners.cpsat.sharing import relaxed_factor
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.question import Question
-from autosplit.planning.sharing import Sharing, cheapest_s, tenants_of, ways_of
+from autosplit.planning.sharing import Sharing, Tenant, cheapest_s, tenants_of, ways_of
 from autosplit.planning.sharing import share as share_devices
 from autosplit.progress import Progress, progress_shown
 from autosplit.reports.results import LatencyStats
+from autosplit.searching.candidates import PREDICTION_ERROR
+from autosplit.searching.correcting import slowdowns, spans_of
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
-from autosplit.values.machine import places
 from autosplit.values.plan import Plan
 
 PART_S = 1.0
@@ -38,6 +40,9 @@ PART_S = 1.0
 
 MOST_S = 2.0
 """Most seconds of a mix."""
+
+FIRST_MIXES = 2
+"""Length of the first mix, in rounds: by it alone all rounds are predicted."""
 
 CALM = 0.7
 """Largest share of the saturation at which latencies are measured: nearer to it they depend on the length of the run."""
@@ -48,7 +53,7 @@ class Shared:
     """Several models with their plans for one host, and what was measured of them.
 
     Attributes:
-        sharing: the plans, as predicted.
+        sharing: the plans, as predicted; if they ran, with the slowdown of each model in a first mix, of which no round is part.
         traced: the models by name.
         rounds: the factor of each mix, as fast as it went; empty if nothing ran.
         paced: by name, latencies at ``paced_at`` times the rates, with arrivals at random; empty if nothing ran.
@@ -83,8 +88,14 @@ class Shared:
         at = self.sharing.latencies_s(self.paced_at)
         told = [self.paced[row["model"]] for row in rows]
         return [
-            {**row, "latency_s": s if s < inf else None, "measured_latency_s": one.mean_s, "measured_p99_s": one.p99_s}
-            for row, s, one in zip(rows, at, told, strict=True)
+            {
+                **row,
+                "slowdown": tenant.slowdown,
+                "latency_s": s if s < inf else None,
+                "measured_latency_s": one.mean_s,
+                "measured_p99_s": one.p99_s,
+            }
+            for row, tenant, s, one in zip(rows, self.sharing.tenants, at, told, strict=True)
         ]
 
     @property
@@ -92,11 +103,15 @@ class Shared:
         """What was found, predicted and, if it ran, measured."""
         told = [self.sharing.sentence]
         if self.rounds:
+            times = ", ".join(f"'{tenant.name}' {tenant.slowdown:.2f}" for tenant in self.sharing.tenants)
             told += [
+                f"in a first mix requests took {times} times as long as predicted for each model alone; the figures include this",
                 f"as fast as it goes {self.sharing.saturation:.3g} times the rates as predicted, {self.measured:.3g} as measured "
                 f"({min(self.rounds):.3g} to {max(self.rounds):.3g} in {len(self.rounds)} rounds)",
                 f"latencies are means at {self.paced_at:.2g} times the rates, with arrivals at random",
             ]
+        else:
+            told.append("models that share a host slow each other down; that is not in these figures, and a budget measures it")
         return [*told, *self.faults]
 
     @contextmanager
@@ -143,7 +158,8 @@ def share(
         max_latency_s: name to the most mean seconds of a request while all models run.
         weights: name to how much a model's latency counts where choices have the same factor; 1 by default.
         setup: backends, precision, store, seed, and the progress function.
-        budget: rounds in which all models run together, longer ones for a larger ``search_s``; with 0 seconds nothing runs.
+        budget: rounds in which all models run together, longer ones for a larger ``search_s``, after a first mix that corrects
+            the prediction. With 0 seconds nothing runs, and the prediction supposes that models cost each other nothing.
     Raises: UsageError: rates, limits or weights do not fit the models. InfeasibleError: a model cannot run, or not within its
         limit, or memory cannot hold all.
     """
@@ -154,7 +170,7 @@ def share(
     prepare_to_spawn()
     with progress_shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)
-        traced, ways, tables_s = dict[str, Traced](), list[list[Plan]](), list[Mapping[str, Any]]()
+        traced, ways, cheapest = dict[str, Traced](), list[list[Plan]](), list[Mapping[str, Floats]]()
         notes, known = list[str](), {name: version_of(name) for name in ("autosplit", "torch")}
         for tenant in tenants:
             model = models[tenant.name]
@@ -177,16 +193,20 @@ def share(
             found = ways_of(question, tenant, account, len(tenants))
             ways.append([with_estimates(replace(plan, versions=known), profile) for plan in found])
             notes += [f"'{tenant.name}': {note}" for note in profile.notes]
-            tables_s.append({name: tenant.rate_per_s * op_s for name, op_s in cheapest_s(question).items()})
-        most = relaxed_factor(tables_s, {device.name: places(device.name) for device in machine.devices})
+            cheapest.append(cheapest_s(question))
         graphs = [one.graph for one in traced.values()]
-        sharing = share_devices(tenants, ways, graphs, machine, relaxed=most, seed=setup.seed)
-        shared = Shared(sharing, traced, notes=tuple(notes))
-        return _run(shared, setup, budget, progress) if budget.search_s > 0 else shared
+        choose = partial(share_devices, plans=ways, graphs=graphs, machine=machine, cheapest=cheapest, seed=setup.seed)
+        shared = Shared(choose(tenants), traced, notes=tuple(notes))
+        return _run(shared, choose, setup, budget, progress) if budget.search_s > 0 else shared
 
 
-def _run(shared: Shared, setup: Setup, budget: Budget, progress: Progress) -> Shared:
-    """Load the plans on one host, check each against its unsplit model, and run them as fast as they go, then at their rates."""
+def _run(
+    shared: Shared, choose: Callable[[Sequence[Tenant]], Sharing], setup: Setup, budget: Budget, progress: Progress
+) -> Shared:
+    """Load the plans on one host, check each against its unsplit model, correct the prediction by a first mix, and choose again.
+
+    Then the models run as fast as they go, and at their rates.
+    """
     sharing, mix_s = shared.sharing, round_s(budget.search_s, MOST_S)
     rates = {tenant.name: tenant.rate_per_s for tenant in sharing.tenants}
     with Bench(sharing.machine, setup.workspace) as bench:
@@ -195,14 +215,30 @@ def _run(shared: Shared, setup: Setup, budget: Budget, progress: Progress) -> Sh
         for number, (name, plan) in enumerate(shared.plans.items()):
             progress("run", 0.3 * number / len(rates), f"loading '{name}'")
             bench.load(name, plan, shared.traced[name])
+        progress("run", 0.3, "all models, the first mix")
+        run_mix(bench, rates, FIRST_MIXES * mix_s * sharing.saturation)
+        spans = [[spans_of(events) for events in bench.loaded[name].pipeline.events()] for name in rates]
+        sharing = chosen_again(sharing, slowdowns(sharing.plans, spans), choose)
+        others = {name: plan for name, plan in replace(shared, sharing=sharing).plans.items() if plan != shared.plans[name]}
+        for name in others:  # all of them first: together, old and new plans may not fit the memory
+            bench.unload(name)
+        for name, plan in others.items():
+            bench.load(name, plan, shared.traced[name])
         rounds = list[float]()
         for number in range(budget.num_rounds):
-            progress("run", 0.3 + 0.6 * number / budget.num_rounds, f"all models, round {number + 1} of {budget.num_rounds}")
+            progress("run", 0.4 + 0.5 * number / budget.num_rounds, f"all models, round {number + 1} of {budget.num_rounds}")
             rounds.append(run_mix(bench, rates, mix_s * sharing.saturation))
-        measured = replace(shared, rounds=tuple(rounds))
+        measured = replace(shared, sharing=sharing, rounds=tuple(rounds))
         paced_at = min(1.0, sharing.factor, CALM * measured.measured)
         progress("run", 0.9, f"latencies at {paced_at:.2g} times the rates")
         paced = run_paced(bench, {name: paced_at * rate for name, rate in rates.items()}, 2 * mix_s, setup.seed)
         faults = tuple(f"'{name}': {entry.fault}" for name, entry in bench.loaded.items() if entry.fault)
     progress("run", 1.0, "done")
     return replace(measured, paced=paced, paced_at=paced_at, faults=faults)
+
+
+def chosen_again(sharing: Sharing, by: Sequence[float], choose: Callable[[Sequence[Tenant]], Sharing]) -> Sharing:
+    """The choice with the slowdown of each tenant; other plans only if they are ahead by more than predictions err."""
+    found = choose([replace(tenant, slowdown=one) for tenant, one in zip(sharing.tenants, by, strict=True)])
+    kept = replace(found, plans=sharing.plans)
+    return found if found.factor > kept.factor * (1 + PREDICTION_ERROR) else kept

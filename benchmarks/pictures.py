@@ -2,12 +2,13 @@
 
     python -m benchmarks.pictures [--search-s 10]
 
-``plan.svg`` needs no browser. The screenshots (report.png, terminal.png, notebook.png) need Chromium. Run it on a quiet machine:
-the pictures show how well the run was predicted.
+``plan.svg`` needs no browser. The screenshots need Chromium: report.png, report-dark.png, report-700.png (700 pixels wide),
+docs.png, terminal.png and notebook.png. Run it on a quiet machine: the pictures show how well the run was predicted.
 """
 
 import argparse
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,7 @@ COLOURS = 256
 """Colours of a screenshot. Fewer than all keep a file small."""
 
 MARGIN = 16
-"""Pixels of white around what a screenshot shows."""
+"""Pixels of background around what a screenshot shows."""
 
 PAGE = """<meta charset=utf-8><style>
 body { font: 15px sans-serif; width: 900px; } table { border-collapse: collapse; }
@@ -63,7 +64,14 @@ def main() -> int:
         if browser is None:
             print(f"no screenshots: none of {', '.join(BROWSERS)} is installed; plan.svg is written")
             return 0
+        site = ["--quiet", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(pages / "site")]
+        subprocess.run(
+            [sys.executable, "-m", "mkdocs", "build", *site], cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+        )
         screenshot(browser, pages / "report.html", 1100, 1500)
+        screenshot(browser, pages / "report.html", 1100, 1500, "report-dark.png", "--force-dark-mode")
+        screenshot(browser, pages / "report.html", 700, 1500, "report-700.png")
+        screenshot(browser, pages / "site" / "index.html", 1200, 900, "docs.png")
         screenshot(browser, pages / "terminal.svg", 1000, 1300)
         screenshot(browser, pages / "notebook.html", 960, 2600)
     for path in sorted(FOLDER.iterdir()):
@@ -103,15 +111,25 @@ def cell_html(cell: Any) -> str:
     return "".join(shown)
 
 
-def screenshot(browser: str, page: Path, width: int, height: int) -> None:
-    """Take a PNG of the top of a page, with a margin in place of all the white around it, in few colours."""
-    taken = page.with_suffix(".png")
+def screenshot(browser: str, page: Path, width: int, height: int, name: str = "", *more: str) -> None:
+    """Take a PNG of the top of a page, with a margin in place of all the background around it, in few colours.
+
+    Args:
+        browser: path of Chromium.
+        page: the file.
+        width: of the window, in pixels.
+        height: of the window.
+        name: of the picture; by default the name of the page.
+        more: more flags of the browser.
+    """
+    taken = page.with_name(name or f"{page.stem}.png")
     size = [f"--window-size={width},{height}", "--hide-scrollbars", f"--screenshot={taken}", "--virtual-time-budget=5000"]
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", *size, page.as_uri()]
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", *more, *size, page.as_uri()]
     subprocess.run([browser, *flags], check=True, capture_output=True, timeout=120)
     image = Image.open(taken).convert("RGB")
-    drawn = ImageChops.difference(image, Image.new("RGB", image.size, "white")).getbbox()
-    shown = ImageOps.expand(image.crop(drawn), border=MARGIN, fill="white")
+    background = image.getpixel((0, image.height - 1))
+    drawn = ImageChops.difference(image, Image.new("RGB", image.size, background)).getbbox()
+    shown = ImageOps.expand(image.crop(drawn), border=MARGIN, fill=background)
     shown.quantize(COLOURS).save(FOLDER / taken.name, optimize=True)
 
 

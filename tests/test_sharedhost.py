@@ -1,6 +1,7 @@
 """Several models planned for one host, run beside each other and opened: by the call and by the command."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ import autosplit
 from autosplit import cli
 from autosplit.errors import UsageError
 from autosplit.measuring import store as stores
+from autosplit.planning.sharing import Sharing, Tenant
+from autosplit.sharedhost import chosen_again
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import Plan, Prediction, Source, Stage
 from autosplit.values.planfile import read_plan
 
 SPECS = {"wide": "autosplit.examples.mlp:mlp?depth=2&width=256", "deep": "autosplit.examples.mlp:mlp?depth=4&width=64"}
@@ -33,12 +38,23 @@ def test_models_run_beside_each_other_and_answer_as_alone(tmp_path: Path) -> Non
     assert len(found.rounds) == 1 and found.measured > 0 and not found.faults
     assert found.sharing.factor <= found.sharing.bound * (1 + 1e-3)
     assert {name: one.count for name, one in found.paced.items()}.keys() == RATES.keys()
-    assert all(row["measured_latency_s"] > 0 for row in found.rows()) and len(found.sentences) == 3
+    assert all(row["measured_latency_s"] > 0 for row in found.rows()) and len(found.sentences) == 4
+    assert all(row["slowdown"] > 0 and row["slowdown"] != 1.0 for row in found.rows())
     assert "wide" in found._repr_html_()
     with found.open() as services:
         for name, one in traced.items():
             [x] = one.example_inputs
             assert torch.allclose(services[name](x), one.program(x)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(("second_s", "moves"), [(0.97, False), (0.5, True)])
+def test_other_plans_replace_those_that_ran_only_if_they_are_clearly_ahead(second_s: float, moves: bool) -> None:
+    stage, predicted = Stage("s", ("op",), ("cpu:0",)), Prediction(1.0, 1.0, 1.0, 0.0, 1.0)
+    ran, other = (Plan(Source("m:f"), "g", "p", (stage,), predicted, loads_s={"cpu:0": load_s}) for load_s in (1.0, second_s))
+    first = Sharing((Tenant("a", 0.5),), (ran,), Machine.of([parse_device("cpu:0")]), 2.0, (2,))
+    found = chosen_again(first, [1.5], lambda asked: replace(first, tenants=tuple(asked), plans=(other,)))
+    assert found.tenants[0].slowdown == 1.5 and found.plans == ((other,) if moves else (ran,))
+    assert found.factor == pytest.approx(1 / (0.5 * 1.5 * (second_s if moves else 1.0)))
 
 
 def test_rates_and_models_must_fit() -> None:
@@ -61,6 +77,7 @@ def test_a_file_of_models_is_planned_for_devices_that_are_not_here(
     assert done.exit_code == 0, done.stderr
     data = json.loads(done.stdout)
     assert data["factor"] > 1 and data["measured"] is None and len(data["models"]) == 2
+    assert "slow each other down; that is not in these figures" in data["sentences"][-1]
     assert all("on estimates of" in read_plan(Path(row["plan"])).method for row in data["models"])
     for row in data["models"]:
         assert row["loads"] and 0 < row["alone_s"] <= row["latency_s"] < 1 and read_plan(Path(row["plan"])).devices

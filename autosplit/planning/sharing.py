@@ -5,6 +5,9 @@ blocks of neighbours. ``planners.cpsat.sharing`` chooses one for each model. A c
 
 A request at a load takes its time on an idle host over the idle share of its busiest resource: the mean of processor sharing with
 arrivals at random (Kleinrock, 1967). It is an estimate from above where service times are even and one model has the device.
+
+Models that share cores evict each other's data from the caches, and the host's threads work on the same cores. The profile of a
+model alone holds neither, so a tenant has a slowdown, which is measured while all models run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +19,7 @@ from typing import Any
 from autosplit.costs.problem import Floats
 from autosplit.errors import InfeasibleError, UsageError, raise_faults
 from autosplit.memory.account import Account
-from autosplit.planners.cpsat.sharing import Way, choose, factor_of, sums
+from autosplit.planners.cpsat.sharing import Way, choose, factor_of, relaxed_factor, sums
 from autosplit.planning.backends import backends_of
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.predicting import charge, measured_backends
@@ -39,12 +42,14 @@ class Tenant:
         rate_per_s: requests a second that it should take.
         max_latency_s: most seconds of a request, on average, while all models run.
         weight: how much its latency counts where choices have the same factor.
+        slowdown: how many times as long its requests take beside the other models as predicted for it alone.
     """
 
     name: str
     rate_per_s: float
     max_latency_s: float = inf
     weight: float = 1.0
+    slowdown: float = 1.0
 
     def faults(self) -> list[str]:
         """A sentence for each value that cannot be used."""
@@ -118,7 +123,8 @@ class Sharing:
         """Predicted mean seconds of a request of each tenant at ``factor`` times the rates; infinite where that is too much."""
         ways, used = self.ways, sums(self.ways)
         busy = [factor * max((used[name] for name in way.shares), default=0.0) for way in ways]
-        return [plan.prediction.latency_s / (1 - b) if b < 1 else inf for plan, b in zip(self.plans, busy, strict=True)]
+        beside_s = [t.slowdown * plan.prediction.latency_s for t, plan in zip(self.tenants, self.plans, strict=True)]
+        return [seconds / (1 - b) if b < 1 else inf for seconds, b in zip(beside_s, busy, strict=True)]
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a model: what is asked, and what is predicted at the rates or, where they cannot be met, at the factor."""
@@ -209,11 +215,12 @@ def way_of(tenant: Tenant, plan: Plan, machine: Machine) -> Way:
     shares, parts = dict[str, float](), plan.source.batch // plan.microbatch
     for device, load_s in plan.loads_s.items():
         for place in places(device):
-            shares[place] = shares.get(place, 0.0) + tenant.rate_per_s * parts * load_s
+            shares[place] = shares.get(place, 0.0) + tenant.rate_per_s * parts * tenant.slowdown * load_s
+    latency_s = tenant.slowdown * plan.prediction.latency_s
     return Way(
         shares,
-        cost=tenant.weight * plan.prediction.latency_s,
-        most_busy=1.0 - plan.prediction.latency_s / tenant.max_latency_s,
+        cost=tenant.weight * latency_s,
+        most_busy=1.0 - latency_s / tenant.max_latency_s,
         alone=frozenset(place for name in plan.loads_s if machine[name].one_model for place in places(name)),
     )
 
@@ -224,7 +231,7 @@ def share(
     graphs: Sequence[Graph],
     machine: Machine,
     *,
-    relaxed: float = inf,
+    cheapest: Sequence[Mapping[str, Floats]] = (),
     limit_s: float = 10.0,
     seed: int = 0,
 ) -> Sharing:
@@ -235,7 +242,7 @@ def share(
         plans: the ways of each, with their prediction and memory.
         graphs: the graph of each.
         machine: the devices; each memory cap holds for all models together.
-        relaxed: a factor that no plans exceed.
+        cheapest: what ``cheapest_s`` gives for each, for a bound on all plans; empty for none.
         limit_s: seconds for the solver.
         seed: its seed.
     Raises: InfeasibleError: no choice keeps the caps, or none was found in time.
@@ -254,6 +261,13 @@ def share(
             f"no choice of plans was found that fits all models together: they need at least {need}, and the caps are: {told}. "
             "Raise a cap, add a device, or leave a model out."
         )
+    relaxed = inf
+    if cheapest:
+        taken_s = [
+            {name: tenant.rate_per_s * tenant.slowdown * op_s for name, op_s in one.items()}
+            for tenant, one in zip(tenants, cheapest, strict=True)
+        ]
+        relaxed = relaxed_factor(taken_s, {device.name: places(device.name) for device in machine.devices})
     picked = tuple(found[number] for found, number in zip(plans, chosen.ways, strict=True))
     return Sharing(tuple(tenants), picked, machine, chosen.bound, tuple(map(len, plans)), relaxed)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from autosplit.measuring.rounds import SLOW_RATIO
 from autosplit.running.messages import WorkerEvent
+from autosplit.values.machine import places
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Samples
@@ -131,6 +132,29 @@ def taken_s(plan: Plan, spans: Sequence[Sequence[Span]]) -> tuple[Samples, ...]:
             parts = np.array_split(np.array(seconds), min(MOST_SAMPLES, len(seconds))) if seconds else []
             found[number] = Samples(tuple(float(part.mean()) for part in parts))
     return tuple(found[number] for number in range(len(devices)))
+
+
+def slowdowns(plans: Sequence[Plan], spans: Sequence[Sequence[Sequence[Span]]]) -> list[float]:
+    """Seconds of cores that a request of each plan took while the plans ran beside each other, over those predicted.
+
+    Args:
+        plans: with their predicted loads.
+        spans: for each plan and each of its workers the begin and end of its runs, in nanoseconds.
+    Returns: a number for each plan; 1.0 for a plan without runs or without a load.
+    """
+    workers = [(number, setting.device) for number, plan in enumerate(plans) for _, setting in plan.workers]
+    runs = [worker for plan_spans in spans for worker in plan_spans]
+    taken_s = [0.0] * len(plans)
+    for place in dict.fromkeys(place for _, device in workers for place in places(device)):
+        there = [k for k, (_, device) in enumerate(workers) if place in places(device)]
+        for k, seconds in zip(there, shares_s([runs[k] for k in there]), strict=True):
+            taken_s[workers[k][0]] += sum(seconds)
+    found = []
+    for plan, own_s, plan_spans in zip(plans, taken_s, spans, strict=True):
+        num_requests = sum(map(len, plan_spans)) / len(plan.stages)
+        expected_s = num_requests * sum(load_s * len(places(name)) for name, load_s in plan.loads_s.items())
+        found.append(own_s / expected_s if expected_s > 0 else 1.0)
+    return found
 
 
 def shares_s(spans: Sequence[Sequence[Span]]) -> list[list[float]]:

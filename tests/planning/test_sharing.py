@@ -64,6 +64,18 @@ def test_a_limit_on_latency_lowers_the_factor_and_is_named() -> None:
         planned([(Tenant("a", 10.0, max_latency_s=0.04), chain("a", (0.05,)))], machine)
 
 
+def test_a_slowdown_counts_in_loads_and_latencies() -> None:
+    """0.5 of a device for one model and 0.3 for each of two others; beside them the first takes twice as long."""
+    machine = Machine.of(map(parse_device, NAMES))
+    cases = [(Tenant("a", 10.0, slowdown=2.0), chain("a", (0.05,))), *[(Tenant(n, 10.0), chain(n, (0.03,))) for n in "bc"]]
+    found = planned(cases, machine)
+    assert found.factor == pytest.approx(2 / 1.6, rel=1e-2)
+    assert sum(found.ways[0].shares.values()) == pytest.approx(1.0, rel=1e-2)
+    at_s = found.latencies_s(0.5)[0]
+    alone = replace(found, tenants=tuple(replace(tenant, slowdown=1.0) for tenant in found.tenants))
+    assert alone.factor == pytest.approx(2 / 1.1, rel=1e-2) and at_s > 2 * alone.latencies_s(0.5)[0]
+
+
 def test_memory_holds_for_all_models_together() -> None:
     cases = [(Tenant(name, 1.0), chain(name, (0.1,), 60)) for name in "abc"]
     machine = Machine.of(map(parse_device, NAMES))

@@ -1,9 +1,21 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autosplit.running.messages import WorkerEvent
-from autosplit.searching.correcting import MOST_SAMPLES, Seen, at_usual_speed, beside_s, corrected, shares_s, spans_of, taken_s
+from autosplit.searching.correcting import (
+    MOST_SAMPLES,
+    Seen,
+    at_usual_speed,
+    beside_s,
+    corrected,
+    shares_s,
+    slowdowns,
+    spans_of,
+    taken_s,
+)
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.plan import Plan, Prediction, Source, Stage
@@ -75,3 +87,15 @@ def test_a_worker_that_could_not_be_asked_says_nothing_of_its_device() -> None:
     taken = tuple(Samples(seconds) for seconds in ((1.0,), (2.0,), (3.0,), ()))
     assert beside_s(ran, taken) == {"cpu:0": 3.0}
     assert [one.taken for one in at_usual_speed([Seen(ran, taken, {}, [0.0] * 4)])] == [taken]
+
+
+def test_plans_beside_each_other_share_the_seconds_of_each_core() -> None:
+    """Replicas of the first plan run for 2 s beside the second one and alone for 2 s; the second one has all cores for 2 s."""
+    replicas = replace(plan(Stage("s", ("op",), ("cpu:0", "cpu:1"))), loads_s={"cpu:0": 1.5, "cpu:1": 1.5})
+    both = replace(plan(Stage("s", ("op",), ("cpu:0-1",))), loads_s={"cpu:0-1": 1.0})
+    first = [[(0, 4 * SECOND)], [(0, 4 * SECOND)]]
+    second = [[(2 * SECOND, 6 * SECOND)]]
+    assert slowdowns([replicas, both], [first, second]) == pytest.approx([1.0, 3.0])
+    assert slowdowns([replicas, both], [first, [[]]]) == pytest.approx([8 / 6, 1.0])
+    two = replace(plan(Stage("a", ("op",), ("cpu:0",)), Stage("b", ("op",), ("cpu:1",))), loads_s={"cpu:0": 2.0, "cpu:1": 2.0})
+    assert slowdowns([two], [first]) == pytest.approx([2.0])
