@@ -126,7 +126,11 @@ def test_any_set_of_ops_on_a_device_is_several_stages_there() -> None:
     outer, inner = {one: 1e-3, other: 1.0}, {one: 1.0, other: 1e-3}
     seconds = zip(traced.graph.ops, (outer, inner, inner, outer), strict=True)
     profile = Profile.given(traced.graph, {(op.name, device): own[device] for op, own in seconds for device in own})
-    plan = autosplit.search(traced, profile, TWO, Constraints(contiguous=False), budget=Budget(search_s=0)).plan
+    chain, plan = (
+        autosplit.search(traced, profile, TWO, demands, budget=Budget(search_s=0)).plan
+        for demands in (Constraints(), Constraints(contiguous=False))
+    )
+    assert plan.prediction.bottleneck_s < 0.01 < 1.0 < chain.prediction.bottleneck_s
     assert [(len(stage.ops), stage.devices) for stage in plan.stages] == [(1, (one,)), (2, (other,)), (1, (one,))]
     with autosplit.open_pipeline(traced, plan) as service, torch.no_grad():
         assert torch.equal(service(x), module(x))

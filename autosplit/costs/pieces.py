@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from autosplit.costs.cost import block_of, crossings_of
 from autosplit.costs.hostways import Chain, hosts_of
 from autosplit.costs.problem import HOST, Block, Floats, Problem
+from autosplit.values.graph import few_runs
 
 
 def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
@@ -25,17 +26,31 @@ def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
     if (home[problem.producers[nets[inner]]] <= home[readers[inner]]).all():
         return list(blocks)
     level = np.zeros(problem.num_ops, dtype=np.int64)
-    made: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for net in problem.nets:
-        if net.producer != HOST:
-            made[net.producer] += [reader for reader in net.consumers if reader != HOST]
-    for op in range(problem.num_ops):
-        for reader in made[op]:
+    for op, readers in enumerate(_readers(problem)):
+        for reader in readers:
             level[reader] = max(level[reader], level[op] + int(home[op] != home[reader]))
     parts: dict[tuple[int, int], list[int]] = {}
     for op in range(problem.num_ops):
         parts.setdefault((int(level[op]), int(home[op])), []).append(op)
     return [Block(tuple(ops), blocks[number].devices) for (_, number), ops in sorted(parts.items())]
+
+
+def few_pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
+    """The blocks cut into few convex pieces, in an order in which every value is made before it is read.
+
+    Each piece is as large as it can be, so some of its ops may run later than in one of ``pieces``.
+    """
+    home = block_of(problem, blocks).tolist()
+    return [Block(tuple(run), blocks[home[run[0]]].devices) for run in few_runs(home, _readers(problem))]
+
+
+def _readers(problem: Problem) -> list[list[int]]:
+    """The ops that read what each op makes."""
+    readers: list[list[int]] = [[] for _ in range(problem.num_ops)]
+    for net in problem.nets:
+        if net.producer != HOST:
+            readers[net.producer] += [op for op in net.consumers if op != HOST]
+    return readers
 
 
 class Way(NamedTuple):

@@ -11,6 +11,7 @@ with warnings.catch_warnings():
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
+from autosplit.planners.contiguous.interleaved import MORE_BLOCKS
 from autosplit.planning.question import Question
 from autosplit.values.plan import Plan
 
@@ -78,6 +79,6 @@ def as_parameters(question: Question, plan: Plan) -> dict[str, Any]:
 
 
 def most_stages(question: Question) -> int:
-    """The most devices that one plan can use, or the user's own limit if it is lower."""
-    num_devices = len(question.machine.layouts[0].devices)
-    return min(num_devices, question.constraints.max_stages or num_devices)
+    """The most devices that one plan can use, or three times as many if they may hold several stages, within the user's limit."""
+    usable = len(question.machine.layouts[0].devices) * (MORE_BLOCKS if question.constraints.reuse else 1)
+    return min(usable, question.constraints.max_stages or usable)
