@@ -17,7 +17,7 @@ SPEC = "autosplit.examples.spectral:spectral"
 DEVICES = "cpu:0,cpu:1"
 RULES = Constraints(forbids={"*fft*": ("cpu:0",)})
 CHAIN, ANY_SETS = "best chain", "any sets"
-NUM_ITEMS = 160
+NUM_ITEMS = 80
 
 
 def main(num_rounds: int = 15) -> None:

@@ -15,42 +15,20 @@ from autosplit.values.graph import few_runs
 
 
 def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
-    """The blocks cut into convex pieces, in an order in which every value is made before it is read.
+    """The blocks cut into few convex pieces, in an order in which every value is made before it is read.
 
-    Blocks that stand in such an order are returned as they are. Otherwise an op's level is the largest number of
-    crossings on a path to it, and the ops of one block and one level make a piece.
+    Blocks that stand in such an order are returned as they are.
     """
     home = block_of(problem, blocks)
     nets, readers = problem.pins
     inner = (problem.producers[nets] != HOST) & (readers != HOST)
-    if (home[problem.producers[nets[inner]]] <= home[readers[inner]]).all():
+    made, read = problem.producers[nets[inner]], readers[inner]
+    if (home[made] <= home[read]).all():
         return list(blocks)
-    level = np.zeros(problem.num_ops, dtype=np.int64)
-    for op, readers in enumerate(_readers(problem)):
-        for reader in readers:
-            level[reader] = max(level[reader], level[op] + int(home[op] != home[reader]))
-    parts: dict[tuple[int, int], list[int]] = {}
-    for op in range(problem.num_ops):
-        parts.setdefault((int(level[op]), int(home[op])), []).append(op)
-    return [Block(tuple(ops), blocks[number].devices) for (_, number), ops in sorted(parts.items())]
-
-
-def few_pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
-    """The blocks cut into few convex pieces, in an order in which every value is made before it is read.
-
-    Each piece is as large as it can be, so some of its ops may run later than in one of ``pieces``.
-    """
-    home = block_of(problem, blocks).tolist()
-    return [Block(tuple(run), blocks[home[run[0]]].devices) for run in few_runs(home, _readers(problem))]
-
-
-def _readers(problem: Problem) -> list[list[int]]:
-    """The ops that read what each op makes."""
-    readers: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for net in problem.nets:
-        if net.producer != HOST:
-            readers[net.producer] += [op for op in net.consumers if op != HOST]
-    return readers
+    later: list[list[int]] = [[] for _ in range(problem.num_ops)]
+    for op, reader in zip(made.tolist(), read.tolist(), strict=True):
+        later[op].append(reader)
+    return [Block(tuple(run), blocks[int(home[run[0]])].devices) for run in few_runs(home.tolist(), later)]
 
 
 class Way(NamedTuple):

@@ -20,13 +20,13 @@ class Pixels(nn.Module):
 
 
 class Spectral(nn.Module):
-    """``depth`` layers for pixels, ``depth`` filters, each with a residual connection, and ``depth`` layers for pixels."""
+    """``depth`` layers for pixels, twice as many filters with residual connections, and ``depth`` layers for pixels."""
 
     def __init__(self, size: int, channels: int, depth: int) -> None:
         super().__init__()
         self.encoder = nn.Sequential(*(Pixels(channels if number else 3, channels) for number in range(depth)))
         shape = channels, size, size // 2 + 1
-        self.filters = nn.ParameterList(nn.Parameter(0.02 * torch.randn(shape)) for _ in range(depth))
+        self.filters = nn.ParameterList(nn.Parameter(0.02 * torch.randn(shape)) for _ in range(2 * depth))
         self.decoder = nn.Sequential(*(Pixels(channels, channels) for _ in range(depth)))
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ def spectral(batch: int = 1, size: int = 96, channels: int = 16, depth: int = 3)
         batch: images, shape (batch, 3, size, size).
         size: pixels a side.
         channels: channels of each layer.
-        depth: layers before the filters, filters, and layers after them.
+        depth: layers before the filters, and after them.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 
 from autosplit.costs.judge import Solution
-from autosplit.costs.pieces import few_pieces, latency_s
+from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds, clock, infeasible, jit
@@ -77,7 +77,7 @@ def split_any_sets(incumbent: Incumbent, deadline: float) -> None:
     if incumbent.demands.max_replicas == 1:
         incumbent.prove(free.bound_s, "any sets")
     if free.blocks:
-        row = clusters.expand(few_pieces(clusters.problem, free.blocks))
+        row = clusters.expand(pieces(clusters.problem, free.blocks))
         incumbent.offer(row, "any sets")
         anneal_rows(incumbent, deadline, [row])
 

@@ -127,8 +127,7 @@ class Graph:
             for value in op.inputs:
                 if value in maker:
                     readers[maker[value]].append(number)
-        found = few_runs([label[op.name] for op in wanted], readers)
-        return [tuple(wanted[number].name for number in run) for run in found]
+        return [tuple(wanted[op].name for op in run) for run in few_runs([label[op.name] for op in wanted], readers)]
 
     def verify(self) -> "Graph":
         """Return the graph, or raise GraphError with every fault: names used twice, values read before they are made."""
@@ -204,12 +203,10 @@ class Graph:
 
 
 def few_runs(labels: Sequence[object], readers: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Ops in few sets with one label each; a set reads only from itself and from the sets before it.
-
-    Each set takes as many ops as it can. The search begins with each label in turn and returns the fewest sets.
+    """The ops in few sets, as ``Graph.runs``, by their numbers.
 
     Args:
-        labels: the label of each op; each op stands behind those that it reads.
+        labels: the label of each op; an op stands behind those that it reads.
         readers: the ops that read each op.
     """
     return min((_runs_from(first, labels, readers) for first in dict.fromkeys(labels)), key=len, default=[])

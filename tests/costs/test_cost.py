@@ -11,7 +11,7 @@ from autosplit.costs import judge as judging
 from autosplit.costs.cost import evaluate, memory_bytes, pool_bytes
 from autosplit.costs.faults import find_faults
 from autosplit.costs.judge import Solution, judge
-from autosplit.costs.pieces import few_pieces, latency_s, pieces
+from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import HOST, Block, Net, Pool, SharedWeight
 from autosplit.errors import PlanError
 from autosplit.values.constraints import Demands
@@ -98,22 +98,21 @@ def test_latency_counts_branches_once_and_delays_in_full():
 def test_pieces_run_in_order_and_latency_is_at_least_the_critical_compute(seed):
     problem = random_problem(seed, unsupported=False)
     blocks = random_blocks(problem, seed)
-    for parts in (pieces(problem, blocks), few_pieces(problem, blocks)):
-        assert sorted(op for part in parts for op in part.ops) == list(range(problem.num_ops))
-        assert all(any(set(part.ops) <= set(b.ops) and part.devices == b.devices for b in blocks) for part in parts)
-        home = {op: number for number, part in enumerate(parts) for op in part.ops}
-        for net in problem.nets:
-            assert all(home[net.producer] <= home[op] for op in net.consumers if HOST not in (net.producer, op))
+    parts = pieces(problem, blocks)
+    assert sorted(op for part in parts for op in part.ops) == list(range(problem.num_ops))
+    assert all(any(set(part.ops) <= set(b.ops) and part.devices == b.devices for b in blocks) for part in parts)
+    home = {op: number for number, part in enumerate(parts) for op in part.ops}
+    for net in problem.nets:
+        assert all(home[net.producer] <= home[op] for op in net.consumers if HOST not in (net.producer, op))
     assert latency_s(problem, blocks) >= problem.compute_s.min(axis=1).max() - 1e-9
 
 
 def test_a_device_is_returned_to_as_seldom_as_its_values_allow():
-    """An op that needs nothing waits for its block: by levels it would be a piece of its own."""
+    """An op that needs nothing waits for its block; it was a piece of its own."""
     problem = chain([1.0, 1.0, 1.0])
     problem = replace(problem, nets=(Net(0, (2,), 1.0), Net(1, (2,), 1.0)), order=((0, 2), (1, 2)))
     blocks = [Block((0,), (0,)), Block((1, 2), (1,))]
-    assert few_pieces(problem, blocks[::-1]) == blocks
-    assert len(pieces(problem, blocks[::-1])) == 3
+    assert pieces(problem, blocks[::-1]) == blocks
 
 
 @settings(max_examples=examples(100), deadline=None)

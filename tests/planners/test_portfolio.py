@@ -223,7 +223,7 @@ def returning(num_runs):
 
 @pytest.mark.parametrize("max_replicas", [1, 2])
 def test_a_device_is_returned_to_as_often_as_it_pays(max_replicas):
-    """Chains of several blocks on a device ended at six blocks, and any sets were not asked for where stages may have replicas."""
+    """It had three blocks at most, and no solver for any sets was asked where stages may have replicas."""
     found = solve(returning(8), Demands(reuse=True, max_replicas=max_replicas), time_limit_s=1.0)
     assert [block.devices for block in found.blocks] == [(0,), (1,)] * 4
     assert found.objective_s == pytest.approx(32 + 7 * 0.01) and found.bound_s == pytest.approx(32, rel=0.01)
