@@ -64,9 +64,8 @@ def first_trials(question: Question, best: Plan) -> list[dict[str, Any]]:
 def as_parameters(question: Question, plan: Plan) -> dict[str, Any]:
     """The choices of a trial that would give a plan like this one.
 
-    A plan may have several stages on a device, and stages on backends that were not asked for, for ops that the others
-    refuse. No trial asks for either. Such a plan counts with the most stages that a trial may ask for, and with the first
-    backend of the question.
+    A plan may have more stages than a trial may ask for, and stages on backends that were not asked for, for ops that the
+    others refuse. Such a plan counts with the most stages that a trial may ask for, and with the first backend of the question.
     """
     return {
         "queue_depth": plan.queue_depth,
