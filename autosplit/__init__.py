@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from autosplit.bundling.openbundle import load_bundle as load_bundle
     from autosplit.clusters.cluster import Cluster as Cluster
     from autosplit.deploying.service import Service as Service
-    from autosplit.deploying.service import open_pipeline as open_pipeline
     from autosplit.deploying.setup import Budget as Budget
     from autosplit.deploying.setup import Setup as Setup
     from autosplit.devices.discovering import machine_for as machine_for
@@ -47,10 +46,6 @@ if TYPE_CHECKING:
     from autosplit.errors import TraceError as TraceError
     from autosplit.errors import UsageError as UsageError
     from autosplit.errors import WorkerError as WorkerError
-    from autosplit.families import FamilyResult as FamilyResult
-    from autosplit.families import auto_family as auto_family
-    from autosplit.families import open_family as open_family
-    from autosplit.families import run_family as run_family
     from autosplit.loadedplan import LoadedPlan as LoadedPlan
     from autosplit.loadedplan import load as load
     from autosplit.pages.writing import write_report as write_report
@@ -58,10 +53,12 @@ if TYPE_CHECKING:
     from autosplit.planning.explaining import explain as explain
     from autosplit.reports.runreport import RunReport as RunReport
     from autosplit.searching.loop import SearchResult as SearchResult
-    from autosplit.serving.batching import Batcher as Batcher
     from autosplit.serving.hostmanager import HostManager as HostManager
     from autosplit.serving.pipelineconfig import PipelineConfig as PipelineConfig
     from autosplit.serving.session import Session as Session
+    from autosplit.shapes.batching import rows_family as rows_family
+    from autosplit.shapes.service import observe as observe
+    from autosplit.shapes.service import open_pipeline as open_pipeline
     from autosplit.sharedhost import Shared as Shared
     from autosplit.sharedhost import share as share
     from autosplit.splitjudge import judge as judge
@@ -83,14 +80,15 @@ _NAMES = {
     "api": "AutoResult auto export measure predict run search trace",
     "bundling.bundler": "write_bundle",
     "bundling.openbundle": "OpenBundle load_bundle",
-    "deploying.service": "Service open_pipeline",
+    "deploying.service": "Service",
     "deploying.setup": "Budget Setup",
     "devices.discovering": "machine_for",
     "errors": "AutosplitError BackendError BundleError DeadlineError DeviceError GraphError "
     "InfeasibleError MissingExtraError ModelError PlanError ProfileError RefusedError StageError TraceError UsageError "
     "WorkerError",
-    "families": "FamilyResult auto_family open_family run_family",
     "loadedplan": "LoadedPlan load",
+    "shapes.batching": "rows_family",
+    "shapes.service": "observe open_pipeline",
     "sharedhost": "Shared share",
     "splitjudge": "judge",
     "pages.writing": "write_report",
@@ -98,7 +96,6 @@ _NAMES = {
     "planning.explaining": "explain",
     "reports.runreport": "RunReport",
     "searching.loop": "SearchResult",
-    "serving.batching": "Batcher",
     "serving.hostmanager": "HostManager",
     "serving.pipelineconfig": "PipelineConfig",
     "serving.session": "Session",

@@ -16,7 +16,7 @@ from autosplit.deploying.comparing import Subject, expectation, run_beside
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.networks import machine_of_plan
-from autosplit.deploying.service import Service, open_pipeline
+from autosplit.deploying.service import Service
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup, as_budget
 from autosplit.devices.discovering import Devices, absent_devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
@@ -31,21 +31,35 @@ from autosplit.planning.question import TIME_LIMIT_S, Question
 from autosplit.preloading import load_planner
 from autosplit.progress import announce, progress_shown
 from autosplit.reports.runreport import RunReport
+from autosplit.shapes.contest import compare_sizes
+from autosplit.shapes.profiles import measure_sizes
+from autosplit.shapes.service import open_pipeline
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.family import Family
 from autosplit.tracing.loading import Inputs
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
+from autosplit.values.shapes import Traffic
 
 if TYPE_CHECKING:
     from autosplit.searching.loop import SearchResult
 
 
 @checked
-def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SETUP, then_search: bool = False) -> Profile:
+def measure(
+    traced: Traced | Family,
+    devices: Devices | None = None,
+    *,
+    traffic: Traffic | None = None,
+    setup: Setup = SETUP,
+    then_search: bool = False,
+) -> Profile:
     """Seconds of every op on every device and backend; what did not change comes from the store.
+
+    For a model of several sizes, they are means under the traffic, measured at few sizes, from which buckets are chosen.
 
     A device that is not here gets the speed that the machine states, or a stored profile of another machine, as an estimate. A
     backend that cannot compute in the setup's precision, refuses the model, or gives wrong numbers is left out, with a note.
@@ -53,6 +67,7 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
     Args:
         traced: the model.
         devices: the devices, or their names, as a list or with commas between; by default all of this machine.
+        traffic: how often each size comes, for a model of several; by default all sizes are alike.
         setup: backends, precision, store, and the progress function.
         then_search: load the planner while files are prepared, because a search follows.
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
@@ -61,6 +76,8 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
     from autosplit.measuring.store import open_store
 
     machine, store = _machine(devices, setup), None if setup.store is None else open_store(setup.store)
+    if isinstance(traced, Family):
+        return measure_sizes(traced, traffic, machine, setup, measure)
     if absent_devices(machine) or any(device.speed for device in machine.devices):
         return estimated_profile(traced, machine, setup, measure)
     if setup.hosts is not None:
@@ -88,7 +105,7 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
 
 @checked
 def search(
-    traced: Traced,
+    traced: Traced | Family,
     profile: Profile,
     devices: Devices | None = None,
     constraints: Constraints | None = None,
@@ -98,7 +115,8 @@ def search(
 ) -> "SearchResult":
     """The plan that measures best within the budget.
 
-    A request of several items may be cut into microbatches if the model is a spec, which can be traced again.
+    A request of several items may be cut into microbatches if the model is a spec, which can be traced again. The plan of a
+    model of several sizes is the planner's answer; ``run`` compares it with others.
 
     Args:
         traced: the model, traced for whole requests.
@@ -111,6 +129,12 @@ def search(
     """
     from autosplit.searching import loop
 
+    if isinstance(traced, Family):
+        if profile.shapes is None:
+            raise UsageError("the profile is of requests of one size; measure the model that was traced with sizes=")
+        setup, budget = replace(setup, keep=None), replace(as_budget(budget), search_s=0.0)
+        found = search(traced.variants[0], profile, devices, constraints, setup=setup, budget=budget)
+        return replace(found, plan=replace(found.plan, shapes=profile.shapes))
     machine, budget = _machine(devices, setup), as_budget(budget)
     measured = measured_backends(profile, machine)
     parts = _Microbatches(traced, machine, replace(setup, progress=False, remeasure=False))
@@ -181,11 +205,12 @@ class _Microbatches:
 
 @checked
 def run(
-    traced: Traced,
+    traced: Traced | Family,
     plan: Plan,
     devices: Devices | None = None,
     constraints: Constraints | None = None,
     *,
+    traffic: Traffic | None = None,
     profile: Profile | None = None,
     baselines: bool = True,
     setup: Setup = SETUP,
@@ -198,6 +223,7 @@ def run(
         plan: the plan; one without a prediction gets it from the profile.
         devices: the devices, or their names, as a list or with commas between; by default those of the plan.
         constraints: demands that a faster baseline must meet to become the plan; None keeps the plan in any case.
+        traffic: how often each size comes, for a model of several; by default all sizes are alike.
         profile: predicts the plan and its baselines; by default what the setup's store holds.
         baselines: whether the baselines run too.
         setup: the store, which keeps predicted beside measured (``autosplit profile --accuracy``), and the progress function.
@@ -205,6 +231,9 @@ def run(
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
     """
     machine = machine_of_plan(plan, devices) if setup.hosts is None else _machine(devices, setup)
+    if isinstance(traced, Family):
+        asked = (traced, plan, machine, constraints, traffic)
+        return compare_sizes(*asked, profile=profile, baselines=baselines, setup=setup, budget=as_budget(budget))
     known = profile or stored_profile(traced, plan, machine, setup)
     subjects = {plan.microbatch: (traced, known)}
     return run_subjects(subjects, plan, machine, constraints, setup=setup, budget=as_budget(budget), baselines=baselines)
@@ -249,7 +278,10 @@ def predict(plan: Plan, profile: Profile, graph: Graph | Traced | None = None, d
 
 @dataclass(frozen=True)
 class AutoResult:
-    """The result of ``auto``: the devices, the profile, the search, the report, and the traced model of the plan to use."""
+    """The result of ``auto``: the devices, the profile, the search, the report, and the traced model of the plan to use.
+
+    ``family`` is the model at several sizes, and None for one size.
+    """
 
     machine: Machine
     profile: Profile
@@ -257,6 +289,7 @@ class AutoResult:
     report: RunReport
     traced: Traced
     hosts: Hosts | None = None
+    family: Family | None = None
 
     @property
     def plan(self) -> Plan:
@@ -265,7 +298,7 @@ class AutoResult:
 
     def open(self) -> Service:
         """The plan to use as a running service."""
-        return open_pipeline(self.traced, self.plan, hosts=self.hosts, profile=self.profile)
+        return open_pipeline(self.family or self.traced, self.plan, hosts=self.hosts, profile=self.profile)
 
     def __repr__(self) -> str:
         return f"AutoResult({self.report!r})"
@@ -278,11 +311,12 @@ class AutoResult:
 
 @checked
 def auto(
-    model: Model | Traced,
+    model: Model | Traced | Family,
     devices: Devices | None = None,
     constraints: Constraints | None = None,
     *,
     inputs: Inputs | None = None,
+    traffic: Traffic | None = None,
     setup: Setup = SETUP,
     budget: Budget | float = BUDGET,
 ) -> AutoResult:
@@ -295,10 +329,11 @@ def auto(
             y = model(x)
 
     Args:
-        model: a spec, a module, an ``ExportedProgram``, or what ``trace`` made of one (for another batch size).
+        model: a spec, a module, an ``ExportedProgram``, or what ``trace`` made of one (for other sizes).
         devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         constraints: demands on the plan; none by default.
         inputs: example inputs; a module needs them.
+        traffic: how often each size comes, for a model of several; by default all sizes are alike.
         setup: backends, precision, store, and the progress function.
         budget: limits of time, or seconds for the search alone; tracing, measuring and comparing come on top.
     Raises: the errors of the calls that it makes.
@@ -309,26 +344,32 @@ def auto(
     begin_loading(setup.considered)
     with progress_shown(setup.progress) as progress, Workspace() as own:
         asked, setup = setup.progress, replace(setup, progress=progress, workspace=setup.workspace or own)
-        if isinstance(model, Traced):
-            traced = model
+        if isinstance(model, Traced | Family):
+            traced: Traced | Family = model
         else:
             progress("trace", 0.0, "loading the model and capturing its graph")
             traced = trace(model, inputs=inputs)
             progress("trace", 1.0, "done")
         announce(asked, expectation(machine, setup, budget))
         wanted = wanted.verify(traced.graph, machine)
-        profile = measure(traced, machine, setup=setup, then_search=True)
+        profile = measure(traced, machine, traffic=traffic, setup=setup, then_search=True)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)
-        subjects = {traced.source.batch: (traced, profile), found.plan.microbatch: (found.traced, found.profile)}
         try:
-            report = run_subjects(subjects, found.plan, machine, wanted, setup=setup, budget=budget)
+            if isinstance(traced, Family):
+                report = run(traced, found.plan, machine, wanted, traffic=traffic, profile=profile, setup=setup, budget=budget)
+            else:
+                subjects = {traced.source.batch: (traced, profile), found.plan.microbatch: (found.traced, found.profile)}
+                report = run_subjects(subjects, found.plan, machine, wanted, setup=setup, budget=budget)
         except BaseException:
             _keep(found, setup)
             raise
     absent = absent_runtimes() if setup.backends is None else ()
     notes = (*absent, *traced.notes, *wanted.notes(traced.graph), *report.notes, *keep_search(found, setup))
+    report = replace(report, notes=notes)
+    if isinstance(traced, Family):
+        return AutoResult(machine, profile, found, report, traced.variants[0], family=traced)
     used = found.traced if report.best.plan.microbatch == found.plan.microbatch else traced
-    return AutoResult(machine, found.profile, found, replace(report, notes=notes), used, setup.hosts)
+    return AutoResult(machine, found.profile, found, report, used, setup.hosts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def keep_runs(report: RunReport, setup: Setup) -> tuple[str, ...]:
 
 def keep_search(found: "SearchResult", setup: Setup) -> tuple[str, ...]:
     """Store the stages and runs that a search measured, so that the next search begins with them. Returns: the fault, if any."""
-    if setup.store is None:
+    if setup.store is None or found.profile.shapes is not None:  # means under a traffic say nothing of other requests
         return ()
     notes: list[str] = []
     ran = [(trial.plan, trial.outcome) for trial in found.trials if trial.outcome is not None]

@@ -6,12 +6,11 @@ from pathlib import Path
 from autosplit.annotation import annotate
 from autosplit.api import Model, trace
 from autosplit.arguments import checked
-from autosplit.deploying.service import Service, open_pipeline
+from autosplit.deploying.service import Service
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.errors import PlanError, UsageError, raise_faults
-from autosplit.families import open_family
 from autosplit.placing.placed import Placed
-from autosplit.shapes.service import ShapedService
+from autosplit.shapes.service import open_pipeline
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family
 from autosplit.tracing.importing import same_function
@@ -33,11 +32,9 @@ class LoadedPlan:
     machine: Machine
     family: Family | None = None
 
-    def open(self) -> Service | ShapedService:
+    def open(self) -> Service:
         """The plan as a running service."""
-        if self.family is not None:
-            return open_family(self.family, self.plan, self.machine)
-        return open_pipeline(self.traced, self.plan, self.machine)
+        return open_pipeline(self.family or self.traced, self.plan, self.machine)
 
     def placed(self) -> Placed:
         """The model with each op on the device of its stage: ``annotate`` with the plan. ``placed().plan()`` goes back."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import nn
@@ -25,37 +25,28 @@ AXES = {"batch": 0, "seq": 1}
 """Axes of the inputs by the names of their dimensions, where an exported program does not name them."""
 
 
+class Settings(TypedDict, total=False):
+    """Settings of ``trace`` for one size and for several."""
+
+    inputs: Inputs | None
+    batch: int
+    seq_len: int | None
+    trust: bool
+    values: Literal["finite", "any"]
+    trust_backends: str | Sequence[str]
+    weights: bool
+    shapes: Places | None
+
+
+Args = Sequence[Any] | torch.Tensor | None
+Kwargs = Mapping[str, Any] | None
+
+
+@overload
+def trace(model: Model, args: Args = ..., kwargs: Kwargs = ..., *, sizes: None = None, **given: Unpack[Settings]) -> Traced: ...
 @overload
 def trace(
-    model: Model,
-    args: Sequence[Any] | torch.Tensor | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    inputs: Inputs | None = None,
-    batch: int = 1,
-    seq_len: int | None = None,
-    trust: bool = False,
-    values: Literal["finite", "any"] = "finite",
-    trust_backends: str | Sequence[str] = (),
-    weights: bool = True,
-    shapes: None = None,
-    sizes: None = None,
-) -> Traced: ...
-@overload
-def trace(
-    model: Model,
-    args: Sequence[Any] | torch.Tensor | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    inputs: Inputs | None = None,
-    batch: int = 1,
-    seq_len: int | None = None,
-    trust: bool = False,
-    values: Literal["finite", "any"] = "finite",
-    trust_backends: str | Sequence[str] = (),
-    weights: bool = True,
-    shapes: Places | None = None,
-    sizes: Mapping[str, str | Sizes],
+    model: Model, args: Args = ..., kwargs: Kwargs = ..., *, sizes: Mapping[str, str | Sizes], **given: Unpack[Settings]
 ) -> Family: ...
 @checked
 def trace(

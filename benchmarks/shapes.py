@@ -1,6 +1,8 @@
 """Requests of many sizes: padded to the longest, the module at exact sizes, and a service of variants that joins what waits.
 
-    python -m benchmarks.shapes [--models bert,distilbert,whisper,resnet] [--small] [--rounds 5] [--seconds 20] [--write-table]
+    python -m benchmarks.shapes [--models bert,distilbert,whisper,resnet] [--small] [--rounds 5] [--seconds 20] [--minutes 60]
+    python -m benchmarks.shapes --architectures   # which architectures of transformers take --seq-len 8..256
+    python -m benchmarks.shapes --write-table
 
 Each model runs under two histograms: log-normal sizes (mean 60 of at most 512 tokens; mean 4 of at most 16 rows) and flat ones.
 The same requests go to every way, in interleaved rounds, with 1, 4, 16 and 64 in flight. Rounds are kept in
@@ -11,6 +13,7 @@ import argparse
 import contextlib
 import json
 import random
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -18,7 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from math import log
+from math import inf, log
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
@@ -31,6 +34,7 @@ from autosplit.backends.workspace import Workspace
 from autosplit.deploying.calling import as_call
 from autosplit.deploying.networks import deploy
 from autosplit.devices.limits import affinity
+from autosplit.errors import AutosplitError
 from autosplit.files import write_atomic
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.buckets import Buckets, choose_buckets, fit_times
@@ -44,6 +48,9 @@ from autosplit.values.shapes import Traffic
 RESULTS, TABLE = Path("benchmarks/shapes.json"), Path("benchmarks/shapes.md")
 IN_FLIGHT = (1, 4, 16, 64)
 NUM_REQUESTS = 512
+MOST_WORDS = 300
+"""Characters of a reason in the table."""
+
 NUM_TIMED = 4
 """Sizes at which the module is timed, for the choice of buckets."""
 
@@ -77,6 +84,54 @@ SMALL = {
     "bert": Subject(SMALL_BERT, "seq", 4, 64, 12, (1, 4)),
     "mlp": Subject("autosplit.examples.mlp:mlp?depth=4&width=256", "batch", 1, 16, 4),
 }
+
+
+WIDE = "hidden_size=64&num_hidden_layers=2&num_attention_heads=2&intermediate_size=128&vocab_size=100"
+ARCHITECTURES = {
+    **dict.fromkeys(
+        ("BertModel", "RobertaModel", "XLMRobertaModel", "CamembertModel", "ElectraModel", "AlbertModel", "MPNetModel"), WIDE
+    ),
+    **dict.fromkeys(("DebertaV2Model", "RoFormerModel", "NystromformerModel"), WIDE),
+    **dict.fromkeys(("ConvBertModel", "GPTNeoXModel"), WIDE),
+    **dict.fromkeys(("LlamaModel", "Qwen2Model", "MistralModel"), f"{WIDE}&num_key_value_heads=2"),
+    "SqueezeBertModel": f"{WIDE}&embedding_size=64",
+    "FNetModel": "hidden_size=64&num_hidden_layers=2&intermediate_size=128&vocab_size=100",
+    "DistilBertModel": "dim=64&n_layers=2&n_heads=2&hidden_dim=128&vocab_size=100",
+    "GPT2Model": "n_embd=64&n_layer=2&n_head=2&vocab_size=100",
+    "OPTModel": "hidden_size=64&num_hidden_layers=2&num_attention_heads=2&ffn_dim=128&vocab_size=100&word_embed_proj_dim=64",
+    "BloomModel": "hidden_size=64&n_layer=2&n_head=2&vocab_size=100",
+    "T5EncoderModel": "d_model=64&num_layers=2&num_heads=2&d_kv=32&d_ff=128&vocab_size=100",
+    "XLNetModel": "d_model=64&n_layer=2&n_head=2&d_inner=128&vocab_size=100",
+    "LongformerModel": f"{WIDE}&attention_window=16",
+}
+"""Small models of the architectures of transformers, as in a spec. Only tracing and the check of padding matter."""
+
+ARCHITECTURES_KEY = "architectures"
+
+
+def judge_architectures(kept: dict[str, Any]) -> None:
+    """Trace each architecture that was not tried yet for --seq-len 8..256, and keep what comes of it."""
+    found = kept.setdefault(ARCHITECTURES_KEY, {})
+    for name, settings in ARCHITECTURES.items():
+        if name in found:
+            continue
+        try:
+            family = autosplit.trace(f"transformers:{name}?{settings}", sizes={"seq": "8..256"})
+            state, why = "exact sizes only" if family.unpaddable else "padded", family.unpaddable.get("seq", "")
+        except AutosplitError as failure:
+            state, why = "refused", str(failure)
+        found[name] = [state, re.sub(r"/\S*/site-packages/", "", " ".join(why.split()))[:MOST_WORDS]]
+        write_atomic(RESULTS, json.dumps(kept, indent=1) + "\n")
+        print(name, *found[name], flush=True)
+
+
+def architectures_table(found: dict[str, Any]) -> list[str]:
+    """The section on architectures."""
+    counts = Counter(state for state, _ in found.values())
+    lines = ["## Architectures of transformers with `--seq-len 8..256`", ""]
+    lines += [f"Of {len(found)}: {', '.join(f'{count} {state}' for state, count in counts.most_common())}.", ""]
+    lines += ["| model | lengths | why |", "|---|---|---|"]
+    return [*lines, *(f"| {name} | {state} | {why} |" for name, (state, why) in found.items()), ""]
 
 
 def sizes_of(subject: Subject, histogram: str) -> list[int]:
@@ -244,12 +299,12 @@ def load(submit: Submit, requests: list[dict[str, torch.Tensor]], in_flight: int
     return count / (time.perf_counter() - begun_s), quantiles(latencies, n=100)[98] if len(latencies) > 1 else latencies[0]
 
 
-def measure(name: str, subject: Subject, histogram: str, given: argparse.Namespace, kept: dict[str, Any]) -> None:
-    """Run the rounds that are missing, and keep each as it ends."""
+def measure(name: str, subject: Subject, histogram: str, given: argparse.Namespace, kept: dict[str, Any], until_s: float) -> None:
+    """Run the rounds that are missing, and keep each as it ends; none begins after ``until_s``."""
     num_rounds, seconds = given.rounds, given.seconds
     key = f"{name}, {histogram}"
     entry = kept.setdefault(key, {"rounds": []})
-    if len(entry["rounds"]) >= num_rounds:
+    if len(entry["rounds"]) >= num_rounds or time.monotonic() > until_s:
         return
     ready, sizes = prepared(subject), sizes_of(subject, histogram)
     buckets = buckets_for(subject, ready, sizes)
@@ -257,7 +312,7 @@ def measure(name: str, subject: Subject, histogram: str, given: argparse.Namespa
     entry["buckets"] = buckets.sentence
     requests = [ready.request(size) for size in sizes]
     with ways(subject, ready, buckets, given.backends.split(",")) as found:
-        while len(entry["rounds"]) < num_rounds:
+        while len(entry["rounds"]) < num_rounds and time.monotonic() < until_s:
             order = list(found) if len(entry["rounds"]) % 2 == 0 else list(found)[::-1]
             entry["rounds"].append(
                 {way: {str(count): load(found[way], requests, count, seconds) for count in IN_FLIGHT} for way in order}
@@ -270,6 +325,9 @@ def table(kept: dict[str, Any]) -> str:
     """The page: for each model and histogram the medians of the rounds."""
     lines = ["# Requests of many sizes", "", "Written by `python -m benchmarks.shapes`; every round is in `shapes.json`.", ""]
     for key, entry in kept.items():
+        if key == ARCHITECTURES_KEY:
+            lines += architectures_table(entry)
+            continue
         if not (rounds := entry["rounds"]):
             continue
         best = {count: _best(rounds, str(count)) for count in IN_FLIGHT}
@@ -309,13 +367,17 @@ def main() -> None:
     parser.add_argument("--backends", default=",".join(name for name in ("onnxruntime", "openvino") if name in installed()))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load of each way in a round")
+    parser.add_argument("--minutes", type=float, default=inf, help="begin no round after this time; a later call goes on")
+    parser.add_argument("--architectures", action="store_true", help="only trace architectures for a range of lengths")
     parser.add_argument("--write-table", action="store_true", help="only write the page anew")
     given = parser.parse_args()
     kept: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    subjects = SMALL if given.small else SUBJECTS
-    for name in [] if given.write_table else given.models.split(",") if given.models else subjects:
+    subjects, until_s = SMALL if given.small else SUBJECTS, time.monotonic() + 60 * given.minutes
+    if given.architectures:
+        judge_architectures(kept)
+    for name in [] if given.write_table or given.architectures else given.models.split(",") if given.models else subjects:
         for histogram in ("log-normal", "flat"):
-            measure(f"{name}{' (small)' * given.small}", subjects[name], histogram, given, kept)
+            measure(f"{name}{' (small)' * given.small}", subjects[name], histogram, given, kept, until_s)
     TABLE.write_text(table(kept), encoding="utf-8")
 
 

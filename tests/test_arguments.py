@@ -15,7 +15,6 @@ from autosplit.tracing.loading import Call
 MADE = (
     "AutoResult",
     "Family",
-    "FamilyResult",
     "LoadedPlan",
     "OpenBundle",
     "Placed",
@@ -59,7 +58,7 @@ def test_numbers_of_numpy_fit_and_the_message_says_what_makes_the_right_value() 
         autosplit.measure("x", 3)
     assert str(failure.value).splitlines() == [
         "measure() cannot be called like this (2 faults):",
-        "  * traced must be Traced, but is 'x' (str); autosplit.trace makes one",
+        "  * traced must be Traced or Family, but is 'x' (str); autosplit.trace makes one",
         "  * devices must be Machine or str or Sequence or None, but is 3 (int); autosplit.machine_for makes one",
     ]
 

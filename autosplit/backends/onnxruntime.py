@@ -37,7 +37,7 @@ from autosplit.backends.onnxfile import (
     whole_folder,
 )
 from autosplit.backends.ports import BoundMemory, Port
-from autosplit.backends.sharing import SHARED, share
+from autosplit.backends.sharedweights import SHARED, share
 from autosplit.compat.runtimes import Binding
 from autosplit.devices.accelerators import Accelerator, Queue, provider
 from autosplit.errors import BackendError

@@ -20,7 +20,7 @@ from autosplit.commands.console import (
 )
 from autosplit.commands.exchangeoptions import Export
 from autosplit.commands.machines import opened_machine
-from autosplit.commands.shaping import plan_shapes, run_shapes
+from autosplit.commands.shaping import traffic_of
 from autosplit.commands.starting import start
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
@@ -44,16 +44,15 @@ def run(given: runoptions.Run) -> None:
         with bars(err) as progress:
             loaded = load_plan(given.plan, given.model, progress, devices=machine)
         plan, traced = loaded.plan, loaded.traced
-        if loaded.family is not None:
-            run_shapes(given, loaded, machine)
-            return
+        traffic = traffic_of(given, loaded.family.allowed if loaded.family is not None else {})
         if given.precision not in (None, plan.precision):
             plan = replace(plan, precision=given.precision or "f32").unpredicted()
         say_kept(given)
         with watched(err, given.watch) as (progress, observe):
             setup = Setup(store=given.store, progress=progress, observe=observe, hosts=hosts)
             budget = Budget(num_rounds=given.rounds, num_requests=given.requests)
-            report = api.run(traced, plan, machine, baselines=given.baselines, setup=setup, budget=budget)
+            subject = loaded.family or traced
+            report = api.run(subject, plan, machine, traffic=traffic, baselines=given.baselines, setup=setup, budget=budget)
     for note in (*traced.notes, *report.notes):
         say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.plan)}
@@ -73,10 +72,7 @@ def run(given: runoptions.Run) -> None:
 
 def auto(given: runoptions.Auto) -> None:
     """Find the best way to run a model: trace, profile, search, run, compare; the best plan is written."""
-    if given.sizes:
-        plan_shapes(given, compare=True)
-        return
-    wanted = given.constraints()
+    wanted, traffic = given.constraints(), traffic_of(given, given.sizes)
     start_s = start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.commands.report import baselines_table, peers_table, plan_table, run_table
@@ -90,7 +86,7 @@ def auto(given: runoptions.Auto) -> None:
         wanted.require_consistent(machine)
         traced = trace(given, progress, given.model)
         say(expectation(machine, setup, budget))
-        result = api.auto(traced, machine, wanted, setup=setup, budget=budget)
+        result = api.auto(traced, machine, wanted, traffic=traffic, setup=setup, budget=budget)
     report = result.report
     say(step_times_text(progress.seconds if given.verbose else progress.steps_s))
     say_reused(result.profile, given.store, started)

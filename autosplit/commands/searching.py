@@ -20,7 +20,7 @@ from autosplit.commands.console import (
     write_simulation,
 )
 from autosplit.commands.machines import opened_machine
-from autosplit.commands.shaping import plan_shapes
+from autosplit.commands.shaping import traffic_of
 from autosplit.commands.sharing import is_for_several, search_several
 from autosplit.commands.starting import start
 from autosplit.commands.workloadfiles import search_workload
@@ -37,10 +37,7 @@ def search(given: options.Plans) -> None:
         search_workload(given)
         return
     given.require_for_models()
-    if given.sizes:
-        plan_shapes(given, compare=False)
-        return
-    wanted = given.constraints()
+    wanted, traffic = given.constraints(), traffic_of(given, given.sizes)
     start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.commands.report import plan_table, table
@@ -56,7 +53,7 @@ def search(given: options.Plans) -> None:
         require_costs(machine, absent_devices(machine), setup.profile_of)
         traced = trace(given, progress, given.model, weights=bool(sources(machine)))
         wanted.verify(traced.graph, machine)
-        measured = api.measure(traced, machine, setup=setup, then_search=True)
+        measured = api.measure(traced, machine, traffic=traffic, setup=setup, then_search=True)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
     notes = [*wanted.notes(traced.graph), *measured.notes, *keeping.keep_search(found, setup)]
     say_reused(measured, given.store, started)

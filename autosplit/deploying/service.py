@@ -7,24 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
-from autosplit.arguments import checked
-from autosplit.backends.workspace import Workspace
 from autosplit.deploying.calling import as_call, plain_answer, plain_call
-from autosplit.deploying.networks import deploy, machine_of_plan
-from autosplit.deploying.setup import Hosts
-from autosplit.devices.discovering import Devices
 from autosplit.reports.results import RunStats
 from autosplit.running.awaiting import Awaiting
 from autosplit.running.engine import Engine
-from autosplit.running.pipeline import Pipeline
-from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
-from autosplit.values.plan import Plan
-from autosplit.values.profile import Profile
 
 Call = Callable[[], "Future[Any]"]
 """``submit`` with its arguments."""
@@ -33,8 +24,8 @@ Call = Callable[[], "Future[Any]"]
 class Service:
     """A plan that runs: in a process for each replica of a stage, or in this one; open until ``close``, best in a ``with`` block.
 
-    A request takes and returns what the model does. ``pipeline`` is the runtime's own object, which takes flat tensors;
-    ``Batcher(service.pipeline)`` and ``Session(service.pipeline)`` are made of it. ::
+    A request takes and returns what the model does. ``pipeline`` is the runtime's own object, which takes flat tensors; a
+    ``Session`` is made of it. ::
 
         with autosplit.open_pipeline(traced, plan) as model:
             answer = model(x)                                          # one request
@@ -117,7 +108,7 @@ class Service:
         atexit.unregister(self.close)
         self._opened.close()
 
-    def __enter__(self) -> "Service":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
@@ -126,31 +117,3 @@ class Service:
 
     def __repr__(self) -> str:
         return f"Service({self._traced.graph.name!r}, {len(self.pipeline.pids)} copies of stages)"
-
-
-@checked
-def open_pipeline(
-    traced: Traced,
-    plan: Plan,
-    devices: Devices | None = None,
-    *,
-    hosts: Hosts | None = None,
-    profile: Profile | None = None,
-) -> Service:
-    """The plan as a running service; its workers live until ``close`` or the end of the ``with`` block.
-
-    Args:
-        traced: the model, traced for the plan's microbatch.
-        plan: the plan.
-        devices: the devices, or their names, as a list or with commas between; by default those that the plan names.
-        hosts: the hosts of the plan, if it is on a ``Cluster``.
-        profile: lets a plan on a cluster go on after a host was lost: it is planned anew for the others.
-    Raises: PlanError, BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.
-    """
-    machine = hosts.machine if hosts is not None else machine_of_plan(plan, devices)
-    engine_factory = hosts.engine_factory(traced, plan, profile) if hosts is not None else Pipeline
-    with ExitStack() as opened:
-        workspace = opened.enter_context(Workspace())
-        host = opened.enter_context(HostManager(engine_factory=engine_factory))
-        pipeline = deploy(host, traced.graph.name, traced, plan, machine, workspace)
-        return Service(traced, pipeline, opened.pop_all())

@@ -26,7 +26,7 @@ class RunReport:
 
     Attributes:
         model: the model's name.
-        batch: items in one request.
+        batch: items in one request; 0 for requests of several sizes.
         outcomes: the plan (``plan``) and each baseline, by name.
         verdict: which of these to use, and why.
         left_out: baselines that could not be run, or must not be used, with the reason.
@@ -114,6 +114,8 @@ class RunReport:
     @property
     def request(self) -> str:
         """The items of a request, in words."""
+        if not self.batch:
+            return "requests of several sizes"
         return f"{self.batch} item{'s' * (self.batch != 1)} a request"
 
     def distinct(self) -> dict[str, Outcome]:

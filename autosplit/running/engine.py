@@ -56,7 +56,7 @@ class Engine:
         faults = [f"group '{group}' names '{stage}'; the stages are: {', '.join(known)}" for group, stage in strange]
         raise_faults(PlanError, "the parameter groups do not fit the pipeline", faults)
         self.batches = BatchCounts()
-        """The rows that a Batcher, if there is one, has put into requests."""
+        """The rows that a service has joined, if it joins requests."""
         self._open_transport = open_transport
         self._queue_capacity = wiring.window if queue_capacity is None else queue_capacity
         self._intake, self._answers = Intake(wiring), Answers(wiring.outputs)

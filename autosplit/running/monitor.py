@@ -23,7 +23,7 @@ Words = Sequence[int] | memoryview
 
 @dataclass(eq=False)
 class BatchCounts:
-    """Batches that a Batcher has sent so far, the rows of requests in them, and the rows that only fill them up."""
+    """Batches of joined requests so far, the rows of requests in them, and the rows that only fill them up."""
 
     num_batches: int = 0
     num_rows: int = 0

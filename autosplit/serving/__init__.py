@@ -6,7 +6,6 @@
     devicemanager   DeviceManager: memory and health of one device
     limit           Limit: requests without an answer, and what happens beyond; saturation: replicas on idle devices
     session         Session: a pipeline one step at a time
-    batching        Batcher: requests of any number of rows; rowcheck: whether rows are independent
     chaining        Chain: networks one behind the other
     metrics         counters and gauges as Prometheus text
     pipelineconfig  PipelineConfig: modules joined by name; pipelinefile: its folder, which can be moved

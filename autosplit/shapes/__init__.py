@@ -3,8 +3,9 @@
 ::
 
     buckets    which sizes get a variant, from measured times and the traffic
-    mixing     profiles at several sizes as one, for the planner
+    rowcheck   whether the rows of a request are independent
     batching   which waiting requests to join, at which variant; padding them, and cutting answers apart
-    service    ShapedService: takes requests of any size
-    contest    plans run beside each other under the traffic
+    service    open_pipeline: a plan as a service, for requests of one size or of any size
+    profiles   few sizes are timed, and ops get mean seconds for the planner
+    contest    a plan beside its baselines under the traffic
 """

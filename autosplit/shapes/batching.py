@@ -16,8 +16,14 @@ from typing import NamedTuple
 
 import torch
 
+from autosplit.arguments import checked
+from autosplit.errors import UsageError
+from autosplit.running.request import Tensors
+from autosplit.shapes.rowcheck import require_independent_rows
+from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import At, Family
 from autosplit.tracing.padding import cut
+from autosplit.tracing.verifying import distinct_inputs
 
 MOST_LOOKED = 64
 """Waiting requests that are looked at for one batch."""
@@ -109,6 +115,29 @@ def rows_of(family: Family) -> str | None:
     every = set(family.variants[0].graph.inputs) <= set(family.dims) and len(names) == 1
     [dim] = names if every else {None}
     return dim if dim and dim not in family.unpaddable else None
+
+
+@checked
+def rows_family(traced: Traced) -> Family:
+    """A model of one size as a family of one variant, for requests of 1 to all of its rows.
+
+    Raises: UsageError: inputs and outputs differ in their rows, or rows depend on each other or on their places.
+    """
+    names = (*traced.graph.inputs, *traced.graph.outputs)
+    rows = {name: traced.specs[name].shape[0] if traced.specs[name].shape else 0 for name in names}
+    if len(set(rows.values())) > 1 or not all(rows.values()):
+        listed = ", ".join(f"'{name}' {count}" for name, count in rows.items())
+        raise UsageError(f"all inputs and outputs of '{traced.graph.name}' must have one number of rows, and have: {listed}")
+
+    def run(inputs: Sequence[torch.Tensor]) -> Tensors:
+        with torch.inference_mode():
+            found: Tensors = traced.program(*inputs)
+            return found
+
+    require_independent_rows(run, traced.graph.outputs, distinct_inputs(traced.example_inputs, 2)[1])
+    [most], axes = set(rows.values()), {0: "batch"}
+    places = (dict.fromkeys(traced.graph.inputs, axes), dict.fromkeys(traced.graph.outputs, axes))
+    return Family((traced,), ({"batch": most},), {"batch": range(1, most + 1)}, *places)
 
 
 def joined(family: Family, bucket: Bucket, requests: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:

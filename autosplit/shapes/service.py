@@ -1,4 +1,4 @@
-"""ShapedService: a model that takes requests of any size within its ranges.
+"""A plan as a running service: ``ShapedService`` takes requests of any size within its ranges, ``Service`` those of one size.
 
 ::
 
@@ -10,26 +10,39 @@ the load, and a single request is sent at once. No batch size is asked of the us
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from autosplit.arguments import checked
+from autosplit.backends.workspace import Workspace
 from autosplit.compat.futures import SafeCondition, SafeFuture
-from autosplit.errors import DeadlineError, RefusedError, UsageError, raise_faults
+from autosplit.deploying.networks import deploy, machine_of_plan
+from autosplit.deploying.service import Service
+from autosplit.deploying.setup import Hosts
+from autosplit.devices.discovering import Devices
+from autosplit.errors import DeadlineError, RefusedError, StageError, UsageError, raise_faults
 from autosplit.running.engine import Engine
+from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Tensors, monotonic_deadline
-from autosplit.serving.rowcheck import require_independent_rows
+from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.batching import Asked, Bucket, asked, choose, joined, rows_of, separated
+from autosplit.shapes.rowcheck import require_independent_rows
+from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import At, Family
 from autosplit.tracing.tensorspec import is_dense, kind_of
 from autosplit.tracing.verifying import distinct_inputs
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
+from autosplit.values.shapes import Traffic, write_traffic
 
 NUM_TRIALS, TRIALS_S = 3, 0.1
 """Requests by which the seconds of each variant are measured, of which the fastest counts; fewer once they took so long."""
@@ -61,7 +74,7 @@ def measured(family: Family, engine: Engine) -> list[Bucket]:
 
 
 @checked
-class ShapedService:
+class ShapedService(Service):
     """A family of variants that runs: a request takes and returns what the model does, at any size within the ranges.
 
     Args:
@@ -75,6 +88,7 @@ class ShapedService:
 
     Attributes:
         buckets: the variants with their measured seconds.
+        seen: sizes to the number of requests that had them.
         rows: the dimension along which requests are joined; None joins none.
     """
 
@@ -90,13 +104,14 @@ class ShapedService:
         if not 0 <= max_wait_s < float("inf") or queue_capacity < 1:
             limits = "max_wait_s must be at least 0 seconds and queue_capacity at least 1 request"
             raise UsageError(f"{limits}, but are {max_wait_s} and {queue_capacity}")
-        self.family, self.engine, self.buckets = family, engine, measured(family, engine)
-        self._max_wait_s, self._capacity, self._opened = max_wait_s, queue_capacity, opened or ExitStack()
+        self.family, self.buckets = family, measured(family, engine)
+        self._max_wait_s, self._capacity = max_wait_s, queue_capacity
         self._exact = frozenset(family.unpaddable)
+        self.seen = Counter[tuple[int, ...]]()
         self.why_not_joined = ""
         self.rows = rows_of(family)
         if self.rows is not None:
-            self.why_not_joined = self._mixing_rows(self.rows)
+            self.why_not_joined = _mixing_rows(family, engine)
             self.rows = None if self.why_not_joined else self.rows
         self._room = 1 + sum(len(stage.devices) * stage.streams for stage in engine.wiring.stages)
         """Batches under way at most: as many as are computed at once, and one that is ready."""
@@ -105,11 +120,8 @@ class ShapedService:
         self._open = True
         self._changed = SafeCondition()
         self._thread = threading.Thread(target=self._send_all, name="autosplit-shapes", daemon=True)
+        super().__init__(family.variants[0], engine, opened)
         self._thread.start()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One request, start to end."""
-        return self.submit(*args, **kwargs).result()
 
     def submit(
         self, *args: Any, priority: int = 0, deadline_s: float | None = None, timeout_s: float | None = None, **kwargs: Any
@@ -142,22 +154,20 @@ class ShapedService:
             copies = [value.clone() for value in inputs]  # the caller may write to its tensors once submit returns
             request = _Waiting(copies, found, priority, time.monotonic(), deadline_ns)
             self._waiting.append(request)
+            self.seen[tuple(sizes.values())] += 1
             self._waiting.sort(key=lambda one: one.priority)
             self._changed.notify_all()
         return request.future
 
     def close(self) -> None:
-        """Answer what was taken in, and end."""
+        """Answer what was taken in, then end every worker and remove every file."""
         with self._changed:
             self._open = False
             self._changed.notify_all()
         self._thread.join()
         with self._changed:
             self._changed.wait_for(lambda: self._num_running == 0)
-        self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
+        super().close()
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
@@ -200,15 +210,6 @@ class ShapedService:
         return (
             f"no variant takes the request: {told}. It cannot be padded: {reason}. Search again with this size among the sizes."
         )
-
-    def _mixing_rows(self, rows: str) -> str:
-        """Why requests cannot be joined; '' if the rows of a request depend neither on each other nor on their places."""
-        [_, example] = distinct_inputs(self.family.variants[0].example_inputs, 2)
-        try:
-            require_independent_rows(self.engine, [True] * len(example), self.family.sizes[0][rows], example)
-        except UsageError as failure:
-            return str(failure)
-        return ""
 
     def _send_all(self) -> None:
         """The thread: send batches while the stages have room, and let requests wait otherwise."""
@@ -262,14 +263,14 @@ class ShapedService:
             if not batch:
                 raise RefusedError("every request of the batch was cancelled")
             inputs = joined(self.family, bucket, [one.inputs for one in batch])
-            future = self.engine.submit_unbounded(inputs, deadline_ns=last_ns)
+            future = self.pipeline.submit_unbounded(inputs, deadline_ns=last_ns)
         except Exception as failure:  # the thread goes on with other requests
             self._end(partial(_fail, batch, failure))
             return
         if self.rows is not None:
             num_rows = sum(one.asked.sizes[self.rows] for one in batch)
-            self.engine.batches.add(num_rows, bucket.sizes[self.rows] - num_rows)
-        future.add_done_callback(lambda done: self._end(partial(self._answer, batch, done)))
+            self.pipeline.batches.add(num_rows, bucket.sizes[self.rows] - num_rows)
+        future.add_done_callback(lambda done: self._end(partial(self._resolve, batch, done)))
 
     def _end(self, answer: Callable[[], None]) -> None:
         """Count a batch as done, and give its answers."""
@@ -278,7 +279,7 @@ class ShapedService:
             self._changed.notify_all()
         answer()
 
-    def _answer(self, batch: Sequence[_Waiting], done: "Future[Tensors]") -> None:
+    def _resolve(self, batch: Sequence[_Waiting], done: "Future[Tensors]") -> None:
         failure = RefusedError("the request was cancelled") if done.cancelled() else done.exception()
         if failure is not None:
             _fail(batch, failure)
@@ -295,3 +296,73 @@ def _fail(batch: Sequence[_Waiting], failure: BaseException) -> None:
     for one in batch:
         with suppress(InvalidStateError):
             one.future.set_exception(failure)
+
+
+def _mixing_rows(family: Family, engine: Engine) -> str:
+    """Why requests cannot be joined; '' if the rows of a request depend neither on each other nor on their places."""
+    [_, example] = distinct_inputs(family.variants[0].example_inputs, 2)
+    try:
+        require_independent_rows(engine.run, engine.wiring.outputs, example)
+    except (UsageError, StageError) as failure:
+        return str(failure)
+    return ""
+
+
+@checked
+def observe(service: Service, path: str | Path) -> Traffic:
+    """Write which sizes came to a service so far, and how often: a file for ``--traffic`` and ``read_traffic``.
+
+    Raises: UsageError: the service takes requests of one size, or none came.
+    """
+    if not isinstance(service, ShapedService):
+        raise UsageError("the service takes requests of one size; open a plan of a model that was traced with sizes=")
+    if not service.seen:
+        raise UsageError("no request came to the service yet, so there is no traffic to write")
+    found = Traffic(tuple(service.family.allowed), dict(service.seen))
+    write_traffic(found, Path(path))
+    return found
+
+
+@checked
+def open_pipeline(
+    traced: Traced | Family,
+    plan: Plan,
+    devices: Devices | None = None,
+    *,
+    hosts: Hosts | None = None,
+    profile: Profile | None = None,
+    max_wait_s: float = 0.0,
+) -> Service:
+    """The plan as a running service; its workers live until ``close`` or the end of the ``with`` block.
+
+    Args:
+        traced: the model, traced for the plan's microbatch, or at the sizes of a plan for several. ``rows_family(traced)`` takes
+            requests of fewer rows than the plan, and joins them.
+        plan: the plan.
+        devices: the devices, or their names, as a list or with commas between; by default those that the plan names.
+        hosts: the hosts of the plan, if it is on a ``Cluster``.
+        profile: lets a plan on a cluster go on after a host was lost: it is planned anew for the others.
+        max_wait_s: seconds for which a request for a model of several sizes may wait for others, to be computed together.
+    Raises: UsageError: the plan is for several sizes, and the model is traced for one. PlanError, BackendError, WorkerError: as
+        ``deploy``. DeviceError, UsageError: as ``machine_for``.
+    """
+    if not isinstance(traced, Family):
+        if plan.shapes is not None:
+            raise UsageError("the plan is for requests of several sizes, and the model is traced for one; trace it with sizes=")
+        variants: tuple[Traced, ...] = (traced,)
+        family = None
+    else:
+        family = traced if plan.shapes is None else traced.only(plan.shapes.variants)
+        variants = family.variants
+    machine = hosts.machine if hosts is not None else machine_of_plan(plan, devices)
+    engine_factory = hosts.engine_factory(variants[0], plan, profile) if hosts is not None else Pipeline
+    with ExitStack() as opened:
+        workspace = opened.enter_context(Workspace())
+        host = opened.enter_context(HostManager(engine_factory=engine_factory))
+        engine = deploy(host, variants[0].graph.name, variants[0], plan, machine, workspace, variants[1:])
+        if family is None:
+            return Service(variants[0], engine, opened.pop_all())
+        kept = ExitStack()
+        service = ShapedService(family, engine, max_wait_s=max_wait_s, opened=kept)
+        kept.push(opened.pop_all())  # not before: a service that cannot be made leaves its engine to this block
+        return service

@@ -24,6 +24,7 @@ from autosplit.tracing.loading import WITHOUT_WEIGHTS, Model, dense_inputs
 from autosplit.tracing.programs import user_line
 from autosplit.tracing.resizing import resizable
 from autosplit.tracing.verifying import compare, own_storage
+from autosplit.values.graph import Graph
 from autosplit.values.shapes import Sizes, size_fault, sizes_text
 
 Places = Mapping[str, Mapping[int, str]]
@@ -70,6 +71,11 @@ class Family:
     def largest(self) -> At:
         """The largest size of each dimension."""
         return {dim: sizes[-1] for dim, sizes in self.allowed.items()}
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the largest variant."""
+        return self.variants[0].graph
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from autosplit.values.samples import (
     stage_from_dict,
     stage_to_dict,
 )
+from autosplit.values.shapes import Shapes
 
 SCHEMA = 1
 
@@ -46,6 +47,7 @@ class Measurements:
         wires: measured wires between hosts.
         notes: reasons why measurements were repeated or left out; not part of the hash.
         precision: the precision of all measurements.
+        shapes: buckets of a model of several sizes, whose seconds are means under its traffic. They are not kept in a store.
     """
 
     graph_name: str
@@ -57,6 +59,7 @@ class Measurements:
     wires: tuple[Wire, ...] = ()
     notes: tuple[str, ...] = ()
     precision: Precision = "f32"
+    shapes: Shapes | None = None
 
     @classmethod
     def empty(cls, graph: Graph, precision: Precision = "f32") -> Self:

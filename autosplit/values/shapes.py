@@ -5,7 +5,7 @@ A *dimension* has a name, such as ``seq``; its *sizes* are a ``range`` or a tupl
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, product
 from math import prod
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autosplit.arguments import checked
 from autosplit.errors import SHOWN_FAULTS, UsageError, raise_faults
-from autosplit.files import read_data
+from autosplit.files import read_data, write_atomic
 
 Sizes = Sequence[int]
 """The sizes of a dimension, ascending: a ``range``, or a tuple of single numbers."""
@@ -184,6 +184,12 @@ def read_traffic(path: str | Path, dims: Sequence[str]) -> Traffic:
     return Traffic(tuple(known), counts)
 
 
+def write_traffic(traffic: Traffic, path: Path) -> None:
+    """Write a file for ``read_traffic``: a row for each size, with its count."""
+    rows = [",".join(map(str, (*sizes, f"{count:g}"))) for sizes, count in sorted(traffic.counts.items())]
+    write_atomic(path, "\n".join([",".join((*traffic.dims, COUNT)), *rows]) + "\n")
+
+
 def variants_of(grid: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
     """The sizes of each combination of buckets, the largest first. ``grid``: dimension to its buckets, ascending.
 
@@ -218,6 +224,11 @@ class Shapes:
     def variants(self) -> list[dict[str, int]]:
         """The sizes of each variant, the largest first."""
         return variants_of(self.buckets)
+
+    @property
+    def longest(self) -> "Shapes":
+        """The same with one bucket, to which every request is padded."""
+        return replace(self, buckets={dim: found[-1:] for dim, found in self.buckets.items()}, expected_s=self.longest_s)
 
     @property
     def faults(self) -> list[str]:

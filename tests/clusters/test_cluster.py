@@ -241,8 +241,6 @@ def test_every_kind_of_request_runs_over_hosts(traced: autosplit.Traced, cluster
         answers["run many"] = [y for (y,) in one.run_many([(x,) for x in inputs])]
         answers["stream"] = [y for (y,) in one.stream((x,) for x in inputs)]
         answers["asyncio"] = [asyncio.run(host.run_async("one", [x]))[0] for x in inputs]
-        with autosplit.Batcher(one) as batcher:
-            answers["batches"] = list(batcher.run([torch.cat(inputs)])[0].split(1))
         session = autosplit.Session(one)
         for x in inputs:
             session.set_input(one.wiring.inputs[0], x)

@@ -17,7 +17,6 @@ from pipelines import Gate, double, local, request
 from autosplit.errors import RefusedError
 from autosplit.running.inprocess import InProcess
 from autosplit.running.pipeline import Pipeline
-from autosplit.serving.batching import Batcher
 from autosplit.serving.chaining import Chain
 
 def refused(call, *arguments):
@@ -49,11 +48,11 @@ gate, calls = Gate(), []
 gate.opened.set()
 stage = local("a", gate, "x", "y", replicas=2)
 other = InProcess([local("a", double, "x", "y")], ["x"], ["y"])
-with Pipeline([stage], ["x"], ["y"]) as ring, InProcess([stage], ["x"], ["y"]) as here, Batcher(ring, window_s=60) as batcher:
+with Pipeline([stage], ["x"], ["y"]) as ring, InProcess([stage], ["x"], ["y"]) as here:
     gate.opened.clear()
     answered, chain = other.submit(request(1)), Chain([("ring", ring), ("here", here)])
     begun = ring.stream([request(1), request(1)])
-    futures = [ring.submit(request(1)), here.submit(request(1)), chain.submit(request(1)), batcher.submit([torch.ones(2)])]
+    futures = [ring.submit(request(1)), here.submit(request(1)), chain.submit(request(1))]
     for future in futures:
         future.add_done_callback(lambda done: calls.append(os.getpid()))
     child = os.fork()
@@ -66,8 +65,7 @@ with Pipeline([stage], ["x"], ["y"]) as ring, InProcess([stage], ["x"], ["y"]) a
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     gate.opened.set()
-    batcher.close()
-    assert [float(future.result(20)[0][0]) for future in futures] == [2, 2, 3, 2] and calls == [os.getpid()] * 4
+    assert [float(future.result(20)[0][0]) for future in futures] == [2, 2, 3] and calls == [os.getpid()] * 3
     assert len(list(begun)) == 2
 print("right")
 """

@@ -16,7 +16,6 @@ from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
-from autosplit.serving.batching import Batcher
 from autosplit.serving.session import Session
 
 pytestmark = pytest.mark.timeout(60)
@@ -47,11 +46,11 @@ def test_every_way_to_ask_gives_the_same_answers(engine: Engine) -> None:
         assert [float(answer[0][0]) for answer in engine.stream(iter(requests))] == expected
         assert float(engine.run(requests[3])[0][0]) == 6
         assert not wait(futures).not_done and all(future.done() and future.exception() is None for future in futures)
-        session, batcher = Session(engine), Batcher(engine)
+        session = Session(engine)
         session.set_input("x", request(5)[0])
         session.run()
-        assert session.get_output(10)[0][0] == 10 and batcher.run([torch.ones(6)])[0].tolist() == [2.0] * 6
-        assert engine.num_answered == 20 * 3 + 7 and engine.num_running == engine.num_waiting == 0
+        assert session.get_output(10)[0][0] == 10
+        assert engine.num_answered == 20 * 3 + 2 and engine.num_running == engine.num_waiting == 0
 
 
 def test_one_slow_request_does_not_make_a_quick_stage_slow_for_event_loops(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from pipelines import increment, local, request
 
 from autosplit.errors import UsageError
 from autosplit.running.pipeline import Pipeline
-from autosplit.serving.batching import Batcher
 from autosplit.serving.hostmanager import HostManager
 
 pytestmark = pytest.mark.timeout(60)
@@ -25,10 +24,6 @@ def test_misuse_of_a_host_is_told() -> None:
         assert host.run("net", request(1))[0][0] == 2
 
 
-def test_misuse_of_a_pipeline_and_a_batcher_is_told() -> None:
+def test_misuse_of_a_pipeline_is_told() -> None:
     with pytest.raises(UsageError, match="max_restarts must be at least 0, but is -1"):
         Pipeline([local("a", increment, "x", "y")], ["x"], ["y"], max_restarts=-1)
-    with Pipeline([local("a", increment, "x", "y")], ["x"], ["y"]) as pipeline:
-        for window_s in (-1.0, float("nan")):
-            with pytest.raises(UsageError, match="window_s must be at least 0 seconds, but is "):
-                Batcher(pipeline, window_s=window_s)

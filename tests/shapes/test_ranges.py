@@ -1,5 +1,6 @@
 """Requests of several sizes from the command to the answer, on a small model in eager."""
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -12,9 +13,11 @@ import autosplit
 from autosplit import cli
 from autosplit.commands.options import Profile
 from autosplit.errors import PlanError, UsageError
-from autosplit.families import _most_variants
+from autosplit.serving.hostmanager import HostManager
+from autosplit.shapes.profiles import _most_variants
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.planfile import read_plan
+from autosplit.webservice.repository import Repository
 
 MLP = "autosplit.examples.mlp:mlp?depth=2&width=16"
 FLAGS = ["--devices", "cpu:0", "--backend", "eager", "--budget", "0s"]
@@ -38,10 +41,10 @@ def test_auto_writes_a_plan_with_its_shapes(planned):
     plan, data = planned
     assert read_plan(plan).shapes.sizes == {"batch": "1..8"}
     assert read_plan(plan).shapes.buckets["batch"][-1] == 8
-    assert 0 <= data["shapes"]["waste"] < 1
-    assert {"padded to the longest"} < {row["way"].removesuffix(" *") for row in data["rows"]}
-    assert all(row["requests_per_s"] > 0 for row in data["rows"])
-    assert all(row["note"] == "" for row in data["rows"])
+    assert any("of the expected seconds are padding" in note for note in data["notes"])
+    assert {"plan", "padded to the longest"} <= data["outcomes"].keys()
+    assert all(len(one["rounds_per_s"]) == 2 and min(one["rounds_per_s"]) > 0 for one in data["outcomes"].values())
+    assert all(one["outputs_equal"] for one in data["outcomes"].values())
 
 
 def test_plan_with_shapes_opens_and_answers_requests_of_any_size(planned):
@@ -54,12 +57,14 @@ def test_plan_with_shapes_opens_and_answers_requests_of_any_size(planned):
             service(torch.randn(9, 16))
         with pytest.raises(UsageError, match="empty"):
             service(torch.randn(0, 16))
+        autosplit.observe(service, planned[0].with_name("seen.csv"))
+    assert autosplit.read_traffic(planned[0].with_name("seen.csv"), ["batch"]).counts == {(1,): 1, (3,): 1, (8,): 1}
 
 
 def test_run_takes_a_plan_with_shapes(planned):
     found = call("run", planned[0], "--no-baselines", "--rounds", 1)
     assert found.exit_code == 0, found.output
-    assert "under the traffic" in found.output
+    assert "requests of several sizes" in found.output
 
 
 def test_edited_buckets_are_refused(planned, tmp_path):
@@ -74,7 +79,8 @@ def test_edited_buckets_are_refused(planned, tmp_path):
     [
         (["--batch", "8..1"], "not a range"),
         (["--batch", "x"], "not a range"),
-        (["--batch", "1..8", "--report", "r.html"], "leave out --report"),
+        (["--batch", "1..8", "--peers"], "leave out --peers"),
+        (["--traffic", "rows.csv"], "leave out --traffic"),
         (["--seq-len", "4..8"], "takes no argument 'seq_len'"),
     ],
 )
@@ -108,7 +114,7 @@ def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():
     family = autosplit.trace(Mean().eval(), (torch.randn(1, 8, 4),), shapes={"x": {1: "seq"}}, sizes={"seq": range(2, 65)})
     assert "op 'mean' mixes" in family.notes[0]
     with pytest.raises(UsageError, match=r"mean.*63 for seq 2\.\.64"):
-        autosplit.auto_family(family, "cpu:0", setup=autosplit.Setup(backends="eager", progress=False), budget=0)
+        autosplit.auto(family, "cpu:0", setup=autosplit.Setup(backends="eager", progress=False), budget=0)
 
 
 def test_shapes_without_sizes_are_refused():
@@ -116,3 +122,23 @@ def test_shapes_without_sizes_are_refused():
         autosplit.trace(nn.Linear(2, 2).eval(), torch.ones(1, 2), shapes={"input": {0: "batch"}})
     with pytest.raises(UsageError, match="give shapes="):
         autosplit.trace(nn.Linear(2, 2).eval(), torch.ones(1, 2), sizes={"batch": "1..2"})
+
+
+def test_what_holds_stages_of_one_size_refuses_a_range_and_names_the_way_out(planned, tmp_path):
+    loaded = autosplit.load(planned[0])
+    way_out = r"holds stages of one; make a plan for one size \(--seq-len 128, --batch 1\), or for each of them"
+    with pytest.raises(UsageError, match=f"an export {way_out}"):
+        autosplit.export(loaded.traced, loaded.plan, tmp_path / "export")
+    with pytest.raises(UsageError, match=f"network 'mlp' of a bundle {way_out}"):
+        autosplit.write_bundle({"mlp": (loaded.traced, loaded.plan)}, tmp_path / "bundle")
+    with (
+        HostManager() as host,
+        contextlib.closing(Repository(host, {"mlp": planned[0]})) as repository,
+        pytest.raises(UsageError, match=f"model 'mlp' of a server {way_out}"),
+    ):
+        repository.load("mlp").result(60)
+    with pytest.raises(UsageError, match="the model is traced for one; trace it with sizes="):
+        autosplit.open_pipeline(loaded.traced, loaded.plan)
+    with pytest.raises(UsageError, match="the plan is for requests of one size, and the model is traced for several"):
+        autosplit.run(loaded.family, replace(loaded.plan, shapes=None), setup=autosplit.Setup(progress=False))
+    assert not list(tmp_path.iterdir())
