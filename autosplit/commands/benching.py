@@ -21,12 +21,13 @@ def bench(given: Bench) -> None:
     rates = _rates(given.rate) if given.rate is not None else [None]
     limit_s = seconds(given.time)
     try:
-        from autosplit.webservice.load import find_target, load_at_rate, load_in_flight
+        from autosplit.webservice.load import find_target, http_s, load_at_rate, load_in_flight
     except ModuleNotFoundError as failure:
         raise MissingExtraError(f"bench needs '{failure.name}'; install it: pip install 'autosplit[serve]'") from None
     from autosplit.commands.report import table
 
     target = find_target(given.url, given.model, read_token(given.token_file))
+    added_s = http_s(target, rates[0]) if given.plan is not None and rates[0] is not None else 0.0
     rows = []
     with bars(err) as progress:
         for number, rate in enumerate(rates):
@@ -36,8 +37,12 @@ def bench(given: Bench) -> None:
             row = {"rate_per_s": rate, "in_flight": given.in_flight, "answered_per_s": found.answered_per_s}
             row |= {"refused": found.statuses.get(429, 0), "failed": failed}
             row |= {"p50_s": found.latency.p50_s, "p90_s": found.latency.p90_s, "p99_s": found.latency.p99_s}
-            rows.append(row | _predicted(given.plan, rate))
-    show(given, {"url": target.url, "loads": rows}, table(rows, hide=["in_flight" if given.rate else "rate_per_s"]))
+            rows.append(row | _predicted(given.plan, rate, added_s))
+    show(
+        given,
+        {"url": target.url, "http_s": added_s, "loads": rows},
+        table(rows, hide=["in_flight" if given.rate else "rate_per_s"]),
+    )
     if given.picture is not None:
         _draw(given.picture, rows)
         say(f"wrote {given.picture}")
@@ -54,8 +59,8 @@ def _rates(text: str) -> list[float | None]:
     return list(rates)
 
 
-def _predicted(path: Path | None, rate: float | None) -> dict[str, Any]:
-    """Latencies that a plan predicts for requests at a rate: its stages in a row, with their loads as predicted or measured."""
+def _predicted(path: Path | None, rate: float | None, http_s: float) -> dict[str, Any]:
+    """Latencies for requests at a rate: the plan's stages in a row, with their loads as predicted or measured, behind HTTP."""
     if path is None or rate is None:
         return {}
     from autosplit.costs.schedule import poisson_arrivals, simulate
@@ -73,7 +78,7 @@ def _predicted(path: Path | None, rate: float | None) -> dict[str, Any]:
     if not 0 < rate * bottleneck_s < 1:  # beyond it the queue grows without end, and no latency can be predicted
         return {"predicted_p50_s": None, "predicted_p99_s": None}
     found = simulate(stages, NUM_SIMULATED, slots=NUM_SIMULATED, arrivals_s=poisson_arrivals(rate, NUM_SIMULATED))
-    return {"predicted_p50_s": found.latency_s(0.5), "predicted_p99_s": found.latency_s(0.99)}
+    return {f"predicted_p{percent}_s": http_s + found.latency_s(percent / 100) for percent in (50, 99)}
 
 
 def _draw(path: Path, rows: list[dict[str, Any]]) -> None:

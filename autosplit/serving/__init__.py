@@ -7,6 +7,6 @@
     limit           Limit: requests without an answer, and what happens beyond; saturation: replicas on idle devices
     session         Session: a pipeline one step at a time
     chaining        Chain: networks one behind the other
-    metrics         counters and gauges as Prometheus text
+    metrics         counters and gauges for Prometheus
     pipelineconfig  PipelineConfig: modules joined by name; pipelinefile: its folder, which can be moved
 """

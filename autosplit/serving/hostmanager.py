@@ -26,7 +26,7 @@ from autosplit.running.stage import StagePlacement
 from autosplit.serving.chaining import Chain
 from autosplit.serving.devicemanager import DeviceManager, device_health
 from autosplit.serving.limit import Limit, Policy
-from autosplit.serving.metrics import prometheus_text
+from autosplit.serving.metrics import HostMetrics
 from autosplit.serving.saturation import saturated
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Process
@@ -249,8 +249,11 @@ class HostManager:
         }
 
     def prometheus(self) -> str:
-        """All counters and gauges in the text format that Prometheus reads."""
-        return prometheus_text(self.health())
+        """All counters and gauges in the text format that Prometheus reads.
+
+        Raises: MissingExtraError: prometheus_client is not installed.
+        """
+        return HostMetrics(self.health).text()
 
     def close(self, *, drain: bool = True) -> None:
         """Remove every network and the status file.

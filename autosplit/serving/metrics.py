@@ -1,13 +1,17 @@
-"""Counters and gauges of running networks as Prometheus text (exposition format 0.0.4); serving it is up to the caller."""
+"""Counters and gauges of running networks for Prometheus, by prometheus_client; serving them is up to the caller."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from autosplit.errors import MissingExtraError
 from autosplit.values.machine import HOST, host_of
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 
 class Sample(NamedTuple):
-    """One line: name without prefix, labels, value."""
+    """One sample: name without prefix, labels, value."""
 
     name: str
     labels: dict[str, object]
@@ -33,20 +37,41 @@ HELP = {
 }
 
 
-def prometheus_text(health: Mapping[str, Any]) -> str:
-    """The health of a host (``HostManager.health``) as Prometheus text."""
-    samples = [sample for worker in health["workers"] for sample in _worker(worker)]
-    samples += [sample for name, network in health["networks"].items() for sample in _network(name, network)]
+class HostMetrics:
+    """The health of a host (``HostManager.health``) for prometheus_client, read anew for each answer."""
+
+    def __init__(self, health: Callable[[], Mapping[str, Any]]) -> None:
+        self._health = health
+
+    def collect(self) -> Iterator["Metric"]:
+        """All metrics that have a sample now."""
+        from prometheus_client import Metric
+
+        found: dict[str, Metric] = {}
+        for name, labels, value in _samples(self._health()):
+            kind, text = HELP[name]
+            metric = found.setdefault(name, Metric(f"autosplit_{name.removesuffix('_total')}", text, kind))
+            metric.add_sample(f"autosplit_{name}", {key: str(label) for key, label in labels.items()}, value)
+        yield from found.values()
+
+    def text(self) -> str:
+        """All metrics as Prometheus reads them. Raises: MissingExtraError: prometheus_client is not installed."""
+        try:
+            from prometheus_client import generate_latest
+        except ModuleNotFoundError:
+            raise MissingExtraError("metrics need 'prometheus-client'; install it: pip install 'autosplit[serve]'") from None
+        return generate_latest(self).decode()
+
+
+def _samples(health: Mapping[str, Any]) -> Iterator[Sample]:
+    for worker in health["workers"]:
+        yield from _worker(worker)
+    for name, network in health["networks"].items():
+        yield from _network(name, network)
     for name, device in health["devices"].items():
-        samples.append(Sample("device_used_bytes", {"device": name}, device["used_bytes"]))
+        yield Sample("device_used_bytes", {"device": name}, device["used_bytes"])
         if device["free_bytes"] is not None:
-            samples.append(Sample("device_free_bytes", {"device": name}, device["free_bytes"]))
-    lines = []
-    for metric, (kind, text) in HELP.items():
-        found = [sample for sample in samples if sample.name == metric]
-        lines += [f"# HELP autosplit_{metric} {text}", f"# TYPE autosplit_{metric} {kind}"] if found else []
-        lines += [f"autosplit_{metric}{{{_labels(sample.labels)}}} {sample.value!r}" for sample in found]
-    return "\n".join(lines) + "\n"
+            yield Sample("device_free_bytes", {"device": name}, device["free_bytes"])
 
 
 def _worker(worker: Mapping[str, Any]) -> Iterator[Sample]:
@@ -77,8 +102,3 @@ def _network(name: str, network: Mapping[str, Any]) -> Iterator[Sample]:
     yield Sample("restarts_total", labels, network["restarts"])
     for quantile, key in {"0.5": "p50", "0.9": "p90", "0.99": "p99"}.items():
         yield Sample("latency_seconds", {**labels, "quantile": quantile}, network["latency_s"][key])
-
-
-def _labels(labels: Mapping[str, object]) -> str:
-    quoted = {key: str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for key, value in labels.items()}
-    return ",".join(f'{key}="{value}"' for key, value in quoted.items())

@@ -7,8 +7,8 @@ The modules, in the order of their use::
     repository    models by name: plan files loaded into one HostManager, replaced while requests run
     failures      errors as a status and a sentence
     bodies        bodies of requests, within limits for each and for all together
-    application   the routes, as a Starlette application; livepage.html: the page at "/"
     connections   connections that say nothing are closed, and no more are taken than the limit
+    application   the routes, as a Starlette application; livepage.html: the page at "/"
     server        WebServer: serves until SIGTERM or Ctrl-C, and ends within a limit
     load          load on any server of the protocol, for ``autosplit bench``
 

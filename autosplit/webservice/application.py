@@ -26,23 +26,21 @@ from autosplit.devices.discovering import version_of
 from autosplit.errors import RefusedError, UsageError
 from autosplit.parsing import json_safe, shown
 from autosplit.serving.hostmanager import HostManager
-from autosplit.webservice.bodies import Bodies
+from autosplit.serving.metrics import HostMetrics
+from autosplit.webservice.bodies import Bodies, Body
+from autosplit.webservice.connections import CONNECTION, LimitedConnection
 from autosplit.webservice.failures import as_http
 from autosplit.webservice.limits import ServerLimits
 from autosplit.webservice.repository import Repository, ServedModel
-from autosplit.webservice.tensors import JSON_LENGTH, metadata, read_request, write_answer
+from autosplit.webservice.tensors import JSON_LENGTH, InferRequest, metadata, read_request, write_answer
 
 log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).with_name("livepage.html").read_text(encoding="utf-8")
 """The page at "/": one HTML file without a build step. It asks for the token, if the server wants one."""
 
-MAX_ID = 100
 OPEN_PATHS = ("/", "/v2/health/live", "/v2/health/ready")
 """Paths that need no token: they tell nothing of models or requests."""
-
-EVENT_S = 1.0
-"""Seconds between two events of the live page."""
 
 
 @dataclass(eq=False)
@@ -66,15 +64,16 @@ class Application:
     def __post_init__(self) -> None:
         """Make the counters."""
         self.bodies = Bodies(self.limits)
-        self.counters = CollectorRegistry()
-        names = "autosplit_http_requests", "autosplit_http_request_seconds"
-        self.requests = Counter(names[0], "Inference requests, by status.", ["model", "status"], registry=self.counters)
-        self.seconds = Histogram(names[1], "Seconds from the head to the answer.", ["model"], registry=self.counters)
+        self.counters = kept = CollectorRegistry()
+        kept.register(HostMetrics(self.host.health))
+        self.requests = Counter("autosplit_http_requests", "Inference requests, by status.", ["model", "status"], registry=kept)
+        self.seconds = Histogram("autosplit_http_request_seconds", "From the head to the answer.", ["model"], registry=kept)
 
     def starlette(self) -> Starlette:
         """The routes."""
-        model = "/v2/models/{model}"
-        routes = [
+        models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+        routes = [Route(f"{path}/infer", self.guarded(self.infer), methods=["POST"]) for path in models]
+        routes += [  # after those of inference, because each request tries the routes in their order
             Route("/", self.page),
             Route("/events", self.guarded(self.events)),
             Route("/metrics", self.guarded(self.metrics)),
@@ -85,12 +84,8 @@ class Application:
             Route("/v2/repository/models/{model}/load", self.guarded(self.load), methods=["POST"]),
             Route("/v2/repository/models/{model}/unload", self.guarded(self.unload), methods=["POST"]),
         ]
-        for path in (model, f"{model}/versions/{{version}}"):
-            routes += [
-                Route(path, self.guarded(self.model)),
-                Route(f"{path}/ready", self.guarded(self.model_ready)),
-                Route(f"{path}/infer", self.guarded(self.infer), methods=["POST"]),
-            ]
+        for path in models:
+            routes += [Route(path, self.guarded(self.model)), Route(f"{path}/ready", self.guarded(self.model_ready))]
         return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
 
     def guarded(self, route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -98,7 +93,7 @@ class Application:
 
         async def answer(request: Request) -> Response:
             given = request.headers.get("x-request-id", "")
-            name = given if 0 < len(given) <= MAX_ID and given.isprintable() else uuid.uuid4().hex
+            name = given if 0 < len(given) <= 100 and given.isprintable() else uuid.uuid4().hex
             begun_s, status = time.perf_counter(), 499
             try:
                 try:
@@ -110,28 +105,27 @@ class Application:
                         log.debug("request %s failed", name, exc_info=failure)
                     response = JSONResponse({"error": error.detail}, error.status_code, error.headers)
                 status = response.status_code
-                response.headers["x-request-id"] = name
+                response.raw_headers.append((b"x-request-id", name.encode("latin-1")))
                 return response
             finally:
                 elapsed_s = time.perf_counter() - begun_s
-                if route == self.infer:
-                    self._count(request, status, elapsed_s)
-                record = {"id": name, "method": request.method, "path": request.url.path, "status": status, "seconds": elapsed_s}
-                log.log(logging.WARNING if status >= 500 else logging.INFO, "%s", json.dumps(record))
+                if route == self.infer:  # all models that are not in service count as one: names cannot fill the memory
+                    model = request.path_params["model"] if self.repository.get(request.path_params["model"]) else "unknown"
+                    self.requests.labels(model, status).inc()
+                    self.seconds.labels(model).observe(elapsed_s)
+                level = logging.WARNING if status >= 500 else logging.INFO
+                if log.isEnabledFor(level):
+                    path = request.scope["path"]
+                    record = {"id": name, "method": request.method, "path": path, "status": status, "seconds": elapsed_s}
+                    log.log(level, "%s", json.dumps(record))
 
         return answer
 
     def _require_token(self, request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        if self.token and request.url.path not in OPEN_PATHS and not hmac.compare_digest(given, self.token.encode()):
+        is_open = not self.token or request.scope["path"] in OPEN_PATHS
+        if not is_open and not hmac.compare_digest(given, self.token.encode()):
             raise HTTPException(401, "give the server's token as 'Authorization: Bearer TOKEN'", {"www-authenticate": "Bearer"})
-
-    def _count(self, request: Request, status: int, elapsed_s: float) -> None:
-        """Count a request under its model; all models that are not in service are one, so that names cannot fill the memory."""
-        name = request.path_params["model"]
-        known = name if name in {model.name for model in self.repository.served} else "unknown"
-        self.requests.labels(known, status).inc()
-        self.seconds.labels(known).observe(elapsed_s)
 
     async def page(self, request: Request) -> Response:
         """The live page. It holds no data; its script asks for events with the token."""
@@ -149,7 +143,7 @@ class Application:
                 ]
                 yield f"data: {json.dumps(json_safe({**health, 'models': models, 'unix_s': time.time()}))}\n\n"
                 try:
-                    await asyncio.wait_for(self.ending.wait(), EVENT_S)
+                    await asyncio.wait_for(self.ending.wait(), 1.0)
                 except TimeoutError:
                     continue
 
@@ -157,8 +151,7 @@ class Application:
 
     async def metrics(self, request: Request) -> Response:
         """Counters of the host and of the server for Prometheus."""
-        text = await run_in_threadpool(self.host.prometheus)
-        return Response(text.encode() + generate_latest(self.counters), media_type=CONTENT_TYPE_LATEST)
+        return Response(await run_in_threadpool(generate_latest, self.counters), media_type=CONTENT_TYPE_LATEST)
 
     async def server(self, request: Request) -> Response:
         """Name, version and extensions of the server."""
@@ -209,21 +202,22 @@ class Application:
 
     async def infer(self, request: Request) -> Response:
         """One request to a model. A caller that leaves cancels it."""
-        model = self._model(request)
-        async with self.bodies.read(request) as body:
-            computed = asyncio.ensure_future(self._infer(model, body, request))
-            left = asyncio.ensure_future(_disconnected(request))
-            try:
-                await asyncio.wait([computed, left], return_when=asyncio.FIRST_COMPLETED)
-                if not computed.done():
-                    raise HTTPException(499, "the caller left")
-                return computed.result()
-            finally:
-                for task in (computed, left):
-                    task.cancel()
+        model, json_bytes = self._model(request), _json_bytes(request)
+        connection: LimitedConnection = request.scope[CONNECTION]
+        connection.work = asyncio.current_task()
+        try:
+            with Body(self.bodies) as body:
+                num_before = -(json_bytes or 0) % 8  # binary data then begin where an item of any dtype may, and need no copy
+                data = memoryview(await body.read(request, num_before))[num_before:]
+                return await self._infer(model, read_request(data, json_bytes, model.inputs, model.outputs))
+        except asyncio.CancelledError:
+            if connection in connection.open_connections:  # the server ends
+                raise
+            raise HTTPException(499, "the caller left") from None
+        finally:
+            connection.work = None
 
-    async def _infer(self, model: ServedModel, body: bytearray, request: Request) -> Response:
-        given = read_request(body, _json_bytes(request), model.inputs, model.outputs)
+    async def _infer(self, model: ServedModel, given: InferRequest) -> Response:
         begun_s = time.monotonic()
         while True:
             left_s = self.limits.request_s - (time.monotonic() - begun_s)
@@ -275,9 +269,3 @@ def _json_bytes(request: Request) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise UsageError(f"the header {JSON_LENGTH} is {shown(text)}, and not a number of bytes")
     return int(text)
-
-
-async def _disconnected(request: Request) -> None:
-    """Return once the caller has left; the body was read before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        continue

@@ -1,11 +1,9 @@
 """Bodies: reads the bodies of requests, within limits for each and for all together."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from autosplit.webservice.failures import RETRY_S
 from autosplit.webservice.limits import ServerLimits
@@ -14,45 +12,56 @@ _CLOSE = {"connection": "close"}
 
 
 class Bodies:
-    """Reads bodies for one server; ``num_bytes`` counts those that are held now."""
+    """The bodies of one server; ``num_bytes`` counts those that are held now."""
 
     def __init__(self, limits: ServerLimits) -> None:
-        self._limits, self.num_bytes = limits, 0
+        self.limits, self.num_bytes = limits, 0
 
-    @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytearray]:
-        """The body of a request, which counts until the block ends.
+
+class Body:
+    """The body of one request, which counts until the ``with`` block ends."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self._num_bytes = bodies, 0
+
+    def __enter__(self) -> "Body":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bodies.num_bytes -= self._num_bytes
+
+    async def read(self, request: Request, num_before: int = 0) -> bytearray:
+        """Read the body, behind ``num_before`` zero bytes, which let a caller choose how it is aligned.
 
         Raises: HTTPException: it is too large, comes too slowly, or the bodies of all requests are too large; the caller left.
         """
-        limits, body, held = self._limits, bytearray(), 0
-
-        def hold(num_bytes: int) -> None:
-            """Count the body as this large, if it was smaller."""
-            nonlocal held
-            if num_bytes > limits.body_bytes:
-                message = f"the body has {num_bytes} bytes or more, and at most {limits.body_bytes} are taken"
-                raise HTTPException(413, message, _CLOSE)
-            more = max(0, num_bytes - held)
-            if self.num_bytes + more > limits.bodies_bytes:
-                message = f"the bodies of all requests have {limits.bodies_bytes} bytes, which is the limit; try again later"
-                raise HTTPException(429, message, {"retry-after": RETRY_S, **_CLOSE})
-            self.num_bytes += more
-            held += more
-
+        limits, body = self._bodies.limits, bytearray(num_before)
+        announced = request.headers.get("content-length", "0")
+        self._count(int(announced) if announced.isdecimal() else 0)
         try:
-            announced = request.headers.get("content-length", "0")
-            hold(int(announced) if announced.isdecimal() else 0)
-            try:
-                async with asyncio.timeout(limits.body_s):
-                    async for chunk in request.stream():
-                        hold(len(body) + len(chunk))
-                        body += chunk
-            except TimeoutError:
-                message = f"{len(body)} bytes of the body came within {limits.body_s:g} s, and more were announced"
-                raise HTTPException(408, message, _CLOSE) from None
-            except ClientDisconnect:
-                raise HTTPException(499, "the caller left") from None
-            yield body
-        finally:
-            self.num_bytes -= held
+            async with asyncio.timeout(limits.body_s):
+                while True:
+                    event = await request.receive()
+                    if event["type"] == "http.disconnect":
+                        raise HTTPException(499, "the caller left")
+                    chunk = event["body"]
+                    self._count(len(body) - num_before + len(chunk))
+                    body += chunk
+                    if not event["more_body"]:
+                        return body
+        except TimeoutError:
+            message = f"{len(body) - num_before} bytes of the body came within {limits.body_s:g} s, and more were announced"
+            raise HTTPException(408, message, _CLOSE) from None
+
+    def _count(self, num_bytes: int) -> None:
+        """Count the body as this large, if it was smaller."""
+        bodies, limits = self._bodies, self._bodies.limits
+        if num_bytes > limits.body_bytes:
+            message = f"the body has {num_bytes} bytes or more, and at most {limits.body_bytes} are taken"
+            raise HTTPException(413, message, _CLOSE)
+        more = max(0, num_bytes - self._num_bytes)
+        if bodies.num_bytes + more > limits.bodies_bytes:
+            message = f"the bodies of all requests have {limits.bodies_bytes} bytes, which is the limit; try again later"
+            raise HTTPException(429, message, {"retry-after": RETRY_S, **_CLOSE})
+        bodies.num_bytes += more
+        self._num_bytes += more

@@ -5,7 +5,9 @@ idle connections would take all descriptors of the process.
 """
 
 import asyncio
-from typing import Any, ClassVar
+import resource
+from dataclasses import replace
+from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -13,6 +15,12 @@ from autosplit.webservice.limits import ServerLimits
 
 MAX_HEAD_BYTES = 64 << 10
 """Largest request line with headers."""
+
+KEPT_FILES = 192
+"""Files that the process may open beside connections: those of models, which are loaded while it serves."""
+
+CONNECTION = "autosplit.connection"
+"""Key of a request's connection in its ASGI scope."""
 
 _FULL = b'{"error":"the server has no connection left; try again later"}'
 _REFUSAL = (
@@ -22,10 +30,15 @@ _REFUSAL = (
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """A connection that is refused beyond the limit, and ends if a request's head is too large or does not come in time."""
+    """A connection that is refused beyond the limit, and ends if a request's head is too large or does not come in time.
+
+    Attributes:
+        work: the task of the present request; a connection that is lost cancels it.
+    """
 
     limits: ClassVar[ServerLimits]
     open_connections: ClassVar[set["LimitedConnection"]]
+    work: "asyncio.Task[Any] | None" = None
 
     def connection_made(self, transport: Any) -> None:
         """Take the connection, or answer with status 503."""
@@ -51,6 +64,7 @@ class LimitedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Wait for the head of the next request."""
         super().on_message_begin()
+        cast(dict[str, Any], self.scope)[CONNECTION] = self
         if self._patience is None:
             self._wait_for_head()
 
@@ -60,11 +74,13 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave a place for another connection."""
+        """Leave a place for another connection, and end the request."""
         self._stop_waiting()
         if self in self.open_connections:
             self.open_connections.remove(self)
             super().connection_lost(exc)
+        if self.work is not None:
+            self.work.cancel()
 
     def _wait_for_head(self) -> None:
         self._head_bytes = 0
@@ -76,6 +92,9 @@ class LimitedConnection(HttpToolsProtocol):
             self._patience = None
 
 
-def limited_protocol(limits: ServerLimits) -> type[asyncio.Protocol]:
-    """The protocol of one server's connections; each server counts its own."""
+def limited_protocol(limits: ServerLimits) -> type[LimitedConnection]:
+    """The protocol of one server's connections; each server counts its own, and leaves ``KEPT_FILES`` of its files to others."""
+    num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if num_files != resource.RLIM_INFINITY:
+        limits = replace(limits, connections=min(limits.connections, max(1, num_files - KEPT_FILES)))
     return type("Connection", (LimitedConnection,), {"limits": limits, "open_connections": set()})

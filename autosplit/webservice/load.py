@@ -74,6 +74,14 @@ def find_target(server: str, model: str = "", token: str = "") -> Target:
     return asyncio.run(_find(server.rstrip("/"), model, {"authorization": f"Bearer {token}"} if token else {}))
 
 
+def http_s(target: Target, rate_per_s: float) -> float:
+    """Seconds that HTTP costs at a rate: the median of 50 requests with the same body, which the server reads and refuses."""
+    length = int(target.headers[JSON_LENGTH])
+    text = json.dumps({**json.loads(target.body[:length]), "outputs": [{"name": "no such output"}]}).encode()
+    refused = Target(target.url, text + target.body[length:], {**target.headers, JSON_LENGTH: str(len(text))})
+    return asyncio.run(_load(refused, poisson_arrivals(rate_per_s, 50), None, 0.0, 400)).latency.p50_s
+
+
 async def _find(server: str, model: str, headers: Mapping[str, str]) -> Target:
     try:
         async with aiohttp.ClientSession(headers=headers) as session:
@@ -110,7 +118,9 @@ def _target(url: str, inputs: Sequence[Mapping[str, Any]], headers: Mapping[str,
     return Target(url, b"".join([text, *binary]), {**headers, JSON_LENGTH: str(len(text))})
 
 
-async def _load(target: Target, arrivals_s: Sequence[float] | None, num_in_flight: int | None, seconds: float) -> LoadResult:
+async def _load(
+    target: Target, arrivals_s: Sequence[float] | None, num_in_flight: int | None, seconds: float, timed_status: int = 200
+) -> LoadResult:
     latencies_s, statuses = list[float](), Counter[int]()
     limits = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(connector=limits[0], timeout=limits[1], headers=target.headers) as session:
@@ -124,7 +134,7 @@ async def _load(target: Target, arrivals_s: Sequence[float] | None, num_in_fligh
             except (aiohttp.ClientError, OSError, TimeoutError):
                 status = 0
             statuses[status] += 1
-            if status == 200:
+            if status == timed_status:
                 latencies_s.append(time.perf_counter() - begun_s - due_s)
 
         async def call() -> None:

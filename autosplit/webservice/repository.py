@@ -67,7 +67,7 @@ class Repository:
         self._host, self._plans, self._folder, self._trusted = host, dict(plans), folder, tuple(trusted)
         self._served: dict[str, ServedModel] = {}
         self._versions: dict[str, Iterator[int]] = {}
-        self._lock, self._num_calls = threading.Lock(), 0
+        self._free_calls = threading.Semaphore(MOST_CALLS)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="autosplit-repository")
 
     def get(self, name: str) -> ServedModel | None:
@@ -111,17 +111,11 @@ class Repository:
             model.kept.close()
 
     def _call(self, work: "partial[None]") -> "Future[None]":
-        with self._lock:
-            if self._num_calls >= MOST_CALLS:
-                raise RefusedError(f"{MOST_CALLS} calls to load or unload models wait already; try again later")
-            self._num_calls += 1
+        if not self._free_calls.acquire(blocking=False):
+            raise RefusedError(f"{MOST_CALLS} calls to load or unload models wait already; try again later")
         future = self._thread.submit(work)
-        future.add_done_callback(self._end_call)
+        future.add_done_callback(lambda _: self._free_calls.release())
         return future
-
-    def _end_call(self, _: object) -> None:
-        with self._lock:
-            self._num_calls -= 1
 
     def _load(self, name: str) -> None:
         files = self.files()

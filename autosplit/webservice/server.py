@@ -1,7 +1,6 @@
 """WebServer: serves an application until SIGTERM or Ctrl-C."""
 
 import contextlib
-import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from autosplit.errors import UsageError
 from autosplit.webservice.application import Application
 from autosplit.webservice.connections import limited_protocol
-
-log = logging.getLogger(__name__)
-
-BACKLOG = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +68,20 @@ class WebServer:
             "log_config": None,
             "access_log": False,
             "lifespan": "off",
+            "ssl_certfile": address.certificate,
+            "ssl_keyfile": address.key,
+            "proxy_headers": False,
             "server_header": False,
             "timeout_keep_alive": max(1, round(limits.idle_s)),
             "timeout_graceful_shutdown": max(1, round(limits.drain_s)),
         }
-        config = uvicorn.Config(application.starlette(), ssl_certfile=address.certificate, ssl_keyfile=address.key, **settings)
+        config = uvicorn.Config(_with_traces(application.starlette()), **settings)
         try:
             config.load()
         except OSError as failure:
             raise UsageError(f"the certificate '{address.certificate}' cannot be used: {failure}") from None
         try:
-            self._socket = socket.create_server((address.host, address.port), backlog=BACKLOG)
+            self._socket = socket.create_server((address.host, address.port), backlog=512)
         except (OSError, OverflowError) as failure:
             place = f"{address.host}:{address.port}"
             raise UsageError(f"cannot listen at {place}: {failure}; choose another --port or --host") from None
@@ -101,3 +100,13 @@ class WebServer:
     def stop(self) -> None:
         """End as after SIGTERM; from any thread."""
         self._server.should_exit = True
+
+
+def _with_traces(application: ASGIApp) -> ASGIApp:
+    """Traces each request for OpenTelemetry, if opentelemetry-instrumentation-asgi is installed."""
+    try:
+        from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
+    except ModuleNotFoundError:
+        return application
+    traced: ASGIApp = OpenTelemetryMiddleware(application)
+    return traced

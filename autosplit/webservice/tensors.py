@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -36,6 +37,9 @@ DATATYPES = {
     "bfloat16": "BF16",
 }
 """Dtype of torch to the protocol's datatype."""
+
+MAX_KEPT_BYTES = 4096
+"""Longest JSON whose meaning is kept for the next request: no client fills the memory."""
 
 _ONLY_BINARY = ("FP16", "BF16")
 """Datatypes for which the protocol has no JSON form."""
@@ -70,12 +74,12 @@ def metadata(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
 
 
 def read_request(
-    body: bytearray, json_bytes: int | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    body: memoryview, json_bytes: int | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> InferRequest:
-    """A request, its tensors as views of ``body`` where they are binary.
+    """A request, its tensors as views of ``body`` where they are binary and aligned.
 
     Args:
-        body: JSON, then binary data.
+        body: JSON, then binary data; may be written to.
         json_bytes: bytes of JSON; None if all is JSON.
         inputs: the model's inputs.
         outputs: the model's outputs.
@@ -84,26 +88,40 @@ def read_request(
     length = len(body) if json_bytes is None else json_bytes
     if not 0 < length <= len(body):
         raise UsageError(f"the header {JSON_LENGTH} says {length} bytes of JSON, and the body has {len(body)}")
+    text, num_binary = bytes(body[:length]), len(body) - length
+    lay_out = _layout if num_binary and length <= MAX_KEPT_BYTES else _layout.__wrapped__
+    name, entries, wanted = lay_out(text, num_binary, tuple(inputs), tuple(outputs))
+    tensors = {spec.name: _tensor(entry, spec, body, length + start) for entry, spec, start in entries}
+    return InferRequest(name, tuple(tensors[spec.name] for spec in inputs), wanted)
+
+
+@lru_cache(256)
+def _layout(
+    text: bytes, num_binary: int, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> tuple[str, list[tuple[dict[str, Any], TensorSpec, int]], Mapping[str, bool]]:
+    """The id, the inputs, each with its spec and its first byte of binary data, and the outputs that the JSON of a request names.
+
+    Clients send the same JSON with other binary data, so results are kept.
+
+    Raises: UsageError: as ``read_request``, but for values in JSON.
+    """
     try:
-        content = parse_json(body[:length].decode("utf-8"))
+        content = parse_json(text.decode())
     except ValueError as failure:  # UnicodeDecodeError too
         raise UsageError(f"the body is not JSON: {failure}") from None
     given = _entries(content, "inputs")
     faults = _name_faults("input", [entry["name"] for entry in given], inputs)
     by_name = {spec.name: spec for spec in inputs}
-    starts, end = [], length
+    entries, end = [], 0
     for entry in given:
-        starts.append(end)
         if (spec := by_name.get(entry["name"])) is not None:
+            entries.append((entry, spec, end))
             faults += _spec_faults(entry, spec)
             end += _binary_bytes(entry) or 0
-    if end != len(body):
-        faults.append(f"the inputs announce {end - length} bytes of binary data, and {len(body) - length} follow the JSON")
+    if end != num_binary:
+        faults.append(f"the inputs announce {end} bytes of binary data, and {num_binary} follow the JSON")
     raise_faults(UsageError, "the request does not fit the model", faults)
-    found = dict[str, torch.Tensor]()
-    for entry, start in zip(given, starts, strict=True):
-        found[entry["name"]] = _tensor(entry, by_name[entry["name"]], body, start)
-    return InferRequest(_id(content), tuple(found[spec.name] for spec in inputs), _wanted(content, outputs))
+    return _id(content), entries, _wanted(content, outputs)
 
 
 def write_answer(
@@ -119,12 +137,12 @@ def write_answer(
     Raises: UsageError: JSON cannot hold a value, such as NaN.
     """
     by_name = {spec.name: (spec, tensor) for spec, tensor in zip(outputs, tensors, strict=True)}
-    rows, binary = list[dict[str, Any]](), list[bytes]()
+    rows, binary = list[dict[str, Any]](), list[memoryview]()
     for name, is_binary in wanted.items():
         spec, tensor = by_name[name]
         row: dict[str, Any] = {"name": name, "datatype": DATATYPES[spec.dtype], "shape": list(tensor.shape)}
         if is_binary:
-            binary.append(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            binary.append(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
             row["parameters"] = {"binary_data_size": len(binary[-1])}
         else:
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -183,14 +201,13 @@ def _spec_faults(entry: Mapping[str, Any], spec: TensorSpec) -> list[str]:
     return faults
 
 
-def _tensor(entry: Mapping[str, Any], spec: TensorSpec, body: bytearray, start: int) -> torch.Tensor:
+def _tensor(entry: Mapping[str, Any], spec: TensorSpec, body: memoryview, start: int) -> torch.Tensor:
     """The tensor of an input that has no fault. Raises: UsageError: its values in JSON are not of its datatype or number."""
     if "data" not in entry:
         if not spec.num_bytes:
             return torch.empty(spec.shape, dtype=spec.torch_dtype)
-        flat = torch.frombuffer(body, dtype=torch.uint8, count=spec.num_bytes, offset=start)
-        aligned = flat if start % spec.torch_dtype.itemsize == 0 else flat.clone()  # a view needs whole elements from the start
-        return aligned.view(spec.torch_dtype).view(spec.shape)
+        tensor = torch.frombuffer(body, dtype=spec.torch_dtype, count=prod(spec.shape), offset=start).view(spec.shape)
+        return tensor if tensor.data_ptr() % tensor.itemsize == 0 else tensor.clone()
     values, count = _flat(entry["data"], len(spec.shape)), prod(spec.shape)
     kinds = _JSON_KINDS.get(DATATYPES[spec.dtype], (int,))
     if len(values) != count:

@@ -255,8 +255,8 @@ def test_every_kind_of_request_runs_over_hosts(traced: autosplit.Traced, cluster
         text = host.prometheus()
     for stage, name in (("stage0", "node-a"), ("stage1", "node-c")):
         device = cluster.machine.devices[ord(name[-1]) - ord("a")].name
-        labels = f'network="two",stage="{stage}",replica="0",device="{device}",host="{name}"'
-        assert f'autosplit_requests_total{{{labels},outcome="done"}} 5' in text.splitlines()
+        labels = f'device="{device}",host="{name}",network="two",outcome="done",replica="0",stage="{stage}"'
+        assert f"autosplit_requests_total{{{labels}}} 5.0" in text.splitlines()
 
 
 def test_a_stopped_host_holds_callers_up_and_urgent_requests_overtake(

@@ -168,7 +168,7 @@ def test_networks_that_come_meanwhile_disturb_no_look_and_no_removal() -> None:
         growing = Growing(parse_device("null:0"))
         growing.host = host
         host.devices["null:0"] = growing
-        assert 'autosplit_device_used_bytes{device="null:0"} 0' in host.prometheus()
+        assert 'autosplit_device_used_bytes{device="null:0"} 0.0' in host.prometheus()
         host.remove_network("net")
         assert host.networks() == {} and len(host.devices) > 2
     manager = DeviceManager(parse_device("null:1"))

@@ -1,41 +1,26 @@
-"""What is measured live, as Prometheus text, read by a parser that takes nothing but the format's own words."""
+"""What is measured live, as Prometheus text, read by Prometheus' own parser."""
 
-import re
+import sys
 import time
 
 import pytest
 from pipelines import double, fail_on_7, local, request
 
-from autosplit.errors import StageError
+from autosplit.errors import MissingExtraError, StageError
 from autosplit.serving.hostmanager import HostManager
 from autosplit.values.machine import Machine, parse_device
 
+text_string_to_metric_families = pytest.importorskip("prometheus_client.parser").text_string_to_metric_families
+
 pytestmark = pytest.mark.timeout(60)
 
-NAME = "[a-zA-Z_:][a-zA-Z0-9_:]*"
-LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\"n])*"'
-SAMPLE = re.compile(rf"({NAME})\{{({LABEL}(?:,{LABEL})*)\}} ([0-9]+(?:\.[0-9]+)?(?:e[+-][0-9]+)?)")
 
-
-def parse(text: str) -> dict[str, tuple[str, dict[str, float]]]:
-    """Kind and samples of each metric. Raises: ValueError: a line that the format (0.0.4) does not have, or has elsewhere."""
-    found: dict[str, tuple[str, dict[str, float]]] = {}
-    lines = iter(text.removesuffix("\n").split("\n"))
-    current = ""
-    for line in lines:
-        if helped := re.fullmatch(rf"# HELP ({NAME}) [^\\]+", line):
-            current = helped[1]
-            typed = re.fullmatch(rf"# TYPE {current} (counter|gauge)", next(lines))
-            if typed is None or current in found or current.endswith("_total") != (typed[1] == "counter"):
-                raise ValueError(line)
-            found[current] = typed[1], {}
-        else:
-            sample = SAMPLE.fullmatch(line)
-            if sample is None or sample[1] != current or sample[2] in found[current][1]:
-                raise ValueError(line)
-            found[current][1][sample[2]] = float(sample[3])
-    if not text.endswith("\n") or not all(samples for _, samples in found.values()):
-        raise ValueError(text)
+def samples(text: str) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
+    """Name of a sample to labels to value."""
+    found: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
     return found
 
 
@@ -50,15 +35,19 @@ def test_prometheus_text_counts_what_happened() -> None:
             time.sleep(0.001)  # a worker counts a request after it handed it on
         text = host.prometheus()
         host.add_network('odd"\\\n', [local("a", double, "x", "y")], ["x"], ["y"])
-        parse(host.prometheus())
-    found = {name: samples for name, (_, samples) in parse(text).items()}
-    worker = 'network="net",stage="a",replica="1",device="null:0"'
-    assert found["autosplit_requests_total"][f'{worker},outcome="done"'] == 4
-    assert found["autosplit_requests_total"][f'{worker},outcome="failed"'] == 1
-    assert found["autosplit_worker_up"][worker] == 1
-    assert found["autosplit_requests_running"]['network="net"'] == 0
-    assert found["autosplit_device_free_bytes"]['device="null:0"'] == 1000
-    assert found["autosplit_latency_seconds"]['network="net",quantile="0.99"'] > 0
-    for wrong in ("a 1", 'a{b="c"} 1', text.replace("counter", "count"), text + text, text[:-1], text.replace("} 4", "} four")):
-        with pytest.raises((ValueError, KeyError)):
-            parse(wrong)
+        odd = samples(host.prometheus())["autosplit_requests_running"]
+    found = samples(text)
+    worker = {"network": "net", "stage": "a", "replica": "1", "device": "null:0"}.items()
+    assert found["autosplit_requests_total"][frozenset((*worker, ("outcome", "done")))] == 4
+    assert found["autosplit_requests_total"][frozenset((*worker, ("outcome", "failed")))] == 1
+    assert found["autosplit_worker_up"][frozenset(worker)] == 1
+    assert found["autosplit_requests_running"] == {frozenset({("network", "net")}): 0}
+    assert found["autosplit_device_free_bytes"] == {frozenset({("device", "null:0")}): 1000}
+    assert found["autosplit_latency_seconds"][frozenset({("network", "net"), ("quantile", "0.99")})] > 0
+    assert odd == {frozenset({("network", name)}): 0 for name in ("net", 'odd"\\\n')}
+
+
+def test_without_prometheus_client_a_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with HostManager() as host, pytest.raises(MissingExtraError, match=r"autosplit\[serve\]"):
+        host.prometheus()

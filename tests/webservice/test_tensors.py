@@ -24,7 +24,9 @@ GOOD: dict[str, Any] = {
 
 def read(content: Any, binary: bytes = b"", json_bytes: int | None = None) -> Any:
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return read_request(bytearray(text + binary), len(text) if binary and json_bytes is None else json_bytes, [X, IDS], [X])
+    return read_request(
+        memoryview(bytearray(text + binary)), len(text) if binary and json_bytes is None else json_bytes, [X, IDS], [X]
+    )
 
 
 def changed(number: int, **fields: Any) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def test_what_is_read_equals_what_was_written(dtype: str, shape: list[int], odd:
     body, json_bytes = write_answer({}, specs, tensors, wanted)
     sent = json.loads(body[:json_bytes])
     again = json.dumps({"inputs": sent["outputs"]}).encode()
-    found = read_request(bytearray(again + body[json_bytes:]), len(again), specs, specs)
+    found = read_request(memoryview(bytearray(again + body[json_bytes:])), len(again), specs, specs)
     assert [torch.equal(one, other) for one, other in zip(found.tensors, tensors, strict=True)] == [True, True]
 
 
