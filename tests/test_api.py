@@ -18,7 +18,9 @@ from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.limits import affinity
 from autosplit.errors import PlanError, ProfileError, UsageError
 from autosplit.planning.baselines import baselines_of
+from autosplit.planning.givensplits import read_given
 from autosplit.planning.predicting import measured_backends
+from autosplit.planning.splitjudging import GIVEN, judge_split
 from autosplit.reports.outcomes import PLAN
 from autosplit.tracing.splitting import save_stage, unsplit
 from autosplit.tracing.verifying import distinct_inputs
@@ -118,7 +120,7 @@ def test_three_stages_on_two_devices_equal_the_unsplit_model(spec: str) -> None:
                 assert torch.equal(ours, own)
 
 
-def test_any_set_of_ops_on_a_device_is_several_stages_there() -> None:
+def test_any_set_of_ops_on_a_device_is_several_stages_there(tmp_path: Path) -> None:
     """Without a chain of devices the search ended in an IndexError."""
     module, x = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4))).eval(), torch.randn(4, 16)
     traced = autosplit.trace(module, inputs=(x,))
@@ -126,10 +128,18 @@ def test_any_set_of_ops_on_a_device_is_several_stages_there() -> None:
     outer, inner = {one: 1e-3, other: 1.0}, {one: 1.0, other: 1e-3}
     seconds = zip(traced.graph.ops, (outer, inner, inner, outer), strict=True)
     profile = Profile.given(traced.graph, {(op.name, device): own[device] for op, own in seconds for device in own})
-    plan = autosplit.search(traced, profile, TWO, Constraints(contiguous=False), budget=Budget(search_s=0)).plan
+    chain, plan = (
+        autosplit.search(traced, profile, TWO, demands, budget=Budget(search_s=0)).plan
+        for demands in (Constraints(), Constraints(contiguous=False))
+    )
+    assert plan.prediction.bottleneck_s < 0.01 < 1.0 < chain.prediction.bottleneck_s
     assert [(len(stage.ops), stage.devices) for stage in plan.stages] == [(1, (one,)), (2, (other,)), (1, (one,))]
     with autosplit.open_pipeline(traced, plan) as service, torch.no_grad():
         assert torch.equal(service(x), module(x))
+    (tmp_path / "map.json").write_text('{"0": 0, "1": 1, "2": 1, "3": 0}')
+    split = read_given(str(tmp_path / "map.json"), traced.graph, TWO)
+    given = judge_split(split, traced.graph, TWO, profile, plan.source, "eager", time_limit_s=1.0).plans[GIVEN]
+    assert given.hash == plan.hash
     with pytest.raises(UsageError, match="reuse=False forbids that; drop one"):
         autosplit.search(traced, profile, TWO, Constraints(contiguous=False, reuse=False))
 

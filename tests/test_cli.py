@@ -166,7 +166,7 @@ def test_faults_of_a_plan_file_are_named(
         (["run", "absent.yaml"], "does not exist"),
         (["search", MLP, "--budget", "3sec"], "'3sec' is not a duration"),
         (["search", MLP, "--max-latency", "0ms"], "--max-latency must be above 0 s"),
-        (["search", MLP, "--non-contiguous", "--num-devices", "2"], "leave out --non-contiguous, --num-devices"),
+        (["search", MLP, "--bandwidth", "1e9", "--num-devices", "2"], "leave out --num-devices, --bandwidth"),
         (["search", MLP, "--front", "plans"], "what --objective pareto finds; leave out --front"),
         (
             ["search", str(WORKLOAD), "--format", "dnn-partitioning", "--batch", "2", "--budget", "1s"],

@@ -5,6 +5,7 @@ from torch import nn
 from autosplit.examples.batch_norm import calibrate_batch_norm
 from autosplit.examples.branches import branches
 from autosplit.examples.mlp import mlp, mlp_512
+from autosplit.examples.spectral import spectral
 from autosplit.examples.tied import tied
 from autosplit.examples.unet import unet
 
@@ -12,6 +13,7 @@ EXAMPLES = {
     "mlp": lambda batch: mlp(batch, width=16, depth=24),
     "unet": lambda batch: unet(batch, size=32, channels=4),
     "branches": lambda batch: branches(batch, size=16, channels=4),
+    "spectral": lambda batch: spectral(batch, size=16, channels=4, depth=1),
     "tied": lambda batch: tied(batch, seq_len=4, vocabulary=50, width=8),
 }
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BACKENDS_DEFAULT = "usual"
 PLAN_FILE = Path("plan.yaml")
 
-FOR_WORKLOADS = ("contiguous", "num_devices", "bandwidth", "overlap")
+FOR_WORKLOADS = ("num_devices", "bandwidth", "overlap")
 """Flags for a planner's workload file."""
 
 BACKEND_HELP = (
@@ -120,8 +120,7 @@ class Output:
         """Raises: UsageError: one of these flags is given."""
         given = [flag_name(flag) for flag in flags if self.is_given(flag)]
         if given:
-            named = ", ".join("--non-contiguous" if flag == "--contiguous" else flag for flag in given)
-            raise UsageError(f"{why}; leave out {named}")
+            raise UsageError(f"{why}; leave out {', '.join(given)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +246,9 @@ class Search(Profile):
     allow: Annotated[list[str] | None, typer.Option(help="PATTERN=DEVICE: that device supports these ops, and no others.")] = None
     together: Annotated[list[str] | None, typer.Option(help="PATTERN: these ops in one stage.")] = None
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most replicas of a stage; 1 forbids replication.")] = None
+    any_sets: Annotated[
+        bool, typer.Option("--any-sets", help="A device may hold any set of ops; of a model, as several stages.")
+    ] = False
     max_latency: Annotated[str | None, typer.Option(help="Most that one request may take, such as 50ms.")] = None
     min_stage: Annotated[str | None, typer.Option(help="Shortest stage, such as 1ms.")] = None
     queue_depth: Annotated[int, typer.Option(min=1, max=MAX_QUEUE_DEPTH, help="Slots of each ring.")] = QUEUE_DEPTH
@@ -289,6 +291,7 @@ class Search(Profile):
             num_stages=self.stages,
             max_stages=self.max_stages,
             max_replicas=self.max_replicas or ANY_NUMBER,
+            contiguous=not self.any_sets,
             pins=pins_of(self.pin),
             forbids=device_lists(self.forbid, "--forbid"),
             allows=device_lists(self.allow, "--allow"),
@@ -342,10 +345,6 @@ class Plans(Simulated, Assumed, Search):
         int | None,
         typer.Option(min=0, help="With pareto: the number of the plan to write as --output."),
     ] = None
-    contiguous: Annotated[
-        bool,
-        typer.Option("--contiguous/--non-contiguous", help="For a workload: stages form a chain, or hold any set of ops."),
-    ] = True
     format: Annotated[str, typer.Option(help="What MODEL is: model, or a planner's workload: dnn-partitioning, pipedream.")] = (
         "model"
     )
@@ -357,7 +356,7 @@ class Plans(Simulated, Assumed, Search):
 
     def require_for_models(self) -> None:
         """Raises: UsageError: a flag is given that has no effect on a model."""
-        self.require_default(FOR_WORKLOADS, "stages of a model form a chain, on the devices of this machine")
+        self.require_default(FOR_WORKLOADS, "a model is planned for the devices of this machine")
         if self.objective != "pareto":
             self.require_default(["front", "pick"], "a front is what --objective pareto finds")
 

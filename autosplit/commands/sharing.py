@@ -16,8 +16,9 @@ from autosplit.files import read_data, validated
 from autosplit.progress import bars
 
 FOR_ONE = (
-    "cluster", "stages", "max_stages", "objective", "pin", "forbid", "allow", "together", "max_replicas", "max_latency",
-    "min_stage", "dot", "isolate", "explain", "front", "pick", "simulate", "arrival_rate", "trace", *options.FOR_WORKLOADS,
+    "cluster", "stages", "max_stages", "objective", "pin", "forbid", "allow", "together", "max_replicas", "any_sets",
+    "max_latency", "min_stage", "dot", "isolate", "explain", "front", "pick", "simulate", "arrival_rate", "trace",
+    *options.FOR_WORKLOADS,
 )  # fmt: skip
 """Flags for one model."""
 

@@ -31,7 +31,7 @@ def search_workload(given: options.Plans) -> None:
     from autosplit.planners.portfolio import solve
     from autosplit.planning.explaining import explain_blocks
 
-    demands = replace(given.constraints(), contiguous=given.contiguous, max_replicas=given.max_replicas or 1)
+    demands = replace(given.constraints(), max_replicas=given.max_replicas or 1)
     given.require_default(FOR_MODELS, "a workload file names its own devices and ops, and nothing is measured or written")
     problem = _read(Path(given.model), given, "model, ")
     limit_s = options.seconds(given.time_limit)

@@ -11,31 +11,24 @@ from numpy.typing import NDArray
 from autosplit.costs.cost import block_of, crossings_of
 from autosplit.costs.hostways import Chain, hosts_of
 from autosplit.costs.problem import HOST, Block, Floats, Problem
+from autosplit.values.graph import few_runs
 
 
 def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
-    """The blocks cut into convex pieces, in an order in which every value is made before it is read.
+    """The blocks cut into few convex pieces, in an order in which every value is made before it is read.
 
-    Blocks that stand in such an order are returned as they are. Otherwise an op's level is the largest number of
-    crossings on a path to it, and the ops of one block and one level make a piece.
+    Blocks that stand in such an order are returned as they are.
     """
     home = block_of(problem, blocks)
     nets, readers = problem.pins
     inner = (problem.producers[nets] != HOST) & (readers != HOST)
-    if (home[problem.producers[nets[inner]]] <= home[readers[inner]]).all():
+    made, read = problem.producers[nets[inner]], readers[inner]
+    if (home[made] <= home[read]).all():
         return list(blocks)
-    level = np.zeros(problem.num_ops, dtype=np.int64)
-    made: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for net in problem.nets:
-        if net.producer != HOST:
-            made[net.producer] += [reader for reader in net.consumers if reader != HOST]
-    for op in range(problem.num_ops):
-        for reader in made[op]:
-            level[reader] = max(level[reader], level[op] + int(home[op] != home[reader]))
-    parts: dict[tuple[int, int], list[int]] = {}
-    for op in range(problem.num_ops):
-        parts.setdefault((int(level[op]), int(home[op])), []).append(op)
-    return [Block(tuple(ops), blocks[number].devices) for (_, number), ops in sorted(parts.items())]
+    later: list[list[int]] = [[] for _ in range(problem.num_ops)]
+    for op, reader in zip(made.tolist(), read.tolist(), strict=True):
+        later[op].append(reader)
+    return [Block(tuple(run), blocks[int(home[run[0]])].devices) for run in few_runs(home.tolist(), later)]
 
 
 class PieceTransfer(NamedTuple):

@@ -12,6 +12,7 @@ from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds, clock, infeasible, jit
 from autosplit.planners.clock import now
+from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.contiguous.chains import improve_chains
 from autosplit.planners.contiguous.refining import offer_first_chain
 from autosplit.planners.cpsat.integer_program import find_any_plan, solve_integer_program
@@ -20,6 +21,7 @@ from autosplit.planners.incumbent import Incumbent, Solver, plans_on_one_device
 from autosplit.planners.items import contract, kept_together
 from autosplit.planners.latency.scheduling import schedule_sample
 from autosplit.planners.noncontiguous.partitioning import partition
+from autosplit.planners.row_annealing import anneal_rows
 from autosplit.planners.wired import plan_with_wires
 from autosplit.values.constraints import Demands
 
@@ -27,6 +29,8 @@ FEW_PLACES = 60
 """Ops times devices up to which CP-SAT places blocks and times them exactly, in less time than others take for a bound."""
 SHARE_WITHOUT_SHARING = 0.4
 """Share of the time for plans with one block on a device if latency is limited. Plans that share devices get the rest."""
+PARTITION_SHARE = 0.6
+"""Share of the time for any sets at the price of one block on each device; annealing of their convex blocks gets the rest."""
 LEAST_TO_START_S = 0.2
 """Least seconds of each solver that looks for a first plan, even if compiling has taken all the time."""
 LEAST_TO_NAME_S = 0.5
@@ -61,16 +65,21 @@ def find_quickest(incumbent: Incumbent, deadline: float) -> None:
 
 
 def split_any_sets(incumbent: Incumbent, deadline: float) -> None:
-    """The best plan of any sets, with the ops of each device cut into blocks; and its bound, which holds for several blocks, too.
+    """The best plan of any sets, with the ops of each device cut into convex blocks that are then annealed; and its bound.
 
-    The blocks of one device cost at least as much as one block of all their ops.
+    The bound holds for several blocks on a device, which cost at least as much as one block of all their ops. It does not hold
+    for replicas.
     """
-    free = Incumbent(incumbent.problem, ANY_PLACEMENT, incumbent.seed)
+    clusters = forced_clusters(incumbent.problem, contiguous=True)
+    free = Incumbent(clusters.problem, ANY_PLACEMENT, incumbent.seed)
     on_one_device(free, deadline)
-    partition(free, deadline)
-    incumbent.prove(free.bound_s, "any sets")
+    partition(free, now() + PARTITION_SHARE * (deadline - now()))
+    if incumbent.demands.max_replicas == 1:
+        incumbent.prove(free.bound_s, "any sets")
     if free.blocks:
-        incumbent.offer(tuple(pieces(incumbent.problem, free.blocks)), "any sets")
+        row = clusters.expand(pieces(clusters.problem, free.blocks))
+        incumbent.offer(row, "any sets")
+        anneal_rows(incumbent, deadline, [row])
 
 
 ANY_PLACEMENT = Demands(contiguous=False)
@@ -133,7 +142,7 @@ FIRST_PLAN = (
 BETTER_PLANS = (
     Step(solve_integer_program, 0.5, lambda i: any_sets(i) and places(i) <= clock.SMALL_PLACES),
     Step(partition, 1.0, any_sets),
-    Step(split_any_sets, 0.4, lambda i: shares_devices(i) and i.demands.max_replicas == 1 and places(i) > FEW_PLACES),
+    Step(split_any_sets, 0.8, lambda i: shares_devices(i) and places(i) > FEW_PLACES),
     Step(solve_integer_program, 0.3, limits_latency),
     Step(schedule_sample, 0.5, lambda i: not for_throughput(i) and places(i) <= FEW_PLACES),
     Step(schedule_sample, 1.0, lambda i: not for_throughput(i) and places(i) > FEW_PLACES),

@@ -11,6 +11,7 @@ with warnings.catch_warnings():
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
+from autosplit.planners.contiguous.interleaved import MORE_BLOCKS
 from autosplit.planning.question import Question
 from autosplit.values.plan import Plan
 
@@ -63,9 +64,8 @@ def first_trials(question: Question, best: Plan) -> list[dict[str, Any]]:
 def as_parameters(question: Question, plan: Plan) -> dict[str, Any]:
     """The choices of a trial that would give a plan like this one.
 
-    A plan may have several stages on a device, and stages on backends that were not asked for, for ops that the others
-    refuse. No trial asks for either. Such a plan counts with the most stages that a trial may ask for, and with the first
-    backend of the question.
+    A plan may have more stages than a trial may ask for, and stages on backends that were not asked for, for ops that the
+    others refuse. Such a plan counts with the most stages that a trial may ask for, and with the first backend of the question.
     """
     return {
         "queue_depth": plan.queue_depth,
@@ -78,6 +78,6 @@ def as_parameters(question: Question, plan: Plan) -> dict[str, Any]:
 
 
 def most_stages(question: Question) -> int:
-    """The most devices that one plan can use, or the user's own limit if it is lower."""
-    num_devices = len(question.machine.layouts[0].devices)
-    return min(num_devices, question.constraints.max_stages or num_devices)
+    """The most devices that one plan can use, or three times as many if they may hold several stages, within the user's limit."""
+    usable = len(question.machine.layouts[0].devices) * (MORE_BLOCKS if question.constraints.reuse else 1)
+    return min(usable, question.constraints.max_stages or usable)

@@ -145,7 +145,7 @@ class Constraints(Demands):
     """Demands on a plan for a model: its shape, and the devices of ops. By default stages may have replicas.
 
     A stage of a model runs as a whole, so the stages of a plan are always a chain. With ``contiguous=False``, a device may still
-    run any set of ops: they are several stages on it, as with ``reuse=True``.
+    hold any set of ops, as several stages: ``verify`` makes ``reuse=True`` of it.
 
     Attributes:
         pins: op pattern to the device it must run on.

@@ -121,23 +121,13 @@ class Graph:
         Each set takes as many ops as it can. The search begins with each label in turn and returns the fewest sets.
         """
         wanted = [self.ops[position] for position in sorted(self.index[name] for name in ops)]
-        found = [self._runs(wanted, label, first) for first in dict.fromkeys(label[op.name] for op in wanted)]
-        return min(found, key=len, default=[])
-
-    def _runs(self, waiting: Sequence[Op], label: Mapping[str, object], current: object) -> list[tuple[str, ...]]:
-        found = []
-        while waiting:
-            taken, left, late = [], list[Op](), set[str]()
-            for op in waiting:
-                if label[op.name] == current and late.isdisjoint(op.inputs):
-                    taken.append(op.name)
-                else:
-                    left.append(op)
-                    late.update(op.outputs)
-            if taken:
-                found.append(tuple(taken))
-            waiting, current = left, label[left[0].name] if left else None
-        return found
+        maker = {value: number for number, op in enumerate(wanted) for value in op.outputs}
+        readers: list[list[int]] = [[] for _ in wanted]
+        for number, op in enumerate(wanted):
+            for value in op.inputs:
+                if value in maker:
+                    readers[maker[value]].append(number)
+        return [tuple(wanted[op].name for op in run) for run in few_runs([label[op.name] for op in wanted], readers)]
 
     def verify(self) -> "Graph":
         """Return the graph, or raise GraphError with every fault: names used twice, values read before they are made."""
@@ -210,3 +200,29 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.ops)} ops, {tables.bytes_text(self.weight_bytes)} of weights, {self.hash})"
+
+
+def few_runs(labels: Sequence[object], readers: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The ops in few sets, as ``Graph.runs``, by their numbers.
+
+    Args:
+        labels: the label of each op; an op stands behind those that it reads.
+        readers: the ops that read each op.
+    """
+    return min((_runs_from(first, labels, readers) for first in dict.fromkeys(labels)), key=len, default=[])
+
+
+def _runs_from(current: object, labels: Sequence[object], readers: Sequence[Sequence[int]]) -> list[list[int]]:
+    found, waiting = list[list[int]](), list(range(len(labels)))
+    while waiting:
+        taken, left, late = list[int](), list[int](), set[int]()
+        for op in waiting:
+            if labels[op] == current and op not in late:
+                taken.append(op)
+            else:
+                left.append(op)
+                late.update(readers[op])
+        if taken:
+            found.append(taken)
+        waiting, current = left, labels[left[0]] if left else None
+    return found

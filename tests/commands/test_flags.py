@@ -40,7 +40,12 @@ def test_a_time_limit_with_the_text_of_its_default_is_a_limit(tmp_path: Path) ->
     assert limit("--time-limit", PLANNER_TIME) == limit("--config", str(options)) == 10.0
 
 
-@pytest.mark.parametrize("words", [["--contiguous"], ["--num-devices", "4"], ["--bandwidth", "1e9"]])
+def test_any_sets_are_a_demand_on_the_plan() -> None:
+    assert answer_of(lambda given: given.constraints().contiguous)
+    assert not answer_of(lambda given: given.constraints().contiguous, "--any-sets")
+
+
+@pytest.mark.parametrize("words", [["--overlap"], ["--num-devices", "4"], ["--bandwidth", "1e9"]])
 def test_a_flag_for_other_inputs_is_refused_with_its_default_too(words: list[str]) -> None:
     with pytest.raises(UsageError, match="leave out --"):
         answer_of(lambda given: given.require_for_models(), *words)

@@ -100,10 +100,19 @@ def test_pieces_run_in_order_and_latency_is_at_least_the_critical_compute(seed):
     blocks = random_blocks(problem, seed)
     parts = pieces(problem, blocks)
     assert sorted(op for part in parts for op in part.ops) == list(range(problem.num_ops))
+    assert all(any(set(part.ops) <= set(b.ops) and part.devices == b.devices for b in blocks) for part in parts)
     home = {op: number for number, part in enumerate(parts) for op in part.ops}
     for net in problem.nets:
         assert all(home[net.producer] <= home[op] for op in net.consumers if HOST not in (net.producer, op))
     assert latency_s(problem, blocks) >= problem.compute_s.min(axis=1).max() - 1e-9
+
+
+def test_a_device_is_returned_to_as_seldom_as_its_values_allow():
+    """An op that needs nothing waits for its block; it was a piece of its own."""
+    problem = chain([1.0, 1.0, 1.0])
+    problem = replace(problem, nets=(Net(0, (2,), 1.0), Net(1, (2,), 1.0)), order=((0, 2), (1, 2)))
+    blocks = [Block((0,), (0,)), Block((1, 2), (1,))]
+    assert pieces(problem, blocks[::-1]) == blocks
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -301,14 +301,14 @@ ODD += [("pipedream", *case) for case in ODD_PROFILES.values()]
 
 @pytest.mark.parametrize(("format", "text", "value"), ODD, ids=[*ODD_FILES, *(f"pipedream {name}" for name in ODD_PROFILES)])
 @pytest.mark.parametrize("objective", ["throughput", "latency", "pareto"])
-@pytest.mark.parametrize("shape", ["--contiguous", "--non-contiguous"])
+@pytest.mark.parametrize("shape", [[], ["--any-sets"]])
 def test_odd_files_have_right_answers(tmp_path, format, text, value, objective, shape):
     path = tmp_path / "odd"
     path.write_text(text)
     problem = read_workload(path, format)
     if objective == "throughput":
-        assert solve(problem, Demands(contiguous=shape == "--contiguous")).objective_s == value
-    words = ["search", path, "--format", format, shape, "--objective", objective, "--time-limit", "2s", "--seed", 1, "--json"]
+        assert solve(problem, Demands(contiguous=not shape)).objective_s == value
+    words = ["search", path, "--format", format, *shape, "--objective", objective, "--time-limit", "2s", "--seed", 1, "--json"]
     done = autosplit(*words)
     assert done.exit_code == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -323,18 +323,18 @@ def test_a_cap_below_the_largest_op_is_answered_with_what_cannot_hold_together(t
     path.write_text(json.dumps(small(maxSizePerFPGA=2.0, maxCPUs=0, nodes=[node(size=3.0)], edges=[])))
     with pytest.raises(InfeasibleError, match="op '1' needs 3 B") as caught:
         solve(read_workload(path))
-    for shape in ("--contiguous", "--non-contiguous"):
-        done = autosplit("search", path, "--format", "dnn-partitioning", shape, "--json")
+    for shape in ([], ["--any-sets"]):
+        done = autosplit("search", path, "--format", "dnn-partitioning", *shape, "--json")
         answer = json.loads(done.stdout)
         assert done.exit_code == 1 and str(caught.value) in done.stderr
         assert answer["status"] == "infeasible" and answer["conflict"] == list(caught.value.conflict) != []
         assert (answer["objective"], answer["bound"], answer["gap"], answer["assignment"]) == (None, None, None, {})
 
 
-@pytest.mark.parametrize("shape", ["--contiguous", "--non-contiguous"])
+@pytest.mark.parametrize("shape", [[], ["--any-sets"]])
 def test_no_time_at_all_gives_a_plan_with_its_gap(shape):
     path = FOLDER / "op-bert_l-3_training.json"
-    done = autosplit("search", path, "--format", "dnn-partitioning", shape, "--time-limit", "0s", "--json")
+    done = autosplit("search", path, "--format", "dnn-partitioning", *shape, "--time-limit", "0s", "--json")
     answer = json.loads(done.stdout)
     assert answer["status"] in ("optimal", "feasible") and 0 <= answer["gap"] <= 1
     blocks = read_split(read_workload(path), answer)

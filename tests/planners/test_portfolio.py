@@ -50,10 +50,11 @@ def test_contract_when_any_set_of_ops_may_share_a_device(seed):
         check(problem, solution, demands)
 
 
+@pytest.mark.parametrize("max_replicas", [1, 2])
 @pytest.mark.parametrize("seed", range(6))
-def test_any_sets_bound_plans_that_share_devices(seed):
+def test_any_sets_bound_plans_that_share_devices(seed, max_replicas):
     problem = random_problem(seed, num_ops=3, num_devices=2, caps=seed % 2 == 0)
-    demands = Demands(reuse=True)
+    demands = Demands(reuse=True, max_replicas=max_replicas)
     incumbent, best = Incumbent(problem, demands), exhaustive.best_blocks(problem, demands)
     split_any_sets(incumbent, monotonic() + 0.2)
     if best is not None:
@@ -209,6 +210,29 @@ def test_a_plan_of_any_sets_is_never_worse_than_the_best_chain(seed):
     assert best_chain.status == "optimal"
     free = solve(problem, Demands(contiguous=False), time_limit_s=1.0)
     assert free.objective_s <= best_chain.objective_s * (1 + 1e-9)
+
+
+def returning(num_runs):
+    """A chain whose runs of eight ops are fast on one of two devices, in turn."""
+    problem = chain([1.0] * 8 * num_runs, num_bytes=0.01)
+    compute = problem.compute_s.copy()
+    for op in range(problem.num_ops):
+        compute[op, 1 - op // 8 % 2] = 10.0
+    return replace(problem, compute_s=compute)
+
+
+@pytest.mark.parametrize("max_replicas", [1, 2])
+def test_a_device_is_returned_to_as_often_as_it_pays(max_replicas):
+    """It had three blocks at most, and no solver for any sets was asked where stages may have replicas."""
+    found = solve(returning(8), Demands(reuse=True, max_replicas=max_replicas), time_limit_s=1.0)
+    assert [block.devices for block in found.blocks] == [(0,), (1,)] * 4
+    assert found.objective_s == pytest.approx(32 + 7 * 0.01) and found.bound_s == pytest.approx(32, rel=0.01)
+
+
+def test_plans_that_may_share_devices_are_never_worse_than_the_best_chain():
+    problem = replace(dense(0, num_devices=3), send_once=False)
+    best = solve(problem, Demands(max_replicas=3), time_limit_s=2.0)
+    assert solve(problem, Demands(max_replicas=3, reuse=True), time_limit_s=2.0).objective_s <= best.objective_s * (1 + 1e-9)
 
 
 def test_a_plan_that_shares_devices_unasked_says_so():

@@ -33,22 +33,24 @@ def mlp_stage() -> StageProgram:
 
 
 def test_a_thousand_requests_survive_killed_workers() -> None:
-    stages = [spawned("a", "slow_increment", "x", "u"), spawned("b", "double", "u", "y", CORES[-1:])]
+    """The first and the last stage are on one device, and each is a process of its own."""
+    stages = [spawned("a", "slow_increment", "x", "u"), spawned("b", "double", "u", "v", CORES[-1:])]
+    stages.append(spawned("c", "increment", "v", "y"))
     with Pipeline(stages, ["x"], ["y"]) as pipeline:
 
         def kill() -> None:
-            for victim in (0, 1):
-                time.sleep(0.3)
+            for done, victim in enumerate((0, 1, 2)):
+                time.sleep(0.2)
                 os.kill(pipeline.pids[victim], signal.SIGKILL)
-                while pipeline.restarts == victim:
+                while pipeline.restarts == done:
                     time.sleep(0.01)
 
         killer = threading.Thread(target=kill)
         killer.start()
         answers = pipeline.run_many([request(number) for number in range(1000)])
         killer.join()
-        assert pipeline.stats().restarts == 2
-    assert [float(answer[0][0]) for answer in answers] == [2 * number + 2 for number in range(1000)]
+        assert pipeline.stats().restarts == 3
+    assert [float(answer[0][0]) for answer in answers] == [2 * number + 3 for number in range(1000)]
 
 
 def test_a_request_that_kills_or_hangs_its_worker_is_given_up_alone() -> None:

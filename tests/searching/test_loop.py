@@ -68,10 +68,10 @@ def test_a_pipeline_and_replicas_of_the_best_backend_are_tried_first() -> None:
 
 
 def test_a_plan_with_several_stages_on_a_device_gives_a_trial_that_can_be_asked_for() -> None:
-    job = question(TWO, Constraints(), ("eager", "onnxruntime"))
-    mixed = [Stage(f"s{n}", (f"a{n}",), (f"cpu:{n % 2}",), job.backends[n % 3 > 0]) for n in range(4)]
+    job = question(TWO, Constraints(reuse=True), ("eager", "onnxruntime"))
+    mixed = [Stage(f"s{n}", (f"a{n}",), (f"cpu:{n % 2}",), job.backends[n % 3 > 0]) for n in range(7)]
     asked, choices = first_trials(job, plan(*mixed))[0], space(job)
-    assert all(choices[name]._contains(choices[name].to_internal_repr(asked[name])) for name in choices)
+    assert asked["num_stages"] == 6 and all(c._contains(c.to_internal_repr(asked[name])) for name, c in choices.items())
 
 
 def won(monkeypatch: pytest.MonkeyPatch, about: Question, asked: dict[str, Any]) -> tuple[Plan, SearchResult]:

@@ -38,20 +38,30 @@ START_SHARE, START_LEAST_S = 0.4, 5.0
 
 Within a short limit the chain gets all the time that it would get alone, so the answer is not worse than a chain.
 """
+INTERLEAVED_SHARE = 0.2
+"""Share of the time left for chains with several blocks on a device, if their number is free. Any sets of ops get the rest."""
 
 
 def improve_chains(incumbent: Incumbent, deadline: float) -> None:
-    """Chains along single orders, then over all orders with proof. If a plan need not be a chain, they are its start."""
+    """Chains along single orders, then over all orders with proof.
+
+    If a plan need not be a chain of one block on each device, such chains are its start.
+    """
     problem, demands = incumbent.problem, incumbent.demands
-    if not demands.contiguous:
-        if demands.objective == "throughput":
+    throughput = demands.objective == "throughput"
+    shares = throughput and bool(demands.reuse) and demands.num_stages is None and not incumbent.shared
+    if not demands.contiguous or shares:
+        if throughput:
             items = contract(problem, demands)
             _prove_compute(incumbent, items, bounds.multipliers(items))
-        chain = Incumbent(problem, replace(demands, contiguous=True), incumbent.seed)
+        alone = replace(demands, contiguous=True, reuse=demands.reuse and not shares)
+        chain = Incumbent(problem, alone, incumbent.seed)
         chain.offer(incumbent.blocks, "start")
         left_s = deadline - now()
-        improve_chains(chain, now() + max(START_SHARE * left_s, min(START_LEAST_S, left_s)))
+        least_s = 0.0 if shares else min(START_LEAST_S, left_s)
+        improve_chains(chain, now() + max(START_SHARE * left_s, least_s))
         incumbent.offer(chain.blocks, "chains")
+    if not demands.contiguous:
         return
     least_s = SECONDS_FOR_SOONEST if demands.objective == "latency" else SECONDS_TO_CONTRACT
     if incumbent.blocks and deadline - now() < least_s * problem.num_ops:
@@ -64,7 +74,8 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
     if demands.objective == "throughput":
         _prove_compute(incumbent, items, weights)
     if demands.reuse and demands.objective == "throughput":
-        improve_interleaved(incumbent, items, weights, deadline)
+        share = INTERLEAVED_SHARE if demands.num_stages is None else 1.0
+        improve_interleaved(incumbent, items, weights, now() + share * (deadline - now()))
         return
     usage = usage_of(items, demands) or sequence_usage(items, demands, _by_speed(items))
     if demands.objective == "latency":
