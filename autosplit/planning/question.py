@@ -11,7 +11,7 @@ from autosplit.values.plan import QUEUE_DEPTH, Source
 from autosplit.values.profile import Profile
 
 TIME_LIMIT_S = 10.0
-"""Seconds for an answer, where the user gives no limit."""
+"""Seconds for each set of backends, where the user gives no limit."""
 
 Log = Callable[[str], None]
 
@@ -30,7 +30,7 @@ class Question:
         queue_depth: slots of each ring.
         microbatch: items that pass the stages together; None for the whole request.
         max_threads: most threads of a stage; None for one for each core of its device.
-        time_limit_s: seconds for all choices of backends together.
+        time_limit_s: seconds for each set of the backends.
         seed: seed of the solvers.
         log: called with a line of the solver's log.
     """
@@ -58,6 +58,10 @@ class Question:
     def demanding(self, **demands: Any) -> "Question":
         """The question with other values of some demands."""
         return replace(self, constraints=replace(self.constraints, **demands))
+
+    def within(self, seconds: float) -> "Question":
+        """The question with at most so many seconds for all sets of its backends together."""
+        return replace(self, time_limit_s=min(self.time_limit_s, seconds / (2 ** len(set(self.backends)) - 1)))
 
     @property
     def num_parts(self) -> int:
