@@ -23,7 +23,7 @@ from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError
 from autosplit.planners.cpsat.sharing import relaxed_factor
 from autosplit.planning.predicting import measured_backends
-from autosplit.planning.question import TIME_LIMIT_S, Question
+from autosplit.planning.question import Question
 from autosplit.planning.sharing import Sharing, cheapest_s, tenants_of, ways_of
 from autosplit.planning.sharing import share as share_devices
 from autosplit.progress import Progress, shown
@@ -169,10 +169,11 @@ def share(
                 machine,
                 tuple(name for name in measured_backends(profile, machine) if setup.backends is None or name in setup.backends),
                 queue_depth=setup.queue_depth,
-                time_limit_s=TIME_LIMIT_S if budget.planner_s is None else budget.planner_s,
+                time_limit_s=PART_S if budget.planner_s is None else budget.planner_s,
+                shares_time=True,
                 seed=setup.seed,
                 log=setup.log,
-            ).within(PART_S if budget.planner_s is None else inf)
+            )
             account = Footprints(machine, setup.workspace).account(one, profile)
             found = ways_of(question, tenant, account, len(tenants))
             ways.append([with_estimates(replace(plan, versions=known), profile) for plan in found])

@@ -50,7 +50,9 @@ class Replanner:
             Constraints(objective="latency" if self._plan.objective == "latency" else "throughput"),
             queue_depth=self._plan.queue_depth,
             microbatch=self._plan.microbatch,
-        ).within(TIME_LIMIT_S)
+            time_limit_s=TIME_LIMIT_S,
+            shares_time=True,
+        )
         account = Account(self._traced.graph, values_of(self._traced), footprints_of(profile))
         plan = plan_within_caps(question, account)
         return place(self._traced, plan, machine, self._workspace)

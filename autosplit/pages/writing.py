@@ -63,7 +63,9 @@ def _front(result: AutoResult, constraints: Constraints) -> list[tuple[Plan, int
         *(found.traced.graph, found.profile, found.plan.source, machine, measured_backends(found.profile, machine), constraints),
         queue_depth=found.plan.queue_depth,
         microbatch=found.plan.microbatch,
-    ).within(FRONT_S)
+        time_limit_s=FRONT_S,
+        shares_time=True,
+    )
     account = Account(found.traced.graph, values_of(found.traced), footprints_of(found.profile))
     return front_within_caps(question.verify(), account)
 

@@ -106,8 +106,9 @@ def _plans(question: Question, ask: SolveProblem, every: bool = False) -> list[P
     """
     found, refusals = list[Plan](), list[InfeasibleError]()
     bound_s = single_s = best_s = inf
+    share = 1 / len(question.machine.layouts) / (len(backend_subsets(question)) if question.shares_time else 1)
     for layout in question.machine.layouts:
-        whole = _ask_subsets(replace(question, machine=layout), ask, 1 / len(question.machine.layouts), best_s, every)
+        whole = _ask_subsets(replace(question, machine=layout), ask, share, best_s, every)
         bounds_s = whole.bounds_s()
         bound_s, single_s = min(bound_s, bounds_s[0]), min(single_s, bounds_s[1])
         found += whole.found
@@ -126,7 +127,7 @@ def _ask_subsets(question: Question, ask: SolveProblem, share: float, known_s: f
     small, depend on the other subsets: where equal time gives equal plans, one more backend never worsens an answer.
 
     Args:
-        share: share of the time limit of each subset that is for this layout.
+        share: share of the time limit that is for each subset on this layout, if the problem is large.
         known_s: bottleneck of a plan on another layout. Subsets that can beat neither it nor another subset are not asked for.
     """
     single_s, found = dict[Choice, float](), list[Plan]()
