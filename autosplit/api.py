@@ -29,7 +29,7 @@ from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
 from autosplit.planning.question import TIME_LIMIT_S, Question
 from autosplit.preloading import load_planner
-from autosplit.progress import announce, shown
+from autosplit.progress import announce, progress_shown
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.loading import Inputs
@@ -64,14 +64,14 @@ def measure(traced: Traced, devices: Devices | None = None, *, setup: Setup = SE
     if absent_devices(machine) or any(device.speed for device in machine.devices):
         return estimated_profile(traced, machine, setup, measure)
     if setup.hosts is not None:
-        with shown(setup.progress) as progress:
+        with progress_shown(setup.progress) as progress:
             progress("profile", 0.0, "measuring on the hosts")
             root = None if store is None else store.root
             profile = setup.hosts.measure(traced, setup.considered, setup.precision, root, setup.remeasure)
             progress("profile", 1.0, "done")
         return profile
     threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
-    with shown(setup.progress) as progress:
+    with progress_shown(setup.progress) as progress:
         return measure_ops(
             traced,
             machine,
@@ -126,7 +126,7 @@ def search(
         seed=setup.seed,
         log=setup.log,
     )
-    with shown(setup.progress) as progress:
+    with progress_shown(setup.progress) as progress:
         result = loop.search(
             question.verify(),
             traced,
@@ -221,7 +221,7 @@ def run_subjects(
     baselines: bool = True,
 ) -> RunReport:
     """``run`` with the model traced for several microbatches. If the plan cuts requests, baselines also take whole requests."""
-    with shown(setup.progress) as progress:
+    with progress_shown(setup.progress) as progress:
         report = run_beside(subjects, plan, machine, constraints, baselines, setup=setup, budget=budget, progress=progress)
     return replace(report, notes=(*report.notes, *keep_runs(report, setup)))
 
@@ -307,7 +307,7 @@ def auto(
     wanted.require_consistent(machine)
     prepare_to_spawn()
     begin_loading(setup.considered)
-    with shown(setup.progress) as progress, Workspace() as own:
+    with progress_shown(setup.progress) as progress, Workspace() as own:
         asked, setup = setup.progress, replace(setup, progress=progress, workspace=setup.workspace or own)
         if isinstance(model, Traced):
             traced = model

@@ -18,7 +18,7 @@ from autosplit.errors import ProfileError, UsageError
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import baseline_plan, baselines_of
 from autosplit.planning.predicting import predict
-from autosplit.progress import shown
+from autosplit.progress import progress_shown
 from autosplit.reports.outcomes import PLAN
 from autosplit.running.pipeline import Pipeline
 from autosplit.serving.hostmanager import HostManager
@@ -145,7 +145,7 @@ def auto_family(
         raise UsageError("requests of several sizes run on one machine; leave out the hosts, or give one size")
     flow = (traffic or even_traffic(family.allowed)).verify(family.allowed)
     prepare_to_spawn()
-    with shown(setup.progress) as progress, Workspace() as own:
+    with progress_shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)
         profiles, times, buckets, notes = _bucketed(family, flow, machine, wanted, setup)
         family = family.only(buckets.variants)
@@ -192,7 +192,7 @@ def run_family(
     machine, budget = machine_of_plan(plan, devices), as_budget(budget)
     flow = (traffic or even_traffic(family.allowed)).verify(family.allowed)
     prepare_to_spawn()
-    with shown(setup.progress) as progress, Workspace() as own:
+    with progress_shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)
         return _compared(family, plan, flow, machine, None, None, baselines, setup, budget)
 
@@ -313,7 +313,7 @@ def _compared(
         with suppress(ProfileError):  # a backend that was not measured at the largest sizes
             predicted[LONGEST] = _per_s(predict(plan, graph, machine, of_longest))
     assert setup.workspace is not None
-    with shown(setup.progress) as progress:
+    with progress_shown(setup.progress) as progress:
         return contest(
             contenders,
             traffic,

@@ -52,10 +52,10 @@ class StepTimes:
         self._progress(step, share, text)
 
 
-def seconds_text(seconds: Mapping[str, float]) -> str:
+def step_times_text(seconds: Mapping[str, float]) -> str:
     """The seconds of a call in all, then of each part, the longest first.
 
-    >>> seconds_text({"trace": 1.24, "run": 8.0})
+    >>> step_times_text({"trace": 1.24, "run": 8.0})
     'took 9.2 s: run 8.0, trace 1.2'
     """
     parts = sorted(seconds.items(), key=lambda part: -part[1])
@@ -133,7 +133,7 @@ def _line(step: str, share: float, taken_s: float, text: str) -> str:
 
 
 @contextlib.contextmanager
-def shown(progress: bool | Progress) -> Iterator[Progress]:
+def progress_shown(progress: bool | Progress) -> Iterator[Progress]:
     """The progress function that a caller asked for: True draws bars in a terminal or a notebook."""
     console = Terminal(stderr=True)
     if callable(progress):
@@ -149,7 +149,7 @@ def shown(progress: bool | Progress) -> Iterator[Progress]:
 
 
 def announce(progress: bool | Progress, text: str) -> None:
-    """Print a line on stderr before a long call, where ``shown`` would draw bars."""
+    """Print a line on stderr before a long call, where ``progress_shown`` would draw bars."""
     console = Terminal(stderr=True)
     if progress is True and (console.is_terminal or console.is_jupyter):
         console.print(text, highlight=False, soft_wrap=console.is_terminal)

@@ -26,7 +26,7 @@ from autosplit.planning.predicting import measured_backends
 from autosplit.planning.question import Question
 from autosplit.planning.sharing import Sharing, cheapest_s, tenants_of, ways_of
 from autosplit.planning.sharing import share as share_devices
-from autosplit.progress import Progress, shown
+from autosplit.progress import Progress, progress_shown
 from autosplit.reports.results import LatencyStats
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
@@ -152,7 +152,7 @@ def share(
         raise UsageError("several models are planned for one host; leave out the cluster")
     machine = as_machine(devices)
     prepare_to_spawn()
-    with shown(setup.progress) as progress, Workspace() as own:
+    with progress_shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)
         traced, ways, tables_s = dict[str, Traced](), list[list[Plan]](), list[Mapping[str, Any]]()
         notes, known = list[str](), {name: version_of(name) for name in ("autosplit", "torch")}

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from autosplit import progress
-from autosplit.progress import StepTimes, bars, between, notebook_bars, quiet, shown
+from autosplit.progress import StepTimes, bars, between, notebook_bars, progress_shown, quiet
 
 
 def test_brackets_in_what_is_being_done_are_shown_as_they_are() -> None:
@@ -38,12 +38,12 @@ def test_every_step_has_a_bar_of_its_own_that_ends_at_100_percent() -> None:
 
 
 def test_bars_are_drawn_only_where_a_person_looks_on() -> None:
-    with shown(True) as report:  # stderr is captured here
+    with progress_shown(True) as report:  # stderr is captured here
         assert report is quiet
-    with shown(False) as report:
+    with progress_shown(False) as report:
         assert report is quiet
     told: list[tuple[str, float, str]] = []
-    with shown(lambda *now: told.append(now)) as report:
+    with progress_shown(lambda *now: told.append(now)) as report:
         between(report, 0.5, 1.0)("run", 0.5, "round 1")
     assert told == [("run", 0.75, "round 1")]
 

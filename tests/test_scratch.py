@@ -73,10 +73,10 @@ def test_what_a_killed_process_left_is_removed_without_a_next_one(temporary: Pat
         assert not psutil.Process(process.pid).children(), "Ray kills the children of a process whose driver is gone"
         process.kill()
     for _ in range(300):
-        if not left.exists():
+        if not list(temporary.iterdir()):
             break
         time.sleep(0.1)
-    assert list(temporary.iterdir()) == []
+    assert not list(temporary.iterdir())
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> None:

@@ -59,19 +59,19 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class FrameBuffer:
     """Memory for the tensors of one frame: for each variant the tensors and the bytes of each, which share their memory."""
 
     tensors: tuple[tuple[torch.Tensor, ...], ...]
     buffers: tuple[tuple[memoryview, ...], ...]
 
     @staticmethod
-    def of(layouts: Sequence[Sequence[TensorSpec]]) -> "Slot":
+    def of(layouts: Sequence[Sequence[TensorSpec]]) -> "FrameBuffer":
         """A slot for tensors in one of these layouts."""
         most_bytes = [max(map(storage_bytes, specs)) for specs in zip(*layouts, strict=True)]
         memory = [torch.empty(num_bytes, dtype=torch.uint8) for num_bytes in most_bytes]
         tensors = tuple(tuple(map(view_storage, memory, specs)) for specs in layouts)
-        return Slot(tensors, tuple(tuple(map(bytes_of, *pair)) for pair in zip(tensors, layouts, strict=True)))
+        return FrameBuffer(tensors, tuple(tuple(map(bytes_of, *pair)) for pair in zip(tensors, layouts, strict=True)))
 
 
 def bytes_of(tensor: torch.Tensor, spec: TensorSpec) -> memoryview:
@@ -103,7 +103,7 @@ class Receiver:
     Where a reaction raises an exception, the connection ends, and ``lost`` is called with the reason.
     """
 
-    def request(self, connection: "Connection", frame: Frame, slot: Slot) -> None:
+    def request(self, connection: "Connection", frame: Frame, slot: FrameBuffer) -> None:
         """Tensors came. The slot is this receiver's until it calls ``connection.release(slot)``."""
 
     def error(self, connection: "Connection", frame: Frame, text: str) -> None:
@@ -145,7 +145,7 @@ class Connection:
         self.peer = peer
         self._sock, self._receiver, self._layouts = sock, receiver, tuple(map(tuple, layouts))
         self._num_bytes = [sum(map(extent_bytes, specs)) for specs in layouts]
-        self._free = deque(Slot.of(layouts) for _ in range(num_slots))
+        self._free = deque(FrameBuffer.of(layouts) for _ in range(num_slots))
         self._num_slots, self._num_credits, self._credits = num_slots, num_credits, num_credits
         self._owed, self._tell_at = 0, max(1, num_slots // 2)
         """Slots that are free and that the other end does not know of, and how many of them it is told of at once."""
@@ -167,7 +167,7 @@ class Connection:
             self._queue.append(frame)
         self._write_some()
 
-    def release(self, slot: Slot) -> None:
+    def release(self, slot: FrameBuffer) -> None:
         """Give a slot back, so that the other end may send one more request."""
         with self._changed:
             self._free.append(slot)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from autosplit.clusters.agent import ANSWERS, CONTROL, NUM_SLOTS, PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.fleet import Fleet
-from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
+from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, FrameBuffer, Outgoing, Receiver
 from autosplit.clusters.handshake import dial
 from autosplit.clusters.hoststransport import ENDING_S, Answered, Events, HostsTransport, Lost, Route
 from autosplit.clusters.replanning import Replanner
@@ -114,7 +114,7 @@ class _Returns(Receiver):
     due: dict[tuple[str, int], int] = field(default_factory=dict)
     closing: bool = False
 
-    def request(self, connection: Connection, frame: Frame, slot: Slot) -> None:
+    def request(self, connection: Connection, frame: Frame, slot: FrameBuffer) -> None:
         """An answer came: copy it out of its slot. Raises: ConnectionError: it is not due from this host, or has another size."""
         variant = self._settle(connection, frame)
         if frame.variant != variant:

@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from autosplit.clusters.frames import BROKEN, CANCEL, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, left_ns
+from autosplit.clusters.frames import BROKEN, CANCEL, ERROR, REQUEST, Connection, Frame, FrameBuffer, Outgoing, Receiver, left_ns
 from autosplit.clusters.handshake import CONNECT_S
 from autosplit.clusters.segments import DRIVER, Segment
 from autosplit.errors import AutosplitError, RefusedError, WorkerError
@@ -85,7 +85,7 @@ class RunningSegment(Receiver):
             self._targets[target] = Connection(sock, target or DRIVER, self, self.order.outputs, num_credits=num_credits)
             self._connected.notify_all()
 
-    def request(self, connection: Connection, frame: Frame, slot: Slot) -> None:
+    def request(self, connection: Connection, frame: Frame, slot: FrameBuffer) -> None:
         """Run a request. Raises: ConnectionError: a request of this number is here already."""
         with self._lock:
             if frame.number in self._running:
@@ -146,7 +146,7 @@ class RunningSegment(Receiver):
             connection.close()
         self.pipeline.close(drain=False)
 
-    def _answer(self, connection: Connection, frame: Frame, slot: Slot, deadline_ns: int, done: "Future[Tensors]") -> None:
+    def _answer(self, connection: Connection, frame: Frame, slot: FrameBuffer, deadline_ns: int, done: "Future[Tensors]") -> None:
         """Send the answer of a request on. A failure ends the connection that brought the request, and so fails the request."""
         try:
             with self._lock:

@@ -24,7 +24,7 @@ from autosplit.commands.shaping import plan_shapes, run_shapes
 from autosplit.commands.starting import start
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
-from autosplit.progress import StepTimes, bars, seconds_text
+from autosplit.progress import StepTimes, bars, step_times_text
 
 
 def run(given: runoptions.Run) -> None:
@@ -92,7 +92,7 @@ def auto(given: runoptions.Auto) -> None:
         say(expectation(machine, setup, budget))
         result = api.auto(traced, machine, wanted, setup=setup, budget=budget)
     report = result.report
-    say(seconds_text(progress.seconds if given.verbose else progress.steps_s))
+    say(step_times_text(progress.seconds if given.verbose else progress.steps_s))
     say_reused(result.profile, given.store, started)
     notes = [*result.profile.notes, *report.notes]
     for note in notes:

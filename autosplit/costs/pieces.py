@@ -38,7 +38,7 @@ def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
     return [Block(tuple(ops), blocks[number].devices) for (_, number), ops in sorted(parts.items())]
 
 
-class Way(NamedTuple):
+class PieceTransfer(NamedTuple):
     """The transfer of the values of one sample from a piece to one that reads them: delay, bytes, and seconds on idle wires."""
 
     delay_s: float
@@ -67,10 +67,10 @@ class TimedPiece:
     devices: tuple[int, ...]
     work_s: Floats
     moved_s: Floats
-    sources: Mapping[int, Way]
+    sources: Mapping[int, PieceTransfer]
 
 
-def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedPiece], dict[int, Way]]:
+def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedPiece], dict[int, PieceTransfer]]:
     """The pieces of the blocks with their times; and, for each piece that makes results, their transfer to the host."""
     parts = pieces(problem, blocks)
     home = block_of(problem, blocks)
@@ -85,7 +85,7 @@ def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedP
 
     hosts = hosts_of(problem)
     chain = Chain.of([tuple(hosts[device] for device in part.devices) for part in parts])
-    reads: dict[int, dict[int, Way]] = {number: {} for number in range(-1, len(parts))}
+    reads: dict[int, dict[int, PieceTransfer]] = {number: {} for number in range(-1, len(parts))}
     seen = set[tuple[int, int]]()
     nets, readers = problem.pins
     for net, reader in zip(nets.tolist(), readers.tolist(), strict=True):
@@ -97,12 +97,12 @@ def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedP
         if source not in reads[target]:
             slowest_s = max(float(delay[pair]) for pair in pairs(source, target))
             slowest_s += problem.wires.passing_latency_s(chain.way(source, target))
-            reads[target][source] = Way(0.0 if inside else slowest_s, 0.0, 0.0)
+            reads[target][source] = PieceTransfer(0.0 if inside else slowest_s, 0.0, 0.0)
         if problem.wires.all and not inside and (net, block) not in seen:
             seen.add((net, block))
             way, size = reads[target][source], float(problem.net_bytes[net])
             s_per_byte = problem.wires.way_s_per_byte(chain.way(source, target))
-            reads[target][source] = Way(way.delay_s, way.num_bytes + size, way.wired_s + size * s_per_byte)
+            reads[target][source] = PieceTransfer(way.delay_s, way.num_bytes + size, way.wired_s + size * s_per_byte)
     made = [
         TimedPiece(
             owner[number],

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from autosplit.costs.pieces import TimedPiece, Way, timed_pieces
+from autosplit.costs.pieces import PieceTransfer, TimedPiece, timed_pieces
 from autosplit.costs.problem import HOST as PROBLEM_HOST
 from autosplit.costs.problem import Block, Problem
 from autosplit.costs.schedule import Schedule, simulate
@@ -16,7 +16,7 @@ from autosplit.values.placement import placement_faults
 from autosplit.values.plan import Plan, Stage
 from autosplit.values.profile import Profile
 
-NOWHERE = Way(0.0, 0.0, 0.0)
+NOWHERE = PieceTransfer(0.0, 0.0, 0.0)
 """A transfer without values, for a piece that only waits for another one on its device."""
 
 

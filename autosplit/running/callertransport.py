@@ -146,7 +146,8 @@ class CallerTransport:
         with admission.changed:
             wait_until(self._is_still, admission.changed, None, admission.answers.check_thread)
             self._is_over = True
-        for inbox in (self._unreported, *self._inboxes):
+        self._unreported.put(None)
+        for inbox in self._inboxes:
             inbox.put(None)
         for thread in self._threads:
             thread.join()

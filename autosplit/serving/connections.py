@@ -31,7 +31,7 @@ _WRONG = {
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class TensorPort:
     """An end of a connection; made by a config and by its modules."""
 
     connections: "Connections"
@@ -39,7 +39,7 @@ class Port:
     module: str
     name: str
 
-    def connect(self, target: "Port") -> None:
+    def connect(self, target: "TensorPort") -> None:
         """Let the values of this port flow to ``target``. Raises: PlanError: they do not fit together; nothing changed."""
         self.connections.connect(self, target)
 
@@ -59,11 +59,11 @@ class ModulePorts:
     connections: "Connections"
     stage: StagePlacement
 
-    def input(self, name: str) -> Port:
+    def input(self, name: str) -> TensorPort:
         """The input called ``name``. Raises: PlanError: there is none."""
         return self._port("module input", name, self.stage.inputs)
 
-    def output(self, which: int | str) -> Port:
+    def output(self, which: int | str) -> TensorPort:
         """The output by position or by name. Raises: PlanError: there is none."""
         outputs = self.stage.outputs
         if isinstance(which, int):
@@ -73,15 +73,15 @@ class ModulePorts:
         return self._port("module output", which, outputs)
 
     @property
-    def parameters(self) -> Port:
+    def parameters(self) -> TensorPort:
         """The port for a parameter group."""
-        return Port(self.connections, "module parameters", self.stage.name, "parameters")
+        return TensorPort(self.connections, "module parameters", self.stage.name, "parameters")
 
-    def _port(self, kind: Kind, name: str, specs: Sequence[TensorSpec]) -> Port:
+    def _port(self, kind: Kind, name: str, specs: Sequence[TensorSpec]) -> TensorPort:
         if name not in [spec.name for spec in specs]:
             what, known = kind.removeprefix("module "), ", ".join(spec.name for spec in specs) or "none"
             raise PlanError(f"module '{self.stage.name}' has no {what} '{name!s:.200}'; its {what}s are: {known}")
-        return Port(self.connections, kind, self.stage.name, name)
+        return TensorPort(self.connections, kind, self.stage.name, name)
 
 
 class Connections:
@@ -96,8 +96,8 @@ class Connections:
 
     def __init__(self) -> None:
         self.stages: dict[str, StagePlacement] = {}
-        self.fed: dict[str, Port] = {}
-        self.outputs: dict[str, Port] = {}
+        self.fed: dict[str, TensorPort] = {}
+        self.outputs: dict[str, TensorPort] = {}
         self.groups: dict[str, list[str]] = {}
 
     @property
@@ -105,9 +105,9 @@ class Connections:
         """Names of the inputs of the pipeline, in the order of their first connection."""
         return list(dict.fromkeys(port.name for port in self.fed.values() if port.kind == "input"))
 
-    def connect(self, source: Port, target: Port) -> None:
+    def connect(self, source: TensorPort, target: TensorPort) -> None:
         """Connect two ports. Raises: PlanError: they do not fit together; nothing changed."""
-        if not isinstance(target, Port):
+        if not isinstance(target, TensorPort):
             raise PlanError(
                 f"cannot connect {source} to {target!r}: a port is expected, such as config['net'].input('x') "
                 "or config.output('y')"
@@ -121,7 +121,7 @@ class Connections:
         else:
             self.fed[target.label] = source
 
-    def feeding(self, name: str) -> Iterator[tuple[TensorSpec, Port]]:
+    def feeding(self, name: str) -> Iterator[tuple[TensorSpec, TensorPort]]:
         """The connected inputs of a module, in order, each with the port that feeds it."""
         labels = ((spec, f"{name}.{spec.name}") for spec in self.stages[name].inputs)
         return ((spec, self.fed[label]) for spec, label in labels if label in self.fed)
@@ -138,7 +138,7 @@ class Connections:
         """Each module with its feeders."""
         return {name: {port.module for _, port in self.feeding(name) if port.module} for name in self.stages}
 
-    def _refusal(self, source: Port, target: Port) -> str | None:
+    def _refusal(self, source: TensorPort, target: TensorPort) -> str | None:
         """Why the two ports do not fit together, or None."""
         if source.connections is not self or target.connections is not self:
             return "they belong to two configs"

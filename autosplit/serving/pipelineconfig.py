@@ -26,7 +26,7 @@ from autosplit.running.modules import PythonFunction, StageFolder, check_allowed
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.stage import StagePlacement
 from autosplit.running.wiring import faults_of
-from autosplit.serving.connections import Connections, ModulePorts, Port
+from autosplit.serving.connections import Connections, ModulePorts, TensorPort
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import Inputs, Model, load_model
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage, unsplit
@@ -111,17 +111,17 @@ class PipelineConfig(Connections):
             raise PlanError(f"there is no module '{name!s:.200}'; the modules are: {', '.join(self.stages) or 'none'}")
         return ModulePorts(self, self.stages[name])
 
-    def input(self, name: str) -> Port:
+    def input(self, name: str) -> TensorPort:
         """An input of the pipeline; it exists once it is connected."""
-        return Port(self, "input", "", _named("input", name))
+        return TensorPort(self, "input", "", _named("input", name))
 
-    def output(self, name: str) -> Port:
+    def output(self, name: str) -> TensorPort:
         """An output of the pipeline; it exists once it is connected."""
-        return Port(self, "output", "", _named("output", name))
+        return TensorPort(self, "output", "", _named("output", name))
 
-    def group(self, name: str) -> Port:
+    def group(self, name: str) -> TensorPort:
         """A group of parameters that can be swapped while the pipeline runs."""
-        return Port(self, "parameter group", "", _named("parameter group", name))
+        return TensorPort(self, "parameter group", "", _named("parameter group", name))
 
     def verify(self) -> "PipelineConfig":
         """Return the config.

@@ -20,7 +20,7 @@ from autosplit.files import read_mapping, validated, write_atomic
 from autosplit.parsing import shown
 from autosplit.running.modules import PythonFunction, StageFolder, check_allowed
 from autosplit.running.stage import HANG_S
-from autosplit.serving.connections import Port
+from autosplit.serving.connections import TensorPort
 from autosplit.serving.pipelineconfig import SETTINGS, PipelineConfig
 from autosplit.tracing.operators import WRITING, allowed_graph
 from autosplit.tracing.splitting import load_stage, save_stage
@@ -162,6 +162,6 @@ def _inside(folder: Path, stage: str) -> Path:
     return place
 
 
-def _port(config: PipelineConfig, label: str, side: Literal["input", "output"]) -> Port:
+def _port(config: PipelineConfig, label: str, side: Literal["input", "output"]) -> TensorPort:
     module, _, name = label.partition(".")
     return config[module].input(name) if side == "input" else config[module].output(name)

@@ -14,7 +14,7 @@ import torch
 
 from autosplit.clusters import frames, handshake, hostlinks, runningsegment
 from autosplit.clusters.fleet import Fleet
-from autosplit.clusters.frames import CANCEL, CREDIT, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
+from autosplit.clusters.frames import CANCEL, CREDIT, ERROR, REQUEST, Connection, Frame, FrameBuffer, Outgoing, Receiver
 from autosplit.clusters.handshake import LET_IN, dial, welcome
 from autosplit.clusters.runningsegment import RunningSegment
 from autosplit.clusters.segments import Segment
@@ -32,7 +32,7 @@ class Log(Receiver):
     def __init__(self) -> None:
         self.came: queue.Queue[Any] = queue.Queue()
 
-    def request(self, connection: Connection, frame: Frame, slot: Slot) -> None:
+    def request(self, connection: Connection, frame: Frame, slot: FrameBuffer) -> None:
         self.came.put((frame, [tensor.clone() for tensor in slot.tensors[frame.variant]], slot))
 
     def error(self, connection: Connection, frame: Frame, text: str) -> None:

@@ -63,7 +63,7 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChainSearch:
     """A better chain or None, and whether the search was complete, so that no chain is better than that."""
 
     chain: Chain | None
@@ -73,7 +73,7 @@ class Outcome:
 
 def best_chain(
     items: Items, demands: Demands, usage: Usage, weights: Floats, limit_s: float, deadline: float, prices: Prices | None = None
-) -> Outcome:
+) -> ChainSearch:
     """A chain with a value below ``limit_s``. Where maximal blocks suffice, it is not always the best one.
 
     Args:
@@ -105,7 +105,7 @@ def best_chain(
         blocks = tuple((tuple(sorted(last - item for item in block)), takes) for block, takes in reversed(chain.blocks))
         chain = Chain(blocks, chain.value_s)
     complete = chosen.code == DONE and chosen.sets.tally[NUM_TOO_WIDE] == 0 and not (chosen.rules.maximal and chain is not None)
-    return Outcome(chain, complete, int(chosen.sets.tally[NUM_SETS]))
+    return ChainSearch(chain, complete, int(chosen.sets.tally[NUM_SETS]))
 
 
 class _Way:

@@ -118,6 +118,7 @@ def test_any_problem_is_answered_rightly(seed: int) -> None:
     assert best_s * (1 - 1e-9) <= solution.objective_s <= best_s * 1.1
 
 
+@pytest.mark.usefixtures("processor_time")
 @pytest.mark.parametrize("name", sorted(BEST_KNOWN))
 def test_a_published_workload_in_two_seconds(name: str) -> None:
     problem = read_workload(WORKLOADS / f"{name}.json")
