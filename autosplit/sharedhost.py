@@ -186,6 +186,7 @@ def share(
                 tuple(name for name in measured_backends(profile, machine) if setup.backends is None or name in setup.backends),
                 queue_depth=setup.queue_depth,
                 time_limit_s=PART_S if budget.planner_s is None else budget.planner_s,
+                shares_time=True,
                 seed=setup.seed,
                 log=setup.log,
             )

@@ -1,17 +1,23 @@
 """Whole models on each backend against their modules, on requests with hard values; and the tables of faults that are shipped.
 
     python -m benchmarks.conformance [MODEL ...] [--draws 20] [--tables]
+    python -m benchmarks.conformance MODEL ... --price
 
 Ops that a backend computes otherwise than eager run in eager, as in a plan. A row is written to ``benchmarks/conformance.json``
 when its model is done, and all rows to ``docs/accuracy.md``. ``--tables`` writes the known faults of operators into the package.
+``--price`` prints the seconds for trying the ops of each model, with nothing known and with what the first time left behind.
 """
 
 import argparse
 import json
+import os
+import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -129,6 +135,21 @@ def compare(name: str, spec: str, draws: int) -> list[dict[str, Any]]:
     return rows
 
 
+def price(name: str, spec: str) -> None:
+    """Print the seconds for trying the ops of a model on each backend: the first time, which starts processes, and once more."""
+    traced = trace(load_model(spec))
+    for backend in BACKENDS[1:]:
+        cases = {case.key: case for _, case, _ in conformance.needed_cases(traced, backend)}
+        for state in ("cold", "known"):
+            begun = time.perf_counter()
+            known = faultstore.known_faults(backend, cases)
+            took_s, load = time.perf_counter() - begun, os.getloadavg()[0]
+            print(
+                f"{name} on {backend}, {state}: {took_s:.2f} s for {len(known)} of {len(cases)} cases, load {load:.0f}",
+                flush=True,
+            )
+
+
 def write_page(rows: Sequence[dict[str, Any]]) -> None:
     """Put the rows into the page, between the marks."""
     names = list(dict.fromkeys(row["model"] for row in rows))
@@ -154,8 +175,18 @@ def main() -> None:
     parser.add_argument("models", nargs="*", choices=[*known, []], help="all by default")
     parser.add_argument("--draws", type=int, default=20, help="0 to compare nothing")
     parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--price", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.price:
+        with (
+            TemporaryDirectory() as empty,
+            patch.dict(os.environ, AUTOSPLIT_CACHE=empty),
+            patch.object(faultstore, "SHIPPED", Path(empty)),
+        ):
+            for name in given.models or known:
+                price(name, known[name])
+        return
     rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     for name in (given.models or known) if given.draws else ():
         fresh = compare(name, known[name], given.draws)

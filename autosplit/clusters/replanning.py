@@ -51,6 +51,7 @@ class Replanner:
             queue_depth=self._plan.queue_depth,
             microbatch=self._plan.microbatch,
             time_limit_s=TIME_LIMIT_S,
+            shares_time=True,
         )
         account = Account(self._traced.graph, values_of(self._traced), footprints_of(profile))
         plan = plan_within_caps(question, account)

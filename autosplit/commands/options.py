@@ -89,7 +89,7 @@ def flag_name(field: str) -> str:
 
 
 PLANNER_TIME = "10s"
-"""Longest time for one question to the planner, if no limit is given."""
+"""Longest time of the planner for each set of backends, if no limit is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,9 +255,9 @@ class Search(Profile):
     budget: Annotated[
         str, typer.Option(help="Time for running candidate plans; 0s runs none. Measuring and comparing come on top.")
     ] = "30s"
-    time_limit: Annotated[str, typer.Option(help="Most time for one question to the planner; at most a fifth of the budget.")] = (
-        PLANNER_TIME
-    )
+    time_limit: Annotated[
+        str, typer.Option(help="Most time of the planner for a set of backends; a fifth of the budget for all.")
+    ] = PLANNER_TIME
     profile_of: ProfileOf = ""
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
     dot: Dot = None

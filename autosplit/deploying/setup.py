@@ -122,8 +122,8 @@ class Budget:
 
     Attributes:
         search_s: seconds for planning and running candidate plans; 0 takes the planner's answer from the profile alone.
-        planner_s: most seconds for one question to the planner, which has at most a fifth of ``search_s`` where that is above 0.
-            None for 10 s, and for 1 s where ``search_s`` is 0 and a plan is found so soon.
+        planner_s: most seconds of the planner for each set of the backends. Where ``search_s`` is above 0, all sets together have
+            at most a fifth of it. None for 10 s, and for 1 s where ``search_s`` is 0 and a plan is found so soon.
         compile_s: seconds for compiling the model once for each backend that compiles for long; None for twice ``search_s``.
         explain_s: seconds for finding out why the plan is not faster; None for a tenth of ``search_s`` and at most 1 s where
             throughput is the objective, else 0.

@@ -64,6 +64,7 @@ def _front(result: AutoResult, constraints: Constraints) -> list[tuple[Plan, int
         queue_depth=found.plan.queue_depth,
         microbatch=found.plan.microbatch,
         time_limit_s=FRONT_S,
+        shares_time=True,
     )
     account = Account(found.traced.graph, values_of(found.traced), footprints_of(found.profile))
     return front_within_caps(question.verify(), account)

@@ -6,7 +6,7 @@ If devices have cores in common, each layout of the machine is a question of its
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
 from operator import itemgetter
@@ -24,7 +24,7 @@ from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 
-LEAST_S = 0.3
+LEAST_S = 0.1
 """Least seconds for one call of the solvers."""
 
 RELAXED_SHARE = 0.3
@@ -104,12 +104,11 @@ def _plans(question: Question, ask: SolveProblem, every: bool = False) -> list[P
         every: ask for every choice of backends, even if the best plan meets the bound.
     Raises: InfeasibleError: no layout has a plan that meets the constraints.
     """
-    end, layouts = clock.now() + question.time_limit_s, question.machine.layouts
     found, refusals = list[Plan](), list[InfeasibleError]()
     bound_s = single_s = best_s = inf
-    for number, layout in enumerate(layouts):
-        left_s = (end - clock.now()) / (len(layouts) - number)
-        whole = _ask_subsets(replace(question, machine=layout), ask, left_s, inf if every else best_s, every)
+    share = 1 / len(question.machine.layouts) / (len(backend_subsets(question)) if question.shares_time else 1)
+    for layout in question.machine.layouts:
+        whole = _ask_subsets(replace(question, machine=layout), ask, share, best_s, every)
         bounds_s = whole.bounds_s()
         bound_s, single_s = min(bound_s, bounds_s[0]), min(single_s, bounds_s[1])
         found += whole.found
@@ -121,50 +120,47 @@ def _plans(question: Question, ask: SolveProblem, every: bool = False) -> list[P
     return [_proved(bounded(plan, bound_s), single_s) for plan in found]
 
 
-def _ask_subsets(question: Question, ask: SolveProblem, limit_s: float, known_s: float, every: bool) -> "_Answers":
+def _ask_subsets(question: Question, ask: SolveProblem, share: float, known_s: float, every: bool) -> "_Answers":
     """The answers for all backends on one layout, with the plans of all subsets of them.
 
-    Each subset is a question of its own, the smallest first. For a small problem each question has a fixed amount of work, so its
-    plans do not depend on what else is asked: one more backend never worsens an answer. The questions of a larger problem share
-    the time; when it ends, the last subsets are left out.
+    Each subset is a question of its own, the smallest first. Neither its choices nor its time, which is work if the problem is
+    small, depend on the other subsets: where equal time gives equal plans, one more backend never worsens an answer.
 
     Args:
-        limit_s: seconds for all questions of a larger problem.
-        known_s: bottleneck of a plan on another layout; if no plan here can beat it, none is looked for.
+        share: share of the time limit that is for each subset on this layout, if the problem is large.
+        known_s: bottleneck of a plan on another layout. Subsets that can beat neither it nor another subset are not asked for.
     """
-    end, single_s, known = clock.now() + limit_s, dict[Choice, float](), list[tuple[Sequence[str], Plan]]()
+    single_s, found = dict[Choice, float](), list[Plan]()
 
     def answers(part: Question) -> _Answers:
         own, kept = backends_of(part), set(part.backends)
         choices = backend_choices(part, MAX_PROVING if own.alone else MAX_CHOICES)
         mixed = [choice for choice in choices if len(kept) == 1 or set(choice.values()) == kept]
-        return _Answers(own, mixed, ask, known_s, single_s, [plan for backends, plan in known if set(backends) <= kept])
+        return _Answers(own, mixed, ask, share * part.time_limit_s, single_s)
 
-    whole = answers(question)
-    whole.relax(RELAXED_SHARE * limit_s)
-    known += [(question.backends, plan) for plan in whole.found]
-    subsets = backend_subsets(question)
-    for left, asked in zip(range(len(subsets), 0, -1), subsets, strict=True):
-        if whole.is_refuted or (whole.meets() and not every) or (whole.found and whole.is_large and clock.now() > end):
+    whole, compares = answers(question), not every and question.constraints.objective == "throughput"
+    whole.relax()
+    for part in (*map(answers, backend_subsets(question)[:-1]), whole):
+        if whole.is_refuted or (whole.meets(found) and not every):
             break
-        left_s = (end - clock.now()) / left
-        part = answers(asked) if left > 1 else whole
-        num_known = len(part.found)
-        if part.is_large and whole.best is not None and not every:
-            part.known_s = min(part.known_s, whole.best.prediction.bottleneck_s)
+        best_s = min((known_s, *(plan.prediction.bottleneck_s for plan in (*found, *whole.found)))) if compares else inf
+        if best_s < inf and quick_bound(*part.backends.relaxed())[0] >= best_s:
+            single_s.update({frozenset(choice.items()): best_s for choice in part.choices})
+            continue
         if part is not whole:
-            part.relax(RELAXED_SHARE * left_s)
-        part.choose(left_s, every)
-        known += [(asked.backends, plan) for plan in part.found[num_known:]]
-        whole.found = [plan for _, plan in known]
+            part.relax()
+        part.choose(every)
+        found += part.found if part is not whole else []
+    whole.found += found
     return whole
 
 
 @dataclass
 class _Answers:
-    """The plans for one set of backends on one layout so far, those of its subsets included.
+    """The plans for one set of backends on one layout so far.
 
     Attributes:
+        limit_s: seconds for this set of a larger problem.
         single_s: a bound in seconds for each choice of one backend on each device that was asked for, in any set.
         relaxed_s: a bound on all plans of this set.
     """
@@ -172,9 +168,9 @@ class _Answers:
     backends: Backends
     choices: Sequence[Mapping[str, str]]
     ask: SolveProblem
-    known_s: float
+    limit_s: float
     single_s: dict[Choice, float]
-    found: list[Plan]
+    found: list[Plan] = field(default_factory=list)
     relaxed_s: float = 0.0
     refusal: InfeasibleError | None = None
 
@@ -189,27 +185,23 @@ class _Answers:
         return self.relaxed_s == inf
 
     @property
-    def is_large(self) -> bool:
-        """Whether the time of its questions is that of the machine."""
-        return self._num_places > clock.SMALL_PLACES
+    def several(self) -> bool:
+        """Whether a device has several backends."""
+        return any(len(group) > 1 for group in self.backends.groups)
 
-    @property
-    def _num_places(self) -> int:
-        return self.backends.problem.num_ops * len(self.backends.groups)
-
-    def relax(self, limit_s: float) -> None:
-        """Ask with each op at its cheapest backend, which bounds all plans of the set; ``limit_s`` is for larger problems."""
-        if any(len(group) > 1 for group in self.backends.groups):
-            with self._deadline(limit_s) as deadline:
+    def relax(self) -> None:
+        """Ask with each op at its cheapest backend, which bounds all plans of the set."""
+        if self.several:
+            with self._deadline(RELAXED_SHARE) as deadline:
                 self.relaxed_s = self._add(*self.backends.relaxed(), deadline - clock.now())
 
-    def choose(self, limit_s: float, every: bool) -> None:
+    def choose(self, every: bool) -> None:
         """Ask with one backend on each device, for the choices of the best plans first, until a plan meets the bound.
 
         Choices that are not listed are tried only if a best plan suggests them.
         """
         waiting, tried = list(self.choices), list[Mapping[str, str]]()
-        with self._deadline(limit_s) as deadline:
+        with self._deadline(1 - RELAXED_SHARE if self.several else 1.0) as deadline:
             while waiting and not self.is_refuted and (every or not self.meets()) and not (self.found and clock.now() > deadline):
                 suggested = self._suggested() if len(tried) < max(MAX_CHOICES, len(self.choices)) else None
                 if suggested is not None and suggested not in tried:
@@ -224,18 +216,19 @@ class _Answers:
         """A bound on all plans, and a bound on plans with one backend on each device, in seconds; 0 where unknown."""
         complete = len(self.single_s) == self.backends.num_choices
         single_s = min(self.single_s.values(), default=inf)
-        several = any(len(group) > 1 for group in self.backends.groups)
-        bound_s = max(self.relaxed_s, single_s) if complete and (self.backends.alone or not several) else self.relaxed_s
+        bound_s = max(self.relaxed_s, single_s) if complete and (self.backends.alone or not self.several) else self.relaxed_s
         if self.best is not None:  # a bound above a plan says nothing
             bound_s = bounded(self.best, bound_s).prediction.bound_s
         return bound_s, single_s if complete else 0.0
 
-    def meets(self) -> bool:
-        """Whether the best plan meets the bound."""
-        return self.best is not None and bounded(self.best, self.relaxed_s).prediction.gap <= CLOSED
+    def meets(self, others: Sequence[Plan] = ()) -> bool:
+        """Whether the best plan, of this set or of others, meets the bound."""
+        return any(bounded(plan, self.relaxed_s).prediction.gap <= CLOSED for plan in (*self.found, *others))
 
-    def _deadline(self, limit_s: float) -> AbstractContextManager[float]:
-        return clock.time_limit(self._num_places, limit_s if self.is_large else SMALL_SHARE * self.backends.question.time_limit_s)
+    def _deadline(self, share: float) -> AbstractContextManager[float]:
+        num_places = self.backends.problem.num_ops * len(self.backends.groups)
+        large_s, small_s = share * self.limit_s, SMALL_SHARE * self.backends.question.time_limit_s
+        return clock.time_limit(num_places, large_s if num_places > clock.SMALL_PLACES else small_s)
 
     def _suggested(self) -> Mapping[str, str] | None:
         """The backend that runs most ops of the best plan on each device, or anywhere if the plan leaves the device out."""
@@ -248,7 +241,7 @@ class _Answers:
 
     def _add(self, problem: Problem, demands: Demands, left_s: float) -> float:
         """Ask the planner and keep its plans. Returns: a bound in seconds on all plans but the best one so far."""
-        best_s = min(self.known_s, self.best.prediction.bottleneck_s if self.best else inf)
+        best_s = self.best.prediction.bottleneck_s if self.best else inf
         try:
             solutions = self.ask(problem, demands, max(LEAST_S, left_s), best_s)
         except InfeasibleError as failure:

@@ -11,7 +11,7 @@ from autosplit.values.plan import QUEUE_DEPTH, Source
 from autosplit.values.profile import Profile
 
 TIME_LIMIT_S = 10.0
-"""Seconds for an answer, where the user gives no limit."""
+"""Seconds for each set of backends, where the user gives no limit."""
 
 Log = Callable[[str], None]
 
@@ -30,7 +30,8 @@ class Question:
         queue_depth: slots of each ring.
         microbatch: items that pass the stages together; None for the whole request.
         max_threads: most threads of a stage; None for one for each core of its device.
-        time_limit_s: seconds for all choices of backends together.
+        time_limit_s: seconds for each set of the backends.
+        shares_time: whether all sets of a larger problem have the time limit together. Small problems count work for each set.
         seed: seed of the solvers.
         log: called with a line of the solver's log.
     """
@@ -45,6 +46,7 @@ class Question:
     microbatch: int | None = None
     max_threads: int | None = None
     time_limit_s: float = TIME_LIMIT_S
+    shares_time: bool = False
     seed: int = 0
     log: Log | None = None
 
@@ -58,6 +60,10 @@ class Question:
     def demanding(self, **demands: Any) -> "Question":
         """The question with other values of some demands."""
         return replace(self, constraints=replace(self.constraints, **demands))
+
+    def within(self, seconds: float) -> "Question":
+        """The question with at most so many seconds, which all sets of its backends share."""
+        return replace(self, time_limit_s=min(self.time_limit_s, seconds), shares_time=True)
 
     @property
     def num_parts(self) -> int:

@@ -132,8 +132,7 @@ def _search(
     question, budget_s = replace(question, profile=question.profile.on(question.machine)), budget.search_s
     progress("search", 0.0, "planning")
     hurried = budget_s > 0 or budget.planner_s is None
-    quick_s = max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s) if hurried else question.time_limit_s
-    limited = replace(question, time_limit_s=min(question.time_limit_s, quick_s))
+    limited = question.within(max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s)) if hurried else question
     begun_s = time.monotonic()
     first = candidates.first_answer(question, limited, traced, footprints)
     explain_s = budget.explain_s
@@ -269,9 +268,9 @@ class _Hunt:
 
     def _plan(self, microbatch: int, asked: Mapping[str, Any]) -> Plan:
         """The planner's answer within a share of the time that is left."""
-        limit_s = min(self.question.time_limit_s, PLANNING_SHARE * self._budget_s * max(0.0, 1 - self.spent()))
+        limited = self.question.within(PLANNING_SHARE * self._budget_s * max(0.0, 1 - self.spent()))
         subject = self.subject(microbatch)
-        return answer(asking(replace(self.question, time_limit_s=limit_s), subject, asked), subject[0], self._footprints)
+        return answer(asking(limited, subject, asked), subject[0], self._footprints)
 
     def _tell(self, text: str) -> None:
         """Report the share of the budget that is spent, and what is being done."""

@@ -6,6 +6,7 @@ from itertools import permutations, product
 from math import inf
 from random import Random
 from time import process_time
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,10 +15,13 @@ from problems import random_problem
 
 from autosplit.costs.cost import evaluate
 from autosplit.costs.faults import find_faults
-from autosplit.costs.problem import Block
+from autosplit.costs.judge import Solution
+from autosplit.costs.problem import Block, Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners import clock
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.portfolio import solve
+from autosplit.planning import plans
 from autosplit.planning.plans import plan_front, plan_key, plan_model
 from autosplit.planning.predicting import predict, problem_on
 from autosplit.planning.question import Question
@@ -274,6 +278,32 @@ def test_one_more_backend_never_worsens_an_answer(seed: int) -> None:
         check(plan, best_mixture_s(graph, machine, profile))
 
 
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.8, 2.0), st.floats(0.8, 2.0))
+@example(0, 1.5, 2.0)  # two backends that help nothing took the time of the first one: 296 s became 303 s
+def test_one_more_backend_never_worsens_an_answer_to_a_large_problem(seed: int, second: float, third: float) -> None:
+    """With a solver that needs time for good plans: it tries one cut in two, each ``24 / time_limit_s`` ops."""
+    random, graph, machine = Random(seed), graph_of(90), machine_of(2, 0.1)
+    seconds = [random.uniform(1, 10) for _ in graph.ops]
+    rows = {name: [slow * one for one in seconds] for name, slow in zip(BACKENDS, (1.0, second, third), strict=True)}
+    profile, best_s = profile_of(graph, machine, rows, dict.fromkeys(BACKENDS, 0.01)), inf
+
+    def cut(problem: Problem, demands: Demands, time_limit_s: float, **_: Any) -> Solution:
+        incumbent = Incumbent(problem, demands)
+        for end in range(0, problem.num_ops, max(1, round(24 / time_limit_s))):
+            parts = tuple(range(end)), tuple(range(end, problem.num_ops))
+            incumbent.offer(tuple(Block(part, (k,)) for k, part in enumerate(parts) if part), "cuts")
+        return incumbent.solution()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plans, "solve", cut)
+        patched.setattr(clock, "monotonic", lambda: 0.0)
+        for number in (1, 2, 3):
+            plan = plan_model(Question(graph, profile, Source("m:f"), machine, BACKENDS[:number], ONE_EACH, time_limit_s=4.0))
+            assert plan.prediction.bottleneck_s <= best_s * (1 + 1e-9)
+            best_s = plan.prediction.bottleneck_s
+
+
 @settings(max_examples=2, deadline=None)
 @given(st.integers(0, 10_000))
 def test_one_more_backend_worsens_no_plan_of_a_front(seed: int) -> None:
@@ -300,14 +330,14 @@ def test_one_more_layout_never_worsens_an_answer() -> None:
         graph, cores, both = graph_of(5, random), ("cpu:0", "cpu:1"), "cpu:0-1"
         rows = {(name, "eager"): [float(random.choice([1, 2, 5, 10])) for _ in range(5)] for name in cores}
         rows[both, "eager"] = [float(random.choice([1, 2, 5, 10])) for _ in range(5)]
-        plans = []
+        answers = []
         for names in (cores, (*cores, both)):
             machine = Machine.of(map(parse_device, names), [])
             profile = profile_on(graph, {key: row for key, row in rows.items() if key[0] in names}, {"eager": 0.01})
             wide = {s._replace(threads=len(machine[s.device].cores)): found for s, found in profile.measured.items()}
             profile = replace(profile, measured=wide)
-            plans.append(plan_model(Question(graph, profile, Source("m:f"), machine, ("eager",), time_limit_s=1.0)))
-        assert plans[1].prediction.bottleneck_s <= plans[0].prediction.bottleneck_s * (1 + 1e-9)
+            answers.append(plan_model(Question(graph, profile, Source("m:f"), machine, ("eager",), time_limit_s=1.0)))
+        assert answers[1].prediction.bottleneck_s <= answers[0].prediction.bottleneck_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", [0, 5, 9, 30, 41])  # a limit of 0 s gave plans that were 5 to 172 % behind those of 20 s
