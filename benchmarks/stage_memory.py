@@ -57,8 +57,9 @@ and values at their peak. *Predicted* was measured in a first run. *Measured* is
 requests. Rings, and the memory of a worker without a stage, are not included.
 
 The memory of a worker itself (`base_bytes` in `stage_memory.json`) held the weights of its stage a second time if their file had
-been saved a moment before, which was mended on 2026-11-26. `--models mlp1024 --batch 1 --backends eager`, whose stages have 48 MiB
-of weights each, gave 59.0 MiB for both workers before, and gives 10.6 and 10.8 MiB; the stages are predicted at 48.3 MiB by both.
+been saved a moment before, which was mended on 2026-11-26. `--models mlp1024 --batch 1 --backends eager`, whose stages have
+48 MiB of weights each, gave 59.0 MiB for both workers before, and gives 10.6 and 10.8 MiB; the stages are predicted at
+48.3 MiB by both.
 
 One of 16 measurements of U-Net's first stage on OpenVINO at batch 8 gave 142 MiB, the others 125 to 128; it is not known why.
 
