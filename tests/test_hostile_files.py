@@ -212,7 +212,7 @@ batch: 4
 stages: 2
 pin: ['fc*=cpu:1']
 memory: 300MB
-contiguous: true
+any_sets: true
 """
 WORKLOAD = json.dumps(
     {

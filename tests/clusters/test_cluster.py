@@ -31,10 +31,10 @@ from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.handshake import dial
 from autosplit.costs.wires import Wires
 from autosplit.deploying.networks import deploy
-from autosplit.deploying.service import open_pipeline
 from autosplit.measuring.store import Store
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
+from autosplit.shapes.service import open_pipeline
 from autosplit.values.machine import HOST
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.timeline import Action, chrome_trace

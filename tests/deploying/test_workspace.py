@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import autosplit
-from autosplit.deploying import service
 from autosplit.devices.limits import affinity
+from autosplit.shapes import service
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from autosplit.deploying.service import open_pipeline
 from autosplit.errors import BackendError, ProfileError, UsageError
 from autosplit.placing.annotating import annotate
 from autosplit.placing.parts import parts_of
@@ -19,6 +18,7 @@ from autosplit.placing.precisions import errors_of
 from autosplit.placing.rules import broken_rules, keep_rules, parts_on
 from autosplit.placing.sites import Choice, Site
 from autosplit.planning.predicting import predict
+from autosplit.shapes.service import open_pipeline
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.graph import Graph, Op, Value
