@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from autosplit.serving.pipelineconfig import PipelineConfig as PipelineConfig
     from autosplit.serving.session import Session as Session
     from autosplit.shapes.batching import rows_family as rows_family
+    from autosplit.shapes.pipelines import open_pipeline as open_pipeline
     from autosplit.shapes.service import observe as observe
-    from autosplit.shapes.service import open_pipeline as open_pipeline
     from autosplit.sharedhost import Shared as Shared
     from autosplit.sharedhost import share as share
     from autosplit.splitjudge import judge as judge
@@ -88,7 +88,8 @@ _NAMES = {
     "WorkerError",
     "loadedplan": "LoadedPlan load",
     "shapes.batching": "rows_family",
-    "shapes.service": "observe open_pipeline",
+    "shapes.pipelines": "open_pipeline",
+    "shapes.service": "observe",
     "sharedhost": "Shared share",
     "splitjudge": "judge",
     "pages.writing": "write_report",

@@ -32,8 +32,8 @@ from autosplit.preloading import load_planner
 from autosplit.progress import announce, progress_shown
 from autosplit.reports.runreport import RunReport
 from autosplit.shapes.contest import compare_sizes
+from autosplit.shapes.pipelines import open_pipeline
 from autosplit.shapes.profiles import measure_sizes
-from autosplit.shapes.service import open_pipeline
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family
 from autosplit.tracing.loading import Inputs

@@ -10,7 +10,7 @@ from autosplit.deploying.service import Service
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.errors import PlanError, UsageError, raise_faults
 from autosplit.placing.placed import Placed
-from autosplit.shapes.service import open_pipeline
+from autosplit.shapes.pipelines import open_pipeline
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family
 from autosplit.tracing.importing import same_function

@@ -39,7 +39,7 @@ from autosplit.planning.baselines import CALLER_THREADS, IN_CALLER, REPLICAS, ba
 from autosplit.running.awaiting import Awaiting
 from autosplit.running.inputcopies import InputCopies
 from autosplit.running.request import Request
-from autosplit.shapes.service import open_pipeline
+from autosplit.shapes.pipelines import open_pipeline
 from autosplit.tracing.splitting import split
 from benchmarks import natives
 

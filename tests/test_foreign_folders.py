@@ -13,7 +13,7 @@ from autosplit.bundling.bundler import write_bundle
 from autosplit.children import extend_path, python_running, user_folders
 from autosplit.devices.limits import affinity
 from autosplit.errors import ModelError, UsageError
-from autosplit.shapes.service import open_pipeline
+from autosplit.shapes.pipelines import open_pipeline
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.machine import Machine, parse_device

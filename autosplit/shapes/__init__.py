@@ -5,7 +5,8 @@
     buckets    which sizes get a variant, from measured times and the traffic
     rowcheck   whether the rows of a request are independent
     batching   which waiting requests to join, at which variant; padding them, and cutting answers apart
-    service    open_pipeline: a plan as a service, for requests of one size or of any size
+    service    ShapedService: takes requests of any size
+    pipelines  open_pipeline: a plan as a service, for requests of one size or of any size
     profiles   few sizes are timed, and ops get mean seconds for the planner
     contest    a plan beside its baselines under the traffic
 """

@@ -34,7 +34,7 @@ from autosplit.deploying.networks import deploy
 from autosplit.measuring.store import Store
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
-from autosplit.shapes.service import open_pipeline
+from autosplit.shapes.pipelines import open_pipeline
 from autosplit.values.machine import HOST
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.timeline import Action, chrome_trace

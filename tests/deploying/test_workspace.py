@@ -11,7 +11,7 @@ import pytest
 
 import autosplit
 from autosplit.devices.limits import affinity
-from autosplit.shapes import service
+from autosplit.shapes import pipelines
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan
@@ -38,7 +38,7 @@ def traced() -> Traced:
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Later:
     pipeline = Later()
-    monkeypatch.setattr(service, "deploy", lambda *_: pipeline)
+    monkeypatch.setattr(pipelines, "deploy", lambda *_: pipeline)
     return pipeline
 
 

@@ -18,7 +18,7 @@ from autosplit.placing.precisions import errors_of
 from autosplit.placing.rules import broken_rules, keep_rules, parts_on
 from autosplit.placing.sites import Choice, Site
 from autosplit.planning.predicting import predict
-from autosplit.shapes.service import open_pipeline
+from autosplit.shapes.pipelines import open_pipeline
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.graph import Graph, Op, Value

@@ -1,0 +1,63 @@
+"""``open_pipeline``: a plan as a running service, for requests of one size or of any size within ranges."""
+
+from contextlib import ExitStack
+
+from autosplit.arguments import checked
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.networks import deploy, machine_of_plan
+from autosplit.deploying.service import Service
+from autosplit.deploying.setup import Hosts
+from autosplit.devices.discovering import Devices
+from autosplit.errors import UsageError
+from autosplit.running.pipeline import Pipeline
+from autosplit.serving.hostmanager import HostManager
+from autosplit.shapes.service import ShapedService
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.family import Family
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
+
+
+@checked
+def open_pipeline(
+    traced: Traced | Family,
+    plan: Plan,
+    devices: Devices | None = None,
+    *,
+    hosts: Hosts | None = None,
+    profile: Profile | None = None,
+    max_wait_s: float = 0.0,
+) -> Service:
+    """The plan as a running service; its workers live until ``close`` or the end of the ``with`` block.
+
+    Args:
+        traced: the model, traced for the plan's microbatch, or at the sizes of a plan for several. ``rows_family(traced)`` takes
+            requests of fewer rows than the plan, and joins them.
+        plan: the plan.
+        devices: the devices, or their names, as a list or with commas between; by default those that the plan names.
+        hosts: the hosts of the plan, if it is on a ``Cluster``.
+        profile: lets a plan on a cluster go on after a host was lost: it is planned anew for the others.
+        max_wait_s: seconds for which a request for a model of several sizes may wait for others, to be computed together.
+    Raises: UsageError: the plan is for several sizes, and the model is traced for one. PlanError, BackendError, WorkerError: as
+        ``deploy``. DeviceError, UsageError: as ``machine_for``.
+    """
+    if not isinstance(traced, Family):
+        if plan.shapes is not None:
+            raise UsageError("the plan is for requests of several sizes, and the model is traced for one; trace it with sizes=")
+        variants: tuple[Traced, ...] = (traced,)
+        family = None
+    else:
+        family = traced if plan.shapes is None else traced.only(plan.shapes.variants)
+        variants = family.variants
+    machine = hosts.machine if hosts is not None else machine_of_plan(plan, devices)
+    engine_factory = hosts.engine_factory(variants[0], plan, profile) if hosts is not None else Pipeline
+    with ExitStack() as opened:
+        workspace = opened.enter_context(Workspace())
+        host = opened.enter_context(HostManager(engine_factory=engine_factory))
+        engine = deploy(host, variants[0].graph.name, variants[0], plan, machine, workspace, variants[1:])
+        if family is None:
+            return Service(variants[0], engine, opened.pop_all())
+        kept = ExitStack()
+        service = ShapedService(family, engine, max_wait_s=max_wait_s, opened=kept)
+        kept.push(opened.pop_all())  # not before: a service that cannot be made leaves its engine to this block
+        return service
