@@ -14,6 +14,7 @@ from autosplit.errors import DeadlineError, PlanError, RefusedError, StageError,
 from autosplit.running import turns
 from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
+from autosplit.running.localstage import LocalStage
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
 from autosplit.serving.session import Session
@@ -51,6 +52,29 @@ def test_every_way_to_ask_gives_the_same_answers(engine: Engine) -> None:
         session.run()
         assert session.get_output(10)[0][0] == 10
         assert engine.num_answered == 20 * 3 + 2 and engine.num_running == engine.num_waiting == 0
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_close_waits_for_the_place_of_an_answer_that_is_being_given(monkeypatch: pytest.MonkeyPatch, drain: bool) -> None:
+    # its thread was told nothing, and close waited for ever
+    finish, giving, go_on = LocalStage.finish, threading.Event(), threading.Event()
+
+    def finish_late(*arguments: Any) -> None:
+        finish(*arguments)
+        giving.set()
+        go_on.wait(30)
+
+    monkeypatch.setattr(LocalStage, "finish", finish_late)
+    engine = InProcess([local("a", double, "x", "y", replicas=2)], ["x"], ["y"])
+    future = engine.submit(request(3))
+    assert giving.wait(30)
+    closing = threading.Thread(target=engine.close, kwargs={"drain": drain}, daemon=True)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    go_on.set()
+    closing.join(30)
+    assert not closing.is_alive() and float(future.result(0)[0][0]) == 6
 
 
 def test_one_slow_request_does_not_make_a_quick_stage_slow_for_event_loops(monkeypatch: pytest.MonkeyPatch) -> None:
