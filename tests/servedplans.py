@@ -80,9 +80,11 @@ def listening(application: Application) -> Iterator[str]:
     thread = threading.Thread(target=server.serve)
     thread.start()
     started.wait()
-    yield server.url
-    server.stop()
-    thread.join()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""One served plan for all tests of the service."""
+"""One served plan for the tests of each file."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from servedplans import Served
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
     """A running server with the model ``mlp``."""
     from servedplans import serving
