@@ -48,8 +48,8 @@ from autosplit.values.shapes import Traffic
 RESULTS, TABLE = Path("benchmarks/shapes.json"), Path("benchmarks/shapes.md")
 IN_FLIGHT = (1, 4, 16, 64)
 NUM_REQUESTS = 512
-MOST_WORDS = 300
-"""Characters of a reason in the table."""
+MOST_CHARACTERS = 300
+"""Most characters of a reason in the table."""
 
 NUM_TIMED = 4
 """Sizes at which the module is timed, for the choice of buckets."""
@@ -120,7 +120,7 @@ def judge_architectures(kept: dict[str, Any]) -> None:
             state, why = "exact sizes only" if family.unpaddable else "padded", family.unpaddable.get("seq", "")
         except AutosplitError as failure:
             state, why = "refused", str(failure)
-        found[name] = [state, re.sub(r"/\S*/site-packages/", "", " ".join(why.split()))[:MOST_WORDS]]
+        found[name] = [state, re.sub(r"/\S*/site-packages/", "", " ".join(why.split()))[:MOST_CHARACTERS]]
         write_atomic(RESULTS, json.dumps(kept, indent=1) + "\n")
         print(name, *found[name], flush=True)
 

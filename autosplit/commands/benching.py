@@ -21,13 +21,13 @@ def bench(given: Bench) -> None:
     rates = _rates(given.rate) if given.rate is not None else [None]
     limit_s = seconds(given.time)
     try:
-        from autosplit.webservice.load import find_target, http_s, load_at_rate, load_in_flight
+        from autosplit.webservice.load import find_target, load_at_rate, load_in_flight, measure_http_s
     except ModuleNotFoundError as failure:
         raise MissingExtraError(f"bench needs '{failure.name}'; install it: pip install 'autosplit[serve]'") from None
     from autosplit.commands.report import table
 
     target = find_target(given.url, given.model, read_token(given.token_file))
-    added_s = http_s(target, rates[0]) if given.plan is not None and rates[0] is not None else 0.0
+    added_s = measure_http_s(target, rates[0]) if given.plan is not None and rates[0] is not None else 0.0
     rows = []
     with bars(err) as progress:
         for number, rate in enumerate(rates):

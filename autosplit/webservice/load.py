@@ -74,7 +74,7 @@ def find_target(server: str, model: str = "", token: str = "") -> Target:
     return asyncio.run(_find(server.rstrip("/"), model, {"authorization": f"Bearer {token}"} if token else {}))
 
 
-def http_s(target: Target, rate_per_s: float) -> float:
+def measure_http_s(target: Target, rate_per_s: float) -> float:
     """Seconds that HTTP costs at a rate: the median of 50 requests with the same body, which the server reads and refuses."""
     length = int(target.headers[JSON_LENGTH])
     text = json.dumps({**json.loads(target.body[:length]), "outputs": [{"name": "no such output"}]}).encode()
