@@ -4,7 +4,6 @@ A tensor is a list of numbers in JSON, or bytes after the JSON (the binary tenso
 Names, datatypes, shapes and sizes are compared with the model's before any value is read.
 """
 
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +11,12 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+import numpy as np
+import orjson
 import torch
 
 from autosplit.errors import UsageError, raise_faults
-from autosplit.parsing import parse_json, shown
+from autosplit.parsing import MAX_BRACKETS, shown
 from autosplit.tracing.tensorspec import TensorSpec
 
 JSON_LENGTH = "inference-header-content-length"
@@ -106,8 +107,10 @@ def _layout(
     Raises: UsageError: as ``read_request``, but for values in JSON.
     """
     try:
-        content = parse_json(text.decode())
-    except ValueError as failure:  # UnicodeDecodeError too
+        if text.count(b"[") + text.count(b"{") > MAX_BRACKETS:
+            raise ValueError(f"it has more than {MAX_BRACKETS} lists and objects")
+        content = orjson.loads(text)
+    except ValueError as failure:
         raise UsageError(f"the body is not JSON: {failure}") from None
     given = _entries(content, "inputs")
     faults = _name_faults("input", [entry["name"] for entry in given], inputs)
@@ -147,9 +150,9 @@ def write_answer(
         else:
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise UsageError(f"output '{name}' holds NaN or infinity, which JSON lacks; ask for it with binary_data: true")
-            row["data"] = tensor.flatten().tolist()
+            row["data"] = tensor.flatten().numpy()
         rows.append(row)
-    text = json.dumps({**answer, "outputs": rows}, separators=(",", ":")).encode()
+    text = orjson.dumps({**answer, "outputs": rows}, option=orjson.OPT_SERIALIZE_NUMPY)
     return (b"".join([text, *binary]), len(text)) if binary else (text, None)
 
 
@@ -216,8 +219,8 @@ def _tensor(entry: Mapping[str, Any], spec: TensorSpec, body: memoryview, start:
         strange = next(value for value in values if type(value) not in kinds)
         raise UsageError(f"input '{spec.name}' holds {shown(strange)}, which is no {DATATYPES[spec.dtype]}")
     try:
-        return torch.tensor(values, dtype=spec.torch_dtype).view(spec.shape)
-    except (RuntimeError, OverflowError, TypeError, ValueError) as failure:
+        return torch.from_numpy(np.array(values, dtype=spec.dtype)).view(spec.shape)
+    except (OverflowError, TypeError, ValueError) as failure:
         raise UsageError(f"input '{spec.name}' holds a number that is no {DATATYPES[spec.dtype]}: {failure}") from None
 
 

@@ -65,7 +65,8 @@ def test_what_is_read_equals_what_was_written(dtype: str, shape: list[int], odd:
     [
         (b'{"inputs":', "the body is not JSON"),
         (b"\xff\xfe", "the body is not JSON"),
-        (b"[" * 100_000, "nested too deeply"),
+        (b"[" * 100_000, "depth limit exceeded"),
+        (b"[" * 2_000_001, "more than 2000000 lists and objects"),
         ([], "must hold 'inputs'"),
         ({"inputs": [{"datatype": "FP32"}]}, "each have a 'name'"),
         (changed(0, name="y"), "there is no input 'y'; the inputs are: x, ids"),
