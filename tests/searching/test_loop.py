@@ -111,6 +111,7 @@ def test_every_search_knows_the_usual_ways_of_each_backend_and_leaves_out_what_b
         return [(found.method, found.stages[0].backend) for found in usual_plans(about, TRACED, None)]
 
     assert ways(about) == [(way, name) for name in about.backends for way in ("one device", "replicas", "even split")]
+    assert Trial({}, usual_plans(about, TRACED, None)[0]).row()["changed_settings"] == "none (one device)"
     assert {way for way, _ in ways(about.demanding(num_stages=2))} == {"even split"}
     heavy = replace(GRAPH, ops=tuple(replace(op, weights=(op.name,)) for op in OPS), weights=dict(WEIGHTS))
     capped = replace(about, graph=heavy, profile=replace(both, graph_hash=heavy.hash), machine=CAPPED)
