@@ -68,10 +68,10 @@ def main() -> int:
         subprocess.run(
             [sys.executable, "-m", "mkdocs", "build", *site], cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
         )
-        screenshot(browser, pages / "report.html", 1100, 1500)
-        screenshot(browser, pages / "report.html", 1100, 1500, "report-dark.png", "--force-dark-mode")
+        screenshot(browser, pages / "report.html", 1100, 1400)
+        screenshot(browser, pages / "report.html", 1100, 1400, "report-dark.png", "--force-dark-mode")
         screenshot(browser, pages / "report.html", 700, 1500, "report-700.png")
-        screenshot(browser, pages / "site" / "index.html", 1200, 900, "docs.png")
+        screenshot(browser, pages / "site" / "index.html", 1280, 900, "docs.png")
         screenshot(browser, pages / "terminal.svg", 1000, 1300)
         screenshot(browser, pages / "notebook.html", 960, 2600)
     for path in sorted(FOLDER.iterdir()):

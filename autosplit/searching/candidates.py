@@ -75,14 +75,17 @@ def usual_plans(question: Question, traced: Traced, footprints: Footprints | Non
 
 
 def run_order(question: Question, planned: Plan, usual: Sequence[Plan]) -> list[Plan]:
-    """The plans that are worth a run, the best prediction first.
+    """The plans that are worth a run: the best usual one, then the others, the best prediction first.
 
+    A usual plan comes first because it loads soonest: each stage of a mixture is compiled, which may take most of a small budget.
     A plan with more stages or backends than another one is left out unless it is predicted to be ahead by more than
     ``PREDICTION_ERROR``.
     """
     others = [plan for plan in usual if plan.hash != planned.hash]
     kept = [plan for plan in (planned, *others) if all(is_worth(question, plan, other) for other in (planned, *others))]
-    return sorted(kept, key=plan_key(question.constraints))
+    ranked, known = sorted(kept, key=plan_key(question.constraints)), {plan.hash for plan in usual}
+    first = next((plan for plan in ranked if plan.hash in known), ranked[0])
+    return [first, *(plan for plan in ranked if plan is not first)]
 
 
 def is_worth(question: Question, plan: Plan, other: Plan) -> bool:
@@ -170,7 +173,7 @@ class Trial:
     def row(self) -> dict[str, Any]:
         """One row of the table of trials."""
         return {
-            "changed_settings": ", ".join(f"{key}={value}" for key, value in self.asked.items()) or "the planner's choice",
+            "changed_settings": ", ".join(f"{key}={value}" for key, value in self.asked.items()) or f"none ({self.plan.method})",
             "stages": " | ".join(f"{len(s.ops)} on {'+'.join(s.devices)} ({s.backend})" for s in self.plan.stages),
             "predicted_per_s": self.plan.prediction.throughput_per_s,
             "measured_per_s": float("nan") if self.measured_per_s is None else self.measured_per_s,

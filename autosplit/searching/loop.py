@@ -1,7 +1,8 @@
 """search(): plan, measure the plan's stages as they run, correct the profile, plan again; then let Optuna vary the settings.
 
-The usual ways to run a model are candidates from the beginning, beside the planner's first answer. The first loop ends when the
-planner comes back to a plan that was measured or has none that is worth a run, or when its part of the budget is spent.
+The best usual way to run a model is the first candidate. The planner's first answer comes next, if it is predicted to be ahead;
+then the other usual ways. The loop ends when the planner comes back to a plan that was measured, or has none that is worth a run,
+or when its part of the budget is spent.
 Optuna (Akiba et al., 2019) then varies the number of stages, replication, the queue depth, threads, backend and microbatch. It
 begins with the planner's answer; a trial whose prediction is far behind the best measured plan is pruned without running.
 """
@@ -17,6 +18,7 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup, round_s
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, WorkerError
 from autosplit.memory.stages import with_footprints
+from autosplit.planning.plans import plan_key
 from autosplit.planning.predicting import moved_s, predict
 from autosplit.planning.question import Question
 from autosplit.progress import Progress, quiet
@@ -228,22 +230,30 @@ class _Hunt:
         return SearchResult(best, traced, profile, tuple(self.trials))
 
     def correct(self, first: Plan, *others: Plan) -> None:
-        """Measure the plans that are known, then plan, measure and correct until the planner has no new answer worth a run."""
+        """Measure the plans that are known, then plan, measure and correct until the planner has no new answer worth a run.
+
+        Another plan runs if there is time, or if its prediction is better than the first one's.
+        """
         self._measure(first, {})
+        key = plan_key(self.question.constraints)
         for other in others:
-            if self.spent() < CORRECTING_SHARE and self._is_hopeful(other):
+            is_due = self.spent() < CORRECTING_SHARE or key(other) < key(first)
+            if is_due and self._is_hopeful(other) and self._is_worth_a_run(other):
                 self._measure(other, {})
         while self.spent() < CORRECTING_SHARE:
             try:
                 plan = self._plan(first.microbatch, {})
             except InfeasibleError:  # no plan was found in time
                 return
-            best = self.best().plan
-            traced, profile = self.subject(best.microbatch)
-            known = predict(best, traced.graph, self.question.machine, profile)  # as it measured
-            if self._measured(plan) or not is_worth(self.question, plan, known):
+            if self._measured(plan) or not self._is_worth_a_run(plan):
                 return
             self._measure(plan, {})
+
+    def _is_worth_a_run(self, plan: Plan) -> bool:
+        """``is_worth`` beside the best candidate, as it measured."""
+        best = self.best().plan
+        traced, profile = self.subject(best.microbatch)
+        return is_worth(self.question, plan, predict(best, traced.graph, self.question.machine, profile))
 
     def _is_hopeful(self, plan: Plan) -> bool:
         """Whether a plan is predicted to reach ``HOPELESS`` of the best candidate."""

@@ -111,6 +111,7 @@ def test_every_search_knows_the_usual_ways_of_each_backend_and_leaves_out_what_b
         return [(found.method, found.stages[0].backend) for found in usual_plans(about, TRACED, None)]
 
     assert ways(about) == [(way, name) for name in about.backends for way in ("one device", "replicas", "even split")]
+    assert Trial({}, usual_plans(about, TRACED, None)[0]).row()["changed_settings"] == "none (one device)"
     assert {way for way, _ in ways(about.demanding(num_stages=2))} == {"even split"}
     heavy = replace(GRAPH, ops=tuple(replace(op, weights=(op.name,)) for op in OPS), weights=dict(WEIGHTS))
     capped = replace(about, graph=heavy, profile=replace(both, graph_hash=heavy.hash), machine=CAPPED)
@@ -121,9 +122,9 @@ def test_every_search_knows_the_usual_ways_of_each_backend_and_leaves_out_what_b
     ("planned", "usual", "order"),
     [
         (predicted(0.98, *MIXTURE), predicted(1.0, REPLICAS), ["replicas"]),
-        (predicted(0.9, *MIXTURE), predicted(1.0, REPLICAS), ["planned", "replicas"]),
+        (predicted(0.9, *MIXTURE), predicted(1.0, REPLICAS), ["replicas", "planned"]),
         (predicted(0.98, *HALVES), predicted(1.0, REPLICAS), ["replicas"]),
-        (predicted(0.9, *THIRDS), predicted(1.0, *HALVES), ["planned", "halves"]),
+        (predicted(0.9, *THIRDS), predicted(1.0, *HALVES), ["halves", "planned"]),
         (predicted(1.0, *THIRDS), predicted(0.99, *HALVES), ["halves", "planned"]),
     ],
     ids=["level mixture", "better mixture", "level chain", "another cut", "a better usual cut"],
@@ -158,7 +159,35 @@ def test_an_even_split_that_measures_better_than_the_planner_s_cut_is_the_answer
     uneven = {(op.name, device.name): 2.2 if op.name == "a0" else 1.0 for op in OPS for device in TWO.devices}
     about = question(TWO, Constraints(num_stages=2), ("eager",), profile=Profile.given(GRAPH, uneven))
     found = search(about, TRACED, budget=Budget(60.0))
-    assert [len(stage.ops) for stage in ran[0].stages] == [1, 3] and [len(stage.ops) for stage in found.plan.stages] == [2, 2]
+    assert [len(stage.ops) for plan in ran for stage in plan.stages] == [2, 2, 1, 3]
+    assert [len(stage.ops) for stage in found.plan.stages] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("per_s", "ran"), [({"replicas": 5.6, "planned": 4.99}, ["replicas", "planned"]), ({"replicas": 5.8}, ["replicas"])]
+)
+def test_the_best_usual_way_runs_also_where_the_first_candidate_spends_the_budget(
+    monkeypatch: pytest.MonkeyPatch, per_s: dict[str, float], ran: list[str]
+) -> None:
+    """A mixture, predicted at 5.91 items/s, took the budget and measured 4.99. Replicas, at 5.34, were not tried."""
+    names, tried = {plan(REPLICAS).hash: "replicas", plan(*MIXTURE).hash: "planned"}, list[str]()
+    behind = [predicted(1 / 5.3, replace(REPLICAS, backend="onnxruntime"))]  # for which no time is left
+
+    def measure(hunt: _Hunt, candidate: Plan, asked: dict[str, Any]) -> Trial:
+        tried.append(names[candidate.hash])
+        found_per_s = per_s[tried[-1]]
+        hunt.trials.append(Trial(asked, candidate, found_per_s, found_per_s / per_s[tried[0]]))
+        return hunt.trials[-1]
+
+    def as_measured(plan: Plan, *_: Any) -> Plan:
+        return replace(plan, prediction=replace(plan.prediction, bottleneck_s=1 / per_s[names[plan.hash]]))
+
+    monkeypatch.setattr(_Hunt, "_measure", measure)
+    monkeypatch.setattr(_Hunt, "spent", lambda hunt: float(bool(tried)))
+    monkeypatch.setattr(loop, "predict", as_measured)
+    hunt = _Hunt(question(TWO, Constraints(), ("eager", "onnxruntime")), TRACED, Any, 20.0, quiet)
+    hunt.correct(*run_order(hunt.question, predicted(1 / 5.91, *MIXTURE), [predicted(1 / 5.34, REPLICAS), *behind]))
+    assert tried == ran and hunt.best().plan.stages == (REPLICAS,)
 
 
 @pytest.mark.parametrize(("budget_s", "ran", "runs"), [(3.0, True, False), (3.0, False, True), (4.0, True, True)])
