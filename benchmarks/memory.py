@@ -32,7 +32,8 @@ HEAD = """# Memory plans
 An arena holds all values, also inputs and outputs, but no weights. *Sum* gives every value memory of its own; views own none.
 *torch* is the peak of torch's allocator in an eager pass. *Bound* is the largest sum of live bytes at any op: no plan of these
 storages is smaller. *ExecuTorch* is the greedy planner of ExecuTorch 1.5.1 on the storages of *autosplit*. *Of bound* is
-autosplit by bound. *Proved* names the method whose plan meets the bound.
+autosplit by bound. *Proved* names the method whose plan meets the bound. The order of swin's row was removed: CP-SAT proves that
+plan from the one by size, in 0.3 s of processor time.
 
 | model | ops | sum | torch | greedy by size | ExecuTorch | autosplit | bound | of bound | proved |
 |---|---|---|---|---|---|---|---|---|---|
@@ -90,7 +91,7 @@ def measure(name: str, time_limit_s: float) -> dict[str, Any]:
     """One row."""
     traced = api.trace(MODELS[name])
     lives = lives_of_model(traced)
-    greedy = plan_memory(lives, time_limit_s=0, orders=["greedy by size"])
+    greedy = plan_memory(lives, time_limit_s=0)
     begun_s = time.perf_counter()
     plan = plan_memory(lives, time_limit_s=time_limit_s)
     plan_s = time.perf_counter() - begun_s

@@ -1,47 +1,28 @@
-"""Offsets of storages in one arena: greedy plans by several orders, and CP-SAT where none meets the bound."""
+"""Offsets of storages in one arena: a greedy plan, and CP-SAT where it is above the bound."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from autosplit.memory.arena import MemoryPlan, bound_of, plan_of
+from autosplit.memory.arena import MemoryPlan, plan_of
 from autosplit.memory.lives import Life
 
-ORDERS: dict[str, Callable[[Life], tuple[int, ...]]] = {
-    "greedy by size": lambda life: (-life.num_bytes, life.first),
-    "greedy by area": lambda life: (-life.num_bytes * (life.last - life.first + 1), life.first),
-    "greedy by length": lambda life: (life.first - life.last, -life.num_bytes),
-    "greedy by start": lambda life: (life.first, -life.num_bytes),
-    "greedy by end": lambda life: (-life.last, -life.num_bytes),
-}
-"""Order in which storages get their offsets. By size is that of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural
-Net Inference" (2020)."""
 
-
-def plan_memory(lives: Sequence[Life], *, time_limit_s: float = 10.0, orders: Sequence[str] = tuple(ORDERS)) -> MemoryPlan:
+def plan_memory(lives: Sequence[Life], *, time_limit_s: float = 10.0) -> MemoryPlan:
     """The plan with the smallest peak that is found.
+
+    Large storages get their offsets first (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020).
 
     Args:
         lives: the storages.
-        time_limit_s: most seconds for CP-SAT where no greedy plan meets the bound; 0 for greedy plans alone.
-        orders: the greedy orders to try, by name.
+        time_limit_s: most seconds for CP-SAT where the greedy plan is above the bound; 0 for the greedy plan alone.
     """
-    bound = bound_of(lives)
-    best: tuple[int, list[int], str] | None = None
-    for name in orders:
-        keys = list(map(ORDERS[name], lives))
-        offsets = first_fit(lives, sorted(range(len(lives)), key=keys.__getitem__))
-        peak = max((offset + life.num_bytes for offset, life in zip(offsets, lives, strict=True)), default=0)
-        if best is None or peak < best[0]:
-            best = peak, offsets, name
-        if peak <= bound:
-            break
-    assert best is not None, "at least one order is needed"
-    if best[0] > bound and time_limit_s > 0:
-        from autosplit.memory.packing import pack  # OR-Tools takes a second to load
+    offsets = first_fit(lives, sorted(range(len(lives)), key=lambda number: (-lives[number].num_bytes, lives[number].first)))
+    greedy = plan_of(lives, offsets, "greedy by size")
+    if greedy.proved or time_limit_s <= 0:
+        return greedy
+    from autosplit.memory.packing import pack  # OR-Tools takes a second to load
 
-        offsets, proved = pack(lives, best[1], bound, time_limit_s)
-        if proved or offsets != best[1]:
-            return plan_of(lives, offsets, "CP-SAT", proved)
-    return plan_of(lives, best[1], best[2])
+    packed, proved = pack(lives, offsets, greedy.bound_bytes, time_limit_s)
+    return plan_of(lives, packed, "CP-SAT", proved) if proved or packed != offsets else greedy
 
 
 def first_fit(lives: Sequence[Life], order: Sequence[int]) -> list[int]:

@@ -17,7 +17,7 @@ from autosplit.planners.contiguous.downset_table import grown, new_sets
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
 from autosplit.planners.latency import order_annealing
-from autosplit.planners.noncontiguous import annealing, column_generation, resplitting
+from autosplit.planners.noncontiguous import column_generation, resplitting
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
 
@@ -59,10 +59,9 @@ def orders() -> None:
 
 
 def any_sets() -> None:
-    """Compile sweeps, pricing, annealing and resplits."""
+    """Compile sweeps, pricing and resplits."""
     graph = hypergraph_of(small_problem())
-    home = annealing.anneal(graph, np.zeros(5, dtype=np.int64), seed=0, num_moves=100).home
-    home[0], home[1] = 0, 1
+    home = np.array([0, 1, 0, 0, 0])
     tight = replace(graph, item_bytes=np.ones(5), memory_bytes=np.full(3, 3.0))
     resplitting.resplit(tight, home, 0, 1, limit_s=100.0, lean=0.5, seed=0)
     values = np.ones(5, dtype=np.int64)

@@ -2,7 +2,7 @@
 
     linear                  the best chain along one order of the items: a dynamic program over its prefixes
     latency_limited         chains along one order that hold a latency limit, by bisection over ``linear``
-    refining                a first chain in milliseconds, and walks that move items between the blocks of the best one
+    first_chain             a first chain in milliseconds, which fills one device after the other
     interleaved             chains with several blocks on a device: a beam search along one order, without proof
     downsets                the best chain over all orders, with proof (Tarnawski et al., 2020)
     proving                 calls ``downsets`` between the bound and the best plan until they meet

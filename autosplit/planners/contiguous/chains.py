@@ -6,25 +6,18 @@ from math import inf, isfinite
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Floats
 from autosplit.planners import bounds
-from autosplit.planners.clock import SMALL_PLACES, now
+from autosplit.planners.clock import now
 from autosplit.planners.contiguous import latency_limited, linear
 from autosplit.planners.contiguous.device_usage import Usage, sequence_usage, usage_of
 from autosplit.planners.contiguous.interleaved import improve_interleaved
 from autosplit.planners.contiguous.proving import chain_blocks, prove_chain
-from autosplit.planners.contiguous.refining import refine_chain
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items, contract
-from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 
 MANY_OPS = 5000
 """Problems of more ops are too large for CP-SAT."""
-PROOF_SHARE, WALKS_SHARE, WALKS_SHARE_OF_MANY = 0.5, 0.6, 0.95
-"""Shares of the time left, in turn: for chains over all orders, and for walks near the best one.
-
-CP-SAT gets the rest where there are not too many ops for it.
-"""
-LONG_PROOF_SHARE = 0.8
-"""Share of the time left for chains over all orders if no walks follow."""
+PROOF_SHARE = 0.8
+"""Share of the time left for chains over all orders; CP-SAT gets the rest where there are not too many ops for it."""
 SOONEST_SHARE = 0.1
 """Share of the time left for chains if latency is the objective. Plans that are not chains get the rest."""
 PROOF_SHARE_WITHOUT_PLAN = 0.2
@@ -89,13 +82,8 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
         _hold_latency_limit(incumbent, items, usage, weights, deadline)
     if incumbent.closed or (incumbent.blocks and now() >= deadline):
         return
-    graph = hypergraph_of(incumbent.problem, items)
-    walks = not demands.counted and graph.num_items * graph.num_devices > SMALL_PLACES
-    share = (PROOF_SHARE if walks else LONG_PROOF_SHARE) if incumbent.blocks else PROOF_SHARE_WITHOUT_PLAN
+    share = PROOF_SHARE if incumbent.blocks else PROOF_SHARE_WITHOUT_PLAN
     prove_chain(incumbent, items, weights, now() + share * (deadline - now()))
-    if walks:
-        share = WALKS_SHARE_OF_MANY if incumbent.problem.num_ops > MANY_OPS else WALKS_SHARE
-        refine_chain(incumbent, items, graph, now() + share * (deadline - now()))
 
 
 def _prove_compute(incumbent: Incumbent, items: Items, weights: Floats) -> None:

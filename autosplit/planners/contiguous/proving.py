@@ -20,7 +20,6 @@ from autosplit.planners.noncontiguous.column_generation import ColumnBound, risi
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
 
-MANY_ITEMS = 5000
 STEP, NEAR, FAR, QUICK_S = 0.75, 3e-4, 1.05, 0.1
 """A search goes a ``STEP`` of the way from the bound to the best plan, because lower limits are refuted much faster. It goes all
 the way where they differ by a share of ``NEAR``, after a refutation that took more processor time than ``QUICK_S``, and
@@ -56,7 +55,7 @@ def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: f
     usage = usage_of(items, demands)
     if usage is None:
         return
-    many = items.num_items > MANY_ITEMS
+    many = items.num_items > linear.MANY_ITEMS
     _close_in(incumbent, items, demands, usage, weights, now() + (many or PLAIN_SHARE) * (deadline - now()))
     if not incumbent.closed and not many and now() < deadline:
         bound = _priced(incumbent, items, demands, now() + PRICES_SHARE * (deadline - now()))

@@ -60,7 +60,7 @@ def times_of(problem: Problem) -> Times:
 def row_latency_s(
     times: Times, order: Ints, home: Ints, device: Ints, num_blocks: int, free: Floats, end: Floats, seen: Ints
 ) -> float:
-    """Seconds of a row of blocks, or -1 where a value is read before it is made.
+    """Seconds of a row of blocks in which every value is made before it is read.
 
     Args:
         times: of the problem.
@@ -80,8 +80,6 @@ def row_latency_s(
             op = order[place]
             work += times.compute[op, here]
             begin, received = _arrival(times, op, home, device, block, end, begin)
-            if received < 0:
-                return -1.0
             sent, results = _sending(times, op, home, device, block, seen)
             if results:
                 result = times.delay[here, host]
@@ -94,10 +92,7 @@ def row_latency_s(
 
 @inner
 def _arrival(times: Times, op: int, home: Ints, device: Ints, block: int, end: Floats, begin: float) -> tuple[float, float]:
-    """When the values that an op reads are there, and the seconds to receive those that no op of its block before it reads.
-
-    The seconds are -1 where a value is read before it is made.
-    """
+    """When the values that an op reads are there, and the seconds to receive those that no op of its block before it reads."""
     here, host, received = device[block], len(times.send) - 1, 0.0
     for slot in range(times.read_start[op], times.read_start[op + 1]):
         net = times.read[slot]
@@ -106,8 +101,6 @@ def _arrival(times: Times, op: int, home: Ints, device: Ints, block: int, end: F
         if maker >= 0:
             if home[maker] == block:
                 continue
-            if home[maker] > block:
-                return begin, -1.0
             sender = device[home[maker]]
             begin = max(begin, end[home[maker]] + times.delay[sender, here])
         else:

@@ -33,7 +33,7 @@ def shortest_schedule_s(
     """A bound on the seconds of every schedule, at most ``limit_s``.
 
     Args:
-        problem: its groups share a device; memory caps hold for all but shared weights.
+        problem: its groups share a device; it has no values of the host, and its memory caps do not count.
         delays: between ops on two devices.
         limit_s: schedules that are not shorter do not count.
         bound_s: a known bound.
@@ -66,10 +66,9 @@ class _Model:
             self._move(net)
         for row in self.rows:
             self.model.AddNoOverlap(row)
-        self._memory()
         for maker, reader in delays.edges:
             self._delay(maker, reader)
-        self.model.AddMaxEquality(self.makespan, [*self.end, *self._outputs()])
+        self.model.AddMaxEquality(self.makespan, self.end)
         self.model.Minimize(self.makespan)
 
     def _steps(self, seconds: float) -> int:
@@ -94,8 +93,7 @@ class _Model:
 
     def _move(self, net: Net) -> None:
         """A value keeps the device of its maker busy after the maker, and each other device before its readers there."""
-        readers = [op for op in net.consumers if op != HOST]
-        if net.producer == HOST or not readers or self.problem.num_devices == 1:
+        if self.problem.num_devices == 1:
             return
         t, maker, horizon = self.problem.transfers, self.on[net.producer], int(SCALE) + 1
         apart = ~np.eye(self.problem.num_devices, dtype=bool)
@@ -105,7 +103,7 @@ class _Model:
         sent = self.model.NewIntVar(0, horizon, "")
         crosses = []
         for device in range(self.problem.num_devices):
-            here = [(self.start[op], self.on[op][device]) for op in readers if device in self.on[op]]
+            here = [(self.start[op], self.on[op][device]) for op in net.consumers if device in self.on[op]]
             if not here:
                 continue
             takes, came = self.model.NewBoolVar(""), self.model.NewIntVar(0, horizon, "")
@@ -123,27 +121,9 @@ class _Model:
             self.rows[device].append(self.model.NewOptionalIntervalVar(sent - size, size, sent, sends, ""))
             self.model.Add(sent - size >= self.end[net.producer]).OnlyEnforceIf(sends)
 
-    def _memory(self) -> None:
-        step = max(float(self.problem.op_bytes.sum()), 1.0) / 1e6
-        for device, cap in enumerate(self.problem.memory_bytes):
-            if np.isfinite(cap):
-                held = [
-                    self.on[op][device] * floor(size / step)
-                    for op, size in enumerate(self.problem.op_bytes)
-                    if device in self.on[op]
-                ]
-                self.model.Add(sum(held) <= floor(cap * (1 + TOLERANCE) / step) + 1)
-
     def _delay(self, maker: int, reader: int) -> None:
         """No reader starts before its value arrives."""
-        if reader == HOST:
-            return
         table = self.delays.between(maker, reader)
-        if maker == HOST:
-            self.model.Add(
-                self.start[reader] >= sum(flag * self._steps(float(table[0, d])) for d, flag in self.on[reader].items())
-            )
-            return
         self.model.Add(self.start[reader] >= self.end[maker])
         apart = table[~np.eye(len(table), dtype=bool)]
         if not apart.any():
@@ -160,12 +140,3 @@ class _Model:
                 wait = self._steps(float(table[device, place]))
                 if wait:
                     self.model.Add(self.start[reader] >= self.end[maker] + wait).OnlyEnforceIf(flag, there)
-
-    def _outputs(self) -> list[cp_model.LinearExprT]:
-        ends = []
-        for maker, reader in self.delays.edges:
-            if reader == HOST:
-                table = self.delays.between(maker, HOST)
-                sends = sum(flag * self._steps(float(table[d, 0])) for d, flag in self.on[maker].items())
-                ends.append(self.end[maker] + sends)
-        return ends

@@ -23,9 +23,6 @@ from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_or
 from autosplit.planners.noncontiguous.pricing import Pricer
 from autosplit.planners.noncontiguous.restricted_master import Members, RestrictedMaster
 
-MOST_STRETCHES = 400
-"""Runs of neighbouring items with which column generation begins, for each class."""
-
 MOST_ROWS = 6000
 """Items above which no linear program is solved."""
 
@@ -253,10 +250,10 @@ def generate_columns(
 def _starting_master(
     graph: Hypergraph, pricers: Sequence[Pricer], known: Sequence[Sequence[Members]], target_s: float
 ) -> RestrictedMaster:
-    """The known sets and stretches of the sweeps that are within the target."""
+    """The known sets that are within the target."""
     master = RestrictedMaster.of(graph.num_items, [pricer.count for pricer in pricers])
     for kind, members in enumerate(graph.classes):
-        for part in (*known[kind], *_stretches(graph, pricers[kind], members[0], target_s)):
+        for part in known[kind]:
             fits = graph.item_bytes[part].sum() <= graph.memory_bytes[members[0]]
             if fits and graph.load_s(part, members[0]) <= target_s:
                 master.add(kind, part)
@@ -333,24 +330,3 @@ def rising_bound(
         if reach < 0.02:
             break
     return bound
-
-
-def _stretches(graph: Hypergraph, pricer: Pricer, device: int, limit_s: float) -> list[Members]:
-    """The longest runs of the sweep's order within the limit, from each item or, in large graphs, from some of them."""
-    found, order = [], pricer.sweep.order
-    for first in range(0, len(order), max(1, len(order) // MOST_STRETCHES)):
-        members, fits = np.zeros(graph.num_items, dtype=np.bool_), None
-        work_s = np.cumsum(graph.compute_s[order[first:], device])
-        last = first + int(np.searchsorted(work_s, limit_s, side="right"))
-        low, high = first, last
-        while low < high:
-            middle = (low + high + 1) // 2
-            members[:] = False
-            members[order[first:middle]] = True
-            if graph.load_s(members, device) <= limit_s:
-                fits, low = members.copy(), middle
-            else:
-                high = middle - 1
-        if fits is not None:
-            found.append(fits)
-    return found

@@ -11,19 +11,16 @@ import numpy as np
 from autosplit.costs.cost import TOLERANCE
 from autosplit.planners.clock import now, spend
 from autosplit.planners.items import Ints
-from autosplit.planners.noncontiguous.annealing import anneal, random_home
 from autosplit.planners.noncontiguous.coarsening import coarsened
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 from autosplit.planners.noncontiguous.resplitting import resplit
+from autosplit.planners.noncontiguous.starts import moved_home, random_home
 
 STEPS = (0.01, 0.003, 0.001, 0.0003, 0.0001)
 """Shares of the best load by which the target is below it; one is drawn for each try."""
 
-MOVE_S, RESPLIT_S = 1e-7, 1e-3
-"""Seconds of a proposal and of a resplit of a small problem."""
-
-HEATS = (0.001, 0.003, 0.01, 0.03)
-"""Temperatures at which a known assignment is perturbed, as shares of its largest load."""
+RESPLIT_S = 1e-3
+"""Seconds of a resplit of a small problem."""
 
 FIRST_PATIENCE, NEXT_PATIENCE = 6, 3
 """Resplits without improvement, per device pair, before a descent stops: on the first graph of a round, and on finer ones."""
@@ -71,10 +68,8 @@ def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Ca
     return best_s, best
 
 
-def descents(
-    graph: Hypergraph, starts: list[Ints], *, seed: int, halt: Callable[[], bool], num_moves: int = 300_000
-) -> Iterator[tuple[float, Ints]]:
-    """Better and better assignments: from the starts, then in turn from random ones and from perturbed good ones.
+def descents(graph: Hypergraph, starts: list[Ints], *, seed: int, halt: Callable[[], bool]) -> Iterator[tuple[float, Ints]]:
+    """Better and better assignments: from the starts, then in turn from random ones and from good ones with some items moved.
 
     Each round walks on a coarse graph and carries the assignment to finer ones (a V-cycle, Karypis et al., 1999), as long as it
     is about as good as the best one. Each size of graph gets about the same time.
@@ -84,7 +79,6 @@ def descents(
         starts: assignments to begin with.
         seed: of everything random.
         halt: asked often; the iteration ends when it returns True.
-        num_moves: proposals of the annealing that precedes each walk.
     """
     rng, sizes = np.random.default_rng(seed), _sizes(graph)
     spent_s = np.zeros(len(sizes))
@@ -101,8 +95,7 @@ def descents(
         if number >= QUICK_ROUNDS and graph.num_items <= FEW_ITEMS:
             level, patience = len(sizes) - 1, LAST_PATIENCE
         began = now()
-        coarse, home, group = _begin(graph, home, sizes[level], fresh_seed, num_moves, shaken=number >= len(starts), rng=rng)
-        spend(num_moves * MOVE_S)
+        coarse, home, group = _begin(graph, home, sizes[level], fresh_seed, moved=number >= len(starts))
         spent_s[level] += now() - began
         began = now()
         while coarse.fits(home):
@@ -129,17 +122,13 @@ def _sizes(graph: Hypergraph) -> list[int]:
     return [*sizes, graph.num_items]
 
 
-def _begin(
-    graph: Hypergraph, home: Ints | None, size: int, seed: int, num_moves: int, *, shaken: bool, rng: np.random.Generator
-) -> tuple[Hypergraph, Ints, Ints]:
+def _begin(graph: Hypergraph, home: Ints | None, size: int, seed: int, *, moved: bool) -> tuple[Hypergraph, Ints, Ints]:
     """A coarse graph, an assignment of it that is random or near ``home``, and the coarse item of each item."""
     coarse, group = coarsened(graph, size, seed=seed, home=home)
     if home is None:
-        return coarse, anneal(coarse, random_home(coarse, seed), seed=seed, num_moves=num_moves).home, group
+        return coarse, random_home(coarse, seed), group
     home = _gathered(home, group)
-    if shaken:
-        home = anneal(coarse, home, seed=seed, num_moves=num_moves // 10, heat=float(rng.choice(HEATS))).home
-    return coarse, home, group
+    return coarse, moved_home(coarse, home, seed) if moved else home, group
 
 
 def _gathered(home: Ints, group: Ints) -> Ints:

@@ -94,17 +94,15 @@ class _Partition:
             Event().wait(0.01)
         rising_bound(self.graph, self._best, self.incumbent.prove, self.deadline)
 
-    def _descend(self, starts: list[Ints], until: float, num_moves: int = 300_000) -> list[Ints]:
+    def _descend(self, starts: list[Ints], until: float) -> list[Ints]:
         """Offer what descents find; returns the last ones found."""
-        for _, home in descents(
-            self.graph, starts, seed=self.incumbent.seed, halt=lambda: self._is_over() or now() > until, num_moves=num_moves
-        ):
+        for _, home in descents(self.graph, starts, seed=self.incumbent.seed, halt=lambda: self._is_over() or now() > until):
             self._offer(home, "resplitting")
             starts = [*starts[-2:], home]
         return starts
 
     def _search_beyond(self, start: Ints, until: float) -> None:
         """Look for good starts on the hypergraph, which costs no more than the problem, then anneal by the true evaluator."""
-        starts = self._descend([start], self.began + HYPERGRAPH_SHARE * (until - self.began), num_moves=50_000)
+        starts = self._descend([start], self.began + HYPERGRAPH_SHARE * (until - self.began))
         rows = [self.graph.blocks(home) for home in starts]
         anneal_rows(self.incumbent, until, rows, num_walks=MANY_WALKS, halt=self._is_over)

@@ -9,10 +9,10 @@ import pytest
 from problems import random_problem
 
 from autosplit.costs.workloads import read_workload
-from autosplit.planners.noncontiguous.annealing import random_home
 from autosplit.planners.noncontiguous.coarsening import coarsened
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.planners.noncontiguous.local_search import descents
+from autosplit.planners.noncontiguous.starts import random_home
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -36,7 +36,7 @@ def test_a_coarse_graph_costs_the_same(seed):
 def test_descents_only_get_better_and_say_what_they_are_worth():
     graph = hypergraph_of(read_workload(Path(__file__).parents[2] / "data" / "workloads" / "layer-bert24_inference.json"))
     found, asked = [], iter(range(300))
-    for value_s, home in descents(graph, [], seed=1, halt=lambda: next(asked, None) is None, num_moves=2000):
+    for value_s, home in descents(graph, [], seed=1, halt=lambda: next(asked, None) is None):
         assert value_s == pytest.approx(graph.loads_s(home).max()) and graph.fits(home)
         found.append(value_s)
     assert found and all(after < before for before, after in pairwise(found))

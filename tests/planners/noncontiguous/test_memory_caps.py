@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from problems import random_problem
 
-from autosplit.planners.noncontiguous.annealing import anneal
 from autosplit.planners.noncontiguous.column_generation import pricers_of, rising_bound
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, hypergraph_of
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.pricing import Pricer
 from autosplit.planners.noncontiguous.resplitting import resplit
+from autosplit.planners.noncontiguous.starts import moved_home, random_home
 
 
 def drawn(seed, num_ops=7) -> Hypergraph:
@@ -73,16 +73,11 @@ def test_bounds_and_plans_keep_the_caps(seed):
         assert found is None or (graph.fits(found[0]) and best_s * (1 - 1e-9) <= max(found[1:]) <= limit_s)
 
 
-def test_annealing_finds_the_caps_where_keeping_them_costs_much():
-    # the two items that may not stay together share the dearest net, far above the load that the walk aims at
-    graph = drawn(0)
-    pins, home = np.array([0, 1]), np.zeros(graph.num_items, dtype=np.int64)
-    sizes = np.where(np.arange(graph.num_items) < 2, 6.0, 0.0)
-    graph = replace(
-        graph,
-        net_start=np.array([0, 2]), net_pins=pins, net_s=np.full((1, 2), 1e4), net_outside=np.zeros(1, dtype=np.bool_),
-        item_start=np.minimum(np.arange(graph.num_items + 1), 2), item_nets=np.zeros(2, dtype=np.int64),
-        item_bytes=sizes, memory_bytes=np.full(2, 10.0),
-    )  # fmt: skip
-    found = anneal(graph, home, seed=1, num_moves=4000)
-    assert np.isfinite(found.value_s) and graph.fits(found.home)
+@pytest.mark.parametrize("seed", range(10))
+def test_starts_keep_the_caps_that_can_be_kept(seed):
+    graph = drawn(seed)
+    roomy = replace(graph, item_bytes=np.ones(graph.num_items), memory_bytes=np.full(2, graph.num_items // 2 + 1.0))
+    home = random_home(roomy, seed)
+    assert roomy.fits(home)
+    moved = [moved_home(roomy, home, number) for number in range(20)]
+    assert all(map(roomy.fits, moved)) and any((other != home).any() for other in moved)

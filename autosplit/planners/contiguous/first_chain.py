@@ -1,27 +1,14 @@
-"""Chains of large graphs: a first one that takes milliseconds, and better ones by moving items between blocks.
-
-Annealing moves items between neighbouring blocks (Kirkpatrick et al., 1983).
-"""
+"""A first chain, which takes milliseconds on large graphs too: it fills one device after the other."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from autosplit.costs.problem import Block, Problem
-from autosplit.planners.clock import now
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import Ints, Items
-from autosplit.planners.noncontiguous.annealing import Precedence, anneal
-from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 
-MOVES_OF_AN_ITEM, FIRST_MOVES = 50, 100_000
-"""Proposals for each item, and at most, in the first walk; later walks take about ``WALK_S`` seconds."""
-WALK_S = 1.0
-MOST_WALKS = 1000
 CLOSE = 1e-4
 """The bisection of a load ends where its ends differ by this share."""
-HEATS = (0.003, 0.001, 0.01)
-"""Temperatures at which walks begin, as shares of the largest load."""
 
 
 def offer_first_chain(incumbent: Incumbent) -> None:
@@ -69,43 +56,3 @@ def _filled(problem: Problem, sequence: Sequence[int]) -> tuple[float, tuple[Blo
             low_s = limit_s
         limit_s = (low_s + high_s) / 2
     return high_s, best
-
-
-def refine_chain(incumbent: Incumbent, items: Items, graph: Hypergraph, deadline: float) -> None:
-    """Better chains near the best one, by walks that move items between its blocks.
-
-    Args:
-        incumbent: the best plan, kept up to date; nothing is done where a block of it has replicas.
-        items, graph: the items of the chain, and their hypergraph.
-        deadline: second of ``now()`` after which no walk begins; a walk that has begun ends a little after it at the latest.
-    """
-    before = items.after.transposed(items.num_items)
-    num_moves, rate = min(MOVES_OF_AN_ITEM * items.num_items, FIRST_MOVES), 0.0
-    for number in range(MOST_WALKS):
-        left_s = deadline - now()
-        home = graph.home(incumbent.problem, incumbent.blocks) if incumbent.blocks else None
-        if home is None or incumbent.closed or left_s <= 0:
-            return
-        if rate:
-            num_moves = int(rate * min(left_s, WALK_S))
-        rank = _ranks(incumbent.blocks, graph.num_devices)
-        began = now()
-        found = anneal(
-            graph,
-            home,
-            seed=incumbent.seed + number,
-            num_moves=max(1, num_moves),
-            heat=HEATS[number % len(HEATS)],
-            precedence=Precedence(before, items.after, rank),
-        )
-        rate = num_moves / max(now() - began, 1e-3)
-        blocks = sorted(graph.blocks(found.home), key=lambda block: rank[block.devices[0]])
-        incumbent.offer(tuple(blocks), "moves between blocks")
-
-
-def _ranks(blocks: tuple[Block, ...], num_devices: int) -> Ints:
-    """The place of each device in the chain; unused devices come last."""
-    used = [block.devices[0] for block in blocks]
-    rank = np.empty(num_devices, dtype=np.int64)
-    rank[[*used, *(device for device in range(num_devices) if device not in used)]] = np.arange(num_devices)
-    return rank
