@@ -1,6 +1,5 @@
 """Requests of several sizes from the command to the answer, on a small model in eager."""
 
-import contextlib
 import json
 from dataclasses import replace
 
@@ -13,11 +12,9 @@ import autosplit
 from autosplit import cli
 from autosplit.commands.options import Profile
 from autosplit.errors import PlanError, UsageError
-from autosplit.serving.hostmanager import HostManager
-from autosplit.shapes.profiles import _most_variants
+from autosplit.shapes.timing import most_variants
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.planfile import read_plan
-from autosplit.webservice.repository import Repository
 
 MLP = "autosplit.examples.mlp:mlp?depth=2&width=16"
 FLAGS = ["--devices", "cpu:0", "--backend", "eager", "--budget", "0s"]
@@ -45,6 +42,8 @@ def test_auto_writes_a_plan_with_its_shapes(planned):
     assert {"plan", "padded to the longest"} <= data["outcomes"].keys()
     assert all(len(one["rounds_per_s"]) == 2 and min(one["rounds_per_s"]) > 0 for one in data["outcomes"].values())
     assert all(one["outputs_equal"] for one in data["outcomes"].values())
+    assert [load["in_flight"] for load in data["loads"]] == [1, 4, 16, 64]
+    assert all(load["per_s"] > 0 and 0 < load["p50_s"] <= load["p99_s"] for load in data["loads"])
 
 
 def test_plan_with_shapes_opens_and_answers_requests_of_any_size(planned):
@@ -101,7 +100,7 @@ def test_caps_make_fewer_variants():
     family = autosplit.trace(MLP, sizes={"batch": "1..8"})
     device = parse_device("cpu:0")
     weights = family.variants[0].graph.weight_bytes
-    most, limit = _most_variants(family, Machine.of([replace(device, memory_bytes=weights + 5000)]))
+    most, limit = most_variants(family, Machine.of([replace(device, memory_bytes=weights + 5000)]))
     assert 1 <= most < 6
     assert "MB" in limit
 
@@ -114,7 +113,19 @@ def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():
     family = autosplit.trace(Mean().eval(), (torch.randn(1, 8, 4),), shapes={"x": {1: "seq"}}, sizes={"seq": range(2, 65)})
     assert "op 'mean' mixes" in family.notes[0]
     with pytest.raises(UsageError, match=r"mean.*63 for seq 2\.\.64"):
-        autosplit.auto(family, "cpu:0", setup=autosplit.Setup(backends="eager", progress=False), budget=0)
+        autosplit.measure(replace(family, symbolic=None), "cpu:0", setup=autosplit.Setup(backends="eager", progress=False))
+
+
+def test_dimension_that_cannot_be_padded_runs_dynamically_at_each_of_its_sizes():
+    class Last(nn.Module):
+        def forward(self, x):
+            return x.flip(1)
+
+    family = autosplit.trace(Last().eval(), (torch.randn(1, 8, 4),), shapes={"x": {1: "seq"}}, sizes={"seq": range(2, 34)})
+    assert "seq" in family.unpaddable
+    profile = autosplit.measure(family, "cpu:0", setup=autosplit.Setup(backends="eager", progress=False))
+    assert profile.shapes.dynamic == ("eager",)
+    assert profile.shapes.buckets == {"seq": tuple(range(2, 34))}
 
 
 def test_shapes_without_sizes_are_refused():
@@ -127,16 +138,8 @@ def test_shapes_without_sizes_are_refused():
 def test_what_holds_stages_of_one_size_refuses_a_range_and_names_the_way_out(planned, tmp_path):
     loaded = autosplit.load(planned[0])
     way_out = r"holds stages of one; make a plan for one size \(--seq-len 128, --batch 1\), or for each of them"
-    with pytest.raises(UsageError, match=f"an export {way_out}"):
-        autosplit.export(loaded.traced, loaded.plan, tmp_path / "export")
     with pytest.raises(UsageError, match=f"network 'mlp' of a bundle {way_out}"):
         autosplit.write_bundle({"mlp": (loaded.traced, loaded.plan)}, tmp_path / "bundle")
-    with (
-        HostManager() as host,
-        contextlib.closing(Repository(host, {"mlp": planned[0]})) as repository,
-        pytest.raises(UsageError, match=f"model 'mlp' of a server {way_out}"),
-    ):
-        repository.load("mlp").result(60)
     with pytest.raises(UsageError, match="the model is traced for one; trace it with sizes="):
         autosplit.open_pipeline(loaded.traced, loaded.plan)
     with pytest.raises(UsageError, match="the plan is for requests of one size, and the model is traced for several"):
