@@ -382,12 +382,12 @@ class Exported:
 
 @checked
 def export(
-    traced: Traced, plan: Plan, folder: str | Path, to: str = "onnxruntime", *, profile: Profile | None = None
+    traced: Traced | Family, plan: Plan, folder: str | Path, to: str = "onnxruntime", *, profile: Profile | None = None
 ) -> Exported:
     """Write the plan for another runtime.
 
     Args:
-        traced: the model.
+        traced: the model, at several sizes for a plan of such requests.
         plan: its plan.
         folder: a new or empty folder, which appears whole or not at all.
         to: the runtime; ``autosplit export --to list`` names them.
@@ -395,5 +395,6 @@ def export(
     Raises: UsageError: unknown runtime, a plan that it cannot express, or a folder that holds something or cannot be written.
         MissingExtraError: a package is not installed. PlanError, BackendError: connections or an op cannot be expressed.
     """
-    plan.require_one_size("an export")
-    return Exported(Path(folder), tuple(targets.write_export(to, targets.Job(traced, plan, profile), Path(folder))))
+    largest, family = (traced.variants[0], traced) if isinstance(traced, Family) else (traced, None)
+    job = targets.Job(largest, plan, profile, family)
+    return Exported(Path(folder), tuple(targets.write_export(to, job, Path(folder))))

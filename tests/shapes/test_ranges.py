@@ -1,5 +1,6 @@
 """Requests of several sizes from the command to the answer, on a small model in eager."""
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -12,9 +13,11 @@ import autosplit
 from autosplit import cli
 from autosplit.commands.options import Profile
 from autosplit.errors import PlanError, UsageError
+from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.timing import most_variants
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.planfile import read_plan
+from autosplit.webservice.repository import Repository
 
 MLP = "autosplit.examples.mlp:mlp?depth=2&width=16"
 FLAGS = ["--devices", "cpu:0", "--backend", "eager", "--budget", "0s"]
@@ -135,11 +138,41 @@ def test_shapes_without_sizes_are_refused():
         autosplit.trace(nn.Linear(2, 2).eval(), torch.ones(1, 2), sizes={"batch": "1..2"})
 
 
+def test_server_takes_requests_of_any_size(planned):
+    from servedplans import LIMITS, Application, Served, listening  # needs the extra 'serve'
+
+    traced = autosplit.trace(MLP)
+    with HostManager() as host, contextlib.closing(Repository(host, {"mlp": planned[0]})) as repository:
+        repository.load("mlp").result(60)
+        application = Application(host, repository, LIMITS)
+        with listening(application) as url:
+            served = Served(traced, application, url)
+            assert served.call("GET", "/v2/models/mlp")[1]["inputs"][0]["shape"] == [-1, 16]
+            for rows in (1, 3, 8):
+                x = torch.randn(rows, 16)
+                status, answer = served.call("POST", "/v2/models/mlp/infer", _rows(x, rows))
+                assert status == 200
+                [output] = answer["outputs"]
+                assert output["shape"] == [rows, 16]
+                assert torch.allclose(torch.tensor(output["data"]).view(rows, 16), traced.program(x)[0], atol=1e-6)
+            status, answer = served.call("POST", "/v2/models/mlp/infer", _rows(torch.randn(9, 16), 9))
+            assert (status, "the model takes [-1, 16], at most [8, 16]" in answer["error"]) == (400, True)
+            status, answer = served.call("POST", "/v2/models/mlp/infer", _rows(torch.randn(0, 16), 0))
+            assert (status, "the request is empty" in answer["error"]) == (400, True)
+        repository.unload("mlp").result(60)
+
+
+def _rows(x, count):
+    return {"inputs": [{"name": "input_1", "datatype": "FP32", "shape": [count, 16], "data": x.flatten().tolist()}]}
+
+
 def test_what_holds_stages_of_one_size_refuses_a_range_and_names_the_way_out(planned, tmp_path):
     loaded = autosplit.load(planned[0])
     way_out = r"holds stages of one; make a plan for one size \(--seq-len 128, --batch 1\), or for each of them"
     with pytest.raises(UsageError, match=f"network 'mlp' of a bundle {way_out}"):
         autosplit.write_bundle({"mlp": (loaded.traced, loaded.plan)}, tmp_path / "bundle")
+    with pytest.raises(UsageError, match="the model is traced for one; trace it with sizes="):
+        autosplit.export(loaded.traced, loaded.plan, tmp_path / "export")
     with pytest.raises(UsageError, match="the model is traced for one; trace it with sizes="):
         autosplit.open_pipeline(loaded.traced, loaded.plan)
     with pytest.raises(UsageError, match="the plan is for requests of one size, and the model is traced for several"):
