@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime
@@ -14,11 +15,14 @@ from autosplit.backends.base import get_backend
 from autosplit.backends.workspace import Workspace
 from autosplit.errors import TraceError, UsageError
 from autosplit.exporting.base import TARGETS, get_target
+from autosplit.running.modules import StageFolder
+from autosplit.running.swapping import with_swapped_weights
 from autosplit.shapes.service import ShapedService
 from autosplit.tracing.family import Family
 from autosplit.tracing.freesizes import freed
 from autosplit.tracing.splitting import load_stage, split, unsplit
 from autosplit.values.plan import UNKNOWN, Plan, Process, Stage
+from autosplit.values.planfile import read_plan, write_plan
 from autosplit.values.shapes import Shapes, sizes_text
 
 SIZES = [{"batch": 1, "seq": 2}, {"batch": 3, "seq": 5}, {"batch": 4, "seq": 8}]
@@ -124,3 +128,23 @@ def test_other_targets_say_that_they_take_one_size(family: Family, tmp_path: Pat
         pytest.skip(str(get_target(target).missing()))
     with pytest.raises(UsageError, match=f"{target} takes one; export it to onnxruntime, or make a plan for one size"):
         autosplit.export(family, _plan(family, "eager", 1), tmp_path / "out", target)
+
+
+def test_swapped_weights_keep_one_program(family: Family, tmp_path: Path) -> None:
+    weights = {name: torch.zeros(weight.shape) for name, weight in family.graph.weights.items()}
+    with autosplit.open_pipeline(family, _plan(family, "eager", 1)) as service:
+        swapped = with_swapped_weights(service.pipeline.wiring, ["part0"], "all", weights, tmp_path / "new")
+    [module] = {one.module for one in swapped.stages[0].at_each_size()}
+    assert isinstance(module, StageFolder)
+    run = module.load(1, "cpu:0", shared=False)
+    for batch, seq in ((3, 5), (1, 2)):
+        [answer] = run([torch.randn(batch, seq, 6)])
+        assert torch.equal(answer, torch.arange(float(seq))[None, :, None].expand(batch, seq, 6))
+
+
+def test_plan_file_keeps_the_dynamic_backends(family: Family, tmp_path: Path) -> None:
+    plan = _plan(family, "onnxruntime", 2)
+    write_plan(plan, family.graph, tmp_path / "plan.yaml")
+    read = read_plan(tmp_path / "plan.yaml").resolve(family.graph)
+    assert (read.shapes, read.hash) == (plan.shapes, plan.hash)
+    assert read.hash != replace(plan, shapes=replace(read.shapes, dynamic=())).hash

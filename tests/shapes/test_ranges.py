@@ -106,6 +106,12 @@ def test_caps_make_fewer_variants():
     most, limit = most_variants(family, Machine.of([replace(device, memory_bytes=weights + 5000)]))
     assert 1 <= most < 6
     assert "MB" in limit
+    capped = Machine.of([replace(device, memory_bytes=weights + 20000)])
+    setup = autosplit.Setup(backends="eager", progress=False)
+    profile = autosplit.measure(replace(family, symbolic=None), capped, setup=setup)
+    most = most_variants(family, capped)[0]
+    assert any(f"at most {most} variants are made" in note for note in profile.notes)
+    assert len(profile.shapes.buckets["batch"]) <= most
 
 
 def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():
