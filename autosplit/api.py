@@ -33,7 +33,7 @@ from autosplit.progress import announce, progress_shown
 from autosplit.reports.runreport import RunReport
 from autosplit.shapes.contest import compare_sizes
 from autosplit.shapes.pipelines import open_pipeline
-from autosplit.shapes.profiles import measure_sizes
+from autosplit.shapes.profiles import measure_sizes, shapes_of
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family
 from autosplit.tracing.loading import Inputs
@@ -134,7 +134,7 @@ def search(
             raise UsageError("the profile is of requests of one size; measure the model that was traced with sizes=")
         setup, budget = replace(setup, keep=None), replace(as_budget(budget), search_s=0.0)
         found = search(traced.variants[0], profile, devices, constraints, setup=setup, budget=budget)
-        return replace(found, plan=replace(found.plan, shapes=profile.shapes))
+        return replace(found, plan=replace(found.plan, shapes=shapes_of(traced, found.plan, profile.shapes)))
     machine, budget = _machine(devices, setup), as_budget(budget)
     measured = measured_backends(profile, machine)
     parts = _Microbatches(traced, machine, replace(setup, progress=False, remeasure=False))

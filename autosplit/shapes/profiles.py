@@ -6,18 +6,22 @@ So the planner cuts for the traffic, and not for the longest request.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.setup import Setup
-from autosplit.errors import UsageError
+from autosplit.errors import TraceError, UsageError
 from autosplit.progress import progress_shown
-from autosplit.shapes.buckets import Buckets, Times
+from autosplit.shapes.buckets import MOST_VARIANTS, Buckets, Times
 from autosplit.shapes.timing import Seconds, Way, choose_way, named
 from autosplit.tracing.family import Family
+from autosplit.tracing.freesizes import freed
+from autosplit.tracing.splitting import split
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
 from autosplit.values.shapes import Shapes, Traffic, even_traffic, sizes_text
@@ -65,6 +69,20 @@ def _section(family: Family, way: Way) -> Shapes:
         dict(family.unpaddable),
         tuple(way.curves) if way.dynamic else (),
     )
+
+
+def shapes_of(family: Family, plan: Plan, shapes: Shapes) -> Shapes:
+    """The sizes of a plan: with a program for each of fewer variants, where one of its stages cannot take every size."""
+    if not shapes.dynamic or family.symbolic is None:
+        return shapes
+    try:
+        for program in split(family.variants[0], [stage.ops for stage in plan.stages]):
+            freed(program, family.symbolic)
+    except TraceError:
+        most = int(MOST_VARIANTS ** (1 / len(shapes.buckets)))
+        steps = {dim: 1 if dim in shapes.unpaddable else ceil(len(found) / most) for dim, found in shapes.buckets.items()}
+        return replace(shapes, buckets={dim: found[:: -steps[dim]][::-1] for dim, found in shapes.buckets.items()}, dynamic=())
+    return shapes
 
 
 def weights_of(buckets: Buckets, times: Times, traffic: Traffic, profiled: Sequence[tuple[int, ...]]) -> list[float]:

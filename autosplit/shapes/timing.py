@@ -37,7 +37,6 @@ ERROR = 0.15
 MEMORY_SHARE = 0.5
 """Share of the free memory, where no device has a cap, that the variants of all stages may take beside the weights."""
 
-
 DYNAMIC_GAIN, MOST_DYNAMIC = 0.001, 256
 """As ``LEAST_GAIN`` and ``MOST_VARIANTS``, where a bucket costs no program of its own, but only views of tensors."""
 
@@ -76,8 +75,7 @@ def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Mach
     Raises: AutosplitError: no backend runs the model at all of these sizes. UsageError: too many sizes that may not be padded.
     """
     sizes, notes = _first_sizes(family, traffic), list[str]()
-    most, limit = most_variants(family, machine)
-    ranked = _ranked(profile)
+    (most, limit), ranked = most_variants(family, machine), _ranked(profile)
     curves = _curves(family, ranked, sizes, machine, setup, notes)
     found, failures = list[Way](), list[AutosplitError]()
     try:
@@ -94,12 +92,11 @@ def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Mach
             failures.append(failure)
     if not found:
         raise failures[0]
-    best = min(reversed(found), key=lambda way: way.buckets.expected_s)
+    best, expected_s = min(reversed(found), key=lambda way: way.buckets.expected_s), [way.buckets.expected_s for way in found]
     if len(found) > 1:
-        variants_s, dynamic_s = (way.buckets.expected_s for way in found)
         notes.append(
-            f"one program for every size: {1e3 * dynamic_s:.4g} ms a request; a program for each variant: {1e3 * variants_s:.4g} "
-            f"ms; {'the first' if best.dynamic else 'the second'} is taken"
+            f"{1e3 * expected_s[1]:.4g} ms a request by one program for every size, {1e3 * expected_s[0]:.4g} ms by a program "
+            f"for each variant: {'the first' if best.dynamic else 'the second'} is taken"
         )
     return best, notes
 

@@ -17,6 +17,7 @@ from autosplit.errors import TraceError, UsageError
 from autosplit.exporting.base import TARGETS, get_target
 from autosplit.running.modules import StageFolder
 from autosplit.running.swapping import with_swapped_weights
+from autosplit.shapes.profiles import shapes_of
 from autosplit.shapes.service import ShapedService
 from autosplit.tracing.family import Family
 from autosplit.tracing.freesizes import freed
@@ -76,16 +77,22 @@ def test_saved_stage_keeps_its_free_axes(family: Family, workspace: Workspace) -
     assert loaded.module.code == program.module.code
 
 
-def test_stage_whose_inputs_lack_a_size_names_it(family: Family) -> None:
+def test_stage_whose_inputs_lack_a_size_names_it_and_gets_variants(family: Family) -> None:
     ops = [op.name for op in family.graph.ops]
     joined = max(place for place, op in enumerate(family.graph.ops) if "linear" in op.operator)
     assert family.symbolic is not None
     with pytest.raises(TraceError, match="does not follow from its inputs"):
         freed(split(family.variants[0], [ops[: joined + 1], ops[joined + 1 :]])[1], family.symbolic)
+    plan, sizes = _plan(family, "eager", 1), {"batch": (1, 2, 3, 4), "seq": tuple(range(2, 9))}
+    parts = [replace(plan.stages[0], ops=part) for part in (tuple(ops[: joined + 1]), tuple(ops[joined + 1 :]))]
+    asked = Shapes({}, {}, sizes, dynamic=("eager",))
+    assert shapes_of(family, plan, asked) == asked
+    assert shapes_of(family, replace(plan, stages=tuple(parts)), asked).dynamic == ()
+    assert shapes_of(family, replace(plan, stages=tuple(parts)), asked).buckets == {"batch": (1, 2, 3, 4), "seq": (2, 4, 6, 8)}
 
 
 def _plan(family: Family, backend: str, num_stages: int, process: Process = "workers") -> Plan:
-    """A plan with dynamic stages, cut before the last projection."""
+    """A plan with dynamic stages, cut at the attention weights if there are two."""
     ops = [op.name for op in family.graph.ops]
     cut = ops.index("softmax") if num_stages > 1 else len(ops)
     parts = [part for part in (ops[:cut], ops[cut:]) if part]
