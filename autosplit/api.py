@@ -33,7 +33,7 @@ from autosplit.progress import announce, progress_shown
 from autosplit.reports.runreport import RunReport
 from autosplit.shapes.contest import compare_sizes
 from autosplit.shapes.pipelines import open_pipeline
-from autosplit.shapes.profiles import measure_sizes
+from autosplit.shapes.profiles import measure_sizes, shapes_of
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family
 from autosplit.tracing.loading import Inputs
@@ -134,7 +134,7 @@ def search(
             raise UsageError("the profile is of requests of one size; measure the model that was traced with sizes=")
         setup, budget = replace(setup, keep=None), replace(as_budget(budget), search_s=0.0)
         found = search(traced.variants[0], profile, devices, constraints, setup=setup, budget=budget)
-        return replace(found, plan=replace(found.plan, shapes=profile.shapes))
+        return replace(found, plan=replace(found.plan, shapes=shapes_of(traced, found.plan, profile.shapes)))
     machine, budget = _machine(devices, setup), as_budget(budget)
     measured = measured_backends(profile, machine)
     parts = _Microbatches(traced, machine, replace(setup, progress=False, remeasure=False))
@@ -382,12 +382,12 @@ class Exported:
 
 @checked
 def export(
-    traced: Traced, plan: Plan, folder: str | Path, to: str = "onnxruntime", *, profile: Profile | None = None
+    traced: Traced | Family, plan: Plan, folder: str | Path, to: str = "onnxruntime", *, profile: Profile | None = None
 ) -> Exported:
     """Write the plan for another runtime.
 
     Args:
-        traced: the model.
+        traced: the model, at several sizes for a plan of such requests.
         plan: its plan.
         folder: a new or empty folder, which appears whole or not at all.
         to: the runtime; ``autosplit export --to list`` names them.
@@ -395,5 +395,6 @@ def export(
     Raises: UsageError: unknown runtime, a plan that it cannot express, or a folder that holds something or cannot be written.
         MissingExtraError: a package is not installed. PlanError, BackendError: connections or an op cannot be expressed.
     """
-    plan.require_one_size("an export")
-    return Exported(Path(folder), tuple(targets.write_export(to, targets.Job(traced, plan, profile), Path(folder))))
+    largest, family = (traced.variants[0], traced) if isinstance(traced, Family) else (traced, None)
+    job = targets.Job(largest, plan, profile, family)
+    return Exported(Path(folder), tuple(targets.write_export(to, job, Path(folder))))

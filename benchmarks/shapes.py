@@ -1,11 +1,13 @@
 """Requests of many sizes: padded to the longest, the module at exact sizes, and a service of variants that joins what waits.
 
     python -m benchmarks.shapes [--models bert,distilbert,whisper,resnet] [--small] [--rounds 5] [--seconds 20] [--minutes 60]
+        [--backends openvino] [--in-flight 1,16]
     python -m benchmarks.shapes --architectures   # which architectures of transformers take --seq-len 8..256
     python -m benchmarks.shapes --write-table
 
 Each model runs under two histograms: log-normal sizes (mean 60 of at most 512 tokens; mean 4 of at most 16 rows) and flat ones.
-The same requests go to every way, in interleaved rounds, with 1, 4, 16 and 64 in flight. Rounds are kept in
+The same requests go to every way, in interleaved rounds, with 1, 4, 16 and 64 in flight: ours with a program for each variant and
+with one program for every size, which autosplit.measure chooses between by its times. Rounds are kept in
 benchmarks/shapes.json as they end, so a run that was interrupted goes on, and benchmarks/shapes.md is written of them.
 """
 
@@ -20,7 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from math import inf, log
 from pathlib import Path
 from statistics import median, quantiles
@@ -39,14 +41,14 @@ from autosplit.files import write_atomic
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.buckets import Buckets, choose_buckets, fit_times
 from autosplit.shapes.service import ShapedService
+from autosplit.shapes.timing import DYNAMIC_GAIN, MOST_DYNAMIC
 from autosplit.tracing.family import Family, resized
 from autosplit.tracing.loading import load_model
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
-from autosplit.values.shapes import Traffic
+from autosplit.values.shapes import Shapes, Traffic
 
 RESULTS, TABLE = Path("benchmarks/shapes.json"), Path("benchmarks/shapes.md")
-IN_FLIGHT = (1, 4, 16, 64)
 NUM_REQUESTS = 512
 MOST_CHARACTERS = 300
 """Most characters of a reason in the table."""
@@ -55,6 +57,8 @@ NUM_TIMED = 4
 """Sizes at which the module is timed, for the choice of buckets."""
 
 PADDED, EAGER, ONNX, OPENVINO, OURS = "padded to the longest", "torch eager", "ONNX Runtime dynamic", "OpenVINO dynamic", "ours"
+
+ONE_PROGRAM = "one program"
 
 Submit = Callable[[dict[str, torch.Tensor]], "Future[Any]"]
 
@@ -159,6 +163,7 @@ class Prepared(NamedTuple):
         return self.module(*args, **kwargs)
 
 
+@cache
 def prepared(subject: Subject) -> Prepared:
     """Trace the model for its range of sizes."""
     ranges = {subject.dim: range(subject.least, subject.most + 1)}
@@ -175,12 +180,13 @@ def prepared(subject: Subject) -> Prepared:
     return Prepared(module, family, request)
 
 
-def buckets_for(subject: Subject, ready: Prepared, sizes: list[int]) -> Buckets:
-    """The buckets for a histogram, from times of the module at few sizes."""
+def buckets_for(subject: Subject, ready: Prepared, sizes: list[int]) -> tuple[Buckets, Buckets]:
+    """The buckets for a histogram, for variants and for one program, from times of the module at few sizes."""
     steps = [subject.least + round((subject.most - subject.least) * (n / (NUM_TIMED - 1)) ** 2) for n in range(NUM_TIMED)]
     measured: dict[tuple[int, ...], float] = {(size,): _timed_s(partial(ready.call, ready.request(size))) for size in steps}
     traffic = Traffic((subject.dim,), {(size,): float(count) for size, count in sorted(Counter(sizes).items())})
-    return choose_buckets(fit_times(measured), traffic, {subject.dim: ready.family.allowed[subject.dim]}, most=8)
+    choose = partial(choose_buckets, fit_times(measured), traffic, {subject.dim: ready.family.allowed[subject.dim]})
+    return choose(most=8), choose(most=MOST_DYNAMIC, least_gain=DYNAMIC_GAIN)
 
 
 def _timed_s(call: Callable[[], Any]) -> float:
@@ -193,14 +199,15 @@ def _timed_s(call: Callable[[], Any]) -> float:
     return min(times_s)
 
 
-def deployed(family: Family, backend: str, stack: ExitStack) -> ShapedService:
-    """One stage with a replica on each core."""
+def deployed(family: Family, backend: str, stack: ExitStack, dynamic: bool) -> ShapedService:
+    """One stage with a replica on each core; ``dynamic`` for one program for every size."""
     machine = Machine.of([parse_device(f"cpu:{core}") for core in affinity()])
     traced, names = family.variants[0], tuple(device.name for device in machine.devices)
     stage = Stage("all", tuple(op.name for op in traced.graph.ops), names, backend)
     workspace, host = stack.enter_context(Workspace()), stack.enter_context(HostManager())
-    plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN)
-    engine = deploy(host, traced.graph.name, traced, plan, machine, workspace, family.variants[1:])
+    shapes = Shapes({}, {}, {}, dynamic=(backend,) if dynamic else ())
+    plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN, shapes=shapes)
+    engine = deploy(host, traced.graph.name, traced, plan, machine, workspace, family.variants[1:], family.symbolic)
     return stack.enter_context(ShapedService(family, engine))
 
 
@@ -245,7 +252,7 @@ def dynamic(ready: Prepared, subject: Subject, runtime: str, folder: Path) -> Ca
 
 
 @contextlib.contextmanager
-def ways(subject: Subject, ready: Prepared, buckets: Buckets, backends: list[str]) -> Iterator[dict[str, Submit]]:
+def ways(subject: Subject, ready: Prepared, buckets: tuple[Buckets, Buckets], backends: list[str]) -> Iterator[dict[str, Submit]]:
     """The ways to answer requests, by name."""
     with ExitStack() as stack, Workspace() as scratch:
         found: dict[str, Submit] = {}
@@ -259,15 +266,16 @@ def ways(subject: Subject, ready: Prepared, buckets: Buckets, backends: list[str
         for backend in backends:
             longest = ready.family.only([{**dict.fromkeys(ready.family.allowed, 1), subject.dim: subject.most}])
             found[f"{PADDED} ({backend})"] = _service(longest, backend, stack)
-            grid = buckets.grid[subject.dim]
             rows = subject.batches if subject.dim != "batch" else (0,)
-            sizes = [{**({"batch": count} if count else {}), subject.dim: size} for count in rows for size in grid]
-            found[f"{OURS} ({backend})"] = _service(ready.family.only(sizes), backend, stack)
+            for place, name in enumerate((backend, f"{backend}, {ONE_PROGRAM}")):
+                grid = buckets[place].grid[subject.dim]
+                sizes = [{**({"batch": count} if count else {}), subject.dim: size} for count in rows for size in grid]
+                found[f"{OURS} ({name})"] = _service(ready.family.only(sizes), backend, stack, place == 1)
         yield found
 
 
-def _service(family: Family, backend: str, stack: ExitStack) -> Submit:
-    service = deployed(family, backend, stack)
+def _service(family: Family, backend: str, stack: ExitStack, dynamic: bool = False) -> Submit:
+    service = deployed(family, backend, stack, dynamic)
 
     def submit(inputs: dict[str, torch.Tensor]) -> "Future[Any]":
         args, kwargs = as_call(family.variants[0], list(inputs.values()))
@@ -301,21 +309,21 @@ def load(submit: Submit, requests: list[dict[str, torch.Tensor]], in_flight: int
 
 def measure(name: str, subject: Subject, histogram: str, given: argparse.Namespace, kept: dict[str, Any], until_s: float) -> None:
     """Run the rounds that are missing, and keep each as it ends; none begins after ``until_s``."""
-    num_rounds, seconds = given.rounds, given.seconds
+    num_rounds, seconds, counts = given.rounds, given.seconds, [int(count) for count in given.in_flight.split(",")]
     key = f"{name}, {histogram}"
     entry = kept.setdefault(key, {"rounds": []})
     if len(entry["rounds"]) >= num_rounds or time.monotonic() > until_s:
         return
     ready, sizes = prepared(subject), sizes_of(subject, histogram)
     buckets = buckets_for(subject, ready, sizes)
-    print(f"{key}: {buckets.sentence}", flush=True)
-    entry["buckets"] = buckets.sentence
+    entry["buckets"] = f"{buckets[0].sentence}; for one program {buckets[1].sentence}"
+    print(f"{key}: {entry['buckets']}", flush=True)
     requests = [ready.request(size) for size in sizes]
     with ways(subject, ready, buckets, given.backends.split(",")) as found:
         while len(entry["rounds"]) < num_rounds and time.monotonic() < until_s:
             order = list(found) if len(entry["rounds"]) % 2 == 0 else list(found)[::-1]
             entry["rounds"].append(
-                {way: {str(count): load(found[way], requests, count, seconds) for count in IN_FLIGHT} for way in order}
+                {way: {str(count): load(found[way], requests, count, seconds) for count in counts} for way in order}
             )
             write_atomic(RESULTS, json.dumps(kept, indent=1) + "\n")
             print(f"{key}: round {len(entry['rounds'])} of {num_rounds}", flush=True)
@@ -330,22 +338,23 @@ def table(kept: dict[str, Any]) -> str:
             continue
         if not (rounds := entry["rounds"]):
             continue
-        best = {count: _best(rounds, str(count)) for count in IN_FLIGHT}
+        counts = list(next(iter(rounds[0].values())))
+        usual = counts[-1] if "16" not in counts else "16"
         lines += [f"## {key}", "", f"{len(rounds)} interleaved rounds. The {entry['buckets']}.", ""]
         lines += [
-            "| way | " + " | ".join(f"items/s, p99 ms at {count}" for count in IN_FLIGHT) + " | spread at 16 |",
-            "|---" * 6 + "|",
+            "| way | " + " | ".join(f"items/s, p99 ms at {count}" for count in counts) + f" | spread at {usual} |",
+            "|---" * (2 + len(counts)) + "|",
         ]
         for way in sorted(rounds[0]):
             cells = [way]
-            for count in map(str, IN_FLIGHT):
+            for count in counts:
                 rates, tails = ([one[way][count][part] for one in rounds] for part in (0, 1))
                 cells.append(f"{median(rates):.4g}, {1e3 * median(tails):.4g}")
-            rates = [one[way]["16"][0] for one in rounds]
+            rates = [one[way][usual][0] for one in rounds]
             lines.append(f"| {' | '.join(cells)} | {(max(rates) - min(rates)) / median(rates):.0%} |")
-        padded, exact, ours = best[16]
+        padded, exact, ours = _best(rounds, usual)
         shares = f"{ours / padded:.2f} times padding to the longest, and {ours / exact:.2f} times the best exact way"
-        lines += ["", f"At 16 in flight ours is {shares}.", ""]
+        lines += ["", f"At {usual} in flight ours is {shares}.", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -367,6 +376,7 @@ def main() -> None:
     parser.add_argument("--backends", default=",".join(name for name in ("onnxruntime", "openvino") if name in installed()))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load of each way in a round")
+    parser.add_argument("--in-flight", default="1,4,16,64", help="requests in flight, with commas between")
     parser.add_argument("--minutes", type=float, default=inf, help="begin no round after this time; a later call goes on")
     parser.add_argument("--architectures", action="store_true", help="only trace architectures for a range of lengths")
     parser.add_argument("--write-table", action="store_true", help="only write the page anew")

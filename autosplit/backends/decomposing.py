@@ -5,16 +5,17 @@ functional already, so here only the ops in the table are traced, each alone.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosplit.compat.torchparts import OpOverload, detect_fake_mode, schema_of
+from autosplit.errors import BackendError
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -23,9 +24,19 @@ class FlatProgram(ExportedProgram):
     """A functional program without control flow; ``run_decompositions`` changes it in place."""
 
     @staticmethod
-    def export(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> "FlatProgram":
-        """Export a flat functional module for the shapes of its examples."""
-        found = torch.export.export(module, tuple(examples), strict=False)
+    def export(
+        module: torch.nn.Module, examples: Sequence[torch.Tensor], free: Sequence[Collection[int]] | None = None
+    ) -> "FlatProgram":
+        """Export a flat functional module for the shapes of its examples, or for any size along the axes in ``free``.
+
+        Raises: BackendError: an axis that must be free got one size.
+        """
+        dims: Any = None if free is None else (tuple(dict.fromkeys(axes, Dim.AUTO) for axes in free),)
+        found = torch.export.export(module, tuple(examples), dynamic_shapes=dims, strict=False)
+        for node, axes in zip(found.graph.find_nodes(op="placeholder")[-len(examples) :], free or [], strict=False):
+            for axis in axes:
+                if isinstance(node.meta["val"].shape[axis], int):
+                    raise BackendError(f"axis {axis} of '{node.name}' has one size in the exported program")
         return FlatProgram(
             found.graph_module,
             found.graph,

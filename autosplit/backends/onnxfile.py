@@ -61,12 +61,21 @@ ELEMENT_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class OnnxStage:
-    """A prepared stage: its file, the ports of its inputs and outputs, and a check of its inputs, if it needs one."""
+    """A prepared stage: its file, the ports of its inputs and outputs, and a check of its inputs, if it needs one.
+
+    ``free``: it takes every size, and the ports are those of the largest.
+    """
 
     path: Path
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     check: Check | None = None
+    free: bool = False
+
+    def restored(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs of any size in the order of their logical shapes, from dense ones."""
+        pairs = zip(self.outputs, outputs, strict=True)
+        return [value if port.natural else value.permute(port.inverse) for port, value in pairs]
 
 
 def missing_packages(what: str, modules: Sequence[str], package: str) -> str | None:
@@ -135,16 +144,27 @@ def _export(program: StageProgram, dense: bool) -> "torch.onnx.ONNXProgram":
     module = DenseStage(program.module, inputs, outputs) if dense else LogicalStage(program.module, inputs)
     shapes = [source.dense_shape if dense else source.spec.shape for source in inputs]
     examples = [torch.zeros(shape, dtype=source.dtype) for shape, source in zip(shapes, inputs, strict=True)]
-    exported = _convert(module, examples)
+    free = _free_axes(program, inputs, dense) if program.free else None
+    exported = _convert(module, examples, free)
     _name_ports(exported.model.graph, [source.name for source in inputs], [target.name for target in outputs])
+    if free is not None:
+        _name_axes(exported.model.graph, free)
     return exported
 
 
-def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> "torch.onnx.ONNXProgram":
+def _free_axes(program: StageProgram, inputs: Sequence[Port], dense: bool) -> list[dict[int, str]]:
+    """The axes of each input that may have any size, with their dimensions."""
+    named = [(one.order, program.free[one.name]) for one in inputs]
+    return [{order.index(axis) if dense else axis: dim for axis, dim in axes.items()} for order, axes in named]
+
+
+def _convert(
+    module: torch.nn.Module, examples: Sequence[torch.Tensor], free: Sequence[Mapping[int, str]] | None = None
+) -> "torch.onnx.ONNXProgram":
     from onnxscript import optimizer
 
     with quiet(), torch.no_grad():
-        flat = FlatProgram.export(module, examples)
+        flat = FlatProgram.export(module, examples, free)
         if any(map(sorts_integers, flat.graph.nodes)):
             raise BackendError("torch may put equal integers in any order, and ONNX keeps theirs")
         for node in flat.graph.find_nodes(op="call_function", target=torch.ops.aten.sort.stable):
@@ -161,6 +181,17 @@ def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> "torc
         optimizer.fold_constants(program.model, should_fold=lambda node: False if _is_turned_weight(node) else None)
         optimizer.remove_unused_nodes(program.model)
     return program
+
+
+def _name_axes(graph: Any, dims: Sequence[Mapping[int, str]]) -> None:
+    """Call the free axes of inputs and outputs by their dimensions; ``dims`` has those of each input."""
+    from onnxscript import ir
+
+    names: dict[str, str] = {}
+    for value, own in zip(graph.inputs, dims, strict=True):
+        names |= {str(value.shape[axis]): dim for axis, dim in own.items()}
+    for value in (*graph.inputs, *graph.outputs):
+        value.shape = ir.Shape([size if isinstance(size, int) else names.get(str(size), str(size)) for size in value.shape])
 
 
 def _is_turned_weight(node: Any) -> bool:
@@ -207,7 +238,7 @@ def _write_files(program: StageProgram, folder: Path) -> list[Path]:
     try:
         write_onnx(program, path, starts=weight_starts(folder / WEIGHTS))
         specs = {"inputs": [asdict(s) for s in program.inputs], "outputs": [asdict(s) for s in program.outputs]}
-        draft.write_text(json.dumps({"file": path.name, **specs}), encoding="utf-8")
+        draft.write_text(json.dumps({"file": path.name, "free": bool(program.free), **specs}), encoding="utf-8")
         draft.replace(folder / PORTS)
     except BaseException:
         for part in folder.glob(f"{path.stem}.*"):
@@ -225,7 +256,14 @@ def open_onnx(folder: Path) -> OnnxStage:
         file = folder / Path(data["file"]).name
     except (OSError, *MALFORMED) as failure:
         raise BackendError(f"stage folder '{folder}' is not prepared for ONNX ({failure}): prepare the stage again") from None
-    return OnnxStage(file, _ports(specs[0]), _ports(specs[1]))
+    return OnnxStage(file, _ports(specs[0]), _ports(specs[1]), free=bool(data.get("free")))
+
+
+def require_numpy(stage: OnnxStage, runtime: str) -> None:
+    """Raises: BackendError: a value has a dtype that numpy does not have."""
+    for one in (*stage.inputs, *stage.outputs):
+        if one.dtype not in ELEMENT_TYPES or one.dtype == torch.bfloat16:
+            raise BackendError(f"{runtime} cannot share '{one.name}' with torch: numpy has no {one.dtype}")
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ from autosplit.backends.onnxfile import (
     missing_packages,
     open_onnx,
     prepare_onnx,
+    require_numpy,
     whole_folder,
 )
 from autosplit.backends.ports import BoundMemory, Port
@@ -217,7 +218,24 @@ def session_runnable(stage: OnnxStage, threads: int, shared: bool, optimised: bo
     options = session_options(threads, shared)
     if optimised:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return bound_runnable(_open_session(stage.path, options), stage, torch.device("cpu"))
+    session = _open_session(stage.path, options)
+    return free_runnable(session, stage) if stage.free else bound_runnable(session, stage, torch.device("cpu"))
+
+
+def free_runnable(session: Any, stage: OnnxStage) -> Runnable:
+    """A session as a function of tensors of every size, which takes and makes arrays of numpy."""
+    require_numpy(stage, "ONNX Runtime")
+    outputs = [port.name for port in stage.outputs]
+
+    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        given = {port.name: port.dense(value).numpy() for port, value in zip(stage.inputs, inputs, strict=True)}
+        try:
+            made = session.run(outputs, given)
+        except Exception as failure:
+            raise RuntimeError(_reason(str(failure))) from None
+        return stage.restored([torch.from_numpy(array) for array in made])
+
+    return run
 
 
 def bound_runnable(session: Any, stage: OnnxStage, device: torch.device) -> Runnable:

@@ -21,7 +21,7 @@ import torch
 from autosplit.backends.base import Backend, Done, FileBackend, Precision, Runnable, Streams, require_precision
 from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
 from autosplit.backends.limiting import check_of
-from autosplit.backends.onnxfile import ELEMENT_TYPES, ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx
+from autosplit.backends.onnxfile import ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx, require_numpy
 from autosplit.backends.ports import BoundMemory
 from autosplit.backends.quiet import quiet
 from autosplit.compat.runtimes import fold_constants
@@ -185,6 +185,38 @@ class OpenVinoRequest:
         return [port.restore(value) for port, value in zip(self._stage.outputs, made, strict=True)]
 
 
+class FreeRequest(OpenVinoRequest):
+    """An infer request for tensors of every size: it reads inputs in place, and its outputs are copied."""
+
+    @_told
+    def __init__(self, stage: OnnxStage, compiled: Compiled) -> None:
+        self.request = compiled.model.create_infer_request()
+        self._stage = stage
+        self._given: list[torch.Tensor] = []
+        self._done: Done | None = None
+        self._calls_back = False
+
+    @_told
+    def bind(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Hand over the inputs, which are kept until the next ones."""
+        import openvino
+
+        if self._stage.check is not None:
+            self._stage.check(inputs)
+        self._given = [port.dense(value) for port, value in zip(self._stage.inputs, inputs, strict=True)]
+        for position, value in enumerate(self._given):
+            self.request.set_input_tensor(position, openvino.Tensor(value.numpy(), shared_memory=True))
+
+    def outputs(self) -> Sequence[torch.Tensor]:
+        """The outputs of the last request."""
+        places = range(len(self._stage.outputs))
+        return self._stage.restored([torch.from_numpy(self.request.get_output_tensor(k).data.copy()) for k in places])
+
+
+def _request(stage: OnnxStage, compiled: Compiled) -> OpenVinoRequest:
+    return FreeRequest(stage, compiled) if stage.free else OpenVinoRequest(stage, compiled)
+
+
 def _bound(bind: Callable[[int, Any], None], position: int, shape: Sequence[int], dtype: torch.dtype) -> BoundMemory:
     """Memory of an input or output of an infer request."""
     import openvino
@@ -207,7 +239,7 @@ class OpenVinoStreams:
     """A stage that computes ``streams`` requests at once; one more is queued, so that no stream waits for the caller."""
 
     def __init__(self, stage: OnnxStage, compiled: Compiled, streams: int) -> None:
-        self.contexts = [OpenVinoRequest(stage, compiled) for _ in range(streams + 1)]
+        self.contexts = [_request(stage, compiled) for _ in range(streams + 1)]
         self._turns = cycle(self.contexts)
 
     @property
@@ -232,8 +264,8 @@ class OpenVinoStreams:
 
 def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Compiled:
     """Compile the stage's file. Raises: BackendError: OpenVINO refuses it."""
-    _require_numpy(stage)
-    return _compile(stage.path, chosen)
+    require_numpy(stage, "OpenVINO")
+    return _compile(stage.path, chosen, stage.free)
 
 
 def write_ir(stage: OnnxStage, chosen: Mapping[str, Any], path: Path) -> Collection[int]:
@@ -263,7 +295,7 @@ def open_ir(stage: OnnxStage, weights: Path, chosen: Mapping[str, Any], blob: Pa
 
     Raises: BackendError: OpenVINO refuses the file.
     """
-    _require_numpy(stage)
+    require_numpy(stage, "OpenVINO")
     with quiet():
         if blob is not None:
             # OpenVINO refuses a blob whose header names another version of it or another instruction set, and a damaged one.
@@ -274,13 +306,6 @@ def open_ir(stage: OnnxStage, weights: Path, chosen: Mapping[str, Any], blob: Pa
             return Compiled(core().compile_model(core().read_model(stage.path, weights), "CPU", dict(chosen)))
         except RuntimeError as failure:
             raise BackendError(f"OpenVINO refuses the stage: {_reason(str(failure))}") from None
-
-
-def _require_numpy(stage: OnnxStage) -> None:
-    """Raises: BackendError: a value has a dtype that numpy does not have."""
-    for port in (*stage.inputs, *stage.outputs):
-        if port.dtype not in ELEMENT_TYPES or port.dtype == torch.bfloat16:
-            raise BackendError(f"OpenVINO cannot share '{port.name}' with torch: numpy has no {port.dtype}")
 
 
 @cache
@@ -297,7 +322,7 @@ def core() -> Any:
     return openvino.Core()
 
 
-def _compile(path: Path, chosen: Mapping[str, Any]) -> Compiled:
+def _compile(path: Path, chosen: Mapping[str, Any], free: bool) -> Compiled:
     """Compile the file, and once more with channels last for outputs that it would transpose slowly (``channels``)."""
 
     def compiled(turned: Collection[int]) -> Compiled:
@@ -307,7 +332,7 @@ def _compile(path: Path, chosen: Mapping[str, Any]) -> Compiled:
     try:
         with quiet():
             found = compiled(())
-            turned = slowly_turned(found.model)
+            turned = [] if free else slowly_turned(found.model)
             while turned:
                 other = compiled(turned)
                 kept = sorted(set(turned) - set(transposed(other.model)))
@@ -332,7 +357,7 @@ def _reason(text: str) -> str:
 
 def compiled_runnable(stage: OnnxStage, compiled: Compiled) -> Runnable:
     """A compiled stage as a function."""
-    context = OpenVinoRequest(stage, compiled)
+    context = _request(stage, compiled)
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         context.bind(inputs)

@@ -145,7 +145,7 @@ def export(given: Export) -> None:
         loaded = load_plan(given.plan, given.model, progress, weights=get_target(given.to).needs_weights)
         progress("export", 0.0, f"writing '{given.folder}' for {given.to}")
         profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.store))
-        exported = api.export(loaded.traced, loaded.plan, given.folder, given.to, profile=profile)
+        exported = api.export(loaded.family or loaded.traced, loaded.plan, given.folder, given.to, profile=profile)
     for note in exported.notes:
         say(f"note: {note}")
     files = sorted(str(path.relative_to(given.folder)) for path in given.folder.rglob("*") if path.is_file())

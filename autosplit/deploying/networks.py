@@ -18,6 +18,8 @@ from autosplit.running.stage import StagePlacement, Variant
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.freesizes import freed
+from autosplit.tracing.resizing import Resizable
 from autosplit.tracing.splitting import StageProgram, split
 from autosplit.tracing.tensorspec import spec_of
 from autosplit.values.machine import Device, Machine
@@ -36,6 +38,7 @@ def place(
     *,
     capped: bool = False,
     variants: Sequence[Traced] = (),
+    symbolic: Resizable | None = None,
 ) -> list[StagePlacement]:
     """The plan's stages as the runtime takes them.
 
@@ -46,8 +49,9 @@ def place(
         workspace: where stages are saved.
         capped: the host has memory caps. Where it or the machine has, a plan whose memory nobody counted is counted first.
         variants: the model at other sizes, each a variant of every stage over the same weights.
+        symbolic: the export with symbolic sizes: a stage on one of the plan's ``dynamic`` backends takes all sizes.
     Raises: PlanError: the plan does not fit the model or the machine, or a variant has other ops or weights. BackendError: a
-        backend refuses a stage. DeviceError: a device is not here.
+        backend refuses a stage. DeviceError: a device is not here. TraceError: a stage cannot take all sizes.
     """
     check_here(machine)
     machine = machine_of([plan], machine)
@@ -61,14 +65,19 @@ def place(
     found = []
     for number, (stage, precision, (program, *others)) in enumerate(zip(plan.stages, plan.precisions, programs, strict=True)):
         devices = tuple(machine[name] for name in stage.devices)
-        module = _module(workspace, program, stage, precision, devices)
         for other in others:
             _require_same_weights(program, other)
+        free = symbolic if plan.shapes is not None and stage.backend in plan.shapes.dynamic else None
+        module = _module(workspace, program if free is None else freed(program, free), stage, precision, devices)
         sizes = [
-            Variant(_module(workspace, other, stage, precision, devices, module.folder), other.inputs, other.outputs)
+            Variant(
+                module if free is not None else _module(workspace, other, stage, precision, devices, module.folder),
+                other.inputs,
+                other.outputs,
+            )
             for other in others
         ]
-        own_bytes = 0 if stage.backend in SHARING else len(others) * program.weight_bytes
+        own_bytes = 0 if free is not None or stage.backend in SHARING else len(others) * program.weight_bytes
         found.append(
             StagePlacement(
                 name=stage.name,
@@ -128,13 +137,14 @@ def deploy(
     machine: Machine,
     workspace: Workspace,
     variants: Sequence[Traced] = (),
+    symbolic: Resizable | None = None,
 ) -> Engine:
     """The plan as a network of a host, waiting for requests: flat tensors for ``graph.inputs``, answers for ``graph.outputs``.
 
-    With ``variants``, the model at other sizes, requests may have the shapes of each of them.
+    With ``variants``, the model at other sizes, requests may have the shapes of each of them; ``symbolic`` as for ``place``.
     Raises: PlanError, BackendError as ``place``; WorkerError: a worker could not load its stage.
     """
-    stages = place(traced, plan, machine, workspace, capped=host.capped, variants=variants)
+    stages = place(traced, plan, machine, workspace, capped=host.capped, variants=variants, symbolic=symbolic)
     return host.add_network(name, stages, traced.graph.inputs, traced.graph.outputs, process=plan.process)
 
 

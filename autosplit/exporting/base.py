@@ -14,10 +14,12 @@ from typing import Any, cast
 from autosplit.backends.base import convert
 from autosplit.backends.onnxfile import write_onnx
 from autosplit.devices.discovering import version_of
-from autosplit.errors import MissingExtraError, UsageError, close_names, raise_faults
+from autosplit.errors import MissingExtraError, TraceError, UsageError, close_names, raise_faults
 from autosplit.files import hidden_beside, unwritable
 from autosplit.planning.predicting import predict
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.family import Family
+from autosplit.tracing.freesizes import freed
 from autosplit.tracing.loading import WITHOUT_WEIGHTS
 from autosplit.tracing.splitting import StageProgram, split
 from autosplit.tracing.tensorspec import TensorSpec
@@ -38,16 +40,28 @@ class Job:
         traced: the model.
         plan: its plan.
         profile: measured ops, from which the cost of a target's rules is computed; None if nothing was measured.
+        family: the model at several sizes, for a plan of such requests.
     """
 
     traced: Traced
     plan: Plan
     profile: Profile | None = None
+    family: Family | None = None
 
     @cached_property
     def programs(self) -> list[StageProgram]:
-        """The program of each stage. Raises: PlanError: the stages do not fit the graph."""
-        return split(self.traced, [stage.ops for stage in self.plan.stages])
+        """The program of each stage, for every size where the plan has several.
+
+        Raises: PlanError: the stages do not fit the graph. TraceError: a stage cannot take every size.
+        """
+        found = split(self.traced, [stage.ops for stage in self.plan.stages])
+        if self.family is None:
+            return found
+        if self.family.symbolic is None:
+            raise TraceError(
+                f"model '{self.traced.graph.name}' has no export with symbolic sizes, so its axes have one size each"
+            )
+        return [freed(program, self.family.symbolic) for program in found]
 
     @cached_property
     def ports(self) -> list[TensorSpec]:
@@ -86,6 +100,7 @@ class Target:
         kinds: the kinds of devices that it has; None for all.
         refuses: a sentence for each other thing in a plan that the target cannot express.
         needs_weights: whether the files hold weights or programs; a map of modules needs the graph alone.
+        sizes: whether its files take requests of several sizes.
     """
 
     name: str
@@ -100,10 +115,17 @@ class Target:
     kinds: Collection[str] | None = None
     refuses: Callable[[Plan], list[str]] = lambda plan: []
     needs_weights: bool = True
+    sizes: bool = False
 
     def accepts(self, plan: Plan) -> list[str]:
         """A sentence for each thing in a plan that the target lacks; every target computes in f32."""
         faults = []
+        if plan.shapes is not None and not self.sizes:
+            others = ", ".join(name for name in TARGETS if get_target(name).sizes)
+            faults.append(
+                f"the plan is for requests of several sizes, and {self.name} takes one; export it to {others}, or make a plan "
+                "for one size (--seq-len 128, --batch 1)"
+            )
         for stage in plan.stages:
             if len(stage.devices) > 1 and not self.replicas:
                 faults.append(f"stage '{stage.name}' has {len(stage.devices)} replicas, and {self.name} runs each stage once")
@@ -172,6 +194,8 @@ def write_export(name: str, job: Job, folder: Path) -> list[str]:
     """
     require_exportable(name, folder)
     target = get_target(name)
+    if job.plan.shapes is not None and job.family is None:
+        raise UsageError("the plan is for requests of several sizes, and the model is traced for one; trace it with sizes=")
     if target.needs_weights and WITHOUT_WEIGHTS in job.traced.notes:
         raise UsageError(f"{name} writes programs with their weights, and {WITHOUT_WEIGHTS}; trace the model with its weights")
     raise_faults(UsageError, f"{name} cannot express this plan", target.accepts(job.plan))

@@ -63,6 +63,15 @@ def _tail(count: int, num_rounds: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """Requests per second, and their latency, with so many requests in flight."""
+
+    in_flight: int
+    per_s: float
+    latency: LatencyStats
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How one plan ran.
 
@@ -79,6 +88,7 @@ class Outcome:
         actions: the work on each request in the last round.
         fault: which numbers are wrong, and in which backend; empty if the outputs are equal.
         in_flight: requests in flight in the full rounds, from one thread; 0 where it is not known.
+        loads: the curve of throughput and latency, for requests of several sizes.
     """
 
     plan: Plan
@@ -93,6 +103,7 @@ class Outcome:
     actions: tuple[Action, ...] = field(default=(), repr=False)
     fault: str = ""
     in_flight: int = 0
+    loads: tuple[Load, ...] = ()
 
     @property
     def throughput_per_s(self) -> float:

@@ -108,8 +108,13 @@ class RunReport:
 
     @property
     def call(self) -> str:
-        """A sentence on the call and the requests in flight with which the throughput was measured."""
-        return f"Throughput is that of submit, from one thread with {self.best.in_flight} requests in flight."
+        """The call and the requests in flight with which the throughput was measured, and the curve over more of them."""
+        curve = "; ".join(
+            f"{load.in_flight}: {load.per_s:.4g}/s, {1e3 * load.latency.p50_s:.4g} ms, {1e3 * load.latency.p99_s:.4g} ms"
+            for load in self.best.loads
+        )
+        told = f"Throughput is that of submit, from one thread with {self.best.in_flight} requests in flight."
+        return f"{told} In flight: requests/s, p50, p99: {curve}." if curve else told
 
     @property
     def request(self) -> str:
@@ -204,6 +209,10 @@ class RunReport:
             "trace_relative_error": self.trace_error,
             "throughput_per_s": best.throughput_per_s,
             "in_flight": best.in_flight,
+            "loads": [
+                {"in_flight": load.in_flight, "per_s": load.per_s, "p50_s": load.latency.p50_s, "p99_s": load.latency.p99_s}
+                for load in best.loads
+            ],
             "predicted_throughput_per_s": best.plan.prediction.throughput_per_s or None,
             "latency_s": {key: getattr(best.latency, f"{key}_s") for key in ("p50", "p90", "p99")},
             "predicted_latency_s": best.plan.prediction.latency_s or None,

@@ -78,7 +78,11 @@ class LocalStage:
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
         before_bytes, begun_s = anonymous_bytes(os.getpid()), time.perf_counter()
         try:
-            self._loaded = [_load(one, replica, wiring) for one in stage.at_each_size()]
+            stage.module.import_packages()
+            self._loaded = list[_Loaded]()
+            for one, run, is_new in stage.load_each_size(replica, shared=len(stage.devices) > 1):
+                same = None if is_new else next(found for found in self._loaded if found.stage.module == one.module)
+                self._loaded.append(_loaded(one, run, wiring, same))
         except AutosplitError:
             raise
         except Exception as failure:
@@ -218,14 +222,15 @@ class LocalStage:
         return loaded.stage.failure_text(self.replica, request.number, inputs, trace)
 
 
-def _load(stage: StagePlacement, replica: int, wiring: Wiring) -> _Loaded:
-    """Load and warm up the stage at the sizes of one variant. Raises: what its module raises."""
-    stage.module.import_packages()
-    run = stage.load(replica, shared=len(stage.devices) > 1)
+def _loaded(stage: StagePlacement, run: "Runnable", wiring: Wiring, same: _Loaded | None) -> _Loaded:
+    """Warm up the stage at the sizes of one variant; ``same`` is a variant with the same function."""
     contexts: Sequence[Context] = getattr(run, "contexts", ())
     run = run if stage.module.kind in OWN_THREADS else _with_threads_kept(run)
-    stage.warm_up(run)
-    shared = _shared_outputs(run, stage) if stage.module.warms_up else [True] * len(stage.outputs)
+    if same is not None:
+        shared = [pool is not None for _, pool in same.targets]
+    else:
+        stage.warm_up(run)
+        shared = _shared_outputs(run, stage) if stage.module.warms_up else [True] * len(stage.outputs)
     most = 4 * wiring.most_in_flight
     targets = [(spec.name, CopyPool(spec, most) if used else None) for spec, used in zip(stage.outputs, shared, strict=True)]
     sources = [(wiring.inputs.index(spec.name), spec) for spec in stage.inputs]

@@ -125,6 +125,17 @@ class StagePlacement:
         with torch.inference_mode(False):
             return self.module.load(self.num_threads(replica), self.devices[replica].name, shared, self.streams)
 
+    def load_each_size(self, replica: int, *, shared: bool) -> "list[tuple[StagePlacement, Runnable, bool]]":
+        """The stage at each size, its function, and whether that is new: sizes of one module have one. Raises: as ``load``."""
+        runs: dict[Module, Runnable] = {}
+        found = []
+        for one in self.at_each_size():
+            is_new = one.module not in runs
+            if is_new:
+                runs[one.module] = one.load(replica, shared=shared)
+            found.append((one, runs[one.module], is_new))
+        return found
+
     def warm_up(self, run: "Runnable") -> None:
         """Run a few passes of a loaded replica on zeros; if one raises, the first request will show it."""
         if self.module.warms_up:

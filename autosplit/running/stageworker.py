@@ -94,9 +94,11 @@ class StageWorker:
     def load(self) -> str:
         """Load the stage at each size; return its note about itself, or ''."""
         with freed_memory_returned():
-            self._runs = [one.load(self._config.replica, shared=self._config.spin_s == 0) for one in self._stages]
-        for one, run in zip(self._stages, self._runs, strict=True):
-            one.warm_up(run)
+            loaded = self._config.stage.load_each_size(self._config.replica, shared=self._config.spin_s == 0)
+        for one, run, is_new in loaded:
+            if is_new:
+                one.warm_up(run)
+        self._runs = [run for _, run, _ in loaded]
         self._num_contexts: int = getattr(self._runs[0], "num_contexts", 1)
         self._lookahead = Lookahead(self._rings, self._runs, self._num_contexts, self._status_block)
         return str(getattr(self._runs[0], "note", ""))

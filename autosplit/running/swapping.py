@@ -10,7 +10,7 @@ from torch import fx
 
 from autosplit.backends.base import get_backend
 from autosplit.errors import UsageError, raise_faults
-from autosplit.running.modules import StageFolder
+from autosplit.running.modules import Module, StageFolder
 from autosplit.running.stage import StagePlacement
 from autosplit.running.wiring import Wiring
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage
@@ -49,17 +49,19 @@ def _program(stage: StagePlacement) -> StageProgram:
 
 
 def _swapped(stage: StagePlacement, weights: Mapping[str, torch.Tensor], folder: Path) -> StagePlacement:
-    """The stage with other weights, saved once for all of its variants."""
-    modules: list[StageFolder] = []
+    """The stage with other weights, saved once for all of its variants; variants of one module keep one."""
+    made: dict[Module, StageFolder] = {}
     for number, one in enumerate(stage.at_each_size()):
+        if one.module in made:
+            continue
         module, changed = cast(StageFolder, one.module), with_weights(_program(one), weights)
         target = folder.with_name(f"{folder.name}-{number}") if number else folder
         first = folder if number else None
         save_stage(changed, target, first)
         get_backend(module.backend).prepare(changed, target, module.precision, first)
-        modules.append(replace(module, folder=target))
-    variants = [replace(one, module=module) for one, module in zip(stage.variants, modules[1:], strict=True)]
-    return replace(stage, module=modules[0], variants=tuple(variants))
+        made[module] = replace(module, folder=target)
+    variants = [replace(one, module=made[one.module]) for one in stage.variants]
+    return replace(stage, module=made[stage.module], variants=tuple(variants))
 
 
 def with_weights(program: StageProgram, weights: Mapping[str, torch.Tensor]) -> StageProgram:

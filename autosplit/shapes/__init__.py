@@ -7,6 +7,7 @@
     batching   which waiting requests to join, at which variant; padding them, and cutting answers apart
     service    ShapedService: takes requests of any size
     pipelines  open_pipeline: a plan as a service, for requests of one size or of any size
-    profiles   few sizes are timed, and ops get mean seconds for the planner
+    timing     few sizes are timed, by variants and by one program for every size, and the faster way is chosen
+    profiles   ops get mean seconds under the traffic for the planner
     contest    a plan beside its baselines under the traffic
 """

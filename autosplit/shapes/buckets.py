@@ -24,6 +24,10 @@ MOST_VARIANTS = 16
 """Most variants of a stage. Each is loaded at the start, and takes memory beside the weights."""
 
 
+MOST_LISTED = 16
+"""Buckets of a dimension that a sentence lists."""
+
+
 @dataclass(frozen=True)
 class Times:
     """Seconds of a request as a function of its sizes, fitted to measurements.
@@ -112,11 +116,20 @@ class Buckets:
     @property
     def sentence(self) -> str:
         """The buckets and their cost in words."""
-        grid = "; ".join(f"{dim} {', '.join(map(str, found))}" for dim, found in self.grid.items())
+        grid = "; ".join(f"{dim} {_few(found)}" for dim, found in self.grid.items())
         return (
             f"buckets: {grid}: {self.waste:.0%} of the expected seconds are padding, {1 - self.exact_s / self.longest_s:.0%} if "
             f"all requests were padded to the longest; one more bucket would save {self.next_gain:.1%} ({self.limit})"
         )
+
+
+def _few(sizes: Sequence[int]) -> str:
+    """All of a few sizes; of more their number, the least and the largest.
+
+    >>> _few([8, 16]), _few(range(1, 21))
+    ('8, 16', '20 sizes from 1 to 20')
+    """
+    return ", ".join(map(str, sizes)) if len(sizes) <= MOST_LISTED else f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}"
 
 
 def choose_buckets(
@@ -126,8 +139,9 @@ def choose_buckets(
     *,
     exact: Mapping[str, str] | None = None,
     most: int = MOST_VARIANTS,
+    least_gain: float = LEAST_GAIN,
 ) -> Buckets:
-    """The buckets with the fewest expected seconds, as many as each saves ``LEAST_GAIN``.
+    """The buckets with the fewest expected seconds, as many as each saves the share ``least_gain`` of them.
 
     Args:
         times: seconds of a request.
@@ -160,8 +174,8 @@ def choose_buckets(
         gain = 1 - best_s / expected_s
         if not tried:
             limit = "there are no more sizes"
-        elif gain < LEAST_GAIN:
-            limit = f"less than {LEAST_GAIN:.0%}"
+        elif gain < least_gain:
+            limit = f"less than {100 * least_gain:g}%"
         elif prod(map(len, tried[costs.index(best_s)].values())) > most:
             limit = f"at most {most} variants"
         else:

@@ -23,7 +23,7 @@ from autosplit.errors import AutosplitError, UsageError
 from autosplit.planning.baselines import baselines_of, unmet_demands
 from autosplit.progress import Progress, progress_shown
 from autosplit.reports.judging import judge
-from autosplit.reports.outcomes import PLAN, Outcome
+from autosplit.reports.outcomes import PLAN, Load, Outcome
 from autosplit.reports.results import LatencyStats
 from autosplit.reports.runreport import RunReport
 from autosplit.running.pipeline import Pipeline
@@ -43,6 +43,9 @@ LONGEST = "padded to the longest"
 
 IN_FLIGHT = 12
 """Requests in flight while a plan is measured."""
+
+CURVE = 1, 4, 16, 64
+"""Requests in flight at which each plan is measured once more, for the curve in the report."""
 
 NUM_DRAWN, NUM_CHECKED, NUM_ALONE = 64, 3, 8
 """Requests drawn from the traffic; those of them that are compared with the module, and that are sent alone in a round."""
@@ -65,22 +68,20 @@ class _Runner:
     rounds_per_s: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     rounds_alone_s: list[list[float]] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
 
     def run(self, calls: Sequence[Call], count: int) -> None:
         """Send ``count`` requests with ``IN_FLIGHT`` of them in flight, and note the rate and each latency."""
-        waiting: deque[Future[Any]] = deque()
-        begun_s = time.perf_counter()
-        for number in range(count):
-            if len(waiting) == IN_FLIGHT:
-                waiting.popleft().result()
-            args, kwargs = calls[number % len(calls)]
-            future = self.service.submit(*args, **kwargs)
-            future.add_done_callback(partial(self._note, time.perf_counter()))
-            waiting.append(future)
-        for future in waiting:
-            future.result()
-        self.pace_per_s = count / (time.perf_counter() - begun_s)
+        self.pace_per_s, latencies_s = loaded(self.service, calls, count, IN_FLIGHT)
         self.rounds_per_s.append(self.pace_per_s)
+        self.seconds += latencies_s
+
+    def run_loads(self, calls: Sequence[Call], load_s: float) -> None:
+        """Measure the curve of throughput and latency: for about ``load_s`` seconds at each number in flight."""
+        for num_in_flight in CURVE:
+            count = max(num_in_flight, round(load_s * self.pace_per_s))
+            per_s, latencies_s = loaded(self.service, calls, count, num_in_flight)
+            self.loads.append(Load(num_in_flight, per_s, LatencyStats.of(latencies_s)))
 
     def run_alone(self, calls: Sequence[Call]) -> None:
         """Send single requests, and note the seconds of each."""
@@ -111,10 +112,28 @@ class _Runner:
             actions=record(self.service.pipeline),
             fault=self.fault,
             in_flight=IN_FLIGHT,
+            loads=tuple(self.loads),
         )
 
-    def _note(self, sent_s: float, _: "Future[Any]") -> None:
-        self.seconds.append(time.perf_counter() - sent_s)
+
+def loaded(service: ShapedService, calls: Sequence[Call], count: int, num_in_flight: int) -> tuple[float, list[float]]:
+    """Requests per second, and the seconds of each, of ``count`` requests of which ``num_in_flight`` are in flight."""
+    latencies_s = list[float]()
+
+    def note(sent_s: float, _: "Future[Any]") -> None:
+        latencies_s.append(time.perf_counter() - sent_s)
+
+    waiting: deque[Future[Any]] = deque()
+    begun_s = time.perf_counter()
+    for number in range(count):
+        if len(waiting) == num_in_flight:
+            waiting.popleft().result()
+        args, kwargs = calls[number % len(calls)]
+        waiting.append(service.submit(*args, **kwargs))
+        waiting[-1].add_done_callback(partial(note, time.perf_counter()))
+    for future in waiting:
+        future.result()
+    return count / (time.perf_counter() - begun_s), latencies_s
 
 
 def requests_of(family: Family, traffic: Traffic, count: int) -> list[tuple[At, Call]]:
@@ -199,7 +218,7 @@ def _contest(
             progress("run", 0.5 * number / len(plans), f"loading '{name}'")
             try:
                 own = family.only(plan.shapes.variants) if plan.shapes is not None else family
-                engine = deploy(host, name, own.variants[0], plan, machine, workspace, own.variants[1:])
+                engine = deploy(host, name, own.variants[0], plan, machine, workspace, own.variants[1:], own.symbolic)
                 service = opened.enter_context(ShapedService(own, engine))
                 runners[name] = _Runner(plan, service, *_checked(service, family, requests, plan))
                 runners[name].run(calls, 2 * IN_FLIGHT)
@@ -218,6 +237,8 @@ def _contest(
                 passes = max(1, round(budget.round_s * runners[name].pace_per_s / len(calls)))
                 runners[name].run(calls, passes * len(calls))
                 runners[name].run_alone(calls)
+        for runner in runners.values():
+            runner.run_loads(calls, budget.round_s / len(CURVE))
         outcomes = {name: one.outcome() for name, one in runners.items()}
     progress("run", 1.0, "done")
     return outcomes, left_out

@@ -54,7 +54,8 @@ def open_pipeline(
     with ExitStack() as opened:
         workspace = opened.enter_context(Workspace())
         host = opened.enter_context(HostManager(engine_factory=engine_factory))
-        engine = deploy(host, variants[0].graph.name, variants[0], plan, machine, workspace, variants[1:])
+        symbolic = None if family is None else family.symbolic
+        engine = deploy(host, variants[0].graph.name, variants[0], plan, machine, workspace, variants[1:], symbolic)
         if family is None:
             return Service(variants[0], engine, opened.pop_all())
         kept = ExitStack()

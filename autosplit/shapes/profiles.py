@@ -6,40 +6,25 @@ So the planner cuts for the traffic, and not for the longest request.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf
+from math import ceil
 
 import numpy as np
-import psutil
 
 from autosplit.backends.workspace import Workspace
-from autosplit.deploying.networks import deploy
 from autosplit.deploying.setup import Setup
-from autosplit.errors import AutosplitError, ProfileError, UsageError
-from autosplit.memory.stages import count
-from autosplit.planning.baselines import baseline_plan
+from autosplit.errors import TraceError, UsageError
 from autosplit.progress import progress_shown
-from autosplit.running.pipeline import Pipeline
-from autosplit.serving.hostmanager import HostManager
-from autosplit.shapes.buckets import MOST_VARIANTS, Buckets, Times, choose_buckets, fit_times
-from autosplit.shapes.service import measured
-from autosplit.tracing.aliasing import values_of
-from autosplit.tracing.capturing import Traced
-from autosplit.tracing.family import At, Family
+from autosplit.shapes.buckets import MOST_VARIANTS, Buckets, Times
+from autosplit.shapes.timing import Seconds, Way, choose_way, named
+from autosplit.tracing.family import Family
+from autosplit.tracing.freesizes import freed
+from autosplit.tracing.splitting import split
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
 from autosplit.values.shapes import Shapes, Traffic, even_traffic, sizes_text
-
-HOPELESS = 1.5
-"""A backend that takes this many times as long as the fastest one at the largest sizes is not timed at others."""
-
-ERROR = 0.15
-"""A size whose seconds the fit misses by more than this share is added to it, and the buckets are chosen anew."""
-
-MEMORY_SHARE = 0.5
-"""Share of the free memory, where no device has a cap, that the variants of all stages may take beside the weights."""
 
 
 def measure_sizes(
@@ -64,118 +49,16 @@ def measure_sizes(
     with progress_shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)
         profile = measure(family.variants[0], machine, setup=setup)
-        curves, notes = _curves(family, profile, _first_sizes(family, flow), machine, setup)
-        times, buckets = _bucketed(family, flow, curves, machine, setup)
-    points = list(next(iter(curves.values())))
-    weights = weights_of(buckets, times, flow, points)
-    shares = [_point(family, at, weight, curves) for at, weight in zip(points, weights, strict=True)]
-    if (most := _most_variants(family, machine))[0] < MOST_VARIANTS:
-        notes.append(f"{most[1]}, so that at most {most[0]} variants are made")
+        way, notes = choose_way(family, flow, profile, machine, setup)
+    points = list(next(iter(way.curves.values())))
+    weights = weights_of(way.buckets, way.times, flow, points)
+    shares = [_point(family, at, weight, way.curves) for at, weight in zip(points, weights, strict=True)]
     found = mixed(profile, shares)
-    return replace(found, shapes=_section(family, buckets), notes=(*found.notes, buckets.sentence, *notes))
+    return replace(found, shapes=_section(family, way), notes=(*found.notes, way.buckets.sentence, *notes))
 
 
-def _named(family: Family, sizes: tuple[int, ...]) -> At:
-    return dict(zip(family.allowed, sizes, strict=True))
-
-
-Seconds = dict[tuple[int, ...], float]
-"""Sizes to the seconds of a request."""
-
-
-def _curves(
-    family: Family, profile: Profile, sizes: Sequence[tuple[int, ...]], machine: Machine, setup: Setup
-) -> tuple[dict[str, Seconds], list[str]]:
-    """Backend to the seconds of requests at these sizes and the largest ones; and why backends are left out.
-
-    Raises: AutosplitError: no backend runs the model at all of these sizes.
-    """
-    whole_s: dict[str, float] = {}
-    for setting in profile.measured:
-        whole_s[setting.backend] = min(whole_s.get(setting.backend, inf), profile.whole_s(*setting))
-    ranked = [backend for backend in sorted(whole_s, key=whole_s.__getitem__) if whole_s[backend] < inf]
-    found, notes, failures = dict[str, Seconds](), list[str](), list[AutosplitError]()
-    for backend in ranked:
-        if found and whole_s[backend] >= HOPELESS * whole_s[next(iter(found))]:
-            break
-        try:
-            found[backend] = _timed(family, backend, sizes, machine, setup)
-        except AutosplitError as failure:
-            failures.append(failure)
-            notes.append(f"{backend} is left out: it does not run the model at all sizes: {failure}")
-    if not found:
-        raise failures[0] if failures else ProfileError(f"no backend takes all ops of '{profile.graph_name}'")
-    return found, notes
-
-
-def _timed(family: Family, backend: str, sizes: Sequence[tuple[int, ...]], machine: Machine, setup: Setup) -> Seconds:
-    """Seconds of requests at these sizes and the largest ones, on the whole model on the first device."""
-    one = family.only([_named(family, at) for at in sizes])
-    plan = replace(_whole(one.variants[0], backend, machine), precision=setup.precision)
-    assert setup.workspace is not None
-    with HostManager(engine_factory=Pipeline) as host:
-        engine = deploy(host, backend, one.variants[0], plan, machine, setup.workspace, one.variants[1:])
-        return {tuple(bucket.sizes.values()): bucket.seconds for bucket in measured(one, engine)}
-
-
-def _whole(traced: Traced, backend: str, machine: Machine) -> Plan:
-    ops = tuple(op.name for op in traced.graph.ops)
-    return baseline_plan(traced.graph, traced.source, "whole", backend, [(ops, machine.devices[:1])])
-
-
-def _bucketed(
-    family: Family, traffic: Traffic, curves: Mapping[str, Seconds], machine: Machine, setup: Setup
-) -> tuple[Times, Buckets]:
-    """Fit the seconds, and choose buckets; then check the fit at the bucket that counts most, and refine it."""
-    most, exact = _most_variants(family, machine)[0], family.unpaddable
-    known_s = {at: min(curve[at] for curve in curves.values()) for at in next(iter(curves.values()))}
-    times = fit_times(known_s)
-    buckets = choose_buckets(times, traffic, family.allowed, exact=exact, most=most)
-    homes = _seconds_by_home(buckets, times, traffic)
-    home = max(homes, key=homes.__getitem__)
-    if home not in known_s:
-        backend = min(curves, key=lambda name: sum(curves[name].values()))
-        told_s, known_s[home] = times.seconds(home), _timed(family, backend, [home], machine, setup)[home]
-        times = fit_times(known_s)
-        if abs(told_s / known_s[home] - 1) > ERROR:
-            buckets = choose_buckets(times, traffic, family.allowed, exact=exact, most=most)
-    return times, buckets
-
-
-def _first_sizes(family: Family, traffic: Traffic) -> list[tuple[int, ...]]:
-    """Sizes to measure beside the largest ones: the smallest that come, and the geometric mean of both in each dimension."""
-    low = [next(iter(traffic.along(dim))) for dim in family.allowed]
-    middle = []
-    for least, sizes in zip(low, family.allowed.values(), strict=True):
-        between = [size for size in sizes if size >= (least * sizes[-1]) ** 0.5]
-        middle.append(between[0])
-    largest = tuple(family.largest.values())
-    return [sizes for sizes in dict.fromkeys([tuple(low), tuple(middle)]) if sizes != largest]
-
-
-def _seconds_by_home(buckets: Buckets, times: Times, traffic: Traffic) -> dict[tuple[int, ...], float]:
-    """The share of the expected seconds that each bucket takes."""
-    found: dict[tuple[int, ...], float] = {}
-    for sizes, share in traffic.shares.items():
-        home = buckets.home(sizes)
-        found[home] = found.get(home, 0.0) + share * times.seconds(home)
-    return found
-
-
-def _most_variants(family: Family, machine: Machine) -> tuple[int, str]:
-    """How many variants memory allows, counted as if each took what the largest one takes beside the weights; and the limit."""
-    largest = family.variants[0]
-    memory = count(largest.graph, _whole(largest, "eager", machine), values_of(largest)).stages[0].memory
-    assert memory is not None
-    capped = [device for device in machine.devices if device.memory_bytes is not None]
-    free = min((device.memory_bytes or 0 for device in capped), default=0) * len(capped)
-    if not capped:
-        free = round(MEMORY_SHARE * psutil.virtual_memory().available)
-    most = (free - memory.weight_bytes) // max(memory.arena_bytes + memory.ring_bytes, 1)
-    return max(1, min(MOST_VARIANTS, most)), f"a variant takes {(memory.arena_bytes + memory.ring_bytes) / 1e6:.0f} MB"
-
-
-def _section(family: Family, buckets: Buckets) -> Shapes:
+def _section(family: Family, way: Way) -> Shapes:
+    buckets = way.buckets
     return Shapes(
         {name: dict(axes) for name, axes in family.shapes.items()},
         {dim: sizes_text(sizes) for dim, sizes in family.allowed.items()},
@@ -184,7 +67,22 @@ def _section(family: Family, buckets: Buckets) -> Shapes:
         buckets.exact_s,
         buckets.longest_s,
         dict(family.unpaddable),
+        tuple(way.curves) if way.dynamic else (),
     )
+
+
+def shapes_of(family: Family, plan: Plan, shapes: Shapes) -> Shapes:
+    """The sizes of a plan: with a program for each of fewer variants, where one of its stages cannot take every size."""
+    if not shapes.dynamic or family.symbolic is None:
+        return shapes
+    try:
+        for program in split(family.variants[0], [stage.ops for stage in plan.stages]):
+            freed(program, family.symbolic)
+    except TraceError:
+        most = int(MOST_VARIANTS ** (1 / len(shapes.buckets)))
+        steps = {dim: 1 if dim in shapes.unpaddable else ceil(len(found) / most) for dim, found in shapes.buckets.items()}
+        return replace(shapes, buckets={dim: found[:: -steps[dim]][::-1] for dim, found in shapes.buckets.items()}, dynamic=())
+    return shapes
 
 
 def weights_of(buckets: Buckets, times: Times, traffic: Traffic, profiled: Sequence[tuple[int, ...]]) -> list[float]:
@@ -223,7 +121,7 @@ class Point:
 
 
 def _point(family: Family, at: tuple[int, ...], weight: float, curves: Mapping[str, Seconds]) -> Point:
-    graph, largest, ends = family.at(_named(family, at)).graph, family.variants[0].graph, tuple(family.largest.values())
+    graph, largest, ends = family.at(named(family, at)).graph, family.variants[0].graph, tuple(family.largest.values())
     own, most = _op_bytes(graph), _op_bytes(largest)
     total, total_most = (sum(value.num_bytes for value in one.values.values()) for one in (graph, largest))
     return Point(

@@ -29,6 +29,7 @@ from autosplit.errors import DeadlineError, RefusedError, StageError, UsageError
 from autosplit.running.engine import Engine
 from autosplit.running.request import Tensors, monotonic_deadline
 from autosplit.shapes.batching import Asked, Bucket, asked, choose, joined, rows_of, separated
+from autosplit.shapes.buckets import fit_times
 from autosplit.shapes.rowcheck import require_independent_rows
 from autosplit.tracing.family import At, Family
 from autosplit.tracing.tensorspec import is_dense, kind_of
@@ -39,12 +40,17 @@ NUM_TRIALS, TRIALS_S = 3, 0.1
 """Requests by which the seconds of each variant are measured, of which the fastest counts; fewer once they took so long."""
 
 
+MOST_TIMED = 16
+"""Variants that are timed when a service starts."""
+
+
 @dataclass(eq=False)
 class _Waiting:
     """A request that waits to be joined with others."""
 
     inputs: Sequence[torch.Tensor]
     asked: Asked
+    answer: Callable[[Sequence[torch.Tensor]], Any]
     priority: int
     since_s: float
     deadline_ns: int
@@ -52,16 +58,18 @@ class _Waiting:
 
 
 def measured(family: Family, engine: Engine) -> list[Bucket]:
-    """The variants of a family with their measured seconds, of requests that are sent alone."""
-    found = []
-    for number, (traced, sizes) in enumerate(zip(family.variants, family.sizes, strict=True)):
+    """The variants of a family with their seconds of a request that is sent alone: measured, or of many fitted to some."""
+    known_s = dict[tuple[int, ...], float]()
+    step = -(-len(family.variants) // MOST_TIMED)
+    for traced, sizes in list(zip(family.variants, family.sizes, strict=True))[::step]:
         times_s = list[float]()
         while len(times_s) < NUM_TRIALS and sum(times_s) < TRIALS_S:
             begun_s = time.perf_counter()
             engine.run(traced.example_inputs)
             times_s.append(time.perf_counter() - begun_s)
-        found.append(Bucket(number, sizes, min(times_s)))
-    return found
+        known_s[tuple(sizes.values())] = min(times_s)
+    fitted_s = fit_times(known_s).seconds if step > 1 else known_s.__getitem__
+    return [Bucket(number, sizes, fitted_s(tuple(sizes.values()))) for number, sizes in enumerate(family.sizes)]
 
 
 @checked
@@ -128,7 +136,32 @@ class ShapedService(Service):
         Raises: UsageError: the arguments do not fit, a size is outside its range, or no variant takes it. RefusedError: there is
             no room, or the service is closed.
         """
-        inputs = self._inputs(args, kwargs)
+        inputs, answer = self._inputs(args, kwargs), self.family.variants[0].unflatten_outputs
+        return self._take_in(inputs, answer, priority=priority, deadline_s=deadline_s, timeout_s=timeout_s)
+
+    async def run_tensors_async(
+        self, inputs: Sequence[torch.Tensor], *, deadline_s: float | None = None, timeout_s: float | None = None
+    ) -> Tensors:
+        """Await one request: a tensor for each input of the graph, whose dtypes fit, to one for each output.
+
+        Waiting for room does not hold up the event loop. Raises: as ``submit``.
+        """
+        submit = partial(self._take_in, inputs, tuple)
+        answer: Tensors = await self._awaiting(
+            submit, returns_immediately=self.pipeline.returns_immediately, timeout_s=timeout_s, deadline_s=deadline_s
+        )
+        return answer
+
+    def _take_in(
+        self,
+        inputs: Sequence[torch.Tensor],
+        answer: Callable[[Sequence[torch.Tensor]], Any],
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> "Future[Any]":
+        """As ``submit``, of a tensor for each input of the graph; ``answer`` makes the result of the future."""
         sizes = self.family.sizes_of(inputs)
         found = asked(self.buckets, sizes, self._exact)
         if found is None:
@@ -143,7 +176,7 @@ class ShapedService(Service):
             if not self._open:
                 raise RefusedError("the request was refused: the service is closed")
             copies = [value.clone() for value in inputs]  # the caller may write to its tensors once submit returns
-            request = _Waiting(copies, found, priority, time.monotonic(), deadline_ns)
+            request = _Waiting(copies, found, answer, priority, time.monotonic(), deadline_ns)
             self._waiting.append(request)
             self.seen[tuple(sizes.values())] += 1
             self._waiting.sort(key=lambda one: one.priority)
@@ -280,7 +313,7 @@ class ShapedService(Service):
             if len(batch) > 1:  # else one caller would keep the answers of the others in memory, and write into their memory
                 values = [value.clone() for value in values]
             with suppress(InvalidStateError):
-                one.future.set_result(self.family.variants[0].unflatten_outputs(values))
+                one.future.set_result(one.answer(values))
 
 
 def _fail(batch: Sequence[_Waiting], failure: BaseException) -> None:

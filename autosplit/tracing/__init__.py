@@ -9,6 +9,7 @@ A model passes these modules in order::
     capturing    trace(): do all of the above, and make the torch-free Graph
     family       trace_family(): do it at several sizes with the same ops (resizing: other numbers in one graph)
     splitting    split(): make a StageProgram for each stage, save it to a folder and load it (weightsfile: its weights)
+    freesizes    freed(): a StageProgram that takes every size
 
 ``tensorspec`` describes the memory layout of a tensor, ``differing`` computes errors, ``programs`` writes fx graphs as JSON,
 ``operators`` lists the operators that a stranger's graph may call.

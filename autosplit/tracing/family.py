@@ -22,7 +22,7 @@ from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.flattening import Flat, move_reserved
 from autosplit.tracing.loading import WITHOUT_WEIGHTS, Model, dense_inputs
 from autosplit.tracing.programs import user_line
-from autosplit.tracing.resizing import resizable
+from autosplit.tracing.resizing import Resizable, resizable
 from autosplit.tracing.verifying import compare, own_storage
 from autosplit.values.graph import Graph
 from autosplit.values.shapes import Sizes, size_fault, sizes_text
@@ -55,6 +55,7 @@ class Family:
         masks: inputs that a call may leave out: ones at each place of a request, zeros where it is padded.
         unpaddable: dimension to the reason why padding along it changes answers; dimensions that may be padded are left out.
         make: traces the model at other sizes.
+        symbolic: the export with symbolic sizes, of which stages for every size are made; None where torch made none.
     """
 
     variants: tuple[Traced, ...]
@@ -66,6 +67,7 @@ class Family:
     masks: tuple[str, ...] = ()
     unpaddable: Mapping[str, str] = field(default_factory=dict)
     make: Callable[[At], Traced] = field(repr=False, default=lambda sizes: _unmade(sizes))
+    symbolic: Resizable | None = field(repr=False, default=None)
 
     @property
     def largest(self) -> At:
@@ -138,13 +140,13 @@ def trace_family(model: Model, shapes: Places, allowed: Mapping[str, Sizes]) -> 
     model, masks, shapes = _with_masks(replace(model, args=args, kwargs=kwargs), shapes)
     axes = _axes(model, shapes, allowed)
     with architectures.without_caches(None if model.source.spec else model.module):
-        make, largest = _maker(model, axes, allowed), {dim: sizes[-1] for dim, sizes in allowed.items()}
-        low = _apart(allowed)
+        make, symbolic = _maker(model, axes, allowed)
+        largest, low = {dim: sizes[-1] for dim, sizes in allowed.items()}, _apart(allowed)
         variants = [make(at) for at in (largest, low)]
     names = variants[0].graph.inputs
     dims = {name: dict(axes[place]) for place, name in enumerate(names) if axes.get(place)}
     out_dims = {name: _out_axes(variants, (largest, low), name) for name in variants[0].graph.outputs}
-    found = Family(tuple(variants), (largest, low), allowed, dims, out_dims, shapes, masks, {}, make)
+    found = Family(tuple(variants), (largest, low), allowed, dims, out_dims, shapes, masks, {}, make, symbolic)
     return found if low != largest else found.only([])
 
 
@@ -224,8 +226,10 @@ def _out_axes(variants: Sequence[Traced], sizes: Sequence[At], name: str) -> dic
     return {axis: pairs.get(pair, "") for axis, pair in enumerate(zip(*shapes, strict=True)) if pair[0] != pair[1]}
 
 
-def _maker(model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapping[str, Sizes]) -> Callable[[At], Traced]:
-    """A function that traces the model at given sizes, and compares it with the module."""
+def _maker(
+    model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapping[str, Sizes]
+) -> tuple[Callable[[At], Traced], Resizable | None]:
+    """A function that traces the model at given sizes, and compares it with the module; and the symbolic export."""
     largest = {dim: sizes[-1] for dim, sizes in allowed.items()}
     full = model_at(model, axes, largest)
     try:
@@ -240,7 +244,7 @@ def _maker(model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapping
             raise TraceError(
                 f"model '{model.name}' needs '{tied[1]}' and '{tied[2]}' to be equal; give both axes one name in shapes"
             ) from failure
-        return _one_by_one(model, axes, largest, failure)
+        return _one_by_one(model, axes, largest, failure), None
     flat = Flat(first.program, first.in_leaves, first.out_leaves, first.copied)
 
     def make(sizes: At) -> Traced:
@@ -248,7 +252,7 @@ def _maker(model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapping
         found = first if sizes == largest else traced_of(there, exported, plan.at(flat, sizes), check=False)
         return _checked(there, found)
 
-    return make
+    return make, replace(plan, renamed=dict(zip(first.graph.inputs, names, strict=True)))
 
 
 def _symbolic(model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapping[str, Sizes]) -> Any:

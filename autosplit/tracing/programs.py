@@ -21,7 +21,13 @@ from autosplit.tracing.operators import allowed_graph, defined_in
 
 KINDS: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-PICK = "getitem"
+PYTHON: dict[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "add": operator.add,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+}
+"""Functions of Python by their names in a file: the pick of one tensor out of several, and sums of sizes."""
 LINE = "line"
 """The key under which a node of a saved stage holds its ``user_line`` in ``meta``."""
 
@@ -114,7 +120,7 @@ def decode(nodes: Sequence[Mapping[str, Any]], *, trust: bool = False) -> fx.Gra
 
 
 def _encode_node(node: fx.Node) -> dict[str, Any]:
-    target = PICK if node.target is operator.getitem else str(node.target)
+    target = next((name for name, function in PYTHON.items() if node.target is function), str(node.target))
     try:
         return {
             "op": node.op,
@@ -178,8 +184,8 @@ def _decode_target(kind: str, target: str) -> Any:
         return "output"
     if kind != "call_function":
         raise PlanError(f"a stage's graph holds no nodes of kind {kind!r:.200}")
-    if target == PICK:
-        return operator.getitem
+    if target in PYTHON:
+        return PYTHON[target]
     parts = target.split(".")
     found: Any = torch.ops
     for part in parts:

@@ -6,7 +6,7 @@ milliseconds, where an export takes seconds.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,11 +42,18 @@ class Resizable:
         exported: the export.
         symbols: dimension to its symbol.
         arguments: op name to its arguments with a ``Size`` in place of each number that depends on sizes; other ops are left out.
+        renamed: input of the flat program to its name in the export.
     """
 
     exported: ExportedProgram
     symbols: Mapping[str, Any]
     arguments: Mapping[str, tuple[Any, Any]]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def values(self) -> dict[str, Any]:
+        """Name in the flat program to the symbolic value."""
+        found = {node.name: node.meta.get("val") for node in self.exported.graph.nodes}
+        return found | {name: found[own] for name, own in self.renamed.items()}
 
     def static(self, sizes: Mapping[str, int]) -> ExportedProgram:
         """The export with plain numbers in place of symbols, for ``flatten``."""

@@ -42,6 +42,8 @@ MOST_LINE = 300
 
 WEIGHTS = "weights.safetensors"
 DESCRIBED = ("name", "ops", "inputs", "outputs", "limits", "weights", "requires_grad", "nodes")
+FREE = "free"
+"""The field of a stage that runs at every size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +51,9 @@ class StageProgram:
     """One stage, ready to run: ``module(*inputs)`` returns the tuple of its outputs.
 
     ``module`` is a flat fx graph of ATen ops: positional placeholders in the order of ``inputs``, weights by get_attr. ``limits``
-    holds the integers that inputs are assumed to be, by assumption and name (``valueranges.assumed_limits``).
+    holds the integers that inputs are assumed to be, by assumption and name (``valueranges.assumed_limits``). ``free`` holds the
+    axes of inputs that may have any size of a dimension (``freesizes``), such as ``{"x": {1: "seq"}}``; ``inputs`` and
+    ``outputs`` are then at the largest.
     """
 
     name: str
@@ -57,6 +61,7 @@ class StageProgram:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     limits: Mapping[str, Mapping[str, Limits]] = field(default_factory=dict)
+    free: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     @cached_property
     def ops(self) -> tuple[str, ...]:
@@ -168,6 +173,7 @@ def save_stage(program: StageProgram, folder: Path, weights_of: Path | None = No
         "weights": [asdict(spec) for spec in specs],
         "requires_grad": [name for name, tensor in program.weights.items() if tensor.requires_grad],
         "nodes": programs.encode(program.module.graph),
+        **({FREE: {name: list(axes.items()) for name, axes in program.free.items()}} if program.free else {}),
     }
     key = content_hash(description)
     folder = Path(folder)
@@ -232,7 +238,8 @@ def load_stage(folder: Path, *, trust: bool = False) -> StageProgram:
         found = assemble(str(data["name"]), graph, weights, data["requires_grad"], specs["inputs"], specs["outputs"])
         for node in filter(is_op, found.module.graph.nodes):
             node.meta[programs.LINE] = f"{data['lines'][node.name]:.{MOST_LINE}}"
-        return replace(found, limits=_limits(data))
+        free = {str(name): {int(axis): str(dim) for axis, dim in axes} for name, axes in data.get(FREE, {}).items()}
+        return replace(found, limits=_limits(data), free=free)
     except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
         raise _incomplete(folder, failure) from None
 
@@ -289,7 +296,7 @@ def _description(folder: Path) -> dict[str, Any]:
     """The content of ``stage.json``. Raises: PlanError: it is missing, of another version, incomplete or changed."""
     data = read_mapping(folder / "stage.json", "stage", SCHEMA, PlanError)
     try:
-        described = {field: data[field] for field in DESCRIBED}
+        described = {field: data[field] for field in (*DESCRIBED, *([FREE] if FREE in data else []))}
         same = content_hash(described) == data["key"] and int(data["weights_file_bytes"]) >= 0
     except MALFORMED as failure:
         raise _incomplete(folder, failure) from None

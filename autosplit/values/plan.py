@@ -177,7 +177,10 @@ class Plan:
         stages = [[s.ops, s.devices, s.backend, s.threads, *([s.streams] if s.streams > 1 else [])] for s in self.stages]
         mixed = [[stage.precision for stage in self.stages]] if any(stage.precision for stage in self.stages) else []
         process = [] if self.process == "workers" else [self.process]
-        buckets = [] if self.shapes is None else [{dim: list(found) for dim, found in self.shapes.buckets.items()}]
+        sizes = {} if self.shapes is None else {dim: list(found) for dim, found in self.shapes.buckets.items()}
+        buckets: list[dict[str, Any]] = [] if self.shapes is None else [sizes]
+        if self.shapes is not None and self.shapes.dynamic:
+            buckets.append({"dynamic": sorted(self.shapes.dynamic)})
         placed = [self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision]
         return content_hash([*placed, *process, *mixed, *buckets])
 

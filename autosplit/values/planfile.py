@@ -88,7 +88,8 @@ def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
 
 def _shapes_entry(shapes: Shapes) -> dict[str, Any]:
     """The section of a plan with its sizes and buckets; the file of the plan holds lists for tuples."""
-    return {**asdict(shapes), "buckets": {dim: list(found) for dim, found in shapes.buckets.items()}}
+    buckets = {dim: list(found) for dim, found in shapes.buckets.items()}
+    return {**asdict(shapes), "buckets": buckets, "dynamic": list(shapes.dynamic)}
 
 
 class _Strict(BaseModel):

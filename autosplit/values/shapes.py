@@ -210,6 +210,7 @@ class Shapes:
         expected_s: expected seconds of a request on one device, padded to its bucket.
         exact_s, longest_s: the same at its own sizes, and padded to the largest ones.
         unpaddable: dimension to the reason why padding along it changes answers.
+        dynamic: the backends whose stages take every size in one program, in place of a program for each variant.
     """
 
     dims: Mapping[str, Mapping[int, str]]
@@ -219,6 +220,7 @@ class Shapes:
     exact_s: float = 0.0
     longest_s: float = 0.0
     unpaddable: Mapping[str, str] = field(default_factory=dict)
+    dynamic: tuple[str, ...] = ()
 
     @property
     def variants(self) -> list[dict[str, int]]:
@@ -228,7 +230,9 @@ class Shapes:
     @property
     def longest(self) -> "Shapes":
         """The same with one bucket, to which every request is padded."""
-        return replace(self, buckets={dim: found[-1:] for dim, found in self.buckets.items()}, expected_s=self.longest_s)
+        return replace(
+            self, buckets={dim: found[-1:] for dim, found in self.buckets.items()}, expected_s=self.longest_s, dynamic=()
+        )
 
     @property
     def faults(self) -> list[str]:

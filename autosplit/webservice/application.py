@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
@@ -192,7 +193,9 @@ class Application:
         """The tensors of a model."""
         model = self._model(request)
         about = {"name": model.name, "versions": [str(model.version)], "platform": "autosplit"}
-        return JSONResponse({**about, "inputs": metadata(model.inputs), "outputs": metadata(model.outputs)})
+        return JSONResponse(
+            {**about, "inputs": metadata(model.inputs, model.free), "outputs": metadata(model.outputs, model.free)}
+        )
 
     async def model_ready(self, request: Request) -> Response:
         """Whether each copy of each stage of a model is at work."""
@@ -209,7 +212,7 @@ class Application:
             with Body(self.bodies) as body:
                 num_before = -(json_bytes or 0) % 8  # binary data then begin where an item of any dtype may, and need no copy
                 data = memoryview(await body.read(request, num_before))[num_before:]
-                return await self._infer(model, read_request(data, json_bytes, model.inputs, model.outputs))
+                return await self._infer(model, read_request(data, json_bytes, model.inputs, model.outputs, model.free))
         except asyncio.CancelledError:
             if connection in connection.open_connections:  # the server ends
                 raise
@@ -224,10 +227,9 @@ class Application:
             if left_s <= 0:
                 raise HTTPException(504, f"no answer within {self.limits.request_s:g} s")
             try:
+                run = model.service.run_tensors_async if model.service else partial(self.host.run_async, model.network)
                 async with asyncio.timeout(left_s):
-                    tensors = await self.host.run_async(
-                        model.network, given.tensors, deadline_s=left_s, timeout_s=min(self.limits.queue_s, left_s)
-                    )
+                    tensors = await run(given.tensors, deadline_s=left_s, timeout_s=min(self.limits.queue_s, left_s))
                 break
             except TimeoutError as failure:  # DeadlineError too
                 raise HTTPException(504, f"no answer within {self.limits.request_s:g} s") from failure

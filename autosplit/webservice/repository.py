@@ -16,10 +16,11 @@ from autosplit.errors import RefusedError, UsageError, raise_faults
 from autosplit.loadedplan import load
 from autosplit.parsing import shown
 from autosplit.serving.hostmanager import HostManager
+from autosplit.shapes.service import ShapedService
 from autosplit.tracing.importing import same_function
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.planfile import read_plan
-from autosplit.webservice.tensors import unserved
+from autosplit.webservice.tensors import FIXED, Free, unserved
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -38,6 +39,8 @@ class ServedModel:
         inputs: the tensors of a request.
         outputs: the tensors of an answer.
         kept: what it needs while it runs; closed once it was unloaded.
+        free: axes of inputs and outputs that may have any size up to the spec's.
+        service: joins and pads requests of several sizes; None for requests of one size, which go to the network.
     """
 
     name: str
@@ -46,6 +49,8 @@ class ServedModel:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     kept: ExitStack = field(repr=False, compare=False)
+    free: Free = field(default_factory=dict)
+    service: ShapedService | None = None
 
 
 class Repository:
@@ -108,6 +113,8 @@ class Repository:
         """End the calls under way. The host closes the networks."""
         self._thread.shutdown(cancel_futures=True)
         for model in self.served:
+            if model.service is not None:
+                model.service.close()
             model.kept.close()
 
     def _call(self, work: "partial[None]") -> "Future[None]":
@@ -123,17 +130,20 @@ class Repository:
             raise UsageError(f"there is no plan for a model {shown(name)}; there are plans for: {', '.join(files) or 'none'}")
         spec = read_plan(files[name]).model.spec
         loaded = load(files[name], next((one for one in self._trusted if same_function(one, spec)), None))
-        loaded.plan.require_one_size(f"model '{name}' of a server")
-        graph, specs = loaded.traced.graph, loaded.traced.specs
+        graph, specs, family = loaded.traced.graph, loaded.traced.specs, loaded.family
         inputs, outputs = (tuple(specs[one] for one in names) for names in (graph.inputs, graph.outputs))
         raise_faults(UsageError, f"model '{name}' cannot be served", unserved((*inputs, *outputs)))
         version = next(self._versions.setdefault(name, itertools.count(1)))
         with ExitStack() as kept:
             workspace = kept.enter_context(Workspace())
             network = f"{name}/{version}"
-            deploy(self._host, network, loaded.traced, loaded.plan, loaded.machine, workspace)
+            variants, symbolic = ((), None) if family is None else (family.variants[1:], family.symbolic)
+            engine = deploy(self._host, network, loaded.traced, loaded.plan, loaded.machine, workspace, variants, symbolic)
+            service, free = (
+                (None, FIXED) if family is None else (ShapedService(family, engine), {**family.dims, **family.out_dims})
+            )
             before = self._served.get(name)
-            self._served[name] = ServedModel(name, version, network, inputs, outputs, kept.pop_all())
+            self._served[name] = ServedModel(name, version, network, inputs, outputs, kept.pop_all(), free, service)
         if before is not None:
             self._remove(before)
 
@@ -145,4 +155,6 @@ class Repository:
 
     def _remove(self, model: ServedModel) -> None:
         with model.kept:
+            if model.service is not None:
+                model.service.close()
             self._host.remove_network(model.network)

@@ -1,11 +1,12 @@
 """Tensors of the Open Inference Protocol, version 2, to torch tensors and back.
 
 A tensor is a list of numbers in JSON, or bytes after the JSON (the binary tensor data extension): little-endian, row-major.
-Names, datatypes, shapes and sizes are compared with the model's before any value is read.
+Names, datatypes, shapes and sizes are compared with the model's before any value is read. A model for requests of several sizes
+announces -1 for an axis that may have any size up to that of its spec.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -17,7 +18,7 @@ import torch
 
 from autosplit.errors import UsageError, raise_faults
 from autosplit.parsing import MAX_BRACKETS, shown
-from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import TensorSpec, row_major
 
 JSON_LENGTH = "inference-header-content-length"
 """The HTTP header with the bytes of JSON before the binary data."""
@@ -69,13 +70,39 @@ def unserved(specs: Iterable[TensorSpec]) -> list[str]:
     return [f"'{spec.name}' has dtype {spec.dtype}, which the protocol lacks" for spec in specs if spec.dtype not in DATATYPES]
 
 
-def metadata(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-    """Name, datatype and shape of each tensor, as the protocol says them."""
-    return [{"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": list(spec.shape)} for spec in specs]
+Free = Mapping[str, Collection[int]]
+"""Tensor to the axes that may have any size up to that of its spec."""
+
+FIXED: Free = {}
+"""No axis of any tensor."""
+
+
+def metadata(specs: Sequence[TensorSpec], free: Free = FIXED) -> list[dict[str, Any]]:
+    """Name, datatype and shape of each tensor, as the protocol says them: -1 for a free axis."""
+    return [{"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": _announced(spec, free)} for spec in specs]
+
+
+def _announced(spec: TensorSpec, free: Free) -> list[int]:
+    return [-1 if axis in free.get(spec.name, ()) else size for axis, size in enumerate(spec.shape)]
+
+
+def _sized(entry: Mapping[str, Any], spec: TensorSpec, free: Free) -> TensorSpec:
+    """The spec with the sizes of an input along its free axes, if these are sizes from 0 to the spec's own."""
+    shape = entry.get("shape")
+    if not free.get(spec.name) or not isinstance(shape, list) or len(shape) != len(spec.shape):
+        return spec
+    if not all(type(size) is int and 0 <= size <= most for size, most in zip(shape, spec.shape, strict=True)):
+        return spec
+    own = [size if axis in free[spec.name] else most for axis, (size, most) in enumerate(zip(shape, spec.shape, strict=True))]
+    return TensorSpec(spec.name, tuple(own), row_major(own), spec.dtype)
 
 
 def read_request(
-    body: memoryview, json_bytes: int | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    body: memoryview,
+    json_bytes: int | None,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    free: Free = FIXED,
 ) -> InferRequest:
     """A request, its tensors as views of ``body`` where they are binary and aligned.
 
@@ -84,6 +111,7 @@ def read_request(
         json_bytes: bytes of JSON; None if all is JSON.
         inputs: the model's inputs.
         outputs: the model's outputs.
+        free: axes of the inputs that may have any size up to the spec's.
     Raises: UsageError: the JSON is malformed, or every fault of its tensors.
     """
     length = len(body) if json_bytes is None else json_bytes
@@ -91,14 +119,20 @@ def read_request(
         raise UsageError(f"the header {JSON_LENGTH} says {length} bytes of JSON, and the body has {len(body)}")
     text, num_binary = bytes(body[:length]), len(body) - length
     lay_out = _layout if num_binary and length <= MAX_KEPT_BYTES else _layout.__wrapped__
-    name, entries, wanted = lay_out(text, num_binary, tuple(inputs), tuple(outputs))
+    name, entries, wanted = lay_out(
+        text, num_binary, tuple(inputs), tuple(outputs), tuple((name, tuple(axes)) for name, axes in free.items())
+    )
     tensors = {spec.name: _tensor(entry, spec, body, length + start) for entry, spec, start in entries}
     return InferRequest(name, tuple(tensors[spec.name] for spec in inputs), wanted)
 
 
 @lru_cache(256)
 def _layout(
-    text: bytes, num_binary: int, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+    text: bytes,
+    num_binary: int,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    free: tuple[tuple[str, tuple[int, ...]], ...],
 ) -> tuple[str, list[tuple[dict[str, Any], TensorSpec, int]], Mapping[str, bool]]:
     """The id, the inputs, each with its spec and its first byte of binary data, and the outputs that the JSON of a request names.
 
@@ -118,8 +152,9 @@ def _layout(
     entries, end = [], 0
     for entry in given:
         if (spec := by_name.get(entry["name"])) is not None:
-            entries.append((entry, spec, end))
-            faults += _spec_faults(entry, spec)
+            own = _sized(entry, spec, dict(free))
+            entries.append((entry, own, end))
+            faults += _spec_faults(entry, own, _announced(spec, dict(free)))
             end += _binary_bytes(entry) or 0
     if end != num_binary:
         faults.append(f"the inputs announce {end} bytes of binary data, and {num_binary} follow the JSON")
@@ -182,14 +217,15 @@ def _binary_bytes(entry: Mapping[str, Any]) -> int | None:
     return found if type(found) is int and found >= 0 else None
 
 
-def _spec_faults(entry: Mapping[str, Any], spec: TensorSpec) -> list[str]:
-    """Why an input is not of the spec; its values are not looked at, but for their number."""
+def _spec_faults(entry: Mapping[str, Any], spec: TensorSpec, announced: Sequence[int]) -> list[str]:
+    """Why an input is not of the spec, of which ``announced`` is told; its values are not looked at, but for their number."""
     name, datatype = spec.name, DATATYPES[spec.dtype]
     faults = []
     if entry.get("datatype") != datatype:
         faults.append(f"input '{name}' has datatype {shown(entry.get('datatype'))}, and the model takes {datatype}")
     if entry.get("shape") != list(spec.shape):
-        faults.append(f"input '{name}' has shape {shown(entry.get('shape'))}, and the model takes {list(spec.shape)}")
+        limit = f", at most {list(spec.shape)}" if -1 in announced else ""
+        faults.append(f"input '{name}' has shape {shown(entry.get('shape'))}, and the model takes {list(announced)}{limit}")
     if "binary_data_size" in _parameters(entry):
         size = _binary_bytes(entry)
         if size != spec.num_bytes:

@@ -14,7 +14,7 @@ from autosplit import cli
 from autosplit.commands.options import Profile
 from autosplit.errors import PlanError, UsageError
 from autosplit.serving.hostmanager import HostManager
-from autosplit.shapes.profiles import _most_variants
+from autosplit.shapes.timing import most_variants
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.planfile import read_plan
 from autosplit.webservice.repository import Repository
@@ -45,6 +45,8 @@ def test_auto_writes_a_plan_with_its_shapes(planned):
     assert {"plan", "padded to the longest"} <= data["outcomes"].keys()
     assert all(len(one["rounds_per_s"]) == 2 and min(one["rounds_per_s"]) > 0 for one in data["outcomes"].values())
     assert all(one["outputs_equal"] for one in data["outcomes"].values())
+    assert [load["in_flight"] for load in data["loads"]] == [1, 4, 16, 64]
+    assert all(load["per_s"] > 0 and 0 < load["p50_s"] <= load["p99_s"] for load in data["loads"])
 
 
 def test_plan_with_shapes_opens_and_answers_requests_of_any_size(planned):
@@ -101,9 +103,15 @@ def test_caps_make_fewer_variants():
     family = autosplit.trace(MLP, sizes={"batch": "1..8"})
     device = parse_device("cpu:0")
     weights = family.variants[0].graph.weight_bytes
-    most, limit = _most_variants(family, Machine.of([replace(device, memory_bytes=weights + 5000)]))
+    most, limit = most_variants(family, Machine.of([replace(device, memory_bytes=weights + 5000)]))
     assert 1 <= most < 6
     assert "MB" in limit
+    capped = Machine.of([replace(device, memory_bytes=weights + 20000)])
+    setup = autosplit.Setup(backends="eager", progress=False)
+    profile = autosplit.measure(replace(family, symbolic=None), capped, setup=setup)
+    most = most_variants(family, capped)[0]
+    assert any(f"at most {most} variants are made" in note for note in profile.notes)
+    assert len(profile.shapes.buckets["batch"]) <= most
 
 
 def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():
@@ -114,7 +122,19 @@ def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():
     family = autosplit.trace(Mean().eval(), (torch.randn(1, 8, 4),), shapes={"x": {1: "seq"}}, sizes={"seq": range(2, 65)})
     assert "op 'mean' mixes" in family.notes[0]
     with pytest.raises(UsageError, match=r"mean.*63 for seq 2\.\.64"):
-        autosplit.auto(family, "cpu:0", setup=autosplit.Setup(backends="eager", progress=False), budget=0)
+        autosplit.measure(replace(family, symbolic=None), "cpu:0", setup=autosplit.Setup(backends="eager", progress=False))
+
+
+def test_dimension_that_cannot_be_padded_runs_dynamically_at_each_of_its_sizes():
+    class Last(nn.Module):
+        def forward(self, x):
+            return x.flip(1)
+
+    family = autosplit.trace(Last().eval(), (torch.randn(1, 8, 4),), shapes={"x": {1: "seq"}}, sizes={"seq": range(2, 34)})
+    assert "seq" in family.unpaddable
+    profile = autosplit.measure(family, "cpu:0", setup=autosplit.Setup(backends="eager", progress=False))
+    assert profile.shapes.dynamic == ("eager",)
+    assert profile.shapes.buckets == {"seq": tuple(range(2, 34))}
 
 
 def test_shapes_without_sizes_are_refused():
@@ -124,19 +144,41 @@ def test_shapes_without_sizes_are_refused():
         autosplit.trace(nn.Linear(2, 2).eval(), torch.ones(1, 2), sizes={"batch": "1..2"})
 
 
+def test_server_takes_requests_of_any_size(planned):
+    from servedplans import LIMITS, Application, Served, listening  # needs the extra 'serve'
+
+    traced = autosplit.trace(MLP)
+    with HostManager() as host, contextlib.closing(Repository(host, {"mlp": planned[0]})) as repository:
+        repository.load("mlp").result(60)
+        application = Application(host, repository, LIMITS)
+        with listening(application) as url:
+            served = Served(traced, application, url)
+            assert served.call("GET", "/v2/models/mlp")[1]["inputs"][0]["shape"] == [-1, 16]
+            for rows in (1, 3, 8):
+                x = torch.randn(rows, 16)
+                status, answer = served.call("POST", "/v2/models/mlp/infer", _rows(x, rows))
+                assert status == 200
+                [output] = answer["outputs"]
+                assert output["shape"] == [rows, 16]
+                assert torch.allclose(torch.tensor(output["data"]).view(rows, 16), traced.program(x)[0], atol=1e-6)
+            status, answer = served.call("POST", "/v2/models/mlp/infer", _rows(torch.randn(9, 16), 9))
+            assert (status, "the model takes [-1, 16], at most [8, 16]" in answer["error"]) == (400, True)
+            status, answer = served.call("POST", "/v2/models/mlp/infer", _rows(torch.randn(0, 16), 0))
+            assert (status, "the request is empty" in answer["error"]) == (400, True)
+        repository.unload("mlp").result(60)
+
+
+def _rows(x, count):
+    return {"inputs": [{"name": "input_1", "datatype": "FP32", "shape": [count, 16], "data": x.flatten().tolist()}]}
+
+
 def test_what_holds_stages_of_one_size_refuses_a_range_and_names_the_way_out(planned, tmp_path):
     loaded = autosplit.load(planned[0])
     way_out = r"holds stages of one; make a plan for one size \(--seq-len 128, --batch 1\), or for each of them"
-    with pytest.raises(UsageError, match=f"an export {way_out}"):
-        autosplit.export(loaded.traced, loaded.plan, tmp_path / "export")
     with pytest.raises(UsageError, match=f"network 'mlp' of a bundle {way_out}"):
         autosplit.write_bundle({"mlp": (loaded.traced, loaded.plan)}, tmp_path / "bundle")
-    with (
-        HostManager() as host,
-        contextlib.closing(Repository(host, {"mlp": planned[0]})) as repository,
-        pytest.raises(UsageError, match=f"model 'mlp' of a server {way_out}"),
-    ):
-        repository.load("mlp").result(60)
+    with pytest.raises(UsageError, match="the model is traced for one; trace it with sizes="):
+        autosplit.export(loaded.traced, loaded.plan, tmp_path / "export")
     with pytest.raises(UsageError, match="the model is traced for one; trace it with sizes="):
         autosplit.open_pipeline(loaded.traced, loaded.plan)
     with pytest.raises(UsageError, match="the plan is for requests of one size, and the model is traced for several"):

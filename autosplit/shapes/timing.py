@@ -1,0 +1,244 @@
+"""Time a model at few sizes, by a program for each variant and by one that takes every size, and choose buckets for each way."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+
+import psutil
+import torch
+
+from autosplit.backends.checking import tolerance
+from autosplit.deploying.networks import deploy
+from autosplit.deploying.setup import Setup
+from autosplit.errors import AutosplitError, BackendError, ProfileError, UsageError
+from autosplit.memory.stages import count
+from autosplit.planning.baselines import baseline_plan
+from autosplit.running.engine import Engine
+from autosplit.running.pipeline import Pipeline
+from autosplit.serving.hostmanager import HostManager
+from autosplit.shapes.buckets import LEAST_GAIN, MOST_VARIANTS, Buckets, Times, choose_buckets, fit_times
+from autosplit.shapes.service import measured
+from autosplit.tracing.aliasing import values_of
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.differing import difference
+from autosplit.tracing.family import At, Family
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
+from autosplit.values.shapes import Shapes, Traffic
+
+HOPELESS = 1.5
+"""A backend that takes this many times as long as the fastest one at the largest sizes is not timed at others."""
+
+ERROR = 0.15
+"""A size whose seconds the fit misses by more than this share is added to it, and the buckets are chosen anew."""
+
+MEMORY_SHARE = 0.5
+"""Share of the free memory, where no device has a cap, that the variants of all stages may take beside the weights."""
+
+DYNAMIC_GAIN, MOST_DYNAMIC = 0.001, 256
+"""As ``LEAST_GAIN`` and ``MOST_VARIANTS``, where a bucket costs no program of its own, but only views of tensors."""
+
+Seconds = dict[tuple[int, ...], float]
+"""Sizes to the seconds of a request."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way in which stages take several sizes.
+
+    Attributes:
+        dynamic: whether a stage is one program for every size, and not one for each variant.
+        curves: backend to its measured seconds.
+        times: the seconds of the fastest backend at each size, fitted.
+        buckets: the buckets with the fewest expected seconds.
+    """
+
+    dynamic: bool
+    curves: Mapping[str, Seconds]
+    times: Times
+    buckets: Buckets
+
+
+def named(family: Family, sizes: tuple[int, ...]) -> At:
+    """The sizes by the names of their dimensions."""
+    return dict(zip(family.allowed, sizes, strict=True))
+
+
+def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Machine, setup: Setup) -> tuple[Way, list[str]]:
+    """The way with the fewest expected seconds, with its buckets; and notes on the other one and on backends that are left out.
+
+    Each backend that may win is timed at few sizes in both ways. One program for every size counts as better if it is as fast:
+    it takes the memory of one.
+
+    Raises: AutosplitError: no backend runs the model at all of these sizes. UsageError: too many sizes that may not be padded.
+    """
+    sizes, notes = _first_sizes(family, traffic), list[str]()
+    (most, limit), ranked = most_variants(family, machine), _ranked(profile)
+    curves = _curves(family, ranked, sizes, machine, setup, notes)
+    found, failures = list[Way](), list[AutosplitError]()
+    try:
+        found.append(_bucketed(family, traffic, curves, machine, setup, most))
+    except UsageError as failure:  # one program for every size may take what variants do not
+        failures.append(failure)
+    if most < MOST_VARIANTS:
+        notes.append(f"{limit}, so that at most {most} variants are made")
+    if family.symbolic is not None and setup.precision == "f32":
+        try:
+            free = _curves(family, {name: ranked[name] for name in curves}, sizes, machine, setup, notes, dynamic=True)
+            found.append(_bucketed(family, traffic, free, machine, setup, MOST_DYNAMIC, dynamic=True))
+        except AutosplitError as failure:
+            failures.append(failure)
+    if not found:
+        raise failures[0]
+    best, expected_s = min(reversed(found), key=lambda way: way.buckets.expected_s), [way.buckets.expected_s for way in found]
+    if len(found) > 1:
+        notes.append(
+            f"{1e3 * expected_s[1]:.4g} ms a request by one program for every size, {1e3 * expected_s[0]:.4g} ms by a program "
+            f"for each variant: {'the first' if best.dynamic else 'the second'} is taken"
+        )
+    return best, notes
+
+
+def _ranked(profile: Profile) -> dict[str, float]:
+    """Backend to the seconds of the largest request on its fastest device, the fastest first.
+
+    Raises: ProfileError: no backend takes all ops.
+    """
+    whole_s: dict[str, float] = {}
+    for setting in profile.measured:
+        whole_s[setting.backend] = min(whole_s.get(setting.backend, inf), profile.whole_s(*setting))
+    found = {name: whole_s[name] for name in sorted(whole_s, key=whole_s.__getitem__) if whole_s[name] < inf}
+    if not found:
+        raise ProfileError(f"no backend takes all ops of '{profile.graph_name}'")
+    return found
+
+
+def _curves(
+    family: Family,
+    ranked: Mapping[str, float],
+    sizes: Sequence[tuple[int, ...]],
+    machine: Machine,
+    setup: Setup,
+    notes: list[str],
+    dynamic: bool = False,
+) -> dict[str, Seconds]:
+    """Backend to the seconds of requests at these sizes and the largest ones; ``notes`` gets why backends are left out.
+
+    Raises: AutosplitError: no backend runs the model at all of these sizes.
+    """
+    found, failures = dict[str, Seconds](), list[AutosplitError]()
+    for backend, whole_s in ranked.items():
+        if found and whole_s >= HOPELESS * ranked[next(iter(found))]:
+            break
+        try:
+            found[backend] = _timed(family, backend, sizes, machine, setup, dynamic)
+        except AutosplitError as failure:
+            failures.append(failure)
+            how = "in one program" if dynamic else "by a program for each"
+            notes.append(f"{backend} does not run the model at all sizes {how}: {failure}")
+    if not found:
+        raise failures[0]
+    return found
+
+
+def _timed(
+    family: Family, backend: str, sizes: Sequence[tuple[int, ...]], machine: Machine, setup: Setup, dynamic: bool
+) -> Seconds:
+    """Seconds of requests at these sizes and the largest ones, on the whole model on the first device.
+
+    Raises: AutosplitError: the backend does not run it. BackendError: one program for every size gives wrong numbers.
+    """
+    one = family.only([named(family, at) for at in sizes])
+    plan = replace(_whole(one.variants[0], backend, machine), precision=setup.precision)
+    if dynamic:
+        plan = replace(plan, shapes=Shapes({}, {}, {}, dynamic=(backend,)))
+    assert setup.workspace is not None
+    with HostManager(engine_factory=Pipeline) as host:
+        traced, *others = one.variants
+        engine = deploy(host, backend, traced, plan, machine, setup.workspace, others, one.symbolic)
+        if dynamic:
+            _require_right(one, engine, tolerance(setup.precision))
+        return {tuple(bucket.sizes.values()): bucket.seconds for bucket in measured(one, engine)}
+
+
+def _require_right(family: Family, engine: Engine, limit: float) -> None:
+    """Raises: BackendError: an answer differs from the model's by more than ``limit`` of its largest value."""
+    for traced, sizes in zip(family.variants, family.sizes, strict=True):
+        with torch.inference_mode():
+            wanted = traced.program(*traced.example_inputs)
+        for name, found, own in zip(traced.graph.outputs, engine.run(traced.example_inputs), wanted, strict=True):
+            if (error := difference(found, own)[1]) > limit:
+                at = ", ".join(f"{dim} {size}" for dim, size in sizes.items())
+                raise BackendError(f"output '{name}' at {at} is off by {error:.2g}, and {limit:.2g} is allowed")
+
+
+def _whole(traced: Traced, backend: str, machine: Machine) -> Plan:
+    ops = tuple(op.name for op in traced.graph.ops)
+    return baseline_plan(traced.graph, traced.source, "whole", backend, [(ops, machine.devices[:1])])
+
+
+def _bucketed(
+    family: Family,
+    traffic: Traffic,
+    curves: Mapping[str, Seconds],
+    machine: Machine,
+    setup: Setup,
+    most: int,
+    dynamic: bool = False,
+) -> Way:
+    """Fit the seconds, and choose buckets; then check the fit at the bucket that counts most, and refine it."""
+    choose = partial(
+        choose_buckets,
+        traffic=traffic,
+        allowed=family.allowed,
+        exact=family.unpaddable,
+        most=most,
+        least_gain=DYNAMIC_GAIN if dynamic else LEAST_GAIN,
+    )
+    known_s = {at: min(curve[at] for curve in curves.values()) for at in next(iter(curves.values()))}
+    times = fit_times(known_s)
+    buckets = choose(times)
+    homes = _seconds_by_home(buckets, times, traffic)
+    home = max(homes, key=homes.__getitem__)
+    if home not in known_s:
+        backend = min(curves, key=lambda name: sum(curves[name].values()))
+        told_s, known_s[home] = times.seconds(home), _timed(family, backend, [home], machine, setup, dynamic)[home]
+        times = fit_times(known_s)
+        if abs(told_s / known_s[home] - 1) > ERROR:
+            buckets = choose(times)
+    return Way(dynamic, curves, times, buckets)
+
+
+def _first_sizes(family: Family, traffic: Traffic) -> list[tuple[int, ...]]:
+    """Sizes to measure beside the largest ones: the smallest that come, and the geometric mean of both in each dimension."""
+    low = [next(iter(traffic.along(dim))) for dim in family.allowed]
+    middle = []
+    for least, sizes in zip(low, family.allowed.values(), strict=True):
+        between = [size for size in sizes if size >= (least * sizes[-1]) ** 0.5]
+        middle.append(between[0])
+    largest = tuple(family.largest.values())
+    return [sizes for sizes in dict.fromkeys([tuple(low), tuple(middle)]) if sizes != largest]
+
+
+def _seconds_by_home(buckets: Buckets, times: Times, traffic: Traffic) -> dict[tuple[int, ...], float]:
+    """The share of the expected seconds that each bucket takes."""
+    found: dict[tuple[int, ...], float] = {}
+    for sizes, share in traffic.shares.items():
+        home = buckets.home(sizes)
+        found[home] = found.get(home, 0.0) + share * times.seconds(home)
+    return found
+
+
+def most_variants(family: Family, machine: Machine) -> tuple[int, str]:
+    """How many variants memory allows, counted as if each took what the largest one takes beside the weights; and the limit."""
+    largest = family.variants[0]
+    memory = count(largest.graph, _whole(largest, "eager", machine), values_of(largest)).stages[0].memory
+    assert memory is not None
+    capped = [device for device in machine.devices if device.memory_bytes is not None]
+    free = min((device.memory_bytes or 0 for device in capped), default=0) * len(capped)
+    if not capped:
+        free = round(MEMORY_SHARE * psutil.virtual_memory().available)
+    most = (free - memory.weight_bytes) // max(memory.arena_bytes + memory.ring_bytes, 1)
+    return max(1, min(MOST_VARIANTS, most)), f"a variant takes {(memory.arena_bytes + memory.ring_bytes) / 1e6:.0f} MB"

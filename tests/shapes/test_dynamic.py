@@ -1,0 +1,157 @@
+"""Stages that run at every size in one program, on each backend that takes them."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import autosplit
+from autosplit.backends.base import get_backend
+from autosplit.backends.workspace import Workspace
+from autosplit.errors import TraceError, UsageError
+from autosplit.exporting.base import TARGETS, get_target
+from autosplit.running.modules import StageFolder
+from autosplit.running.swapping import with_swapped_weights
+from autosplit.shapes.profiles import shapes_of
+from autosplit.shapes.service import ShapedService
+from autosplit.tracing.family import Family
+from autosplit.tracing.freesizes import freed
+from autosplit.tracing.splitting import load_stage, split, unsplit
+from autosplit.values.plan import UNKNOWN, Plan, Process, Stage
+from autosplit.values.planfile import read_plan, write_plan
+from autosplit.values.shapes import Shapes, sizes_text
+
+SIZES = [{"batch": 1, "seq": 2}, {"batch": 3, "seq": 5}, {"batch": 4, "seq": 8}]
+
+
+class Mixed(nn.Module):
+    """Views and a product of both sizes, as in attention and mixtures of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, seq, _ = x.shape
+        heads = self.first(x).view(batch, seq, 2, 4).transpose(1, 2)
+        weights = (heads @ heads.transpose(-1, -2)).softmax(-1)
+        found: torch.Tensor = self.last((weights @ heads).transpose(1, 2).reshape(batch * seq, 2, 4))
+        return found.view(batch, seq, 6) + torch.arange(seq)[None, :, None]
+
+
+@pytest.fixture(scope="module")
+def family() -> Family:
+    torch.manual_seed(0)
+    shapes = {"x": {0: "batch", 1: "seq"}}
+    return autosplit.trace(Mixed().eval(), torch.randn(2, 4, 6), shapes=shapes, sizes={"batch": "1..4", "seq": "2..8"})
+
+
+@pytest.fixture(scope="module")
+def workspace() -> Iterator[Workspace]:
+    with Workspace() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("backend", ["eager", "onnxruntime", "openvino"])
+def test_one_program_gives_the_answers_of_each_variant(family: Family, workspace: Workspace, backend: str) -> None:
+    assert family.symbolic is not None
+    folder = workspace.add(freed(unsplit(family.variants[0]), family.symbolic), backend, "f32")
+    run = get_backend(backend).load(folder, 1, trust=True)
+    for sizes in SIZES:
+        traced = family.at(sizes)
+        for found, wanted in zip(run(traced.example_inputs), traced.program(*traced.example_inputs), strict=True):
+            assert found.shape == wanted.shape
+            assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_saved_stage_keeps_its_free_axes(family: Family, workspace: Workspace) -> None:
+    assert family.symbolic is not None
+    program = freed(unsplit(family.variants[0]), family.symbolic)
+    loaded = load_stage(workspace.save(program), trust=True)
+    assert loaded.free == program.free == {"x": {0: "batch", 1: "seq"}}
+    assert loaded.module.code == program.module.code
+
+
+def test_stage_whose_inputs_lack_a_size_names_it_and_gets_variants(family: Family) -> None:
+    ops = [op.name for op in family.graph.ops]
+    joined = max(place for place, op in enumerate(family.graph.ops) if "linear" in op.operator)
+    assert family.symbolic is not None
+    with pytest.raises(TraceError, match="does not follow from its inputs"):
+        freed(split(family.variants[0], [ops[: joined + 1], ops[joined + 1 :]])[1], family.symbolic)
+    plan, sizes = _plan(family, "eager", 1), {"batch": (1, 2, 3, 4), "seq": tuple(range(2, 9))}
+    parts = [replace(plan.stages[0], ops=part) for part in (tuple(ops[: joined + 1]), tuple(ops[joined + 1 :]))]
+    asked = Shapes({}, {}, sizes, dynamic=("eager",))
+    assert shapes_of(family, plan, asked) == asked
+    assert shapes_of(family, replace(plan, stages=tuple(parts)), asked).dynamic == ()
+    assert shapes_of(family, replace(plan, stages=tuple(parts)), asked).buckets == {"batch": (1, 2, 3, 4), "seq": (2, 4, 6, 8)}
+
+
+def _plan(family: Family, backend: str, num_stages: int, process: Process = "workers") -> Plan:
+    """A plan with dynamic stages, cut at the attention weights if there are two."""
+    ops = [op.name for op in family.graph.ops]
+    cut = ops.index("softmax") if num_stages > 1 else len(ops)
+    parts = [part for part in (ops[:cut], ops[cut:]) if part]
+    stages = tuple(Stage(f"part{number}", tuple(part), ("cpu:0",), backend) for number, part in enumerate(parts))
+    sizes = {dim: sizes_text(found) for dim, found in family.allowed.items()}
+    shapes = Shapes({}, sizes, {"batch": (1, 3, 4), "seq": (2, 5, 8)}, unpaddable=family.unpaddable, dynamic=(backend,))
+    return Plan(family.variants[0].source, family.graph.hash, "", stages, UNKNOWN, process=process, shapes=shapes)
+
+
+@pytest.mark.parametrize(("process", "num_stages"), [("workers", 2), ("caller", 1)])
+def test_plan_with_dynamic_stages_takes_any_size(family: Family, process: Process, num_stages: int) -> None:
+    with autosplit.open_pipeline(family, _plan(family, "eager", num_stages, process)) as service:
+        assert isinstance(service, ShapedService)
+        modules = {one.module for one in service.pipeline.wiring.stages[0].at_each_size()}
+        assert len(modules) == 1
+        for sizes in SIZES:
+            traced = family.at(sizes)
+            assert torch.allclose(service(*traced.example_inputs), traced.run(*traced.example_inputs), atol=1e-5)
+
+
+def test_export_to_onnx_has_named_axes(family: Family, tmp_path: Path) -> None:
+    plan = _plan(family, "onnxruntime", 2)
+    autosplit.export(family, plan, tmp_path / "out")
+    listed = json.loads((tmp_path / "out" / "stages.json").read_text())
+    sessions = [onnxruntime.InferenceSession(tmp_path / "out" / stage["file"]) for stage in listed["stages"]]
+    assert sessions[0].get_inputs()[0].shape == ["batch", "seq", 6]
+    for sizes in SIZES:
+        traced = family.at(sizes)
+        values = {name: tensor.numpy() for name, tensor in zip(listed["inputs"], traced.example_inputs, strict=True)}
+        for stage, session in zip(listed["stages"], sessions, strict=True):
+            made = session.run(stage["outputs"], {name: values[name] for name in stage["inputs"]})
+            values |= dict(zip(stage["outputs"], made, strict=True))
+        [wanted] = traced.program(*traced.example_inputs)
+        assert torch.allclose(torch.from_numpy(values[listed["outputs"][0]]), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", sorted(set(TARGETS) - {"onnxruntime"}))
+def test_other_targets_say_that_they_take_one_size(family: Family, tmp_path: Path, target: str) -> None:
+    if get_target(target).missing():
+        pytest.skip(str(get_target(target).missing()))
+    with pytest.raises(UsageError, match=f"{target} takes one; export it to onnxruntime, or make a plan for one size"):
+        autosplit.export(family, _plan(family, "eager", 1), tmp_path / "out", target)
+
+
+def test_swapped_weights_keep_one_program(family: Family, tmp_path: Path) -> None:
+    weights = {name: torch.zeros(weight.shape) for name, weight in family.graph.weights.items()}
+    with autosplit.open_pipeline(family, _plan(family, "eager", 1)) as service:
+        swapped = with_swapped_weights(service.pipeline.wiring, ["part0"], "all", weights, tmp_path / "new")
+    [module] = {one.module for one in swapped.stages[0].at_each_size()}
+    assert isinstance(module, StageFolder)
+    run = module.load(1, "cpu:0", shared=False)
+    for batch, seq in ((3, 5), (1, 2)):
+        [answer] = run([torch.randn(batch, seq, 6)])
+        assert torch.equal(answer, torch.arange(float(seq))[None, :, None].expand(batch, seq, 6))
+
+
+def test_plan_file_keeps_the_dynamic_backends(family: Family, tmp_path: Path) -> None:
+    plan = _plan(family, "onnxruntime", 2)
+    write_plan(plan, family.graph, tmp_path / "plan.yaml")
+    read = read_plan(tmp_path / "plan.yaml").resolve(family.graph)
+    assert (read.shapes, read.hash) == (plan.shapes, plan.hash)
+    assert read.hash != replace(plan, shapes=replace(read.shapes, dynamic=())).hash
