@@ -1,7 +1,8 @@
-"""Generation: sequences of tokens, whose keys and values stay in the stages that made them.
+"""Generation: models that go on with sequences of tokens, whose keys and values stay in the stages that made them.
 
 ::
 
+    sampling   settings of a sequence, and the operator that chooses its next token
     attention  the operator attend, and KVCache, the memory that it writes
     decoders   a model becomes a step: N tokens of any sequences in, their next tokens out
 """
