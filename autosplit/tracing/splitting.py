@@ -13,7 +13,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -121,7 +121,18 @@ def unsplit(traced: Traced) -> StageProgram:
 def _program(
     traced: Traced, name: str, stage_of: Mapping[str, int], stage: int, inputs: Sequence[str], outputs: Sequence[str]
 ) -> StageProgram:
-    """Copy the stage's nodes; weights are read before their first use."""
+    def is_inside(node: fx.Node) -> bool:
+        return stage_of.get((node.all_input_nodes[0] if is_pick(node) else node).name) == stage
+
+    module = part_of(traced.program, filter(is_inside, traced.program.graph.nodes), inputs, outputs, name.capitalize())
+    limits = assumed_limits(traced.program, inputs) if traced.source.values == "finite" else {}
+    return StageProgram(name, module, _specs(traced, inputs), _specs(traced, outputs), limits)
+
+
+def part_of(
+    program: fx.GraphModule, nodes: Iterable[fx.Node], inputs: Sequence[str], outputs: Sequence[str], name: str
+) -> fx.GraphModule:
+    """Copy some nodes of a flat program to one of its own, a class ``name``; weights are read before their first use."""
     graph = fx.Graph()
     copies: dict[str, fx.Node] = {}
     for value in inputs:
@@ -132,15 +143,11 @@ def _program(
             copies[node.name] = graph.node_copy(node, copy_of)
         return copies[node.name]
 
-    for node in traced.program.graph.nodes:
-        maker = node.all_input_nodes[0] if is_pick(node) else node
-        if stage_of.get(maker.name) == stage:
-            copy_of(node)
+    for node in nodes:
+        copy_of(node)
     graph.output(tuple(copies[value] for value in outputs))
-    weights = {weight: programs.weight(traced.program, weight) for weight in programs.weight_names(graph)}
-    module = fx.GraphModule(weights, graph, class_name=name.capitalize())
-    limits = assumed_limits(traced.program, inputs) if traced.source.values == "finite" else {}
-    return StageProgram(name, module, _specs(traced, inputs), _specs(traced, outputs), limits)
+    weights = {weight: programs.weight(program, weight) for weight in programs.weight_names(graph)}
+    return fx.GraphModule(weights, graph, class_name=name)
 
 
 def _specs(traced: Traced, values: Sequence[str]) -> tuple[TensorSpec, ...]:
