@@ -5,4 +5,5 @@
     sampling   settings of a sequence, and the operator that chooses its next token
     attention  the operator attend, and KVCache, the memory that it writes
     decoders   a model becomes a step: N tokens of any sequences in, their next tokens out
+    steps      a step traced at several sizes, and how often each comes
 """
