@@ -22,6 +22,7 @@ from torch import nn
 
 from autosplit.errors import ModelError
 from autosplit.generating.attention import KVCache
+from autosplit.generating.sampling import SAMPLE
 
 ATTENTION = "autosplit"
 """The name of our attention among those of transformers; it has no entry in their table of masks, so none is made."""
@@ -215,3 +216,32 @@ def _given(variable: ContextVar[Any], value: Any) -> Iterator[None]:
         yield
     finally:
         variable.reset(before)
+
+
+class Step(nn.Module):
+    """A decoder with the choice of next tokens at its end.
+
+    Args:
+        decoder: as made by ``cached``.
+        max_sequences: sequences side by side.
+        max_length: tokens of a sequence.
+    """
+
+    history: torch.Tensor
+
+    def __init__(self, decoder: nn.Module, max_sequences: int, max_length: int) -> None:
+        super().__init__()
+        self.decoder, self.max_sequences = decoder, max_sequences
+        self.register_buffer("history", torch.zeros(max_sequences + 1, max_length, dtype=torch.int64), persistent=False)
+
+    def forward(self, ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, sampling: torch.Tensor) -> torch.Tensor:
+        """The next tokens ``[min(N, max_sequences)]`` of the first tokens of a step; -1 where logits are not finite.
+
+        Args:
+            ids, slots, positions: int64 ``[N]``. Padding is zeros, in slot 0.
+            sampling: float64 ``[N, 5]``, ``Sampling.row`` of each token.
+        """
+        logits = _logits(self.decoder, ids, slots, positions)
+        rows = torch.arange(_sym_min(len(ids), self.max_sequences), device=logits.device)
+        found: torch.Tensor = SAMPLE(logits.index_select(0, rows), self.history, ids, slots, positions, sampling)
+        return found

@@ -16,13 +16,11 @@ from collections.abc import Sequence
 
 from autosplit.errors import DeadlineError, RefusedError, StageError
 from autosplit.generating.sequences import Generation, Part, Step, num_giving
+from autosplit.generating.steps import TOKENS
 from autosplit.shapes.batching import Bucket
 
 PROMPT_SHARE = 0.5
 """Share of the seconds of steps that prompts may take from sequences that decode: it at most doubles their time per token."""
-
-TOKENS = "tokens"
-"""The dimension of the variants of a step."""
 
 
 class Scheduler:

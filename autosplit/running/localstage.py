@@ -32,6 +32,7 @@ from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import STATUS_WORDS
 from autosplit.running.wiring import Wiring
+from autosplit.tracing.splitting import states_in
 from autosplit.tracing.tensorspec import Announced, TensorSpec, announced, check_outputs, laid_out, zeros
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class LocalStage:
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
         before_bytes, begun_s = anonymous_bytes(os.getpid()), time.perf_counter()
         try:
-            self._loaded = [_load(one, replica, wiring) for one in stage.at_each_size()]
+            with states_in({}):
+                self._loaded = [_load(one, replica, wiring) for one in stage.at_each_size()]
         except AutosplitError:
             raise
         except Exception as failure:
