@@ -26,6 +26,7 @@ from autosplit.generating.sequences import Capacity, Generation, Step, token_ids
 from autosplit.generating.tallies import GenerationStats, Tally
 from autosplit.running.request import monotonic_deadline
 from autosplit.shapes.batching import Bucket
+from autosplit.values.plan import Plan
 
 
 class StepPipeline(Protocol):
@@ -53,6 +54,7 @@ class Generator:
         capacity: what its caches hold.
         num_stages: steps under way at most.
         queue_capacity: sequences that may wait for a slot before ``submit`` blocks or refuses.
+        plan: the stages of the pipeline.
         opened: closes the pipeline and what it needs; by default others do.
     """
 
@@ -64,11 +66,12 @@ class Generator:
         num_stages: int,
         *,
         queue_capacity: int = 256,
+        plan: Plan | None = None,
         opened: ExitStack | None = None,
     ) -> None:
         if queue_capacity < 1:
             raise UsageError(f"queue_capacity must be at least 1 sequence, but is {queue_capacity}")
-        self.pipeline, self.capacity = pipeline, capacity
+        self.pipeline, self.capacity, self.plan = pipeline, capacity, plan
         self._queue_capacity, self._opened = queue_capacity, opened or ExitStack()
         self._scheduler = Scheduler(buckets, capacity.max_sequences, num_stages)
         self._answers = deque[tuple[Step, "Future[Any]"]]()

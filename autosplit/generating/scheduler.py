@@ -185,8 +185,8 @@ class Scheduler:
         return parts
 
     def _bucket(self, num_tokens: int) -> Bucket:
-        """The fastest variant that takes so many tokens."""
-        return min((one for one in self._buckets if one.sizes[TOKENS] >= num_tokens), key=lambda one: one.seconds)
+        """The smallest variant that takes so many tokens."""
+        return next(one for one in self._buckets if one.sizes[TOKENS] >= num_tokens)
 
 
 def _part(generation: Generation, most: int) -> Part:
