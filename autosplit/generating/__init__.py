@@ -6,4 +6,8 @@
     attention  the operator attend, and KVCache, the memory that it writes
     decoders   a model becomes a step: N tokens of any sequences in, their next tokens out
     steps      a step traced at several sizes, and how often each comes
+    sequences  a sequence from its prompt to its last token, and the steps that compute it
+    scheduler  which tokens of which sequences run in the next step
+    tallies    what the sequences of a generator took
+    generators Generator: takes sequences from any thread, as futures, lists or streams
 """

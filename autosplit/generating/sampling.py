@@ -95,7 +95,7 @@ def _sample(
         ids: int64 [N].
         slots: int64 [N].
         positions: int64 [N]; a token at ``max_length`` or beyond is not written.
-        sampling: float64 [N, 5], ``Sampling.row`` of each token.
+        sampling: float64 [N, 5], ``Sampling.row`` of each token; zeros, as in padding, take the largest logit.
     Returns: int64 [R]; -1 in a row with a logit that is not a number, with infinity, or without any finite logit.
     """
     within = positions < state_history.shape[1]
@@ -103,7 +103,7 @@ def _sample(
     best, tokens = logits.max(1)
     settings = sampling[: len(logits)].tolist()
     for row, (temperature, top_p, top_k, seed, penalty) in enumerate(settings):
-        if temperature == 0 and penalty == 1:
+        if temperature == 0 and penalty in (0, 1):
             continue
         scores = logits[row].double()
         if penalty != 1:
