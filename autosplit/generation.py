@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
-from torch.export import ExportedProgram
 
 from autosplit.api import measure, search
 from autosplit.arguments import checked
@@ -55,9 +54,11 @@ def generator(
         prompt, new: tokens of a usual prompt and of its answer, for which the plan is made.
         setup: backends, precision, store, and the progress function.
         budget: limits of time, or seconds for the planner.
-    Raises: ModelError: the model has no caches that stages can keep. UsageError: a number is below 1. Others as ``search`` and
-        ``open_pipeline``.
+    Raises: ModelError: the model has no caches that stages can keep. UsageError: a number is below 1, or there are hosts.
+        Others as ``search`` and ``open_pipeline``.
     """
+    if setup.hosts is not None:
+        raise UsageError("the caches of a generator are on this machine; leave out the hosts of the setup")
     wanted, machine = replace(constraints or Constraints(), max_replicas=1), as_machine(devices)
     wanted.require_consistent(machine)
     with progress_shown(setup.progress) as progress:
@@ -84,9 +85,12 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -
 
 def _module_of(model: str | Path | nn.Module) -> nn.Module:
     """The module that a spec names, or that is given. Raises: as ``load_model``. UsageError: an exported program."""
-    module = load_model(model).module if isinstance(model, str | Path) else model
-    if isinstance(module, ExportedProgram):
-        raise UsageError("an exported program computes whole sequences; give the module that it was made of")
+    if isinstance(model, nn.Module):
+        return model
+    if str(model).endswith(".pt2"):
+        raise UsageError(f"'{model}' is an exported program, which computes whole sequences; give the module that it was made of")
+    module = load_model(model).module
+    assert isinstance(module, nn.Module)  # only a .pt2 file holds anything else
     return module
 
 

@@ -120,9 +120,16 @@ class Generator:
         settings = _sampling(sampling)
         for prompt in prompts:
             token_ids(prompt, settings, self.capacity)  # before any of them runs
-        futures = [self._submit(prompt, settings.of(number)) for number, prompt in enumerate(prompts)]
-        for future in futures:
-            future.exception()
+        futures = list[Future[list[int]]]()
+        try:
+            for number, prompt in enumerate(prompts):
+                futures.append(self._submit(prompt, settings.of(number)))
+            for future in futures:
+                future.exception()
+        except BaseException:  # Ctrl-C, or the generator was closed
+            for future in futures:
+                future.cancel()
+            raise
         return [future.result() for future in futures]
 
     def stream(self, prompt: Sequence[int] | torch.Tensor, **options: Any) -> Iterator[int]:
@@ -233,14 +240,11 @@ class Generator:
                 self._changed.wait()
             else:
                 self._changed.notify_all()
-        if step is not None:
-            self._send(step)
-        for generation in ended:
-            with suppress(InvalidStateError):  # it was cancelled
-                if generation.failure is None:
-                    generation.future.set_result(generation.new_tokens)
-                else:
-                    generation.future.set_exception(generation.failure)
+        try:
+            if step is not None:
+                self._send(step)
+        finally:
+            _resolve(ended)
         return True
 
     def _send(self, step: Step) -> None:
@@ -271,13 +275,9 @@ class Generator:
         """Fail every sequence after an error in the thread itself."""
         with self._changed:
             self._is_open, self._failure = False, failure
-            self._scheduler.num_under_way = 0
-            self._scheduler.fail_all(failure)
-            ended = self._scheduler.ended
+            self._scheduler.abandon(failure)
             self._changed.notify_all()
-        for generation in ended:
-            with suppress(InvalidStateError):
-                generation.future.set_exception(failure)
+        _resolve(self._scheduler.ended)
 
 
 def _sampling(options: dict[str, Any]) -> Sampling:
@@ -286,6 +286,16 @@ def _sampling(options: dict[str, Any]) -> Sampling:
     faults = [f"there is no option '{name}'; there are {', '.join(known)}" for name in options if name not in known]
     raise_faults(UsageError, "the sampling is not understood", faults)
     return Sampling(**options)
+
+
+def _resolve(ended: Sequence[Generation]) -> None:
+    """Give the futures of sequences that have ended their results."""
+    for generation in ended:
+        with suppress(InvalidStateError):  # it was cancelled
+            if generation.failure is None:
+                generation.future.set_result(generation.new_tokens)
+            else:
+                generation.future.set_exception(generation.failure)
 
 
 def _stream(tokens: "SimpleQueue[int | None]", future: "Future[list[int]]") -> Iterator[int]:

@@ -71,6 +71,13 @@ class Scheduler:
         for generation in list(self._running):
             self._end(generation, failure)
 
+    def abandon(self, failure: BaseException) -> None:
+        """End every sequence at once: no step is answered any more."""
+        self.num_under_way = 0
+        for generation in self._running:
+            generation.num_under_way = 0
+        self.fail_all(failure)
+
     def next_step(self) -> Step | None:
         """The next step, which counts as under way from now on; None if nothing is ready, or no stage is free."""
         self._drop()

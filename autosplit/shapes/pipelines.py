@@ -46,14 +46,9 @@ def open_pipeline(
     if not isinstance(traced, Family):
         if plan.shapes is not None:
             raise UsageError("the plan is for requests of several sizes, and the model is traced for one; trace it with sizes=")
-        variants: tuple[Traced, ...] = (traced,)
-        family = None
-    else:
-        family = traced if plan.shapes is None else traced.only(plan.shapes.variants)
-        variants = family.variants
-    engine, opened = open_engine(variants, plan, devices, hosts, profile)
-    if family is None:
-        return Service(variants[0], engine, opened)
+        return Service(traced, *open_engine((traced,), plan, devices, hosts, profile))
+    family = traced if plan.shapes is None else traced.only(plan.shapes.variants)
+    engine, opened = open_engine(family.variants, plan, devices, hosts, profile)
     with opened:
         kept = ExitStack()
         service = ShapedService(family, engine, max_wait_s=max_wait_s, opened=kept)

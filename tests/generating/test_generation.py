@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -64,3 +65,12 @@ def test_limits_are_those_of_the_model(llama, generator):
         generator.submit([1] * (LENGTH + 1))
     with pytest.raises(autosplit.UsageError, match=f"{vocabulary} is no token id; ids are 0 to {vocabulary - 1}"):
         generator.submit([vocabulary], max_new_tokens=1)
+
+
+def test_hosts_and_exported_programs_are_refused_before_anything_is_measured():
+    setup = autosplit.Setup(progress=False)
+    object.__setattr__(setup, "hosts", SimpleNamespace())
+    with pytest.raises(autosplit.UsageError, match="on this machine"):
+        autosplit.generator("transformers:LlamaForCausalLM", "cpu:0", setup=setup)
+    with pytest.raises(autosplit.UsageError, match="give the module that it was made of"):
+        autosplit.generator("whole.pt2", "cpu:0", setup=autosplit.Setup(progress=False))

@@ -151,8 +151,9 @@ def test_an_error_of_the_scheduler_itself_fails_all_and_hangs_nobody(pipeline, m
     monkeypatch.setattr(threading, "excepthook", lambda error: None)
     with opened(pipeline) as generator:
         pipeline.outcome = lambda inputs, variant: torch.zeros(0)  # no tokens
-        with pytest.raises(IndexError):
-            generator.submit([1]).result()
+        with generator._changed:  # so that all of them are there before the first step
+            futures = [generator.submit([number]) for number in range(2 * SLOTS)]
+        assert {type(future.exception(30)) for future in futures} == {IndexError}
         with pytest.raises(IndexError):
             generator.submit([1])
 
