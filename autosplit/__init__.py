@@ -46,6 +46,11 @@ if TYPE_CHECKING:
     from autosplit.errors import TraceError as TraceError
     from autosplit.errors import UsageError as UsageError
     from autosplit.errors import WorkerError as WorkerError
+    from autosplit.generating.attention import KVCache as KVCache
+    from autosplit.generating.generators import Generator as Generator
+    from autosplit.generating.sampling import Sampling as Sampling
+    from autosplit.generation import generator as generator
+    from autosplit.generation import open_generator as open_generator
     from autosplit.loadedplan import LoadedPlan as LoadedPlan
     from autosplit.loadedplan import load as load
     from autosplit.pages.writing import write_report as write_report
@@ -86,6 +91,10 @@ _NAMES = {
     "errors": "AutosplitError BackendError BundleError DeadlineError DeviceError GraphError "
     "InfeasibleError MissingExtraError ModelError PlanError ProfileError RefusedError StageError TraceError UsageError "
     "WorkerError",
+    "generating.attention": "KVCache",
+    "generating.generators": "Generator",
+    "generating.sampling": "Sampling",
+    "generation": "generator open_generator",
     "loadedplan": "LoadedPlan load",
     "shapes.batching": "rows_family",
     "shapes.pipelines": "open_pipeline",

@@ -21,6 +21,7 @@ from autosplit.commands.benching import bench
 from autosplit.commands.bundles import bundle
 from autosplit.commands.console import LogLines, answered, say, show
 from autosplit.commands.evaluating import evaluate
+from autosplit.commands.generating import generate
 from autosplit.commands.measuring import devices, profile
 from autosplit.commands.placing import annotate, memory
 from autosplit.commands.reasons import is_expected, reason, require_address_space
@@ -112,7 +113,23 @@ def _app(
     """Split a PyTorch model over the devices of a machine, prove the plan, run it, and show measured beside predicted."""
 
 
-for command in (devices, profile, search, evaluate, run, auto, annotate, memory, report, export, bundle, serve, bench, status):
+for command in (
+    devices,
+    profile,
+    search,
+    evaluate,
+    run,
+    auto,
+    generate,
+    annotate,
+    memory,
+    report,
+    export,
+    bundle,
+    serve,
+    bench,
+    status,
+):
     app.command(command.__name__, cls=Command)(flags.command(_guarded(command)))
 
 

@@ -51,7 +51,7 @@ ALLOWED = {
     },
     "typer": {"commands", "cli"},
     "rich": {"commands", "progress", "terminal"},
-    "transformers": {"tracing.architectures", "tracing.checkpoints"},
+    "transformers": {"generating.decoders", "tracing.architectures", "tracing.checkpoints"},
     "ray": {"compat.raysettings", "clusters.localnodes", "clusters.raynodes", "exporting"},
     "onnxruntime": {"backends", "compat.runtimes", "bundling.driver", "exporting"},
     "openvino": {"backends", "compat.runtimes", "bundling.driver", "exporting"},

@@ -37,6 +37,7 @@ from autosplit.backends.onnxfile import (
     require_numpy,
     whole_folder,
 )
+from autosplit.backends.pieces import in_pieces, piece_folders, write_pieces
 from autosplit.backends.ports import BoundMemory, Port
 from autosplit.backends.sharedweights import SHARED, share
 from autosplit.compat.runtimes import Binding
@@ -69,27 +70,33 @@ class OnnxRuntimeBackend(FileBackend):
 
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
         """Whether the optimised file is there."""
-        return (folder / OPTIMISED).is_dir()
+        return all((place / OPTIMISED).is_dir() for place in piece_folders(folder))
 
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
-        """Write the ONNX file and the optimised one into the stage's folder."""
-        stage = prepare_onnx(program, folder)
-        with whole_folder(folder / OPTIMISED) as building:
-            optimise(stage.path, building / MODEL)
+        """Write the ONNX file and the optimised one of each piece."""
+        for place, piece in write_pieces(program, folder).items():
+            stage = prepare_onnx(piece, place)
+            if not (place / OPTIMISED).is_dir():
+                with whole_folder(place / OPTIMISED) as building:
+                    optimise(stage.path, building / MODEL)
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
         """Write the files of a stage in a process apart, and let it use the packed weights of another variant of it."""
         super().prepare(program, folder, precision)
-        if first is not None and not (folder / OPTIMISED / SHARED).exists():
-            share(folder / OPTIMISED / MODEL, first / OPTIMISED / MODEL)
+        for place, other in zip(piece_folders(folder), piece_folders(first) if first is not None else (), strict=False):
+            if not (place / OPTIMISED / SHARED).exists():
+                share(place / OPTIMISED / MODEL, other / OPTIMISED / MODEL)
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
     ) -> Runnable:
-        """Open a session on the optimised file."""
+        """Open a session on the optimised file of each piece."""
         require_precision(self, precision)
-        stage = open_optimised(folder)
-        return with_check(session_runnable(stage, threads, shared), check_of(folder, self.assumed))
+
+        def opened(place: Path) -> Runnable:
+            return session_runnable(open_optimised(place), threads, shared)
+
+        return with_check(in_pieces(folder, opened, threads, trust), check_of(folder, self.assumed))
 
     def refuses_kind(self, kind: str) -> str | None:
         """Name the provider that this build of ONNX Runtime lacks."""

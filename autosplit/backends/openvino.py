@@ -20,8 +20,9 @@ import torch
 
 from autosplit.backends.base import Backend, Done, FileBackend, Precision, Runnable, Streams, require_precision
 from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
-from autosplit.backends.limiting import check_of
+from autosplit.backends.limiting import check_of, with_check
 from autosplit.backends.onnxfile import ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx, require_numpy
+from autosplit.backends.pieces import in_pieces, piece_folders, write_pieces
 from autosplit.backends.ports import BoundMemory
 from autosplit.backends.quiet import quiet
 from autosplit.compat.runtimes import fold_constants
@@ -64,21 +65,28 @@ class OpenVinoBackend(FileBackend):
         return (folder / TRIED.format(precision)).exists()
 
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
-        """Write the ONNX file to the stage's folder, and compile it once: a crash of the compiler must not be a worker's."""
-        compiled_model(prepare_onnx(program, folder), settings(1, precision))
+        """Write the ONNX file of each piece, and compile it once: a crash of the compiler must not be a worker's."""
+        for place, piece in write_pieces(program, folder).items():
+            compiled_model(prepare_onnx(piece, place), settings(1, precision))
         (folder / TRIED.format(precision)).touch()
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
     ) -> Runnable:
-        """Compile the ONNX file."""
+        """Compile the ONNX file of each piece."""
         require_precision(self, precision)
-        stage = replace(open_onnx(folder), check=check_of(folder, self.assumed))
-        return compiled_runnable(stage, compiled_model(stage, settings(threads, precision)))
+
+        def opened(place: Path) -> Runnable:
+            stage = open_onnx(place)
+            return compiled_runnable(stage, compiled_model(stage, settings(threads, precision)))
+
+        return with_check(in_pieces(folder, opened, threads, trust), check_of(folder, self.assumed))
 
     def load_streams(self, folder: Path, threads: int, streams: int, precision: Precision = "f32") -> Streams:
         """Compile the ONNX file for ``streams`` requests at once."""
         require_precision(self, precision)
+        if piece_folders(folder) != [folder]:
+            raise BackendError("a stage with custom operators has no streams: torch runs these, one request at a time")
         stage = replace(open_onnx(folder), check=check_of(folder, self.assumed))
         return OpenVinoStreams(stage, compiled_model(stage, settings(threads, precision, streams)), streams)
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from autosplit.backends.onnxfile import open_onnx
+from autosplit.backends.pieces import piece_folders
 from autosplit.backends.ports import Port
 from autosplit.values.samples import Precision
 
@@ -44,8 +45,8 @@ class Probe(Protocol):
 
 
 def probe(backend: str, folder: Path, threads: int, precision: Precision = "f32") -> Probe | None:
-    """The prepared stage under its backend's profiler; None if the backend has none, or numpy lacks a dtype of the stage."""
-    if backend not in ("onnxruntime", "openvino"):
+    """The prepared stage under its backend's profiler; None if there is none, numpy lacks a dtype, or it runs in pieces."""
+    if backend not in ("onnxruntime", "openvino") or piece_folders(folder) != [folder]:
         return None
     stage = open_onnx(folder)
     if not all(port.spec.in_numpy for port in (*stage.inputs, *stage.outputs)):

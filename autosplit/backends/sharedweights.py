@@ -24,13 +24,16 @@ Blob = tuple[int, int]
 def share(path: Path, first: Path) -> None:
     """Let tensors of the graph ``path`` refer to equal ones of the graph ``first``, and keep the others in its own data file.
 
-    Both are graphs that ``align`` has seen, on one disk, each with its tensors in a file of its name and '.data'.
+    A graph without large tensors has no such file, and nothing to share. Both are graphs that ``align`` has seen, on
+    one disk, each with its tensors in a file of its name and '.data'.
     Raises: ValueError: an entry of a tensor has another form.
     """
     import onnx
 
-    model = onnx.load(str(path), load_external_data=False)
     own, others = _data_of(path), _data_of(first)
+    if not (own.exists() and others.exists()):
+        return
+    model = onnx.load(str(path), load_external_data=False)
     known: dict[bytes, int] = {}
     with others.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for tensor in _outside(onnx.load(str(first), load_external_data=False)):

@@ -18,7 +18,7 @@ from autosplit.errors import BackendError
 from autosplit.files import content_hash
 from autosplit.scratch import scratch_folder
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.programs import weight, weight_names
+from autosplit.tracing.programs import state_names, weight, weight_names
 from autosplit.tracing.splitting import StageProgram, save_stage
 from autosplit.tracing.verifying import distinct_inputs
 from autosplit.values.machine import Device
@@ -136,8 +136,12 @@ class Workspace:
 
 
 def _state(program: fx.GraphModule) -> list[tuple[int, int]]:
-    """The address of each weight, and how often it was changed in place; two models of one shape differ in nothing else."""
-    weights = [weight(program, name) for name in weight_names(program.graph)]
+    """The address of each weight, and how often it was changed in place; two models of one shape differ in nothing else.
+
+    States change with each run, and are in no file.
+    """
+    states = state_names(program.graph)
+    weights = [weight(program, name) for name in weight_names(program.graph) if name not in states]
     return [(tensor.data_ptr(), num_writes(tensor)) for tensor in weights]
 
 

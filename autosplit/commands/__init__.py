@@ -12,4 +12,5 @@
     bundles       bundle                      watching       status, run --watch
     sharing       search for several models
     serving       serve                        benching       bench
+    generating    generate
 """

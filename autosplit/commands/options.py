@@ -142,50 +142,16 @@ class Devices(Clustered):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile(Devices):
+class Measured(Devices):
     """Model and measurement."""
 
     model: Annotated[str, typer.Argument(help=MODEL_HELP)]
-    batch: Annotated[
-        str, typer.Option(callback=_sizes, help="Items in one request; search and auto also take a range: 1..16, or 1,2,4.")
-    ] = "1"
-    seq_len: Annotated[
-        str | None,
-        typer.Option(callback=_sizes, help="Tokens in one item, or a range like --batch: 16..512; default: the model's example."),
-    ] = None
-    trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2 file, which can run code of its maker.")] = False
     backend: Annotated[str, typer.Option(help=BACKEND_HELP)] = BACKENDS_DEFAULT
     profiles: Profiles = None
     remeasure: Annotated[bool, typer.Option(help="Measure again what the store already has.")] = False
     precision: Annotated[
         Precision, typer.Option(help="bf16, or f32: the model's own dtypes. In bf16 the report says how far the outputs are off.")
     ] = "f32"
-    values: Annotated[
-        Literal["finite", "any"],
-        typer.Option(help="any: requests may hold NaN, infinity, huge integers, ids beyond their tables."),
-    ] = "finite"
-    trust_backend: Annotated[str, typer.Option(help="Backends that get ops even where they compute otherwise than eager.")] = ""
-
-    @property
-    def sizes(self) -> dict[str, Sizes]:
-        """The sizes of each dimension for requests of several sizes; empty for one size. Raises: UsageError: no sizes."""
-        texts = {"batch": self.batch, "seq": self.seq_len}
-        found = {dim: parse_sizes(text) for dim, text in texts.items() if text is not None}
-        several = any(len(sizes) > 1 for sizes in found.values())
-        return {dim: sizes for dim, sizes in found.items() if len(sizes) > 1 or sizes[0] > 1} if several else {}
-
-    @property
-    def request(self) -> dict[str, int | None]:
-        """Items and tokens of each request, where all have one size. Raises: UsageError: they have several."""
-        if self.sizes:
-            raise UsageError("requests of several sizes are for search, auto and run; give one number")
-        [batch] = parse_sizes(self.batch)
-        return {"batch": batch, "seq_len": None if self.seq_len is None else parse_sizes(self.seq_len)[0]}
-
-    @property
-    def trusted(self) -> tuple[str, ...]:
-        """The backends that are trusted."""
-        return tuple(name.strip() for name in self.trust_backend.split(",") if name.strip())
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -213,6 +179,46 @@ class Profile(Devices):
             log=log,
             hosts=hosts,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(Measured):
+    """Model and measurement."""
+
+    batch: Annotated[
+        str, typer.Option(callback=_sizes, help="Items in one request; search and auto also take a range: 1..16, or 1,2,4.")
+    ] = "1"
+    seq_len: Annotated[
+        str | None,
+        typer.Option(callback=_sizes, help="Tokens in one item, or a range like --batch: 16..512; default: the model's example."),
+    ] = None
+    trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2 file, which can run code of its maker.")] = False
+    values: Annotated[
+        Literal["finite", "any"],
+        typer.Option(help="any: requests may hold NaN, infinity, huge integers, ids beyond their tables."),
+    ] = "finite"
+    trust_backend: Annotated[str, typer.Option(help="Backends that get ops even where they compute otherwise than eager.")] = ""
+
+    @property
+    def sizes(self) -> dict[str, Sizes]:
+        """The sizes of each dimension for requests of several sizes; empty for one size. Raises: UsageError: no sizes."""
+        texts = {"batch": self.batch, "seq": self.seq_len}
+        found = {dim: parse_sizes(text) for dim, text in texts.items() if text is not None}
+        several = any(len(sizes) > 1 for sizes in found.values())
+        return {dim: sizes for dim, sizes in found.items() if len(sizes) > 1 or sizes[0] > 1} if several else {}
+
+    @property
+    def request(self) -> dict[str, int | None]:
+        """Items and tokens of each request, where all have one size. Raises: UsageError: they have several."""
+        if self.sizes:
+            raise UsageError("requests of several sizes are for search, auto and run; give one number")
+        [batch] = parse_sizes(self.batch)
+        return {"batch": batch, "seq_len": None if self.seq_len is None else parse_sizes(self.seq_len)[0]}
+
+    @property
+    def trusted(self) -> tuple[str, ...]:
+        """The backends that are trusted."""
+        return tuple(name.strip() for name in self.trust_backend.split(",") if name.strip())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +270,7 @@ class Search(Profile):
     isolate: Annotated[bool, typer.Option("--isolate", help="Keep the model out of the process that calls it.")] = False
 
     def setup(self, progress: Progress, log: Callable[[str], None] | None = None, hosts: "Hosts | None" = None) -> "Setup":
-        """How to measure and plan; errors as for ``Profile.setup``."""
+        """How to measure and plan; errors as for ``Measured.setup``."""
         setup = super().setup(progress, log, hosts)
         return dataclasses.replace(
             setup, queue_depth=self.queue_depth, seed=self.seed, isolate=self.isolate, profile_of=self.profile_of

@@ -99,7 +99,7 @@ def place(
 
 def _require_same_weights(program: StageProgram, other: StageProgram) -> None:
     """Raises: PlanError: a weight of another variant differs from that of the largest one."""
-    for name in program.weights.keys() | other.weights.keys():
+    for name in (program.weights.keys() | other.weights.keys()) - set(program.states):
         own, its = program.weights.get(name), other.weights.get(name)
         if own is None or its is None or spec_of(name, own) != spec_of(name, its) or not torch.equal(own, its):
             raise PlanError(

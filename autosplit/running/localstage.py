@@ -32,6 +32,7 @@ from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import STATUS_WORDS
 from autosplit.running.wiring import Wiring
+from autosplit.tracing.splitting import states_in
 from autosplit.tracing.tensorspec import Announced, TensorSpec, announced, check_outputs, laid_out, zeros
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ class LocalStage:
         try:
             stage.module.import_packages()
             self._loaded = list[_Loaded]()
-            for one, run, is_new in stage.load_each_size(replica, shared=len(stage.devices) > 1):
+            with states_in({}):
+                loaded = stage.load_each_size(replica, shared=len(stage.devices) > 1)
+            for one, run, is_new in loaded:
                 same = None if is_new else next(found for found in self._loaded if found.stage.module == one.module)
                 self._loaded.append(_loaded(one, run, wiring, same))
         except AutosplitError:

@@ -1,12 +1,16 @@
 """Messages between the host and a worker over the control channel; tensors go through rings instead."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autosplit.running.ring import RingHandle
+import torch
+
+from autosplit.memory.lives import aligned
+from autosplit.running.ring import RingHandle, create_shared, map_shared
 from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import StatusBlockHandle
+from autosplit.tracing.tensorspec import TensorSpec, storage_bytes
 from autosplit.values.machine import Device
 
 
@@ -22,6 +26,28 @@ class RingPort:
 
 
 @dataclass(frozen=True, slots=True)
+class StatesHandle:
+    """The states of a replica (see ``splitting``) in memory of the host, which a new worker finds as a dead one left it."""
+
+    fd: int
+    specs: tuple[TensorSpec, ...]
+
+    @staticmethod
+    def create(specs: Sequence[TensorSpec]) -> "StatesHandle":
+        """New memory of zeros. Raises: OSError: no more descriptors."""
+        return StatesHandle(create_shared(sum(aligned(storage_bytes(spec)) for spec in specs)), tuple(specs))
+
+    def open(self) -> dict[str, torch.Tensor]:
+        """The bytes of each state by its name."""
+        found, end = dict[str, torch.Tensor](), 0
+        memory = map_shared(self.fd, sum(aligned(storage_bytes(spec)) for spec in self.specs))
+        for spec in self.specs:
+            start, end = end, end + aligned(storage_bytes(spec))
+            found[spec.name] = memory[start:end]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """The first message to a worker: its stage, which replica of it, and its rings."""
 
@@ -32,6 +58,7 @@ class WorkerConfig:
     status_block: StatusBlockHandle
     number: int
     spin_s: float
+    states: StatesHandle | None = None
     providers: Mapping[str, str] = field(default_factory=dict)
     """Import path of the provider of each kind of accelerator (``accelerators.PROVIDERS`` of the host)."""
 

@@ -1,11 +1,12 @@
 """Start the workers of a pipeline on their devices, all or none, and replace workers that died."""
 
 import contextlib
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Concatenate
@@ -18,13 +19,16 @@ from autosplit.errors import AutosplitError, BackendError, RefusedError, WorkerE
 from autosplit.memory.slots import HOST
 from autosplit.running.inflight import Lanes
 from autosplit.running.keptfiles import KeptFiles
-from autosplit.running.messages import Ready, RingPort, WorkerConfig
+from autosplit.running.messages import Ready, RingPort, StatesHandle, WorkerConfig
 from autosplit.running.modules import StageFolder
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
+from autosplit.running.stage import StagePlacement
 from autosplit.running.stageworker import StageWorker
 from autosplit.running.statusblock import SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
 from autosplit.running.wiring import Wiring
+from autosplit.tracing.splitting import saved_states
+from autosplit.tracing.tensorspec import TensorSpec
 
 LOAD_TIMEOUT_S = 300.0
 RELOAD_LEAST_S = 30.0
@@ -128,6 +132,9 @@ class Deployment:
             for files in self.kept.values():
                 ends.callback(files.close)
             ends.callback(self.status_block.close)
+            for states in (config.states for config in self.worker_configs):
+                if states is not None:
+                    ends.callback(os.close, states.fd)
             for ring in (ring for rings in self.rings for ring in rings):
                 ends.callback(ring.close)
             for worker in reversed(self.workers):
@@ -145,6 +152,7 @@ class Deployment:
             return start_thread(name, config)
         handles = [handle for port in (*config.sources, *config.sinks) for handle in port.rings if handle is not None]
         fds = [config.status_block.fd, *(fd for handle in handles for fd in handle.fds)]
+        fds += [] if config.states is None else [config.states.fd]
         worker = spawn_worker(
             "autosplit.running.stageworker:main",
             name=name,
@@ -185,6 +193,7 @@ def provision(wiring: Wiring) -> Deployment:
     """Make the rings of ``wiring`` and start its workers; they are loaded and wait to run."""
     workers = list(wiring.workers())
     rings: list[tuple[Ring, ...]] = []
+    configs: list[WorkerConfig] = []
     status_block = StatusBlock.create(wiring.most_in_flight, len(workers), wiring.num_lanes)
     try:
         for channel in wiring.channels:
@@ -194,16 +203,21 @@ def provision(wiring: Wiring) -> Deployment:
                 made.append(Ring.create(channel.layouts, channel.num_slots, channel.every))
                 rings[-1] = tuple(made)
         shared = Counter(core for stage in wiring.stages for device in stage.devices for core in device.cores)
-        configs = [
-            _config_of(wiring, rings, status_block, number, stage, replica, shared)
-            for number, (stage, replica) in enumerate(workers)
-        ]
+        for number, (stage, replica) in enumerate(workers):
+            configs.append(_config_of(wiring, rings, status_block, number, stage, replica, shared))
+            specs = _states_of(wiring.stages[stage])
+            configs[-1] = replace(configs[-1], states=StatesHandle.create(specs) if specs else None)
     except BaseException:
-        Deployment(wiring, tuple(rings), status_block, []).close()
+        Deployment(wiring, tuple(rings), status_block, configs).close()
         raise
     deployment = Deployment(wiring, tuple(rings), status_block, configs)
     deployment.start()
     return deployment
+
+
+def _states_of(stage: StagePlacement) -> Sequence[TensorSpec]:
+    """The states of a stage. Only a saved stage has any: nobody knows what a function keeps."""
+    return saved_states(stage.module.folder) if isinstance(stage.module, StageFolder) else ()
 
 
 def _config_of(

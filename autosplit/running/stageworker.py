@@ -23,6 +23,7 @@ from autosplit.running.messages import Ready, WorkerConfig
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, VARIANT, Slot
 from autosplit.running.stagerings import StageRings
 from autosplit.running.statusblock import StatusBlock, WorkerStatus
+from autosplit.tracing.splitting import states_in
 from autosplit.tracing.tensorspec import check_outputs
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class StageWorker:
 
     def load(self) -> str:
         """Load the stage at each size; return its note about itself, or ''."""
-        with freed_memory_returned():
+        states = {} if self._config.states is None else self._config.states.open()
+        with freed_memory_returned(), states_in(states):
             loaded = self._config.stage.load_each_size(self._config.replica, shared=self._config.spin_s == 0)
         for one, run, is_new in loaded:
             if is_new:

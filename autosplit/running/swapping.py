@@ -75,7 +75,7 @@ def with_weights(program: StageProgram, weights: Mapping[str, torch.Tensor]) -> 
 
 
 def _faults(programs: Mapping[str, StageProgram], weights: Mapping[str, torch.Tensor]) -> list[str]:
-    known = {name: tensor for program in programs.values() for name, tensor in program.weights.items()}
+    known = {name: tensor for one in programs.values() for name, tensor in one.weights.items() if name not in one.states}
     faults = [f"no stage of the group reads '{name}'" for name in weights if name not in known]
     for name, tensor in weights.items():
         if name in known:

@@ -1,5 +1,6 @@
 """``open_pipeline``: a plan as a running service, for requests of one size or of any size within ranges."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from autosplit.arguments import checked
@@ -9,11 +10,13 @@ from autosplit.deploying.service import Service
 from autosplit.deploying.setup import Hosts
 from autosplit.devices.discovering import Devices
 from autosplit.errors import UsageError
+from autosplit.running.engine import Engine
 from autosplit.running.pipeline import Pipeline
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.service import ShapedService
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family
+from autosplit.tracing.resizing import Resizable
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
@@ -44,21 +47,33 @@ def open_pipeline(
     if not isinstance(traced, Family):
         if plan.shapes is not None:
             raise UsageError("the plan is for requests of several sizes, and the model is traced for one; trace it with sizes=")
-        variants: tuple[Traced, ...] = (traced,)
-        family = None
-    else:
-        family = traced if plan.shapes is None else traced.only(plan.shapes.variants)
-        variants = family.variants
+        return Service(traced, *open_engine((traced,), plan, devices, hosts, profile))
+    family = traced if plan.shapes is None else traced.only(plan.shapes.variants)
+    engine, opened = open_engine(family.variants, plan, devices, hosts, profile, family.symbolic)
+    with opened:
+        kept = ExitStack()
+        service = ShapedService(family, engine, max_wait_s=max_wait_s, opened=kept)
+        kept.push(opened.pop_all())  # not before: a service that cannot be made leaves its engine to this block
+        return service
+
+
+def open_engine(
+    variants: Sequence[Traced],
+    plan: Plan,
+    devices: Devices | None,
+    hosts: Hosts | None = None,
+    profile: Profile | None = None,
+    symbolic: Resizable | None = None,
+) -> tuple[Engine, ExitStack]:
+    """The plan as a running network of flat tensors, at the sizes of the variants, and what closes it.
+
+    The first variant is the largest. ``symbolic`` is for plans that take every size in one program (``Family.symbolic``). Other
+    arguments and errors are those of ``open_pipeline``.
+    """
     machine = hosts.machine if hosts is not None else machine_of_plan(plan, devices)
     engine_factory = hosts.engine_factory(variants[0], plan, profile) if hosts is not None else Pipeline
     with ExitStack() as opened:
         workspace = opened.enter_context(Workspace())
         host = opened.enter_context(HostManager(engine_factory=engine_factory))
-        symbolic = None if family is None else family.symbolic
         engine = deploy(host, variants[0].graph.name, variants[0], plan, machine, workspace, variants[1:], symbolic)
-        if family is None:
-            return Service(variants[0], engine, opened.pop_all())
-        kept = ExitStack()
-        service = ShapedService(family, engine, max_wait_s=max_wait_s, opened=kept)
-        kept.push(opened.pop_all())  # not before: a service that cannot be made leaves its engine to this block
-        return service
+        return engine, opened.pop_all()

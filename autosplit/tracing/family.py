@@ -126,21 +126,29 @@ def resized(tensor: torch.Tensor, axes: Mapping[int, str], sizes: At) -> torch.T
     return tensor
 
 
-def trace_family(model: Model, shapes: Places, allowed: Mapping[str, Sizes]) -> Family:
+def trace_family(
+    model: Model, shapes: Places, allowed: Mapping[str, Sizes], inputs_at: Callable[[At], tuple[Any, ...]] | None = None
+) -> Family:
     """Trace a model at its largest and its smallest sizes.
 
     Args:
         model: with example inputs of any sizes.
         shapes: parameter of the model to axis to dimension, such as ``{"input_ids": {1: "seq"}}``.
         allowed: dimension to its sizes.
+        inputs_at: makes the positional example inputs of each size, where parts of the largest ones would be no typical request.
     Raises: UsageError: with every fault of ``shapes``. TraceError: as ``capturing.trace``, or a dimension for which the model has
         other ops at other sizes.
     """
     args, kwargs = own_storage((tuple(model.args), dict(model.kwargs)))
     model, masks, shapes = _with_masks(replace(model, args=args, kwargs=kwargs), shapes)
     axes = _axes(model, shapes, allowed)
+
+    def model_of(sizes: At) -> Model:
+        found = model_at(model, axes, sizes)
+        return found if inputs_at is None else replace(found, args=inputs_at(sizes))
+
     with architectures.without_caches(None if model.source.spec else model.module):
-        make, symbolic = _maker(model, axes, allowed)
+        make, symbolic = _maker(model_of, axes, allowed)
         largest, low = {dim: sizes[-1] for dim, sizes in allowed.items()}, _apart(allowed)
         variants = [make(at) for at in (largest, low)]
     names = variants[0].graph.inputs
@@ -227,11 +235,11 @@ def _out_axes(variants: Sequence[Traced], sizes: Sequence[At], name: str) -> dic
 
 
 def _maker(
-    model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapping[str, Sizes]
+    model_of: Callable[[At], Model], axes: Mapping[int, Mapping[int, str]], allowed: Mapping[str, Sizes]
 ) -> tuple[Callable[[At], Traced], Resizable | None]:
     """A function that traces the model at given sizes, and compares it with the module; and the symbolic export."""
     largest = {dim: sizes[-1] for dim, sizes in allowed.items()}
-    full = model_at(model, axes, largest)
+    full = model_of(largest)
     try:
         exported = export(full, _symbolic(full, axes, allowed))
         names = list(dense_inputs(exported))
@@ -242,13 +250,13 @@ def _maker(
     except TraceError as failure:
         if tied := TIED.search(str(failure.__cause__)):
             raise TraceError(
-                f"model '{model.name}' needs '{tied[1]}' and '{tied[2]}' to be equal; give both axes one name in shapes"
+                f"model '{full.name}' needs '{tied[1]}' and '{tied[2]}' to be equal; give both axes one name in shapes"
             ) from failure
-        return _one_by_one(model, axes, largest, failure), None
+        return _one_by_one(model_of, largest, failure), None
     flat = Flat(first.program, first.in_leaves, first.out_leaves, first.copied)
 
     def make(sizes: At) -> Traced:
-        there = model_at(model, axes, sizes)
+        there = model_of(sizes)
         found = first if sizes == largest else traced_of(there, exported, plan.at(flat, sizes), check=False)
         return _checked(there, found)
 
@@ -268,19 +276,17 @@ def _symbolic(model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapp
     return found
 
 
-def _one_by_one(
-    model: Model, axes: Mapping[int, Mapping[int, str]], largest: At, symbolic_failure: TraceError
-) -> Callable[[At], Traced]:
+def _one_by_one(model_of: Callable[[At], Model], largest: At, symbolic_failure: TraceError) -> Callable[[At], Traced]:
     """A function that traces the model anew for each size. Raises: TraceError: the model cannot be traced at all."""
-    first = trace(model_at(model, axes, largest), check=False)
+    first = trace(model_of(largest), check=False)
 
     def make(sizes: At) -> Traced:
-        there = model_at(model, axes, sizes)
+        there = model_of(sizes)
         found = first if sizes == largest else trace(there, check=False)
         if fault := _other_ops(first, found):
             apart = ", ".join(f"'{dim}' {largest[dim]} and {size}" for dim, size in sizes.items() if size != largest[dim])
             raise TraceError(
-                f"model '{model.name}' computes with other ops at other sizes ({apart}): {fault}. Give only sizes at which it "
+                f"model '{there.name}' computes with other ops at other sizes ({apart}): {fault}. Give only sizes at which it "
                 f"has the same ops, or compute with tensors there. With symbolic sizes: {symbolic_failure}"
             ) from symbolic_failure
         return _checked(there, found)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autosplit.compat.torchparts import OpOverload
+from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.errors import PlanError
 from autosplit.tracing.operators import allowed_graph, defined_in
 
@@ -59,6 +59,20 @@ class Observer(fx.Interpreter):
 def weight_names(graph: fx.Graph) -> list[str]:
     """The names of the weights that a graph reads, each once, in the order of their first use."""
     return list(dict.fromkeys(str(node.target) for node in graph.nodes if node.op == "get_attr"))
+
+
+def state_names(graph: fx.Graph) -> list[str]:
+    """Those of the weights that are states: memory that an operator writes, and that outlives the call.
+
+    The schema tells: an operator of the namespace ``autosplit`` names such an argument ``state...``.
+    """
+    found: dict[str, None] = {}
+    for node in graph.nodes:
+        schema = schema_of(node.target) if isinstance(node.target, OpOverload) else None
+        if schema is not None and schema.name.startswith("autosplit::"):
+            given = {**dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)), **node.kwargs}
+            found |= {str(value.target): None for name, value in given.items() if name.startswith("state")}
+    return list(found)
 
 
 def weight(program: torch.nn.Module, name: str) -> torch.Tensor:

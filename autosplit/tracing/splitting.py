@@ -6,6 +6,9 @@ graph's outputs) need. A weight that two stages read is in both.
 
 A stage folder holds ``stage.json`` (names, layouts, and the nodes as JSON: see ``programs``) and ``weights.safetensors``, which
 processes map (see ``weightsfile``), so that replicas share its pages. Reading a folder runs no code from it.
+
+A state (``programs.state_names``) is a weight that is not in the file. It is zeros in memory of the process that loads the stage,
+or in memory that ``states_in`` names, which outlives the process.
 """
 
 import contextlib
@@ -13,7 +16,8 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +35,7 @@ from autosplit.tracing import programs
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.indexlimits import Limits
-from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict, spec_of
+from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict, spec_of, storage_bytes, view_storage
 from autosplit.tracing.valueranges import Assumed, assumed_limits
 from autosplit.tracing.weightsfile import map_weights, write_weights
 from autosplit.values.placement import placement_faults
@@ -72,6 +76,11 @@ class StageProgram:
     def weights(self) -> dict[str, torch.Tensor]:
         """Its weights by name."""
         return {name: programs.weight(self.module, name) for name in programs.weight_names(self.module.graph)}
+
+    @cached_property
+    def states(self) -> tuple[str, ...]:
+        """The names of those of its weights that are states."""
+        return tuple(programs.state_names(self.module.graph))
 
     @cached_property
     def packages(self) -> tuple[str, ...]:
@@ -126,7 +135,18 @@ def unsplit(traced: Traced) -> StageProgram:
 def _program(
     traced: Traced, name: str, stage_of: Mapping[str, int], stage: int, inputs: Sequence[str], outputs: Sequence[str]
 ) -> StageProgram:
-    """Copy the stage's nodes; weights are read before their first use."""
+    def is_inside(node: fx.Node) -> bool:
+        return stage_of.get((node.all_input_nodes[0] if is_pick(node) else node).name) == stage
+
+    module = part_of(traced.program, filter(is_inside, traced.program.graph.nodes), inputs, outputs, name.capitalize())
+    limits = assumed_limits(traced.program, inputs) if traced.source.values == "finite" else {}
+    return StageProgram(name, module, _specs(traced, inputs), _specs(traced, outputs), limits)
+
+
+def part_of(
+    program: fx.GraphModule, nodes: Iterable[fx.Node], inputs: Sequence[str], outputs: Sequence[str], name: str
+) -> fx.GraphModule:
+    """Copy some nodes of a flat program to one of its own, a class ``name``; weights are read before their first use."""
     graph = fx.Graph()
     copies: dict[str, fx.Node] = {}
     for value in inputs:
@@ -137,15 +157,11 @@ def _program(
             copies[node.name] = graph.node_copy(node, copy_of)
         return copies[node.name]
 
-    for node in traced.program.graph.nodes:
-        maker = node.all_input_nodes[0] if is_pick(node) else node
-        if stage_of.get(maker.name) == stage:
-            copy_of(node)
+    for node in nodes:
+        copy_of(node)
     graph.output(tuple(copies[value] for value in outputs))
-    weights = {weight: programs.weight(traced.program, weight) for weight in programs.weight_names(graph)}
-    module = fx.GraphModule(weights, graph, class_name=name.capitalize())
-    limits = assumed_limits(traced.program, inputs) if traced.source.values == "finite" else {}
-    return StageProgram(name, module, _specs(traced, inputs), _specs(traced, outputs), limits)
+    weights = {weight: programs.weight(program, weight) for weight in programs.weight_names(graph)}
+    return fx.GraphModule(weights, graph, class_name=name)
 
 
 def _specs(traced: Traced, values: Sequence[str]) -> tuple[TensorSpec, ...]:
@@ -183,7 +199,8 @@ def save_stage(program: StageProgram, folder: Path, weights_of: Path | None = No
     try:
         file = {"weights_key": key, "weights_file_bytes": 0}
         if weights_of is None:
-            file["weights_file_bytes"] = write_weights(draft / WEIGHTS, key, program.weights, specs)
+            kept = [spec for spec in specs if spec.name not in program.states]
+            file["weights_file_bytes"] = write_weights(draft / WEIGHTS, key, program.weights, kept)
         else:
             file = {field: _description(weights_of)[field] for field in file}
             os.link(weights_of / WEIGHTS, draft / WEIGHTS)
@@ -231,8 +248,11 @@ def load_stage(folder: Path, *, trust: bool = False) -> StageProgram:
     data = _description(folder)
     try:
         specs = {kind: tuple(spec_from_dict(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
-        weights = map_weights(folder / WEIGHTS, data["weights_key"], data["weights_file_bytes"], specs["weights"])
         graph = programs.decode(data["nodes"], trust=trust)
+        states = programs.state_names(graph)
+        kept = [spec for spec in specs["weights"] if spec.name not in states]
+        weights = map_weights(folder / WEIGHTS, data["weights_key"], data["weights_file_bytes"], kept)
+        weights |= {spec.name: _state(spec) for spec in specs["weights"] if spec.name in states}
         faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
         raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
         found = assemble(str(data["name"]), graph, weights, data["requires_grad"], specs["inputs"], specs["outputs"])
@@ -241,6 +261,45 @@ def load_stage(folder: Path, *, trust: bool = False) -> StageProgram:
         free = {str(name): {int(axis): str(dim) for axis, dim in axes} for name, axes in data.get(FREE, {}).items()}
         return replace(found, limits=_limits(data), free=free)
     except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
+        raise _incomplete(folder, failure) from None
+
+
+States = MutableMapping[str, torch.Tensor]
+"""The memory of states by name, as bytes."""
+
+_states: ContextVar[States] = ContextVar("memory of the states of stages that are loaded")
+
+
+@contextlib.contextmanager
+def states_in(memory: States) -> Iterator[None]:
+    """Let stages that are loaded in the meantime have their states in this memory; what it lacks is added as zeros.
+
+    The variants of a stage share their states in this way.
+    """
+    before = _states.set(memory)
+    try:
+        yield
+    finally:
+        _states.reset(before)
+
+
+def _state(spec: TensorSpec) -> torch.Tensor:
+    """The memory of a state."""
+    memory = _states.get({})
+    if spec.name not in memory:
+        memory[spec.name] = torch.zeros(storage_bytes(spec), dtype=torch.uint8)
+    return view_storage(memory[spec.name], spec)
+
+
+def saved_states(folder: Path) -> list[TensorSpec]:
+    """The states of the stage in ``folder``; its operators are registered in this process. Raises: PlanError."""
+    data = _description(folder)
+    try:
+        if not any(str(node["target"]).startswith("autosplit.") for node in data["nodes"]):
+            return []
+        names = programs.state_names(programs.decode(data["nodes"], trust=True))
+        return [spec for spec in map(spec_from_dict, data["weights"]) if spec.name in names]
+    except MALFORMED as failure:
         raise _incomplete(folder, failure) from None
 
 

@@ -1,0 +1,71 @@
+"""The options of ``autosplit generate``."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autosplit.commands.options import Measured, seconds
+from autosplit.errors import UsageError
+from autosplit.values.constraints import Constraints
+
+if TYPE_CHECKING:
+    from autosplit.deploying.setup import Budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled(Measured):
+    """Next tokens."""
+
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens after which an answer ends.")] = 64
+    eos: Annotated[str, typer.Option(help="Ids of tokens that end an answer, with commas between.")] = ""
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above it, tokens are drawn.")] = 0.0
+    top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens with this probability together.")] = 1.0
+    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0 for all.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of the draws; with the place of a token it decides each.")] = 0
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: tokens that were there become less likely.")] = 1.0
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The fields of ``Sampling``. Raises: UsageError: ``--eos`` is no ids."""
+        names = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "repetition_penalty")
+        return {name: getattr(self, name) for name in names} | {"eos": _ids("--eos", self.eos)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(Sampled):
+    """Prompts and caches."""
+
+    prompt_ids: Annotated[
+        list[str] | None, typer.Option(help="Ids of a prompt, with commas between. Again for more: they run side by side.")
+    ] = None
+    max_sequences: Annotated[int, typer.Option(help="Sequences side by side; others wait.")] = 16
+    max_length: Annotated[int, typer.Option(help="Most tokens of a sequence, those of its prompt included.")] = 1024
+    stages: Annotated[int | None, typer.Option(min=1, help="Number of stages.")] = None
+    time_limit: Annotated[str | None, typer.Option(help="Most time of the planner for a set of backends.")] = None
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The prompts. Raises: UsageError: none is given, or one is no ids."""
+        if not self.prompt_ids:
+            raise UsageError("there is no prompt; give --prompt-ids 1,2,3")
+        return [_ids("--prompt-ids", text) for text in self.prompt_ids]
+
+    @property
+    def constraints(self) -> Constraints:
+        """The demands on the plan."""
+        return Constraints(num_stages=self.stages)
+
+    def spending(self) -> "Budget":
+        """Limits of time for the planner."""
+        from autosplit.deploying.setup import Budget
+
+        return Budget(planner_s=None if self.time_limit is None else seconds(self.time_limit))
+
+
+def _ids(flag: str, text: str) -> list[int]:
+    """Numbers with commas or spaces between. Raises: UsageError: one is no number."""
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise UsageError(f"{flag} '{text:.60}' is not ids of tokens; write numbers with commas between, such as 1,2,3") from None

@@ -1,0 +1,13 @@
+"""Generation: models that go on with sequences of tokens, whose keys and values stay in the stages that made them.
+
+::
+
+    sampling   settings of a sequence, and the operator that chooses its next token
+    attention  the operator attend, and KVCache, the memory that it writes
+    decoders   a model becomes a step: N tokens of any sequences in, their next tokens out
+    steps      a step traced at several sizes, and how often each comes
+    sequences  a sequence from its prompt to its last token, and the steps that compute it
+    scheduler  which tokens of which sequences run in the next step
+    tallies    what the sequences of a generator took
+    generators Generator: takes sequences from any thread, as futures, lists or streams
+"""

@@ -1,0 +1,189 @@
+"""Attention over keys and values of earlier steps: the operator ``autosplit::attend``, and ``KVCache``, the memory it writes.
+
+A step runs N tokens of any sequences. Each token has a slot, the place of its sequence in the cache, and a position in it::
+
+    slots       3  3  3  1  5          slot 1   [ k0 k1 k2 k3 .. ]    a token at position 4 sees k0 to k4
+    positions   0  1  2  4  9          slot 3   [ .. .. .. .. .. ]    a chunk of a prompt: each token sees those before it
+
+Slot 0 is scratch: no sequence has it, so that a step may be padded with zeros and a worker may warm up on zeros.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+_library: Any = torch.library  # its functions have no types
+_operators = _library.Library("autosplit", "FRAGMENT")
+_operators.define(
+    "attend(Tensor q, Tensor k, Tensor v, Tensor state_keys, Tensor state_values, Tensor slots, Tensor positions, float scale, "
+    "int? window=None, float? softcap=None) -> Tensor"
+)
+
+
+class KVCache(nn.Module):
+    """Keys and values of the tokens of all sequences, for one layer of attention.
+
+    Args:
+        max_sequences: sequences side by side; slot 0 comes on top.
+        max_length: tokens of a sequence.
+        num_heads: heads of keys and values.
+        head_dim: elements of a key.
+        value_dim: elements of a value; those of a key by default.
+        dtype: of keys and values.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(
+        self,
+        max_sequences: int,
+        max_length: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        shape = (max_sequences + 1, num_heads, max_length)
+        self.register_buffer("keys", torch.zeros(*shape, head_dim, dtype=dtype), persistent=False)
+        self.register_buffer("values", torch.zeros(*shape, value_dim or head_dim, dtype=dtype), persistent=False)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Keep the keys and values of N tokens, and attend from each token to those of its sequence, up to its own position.
+
+        Args:
+            q: ``[1, heads, N, head_dim]``; heads is a multiple of the number of heads of keys and values.
+            k, v: ``[1, num_heads, N, head_dim]`` and ``[1, num_heads, N, value_dim]``.
+            slots, positions: ``[N]``, int64.
+            scale: factor of the scores; by default the inverse square root of head_dim.
+            window: a token sees this many positions, its own among them; None for all.
+            softcap: scores s become ``softcap * tanh(s / softcap)``.
+        Returns: ``[1, N, heads, value_dim]``.
+        """
+        factor = q.shape[-1] ** -0.5 if scale is None else scale
+        found: torch.Tensor = torch.ops.autosplit.attend(
+            q, k, v, self.keys, self.values, slots, positions, factor, window, softcap
+        )
+        return found
+
+
+def _attended_shape(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state_keys: torch.Tensor,
+    state_values: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    return q.new_empty(1, q.shape[2], q.shape[1], v.shape[3])
+
+
+_library.register_fake("autosplit::attend", _attended_shape)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state_keys: torch.Tensor,
+    state_values: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """The operator ``autosplit::attend``; arguments as for ``KVCache.forward``.
+
+    The states ``[slots, num_heads, max_length, dim]`` are written, and the schema does not say so: torch would copy them at each
+    call of a graph, or not, as its passes decide. It is safe because no other op reads a state, and because a step that runs
+    again writes the same rows again. Tokens at positions from max_length on are not kept.
+    """
+    num_kv, (length, dim) = k.shape[1], state_values.shape[2:]
+    num_each = q.shape[1] // num_kv
+    slot_of, position_of = slots.tolist(), positions.tolist()
+    _keep(k, v, state_keys, state_values, slots, positions, slot_of, position_of)
+    rows_of: dict[int, list[int]] = {}
+    for row, slot in enumerate(slot_of):
+        rows_of.setdefault(slot, []).append(row)
+    found = q.new_empty(1, len(slot_of), q.shape[1], dim)
+    grouped = q[0].view(num_kv, num_each, len(slot_of), -1)
+    answers = found.view(len(slot_of), num_kv, num_each, dim)
+    for slot, rows in rows_of.items():
+        at = [position_of[row] for row in rows]
+        start = 0 if window is None else max(0, min(at) + 1 - window)
+        end = min(max(at) + 1, length)
+        keys, values = state_keys[slot, :, start:end], state_values[slot, :, start:end]
+        if len(rows) == 1:
+            answers[rows[0]] = _attention(grouped[:, :, rows[0]], keys, values, None, scale, softcap)
+            continue
+        some = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else torch.tensor(rows)
+        mask = _visible(positions[some], start, end, window).repeat(num_each, 1)
+        made = _attention(grouped[:, :, some].flatten(1, 2), keys, values, mask, scale, softcap)
+        answers[some] = made.view(num_kv, num_each, len(rows), dim).permute(2, 0, 1, 3)
+    return found
+
+
+_operators.impl("attend", attend, "CompositeExplicitAutograd")
+
+
+def _keep(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state_keys: torch.Tensor,
+    state_values: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    slot_of: Sequence[int],
+    position_of: Sequence[int],
+) -> None:
+    """Write the keys and values of tokens to their places in the states."""
+    length = state_keys.shape[2]
+    if len(slot_of) == 1:
+        if position_of[0] < length:
+            state_keys[slot_of[0], :, position_of[0]] = k[0, :, 0]
+            state_values[slot_of[0], :, position_of[0]] = v[0, :, 0]
+        return
+    rows: slice | torch.Tensor = slice(None)
+    if max(position_of) >= length:
+        rows = torch.tensor([row for row, position in enumerate(position_of) if position < length], dtype=torch.int64)
+    places = slots[rows], positions[rows]
+    state_keys[places[0], :, places[1]] = k[0, :, rows].transpose(0, 1)
+    state_values[places[0], :, places[1]] = v[0, :, rows].transpose(0, 1)
+
+
+def _visible(positions: torch.Tensor, start: int, end: int, window: int | None) -> torch.Tensor:
+    """``[N, end - start]``: whether a token at a position sees each of these places."""
+    own, places = positions[:, None], torch.arange(start, end, device=positions.device)
+    return places <= own if window is None else (places <= own) & (places > own - window)
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float | None
+) -> torch.Tensor:
+    """Softmax attention of ``[num_heads, queries, dim]`` to ``[num_heads, places, dim]``."""
+    if softcap is None:
+        return scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scale)[0]
+    scores = torch.tanh(q @ k.transpose(1, 2) * (scale / softcap)) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.softmax(scores, -1) @ v

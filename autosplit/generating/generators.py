@@ -1,0 +1,308 @@
+"""Generator: a running model that goes on with any number of sequences at once.
+
+::
+
+    submit -> Scheduler -> a step of tokens of several sequences -> pipeline -> their next tokens -> Scheduler -> future, stream
+"""
+
+import atexit
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import ExitStack, suppress
+from functools import partial
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+
+from autosplit.compat.futures import SafeCondition
+from autosplit.errors import AutosplitError, RefusedError, StageError, UsageError, raise_faults
+from autosplit.generating.sampling import Sampling
+from autosplit.generating.scheduler import Scheduler
+from autosplit.generating.sequences import Capacity, Generation, Step, token_ids
+from autosplit.generating.tallies import GenerationStats, Tally
+from autosplit.running.request import monotonic_deadline
+from autosplit.shapes.batching import Bucket
+from autosplit.values.plan import Plan
+
+
+class StepPipeline(Protocol):
+    """What a generator needs of an ``Engine``."""
+
+    def submit_unbounded(
+        self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0, variant: int = 0
+    ) -> "Future[Any]":
+        """Take in the four tensors of a step; the result is one tensor with its next tokens."""
+
+
+class Generator:
+    """A model that generates; open until ``close``, best in a ``with`` block. Calls may come from any thread.
+
+    ::
+
+        with autosplit.generator(model, devices="cpu:0,cpu:1") as generator:
+            for token in generator.stream(prompt_ids, max_new_tokens=20):
+                ...
+            answers = generator.generate([prompt_ids, other_ids], temperature=0.8, seed=7)
+
+    Args:
+        pipeline: runs steps: ``(ids, slots, positions, sampling) -> tokens``.
+        buckets: its variants, by their number of tokens.
+        capacity: what its caches hold.
+        num_stages: steps under way at most.
+        queue_capacity: sequences that may wait for a slot before ``submit`` blocks or refuses.
+        plan: the stages of the pipeline.
+        opened: closes the pipeline and what it needs; by default others do.
+    """
+
+    def __init__(
+        self,
+        pipeline: StepPipeline,
+        buckets: Sequence[Bucket],
+        capacity: Capacity,
+        num_stages: int,
+        *,
+        queue_capacity: int = 256,
+        plan: Plan | None = None,
+        opened: ExitStack | None = None,
+    ) -> None:
+        if queue_capacity < 1:
+            raise UsageError(f"queue_capacity must be at least 1 sequence, but is {queue_capacity}")
+        self.pipeline, self.capacity, self.plan = pipeline, capacity, plan
+        self._queue_capacity, self._opened = queue_capacity, opened or ExitStack()
+        self._scheduler = Scheduler(buckets, capacity.max_sequences, num_stages)
+        self._answers = deque[tuple[Step, "Future[Any]"]]()
+        self._tally = Tally(self._scheduler.counts)
+        self._is_open = True
+        self._failure: BaseException | None = None
+        self._changed = SafeCondition()
+        self._thread = threading.Thread(target=self._run, name="autosplit-generator", daemon=True)
+        self._thread.start()
+        if opened is not None:
+            atexit.register(self.close, drain=False)
+
+    def submit(
+        self,
+        prompt: Sequence[int] | torch.Tensor,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        timeout_s: float | None = None,
+        on_token: Callable[[int], None] | None = None,
+        **sampling: Any,
+    ) -> "Future[list[int]]":
+        """Take in one sequence and return the future of its new tokens. Cancelling the future ends it after its present step.
+
+        Args:
+            prompt: at least one token id.
+            priority: lower gets a slot sooner; then arrival counts.
+            deadline_s: seconds from now after which the sequence fails.
+            timeout_s: seconds to wait for room in the queue; None waits as long as it takes, 0 refuses at once.
+            on_token: called with each new token in the thread of all sequences; it must return at once.
+            sampling: the fields of ``Sampling``: max_new_tokens, eos, temperature, top_p, top_k, seed, repetition_penalty.
+        Raises: UsageError: with every fault of the prompt; a setting is not understood. RefusedError: there is no room, or the
+            generator is closed. WorkerError: the pipeline has given up.
+            In the future: DeadlineError. StageError: the logits are not finite, or a stage failed on this sequence alone.
+        """
+        return self._submit(prompt, _sampling(sampling), priority, deadline_s, timeout_s, on_token)
+
+    def generate(self, prompts: Sequence[Sequence[int] | torch.Tensor], **sampling: Any) -> list[list[int]]:
+        """The new tokens of each prompt, in their order. The prompts run side by side, and may have any lengths.
+
+        Args:
+            prompts: each at least one token id. Equal ones get different draws: the seed of each follows from its place.
+            sampling: as for ``submit``.
+        Raises: UsageError, RefusedError, WorkerError: as ``submit``. StageError: of the first sequence that failed, after all.
+        """
+        settings = _sampling(sampling)
+        for prompt in prompts:
+            token_ids(prompt, settings, self.capacity)  # before any of them runs
+        futures = list[Future[list[int]]]()
+        try:
+            for number, prompt in enumerate(prompts):
+                futures.append(self._submit(prompt, settings.of(number)))
+            for future in futures:
+                future.exception()
+        except BaseException:  # Ctrl-C, or the generator was closed
+            for future in futures:
+                future.cancel()
+            raise
+        return [future.result() for future in futures]
+
+    def stream(self, prompt: Sequence[int] | torch.Tensor, **options: Any) -> Iterator[int]:
+        """The new tokens of a prompt, each as soon as it is there; arguments and errors as for ``submit``.
+
+        The sequence runs at its own pace, also if nobody reads it: then its tokens wait here. Closing the iterator ends it.
+        """
+        tokens = SimpleQueue[int | None]()
+        future = self.submit(prompt, on_token=tokens.put, **options)
+        future.add_done_callback(lambda _: tokens.put(None))
+        return _stream(tokens, future)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a slot."""
+        return self._scheduler.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have a slot."""
+        return self._scheduler.num_running
+
+    def stats(self, *, clear: bool = False) -> GenerationStats:
+        """Times and tokens of the sequences that ended since the start, or since the last call with ``clear``."""
+        with self._changed:
+            return self._tally.stats(clear=clear)
+
+    def close(self, *, drain: bool = True) -> None:
+        """Finish the sequences that were taken in (``drain``) or fail them, then end every worker.
+
+        Raises: UsageError: called in a callback of a future or of a token.
+        """
+        if threading.current_thread() is self._thread:
+            raise UsageError("a callback of a sequence cannot close its generator; close it in another thread")
+        with self._changed:
+            self._is_open = False
+            if not drain:
+                self._scheduler.fail_all(RefusedError("the generator was closed"))
+            self._changed.notify_all()
+        self._thread.join()
+        atexit.unregister(self.close)
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(drain=kind is None)
+
+    def __repr__(self) -> str:
+        sizes = f"{self.capacity.max_sequences} sequences of {self.capacity.max_length} tokens"
+        return f"Generator({sizes}, {self.num_running} running, {self.num_waiting} waiting)"
+
+    def _submit(
+        self,
+        prompt: Sequence[int] | torch.Tensor,
+        sampling: Sampling,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        timeout_s: float | None = None,
+        on_token: Callable[[int], None] | None = None,
+    ) -> "Future[list[int]]":
+        ids = token_ids(prompt, sampling, self.capacity)
+        generation = Generation(ids, len(ids), sampling, priority, monotonic_deadline(deadline_s), on_token)
+        here = threading.current_thread() is self._thread  # a callback, for which no place becomes free while it waits
+        with self._changed:
+            room = self._changed.wait_for(self._has_room, 0 if here else timeout_s)
+            if self._failure is not None:
+                raise self._failure
+            if not self._is_open or not self._thread.is_alive():
+                raise RefusedError(
+                    "the sequence was refused: the generator is closed, or was opened in the parent of this process"
+                )
+            if not room:
+                raise RefusedError(
+                    f"the sequence was refused: {self.num_waiting} sequences are waiting (limit {self._queue_capacity}) and "
+                    f"{self.num_running} have a place in the caches (limit {self.capacity.max_sequences})"
+                )
+            self._scheduler.add(generation)
+            self._changed.notify_all()
+        return generation.future
+
+    def _has_room(self) -> bool:
+        return not self._is_open or not self._thread.is_alive() or self.num_waiting < self._queue_capacity
+
+    def _run(self) -> None:
+        """The thread: take answers of steps, send the next ones, resolve futures."""
+        try:
+            while self._turn():
+                pass
+        except BaseException as failure:
+            self._give_up(failure)
+            raise
+
+    def _turn(self) -> bool:
+        """One turn of the thread; False after the last one."""
+        with self._changed:
+            while self._answers:
+                self._take(*self._answers.popleft())
+            step = self._scheduler.next_step()
+            ended, self._scheduler.ended = self._scheduler.ended, []
+            for generation in ended:
+                self._tally.add(generation)
+            idle = step is None and not ended
+            if idle:
+                if not self._is_open and not self.num_running and not self.num_waiting and not self._scheduler.num_under_way:
+                    return False
+                self._changed.wait()
+            else:
+                self._changed.notify_all()
+        try:
+            if step is not None:
+                self._send(step)
+        finally:
+            _resolve(ended)
+        return True
+
+    def _send(self, step: Step) -> None:
+        try:
+            future = self.pipeline.submit_unbounded(step.inputs(), variant=step.variant)
+        except AutosplitError as failure:
+            future = Future()
+            future.set_exception(failure)
+        future.add_done_callback(partial(self._arrive, step))
+
+    def _arrive(self, step: Step, future: "Future[Any]") -> None:
+        """In any thread: keep the answer of a step for the thread of the generator."""
+        with self._changed:
+            self._answers.append((step, future))
+            self._changed.notify_all()
+
+    def _take(self, step: Step, future: "Future[Any]") -> None:
+        failure = RefusedError("a step was cancelled") if future.cancelled() else future.exception()
+        if failure is None:
+            self._scheduler.finish(step, future.result()[0].tolist())
+            return
+        self._scheduler.finish(step, failure=failure)
+        if not isinstance(failure, StageError):
+            self._is_open, self._failure = False, failure
+            self._scheduler.fail_all(failure)
+
+    def _give_up(self, failure: BaseException) -> None:
+        """Fail every sequence after an error in the thread itself."""
+        with self._changed:
+            self._is_open, self._failure = False, failure
+            self._scheduler.abandon(failure)
+            self._changed.notify_all()
+        _resolve(self._scheduler.ended)
+
+
+def _sampling(options: dict[str, Any]) -> Sampling:
+    """The sampling of a call. Raises: UsageError: an option is unknown, or its value is not understood."""
+    known = Sampling.__dataclass_fields__
+    faults = [f"there is no option '{name}'; there are {', '.join(known)}" for name in options if name not in known]
+    raise_faults(UsageError, "the sampling is not understood", faults)
+    return Sampling(**options)
+
+
+def _resolve(ended: Sequence[Generation]) -> None:
+    """Give the futures of sequences that have ended their results."""
+    for generation in ended:
+        with suppress(InvalidStateError):  # it was cancelled
+            if generation.failure is None:
+                generation.future.set_result(generation.new_tokens)
+            else:
+                generation.future.set_exception(generation.failure)
+
+
+def _stream(tokens: "SimpleQueue[int | None]", future: "Future[list[int]]") -> Iterator[int]:
+    """The tokens from a queue, up to None; then the error of the sequence, if it has one."""
+    try:
+        while (token := tokens.get()) is not None:
+            yield token
+    finally:
+        future.cancel()
+    future.result()

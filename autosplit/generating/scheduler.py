@@ -1,0 +1,202 @@
+"""Which tokens of which sequences run in the next step: continuous batching (Yu et al., Orca, OSDI 2022), prompts in chunks.
+
+::
+
+    waiting  -- a slot is free -->  prompt in chunks  -- last chunk -->  one token a step  -- last token -->  slot is free
+
+Sequences enter and leave at every step. As many steps are under way as there are stages, each with its share of the sequences,
+so that no stage waits. Chunks of prompts stand beside single tokens in a step (Agrawal et al., Sarathi-Serve, OSDI 2024).
+"""
+
+import heapq
+import itertools
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from autosplit.errors import DeadlineError, RefusedError, StageError
+from autosplit.generating.sequences import Generation, Part, Step, num_giving
+from autosplit.generating.steps import TOKENS
+from autosplit.shapes.batching import Bucket
+
+PROMPT_SHARE = 0.5
+"""Share of the seconds of steps that prompts may take from sequences that decode: it at most doubles their time per token."""
+
+
+class Scheduler:
+    """The sequences of one pipeline. Not for several threads at once.
+
+    Args:
+        buckets: the variants of a step with their seconds.
+        max_sequences: sequences in the caches, in slots from 1.
+        num_stages: steps under way at most.
+
+    Attributes:
+        ended: sequences that have left, whose futures wait for their results; the owner takes them away.
+        counts: steps, tokens that ran in them (``prompt``, ``new``), and ``padding``.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], max_sequences: int, num_stages: int) -> None:
+        self._buckets = sorted(buckets, key=lambda bucket: bucket.sizes[TOKENS])
+        self._most = self._buckets[-1].sizes[TOKENS]
+        self._num_stages = num_stages
+        self._free = list(range(1, max_sequences + 1))
+        self._waiting: list[tuple[int, int, Generation]] = []
+        self._running: list[Generation] = []
+        self._arrivals = itertools.count()
+        self._credit_s = 0.0
+        """Seconds that prompts may take now; below 0 they wait."""
+        self.num_under_way = 0
+        self.ended: list[Generation] = []
+        self.counts = Counter[str]()
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a slot."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a slot."""
+        return len(self._running)
+
+    def add(self, generation: Generation) -> None:
+        """Let a sequence wait for a slot."""
+        heapq.heappush(self._waiting, (generation.priority, next(self._arrivals), generation))
+
+    def fail_all(self, failure: BaseException) -> None:
+        """End every sequence, those with steps under way once these are finished."""
+        while self._waiting:
+            self._end(heapq.heappop(self._waiting)[2], failure)
+        for generation in list(self._running):
+            self._end(generation, failure)
+
+    def abandon(self, failure: BaseException) -> None:
+        """End every sequence at once: no step is answered any more."""
+        self.num_under_way = 0
+        for generation in self._running:
+            generation.num_under_way = 0
+        self.fail_all(failure)
+
+    def next_step(self) -> Step | None:
+        """The next step, which counts as under way from now on; None if nothing is ready, or no stage is free."""
+        self._drop()
+        while self._free and self._waiting:
+            generation = heapq.heappop(self._waiting)[2]
+            generation.slot = heapq.heappop(self._free)
+            self._running.append(generation)
+        ready = [generation for generation in self._running if generation.is_ready]
+        if self.num_under_way >= self._num_stages or not ready:
+            return None
+        suspect = next((generation for generation in ready if generation.is_suspect), None)
+        parts = [_part(suspect, self._most)] if suspect is not None else self._parts(ready)
+        if not parts:
+            return None
+        num_tokens = sum(part.end - part.start for part in parts)
+        bucket = self._bucket(num_tokens)
+        self.num_under_way += 1
+        self.counts.update(
+            steps=1, prompt=num_tokens - num_giving(parts), new=num_giving(parts), padding=bucket.sizes[TOKENS] - num_tokens
+        )
+        for generation, _, end, _ in parts:
+            generation.sent, generation.last_step = end, self.counts["steps"]
+            generation.num_under_way += 1
+        return Step(tuple(parts), bucket.variant, bucket.sizes[TOKENS])
+
+    def finish(self, step: Step, tokens: Sequence[int] = (), failure: BaseException | None = None) -> None:
+        """Take the answer of a step.
+
+        Args:
+            step: what ``next_step`` gave.
+            tokens: the next tokens, in the order of the parts that give one; -1 where logits are not finite.
+            failure: why there are none. After a StageError of a step of several sequences each runs alone, and only the one
+                that fails alone ends.
+        """
+        self.num_under_way -= 1
+        row = 0
+        for generation, start, end, gives_next in step.parts:
+            generation.num_under_way -= 1
+            if failure is not None and isinstance(failure, StageError) and len(step.parts) > 1:
+                generation.is_suspect = True
+            elif failure is not None:
+                generation.failure = generation.failure or failure
+            else:
+                token = tokens[row] if gives_next else None
+                row += gives_next
+                if start == generation.done and generation.failure is None:  # else an earlier chunk of it failed meanwhile
+                    self._advance(generation, end, token)
+            if not generation.num_under_way:
+                generation.sent = generation.done
+                if generation.failure is not None or generation.is_complete:
+                    self._leave(generation)
+
+    def _advance(self, generation: Generation, end: int, token: int | None) -> None:
+        """Count tokens as computed, and take the next one."""
+        if token == -1:
+            generation.failure = StageError(
+                f"logits after token {end} of a sequence are not finite; other sequences go on. Check the model's weights and "
+                "its precision."
+            )
+            return
+        generation.done, generation.is_suspect = end, False
+        if token is not None:
+            try:
+                generation.append(token)
+            except Exception as failure:  # of the caller's function for new tokens
+                generation.failure = failure
+
+    def _drop(self) -> None:
+        """End sequences that were cancelled, or whose deadline has passed."""
+        now_ns = time.monotonic_ns()
+        for generation in [*self._running, *(entry[2] for entry in self._waiting)]:
+            if generation.future.cancelled():
+                self._end(generation, RefusedError("the sequence was cancelled"))
+            elif 0 < generation.deadline_ns <= now_ns:
+                num_new = len(generation.tokens) - generation.num_prompt
+                self._end(generation, DeadlineError(f"the sequence's deadline passed after {num_new} new tokens"))
+
+    def _end(self, generation: Generation, failure: BaseException) -> None:
+        """End a sequence before its last token."""
+        generation.failure = generation.failure or failure
+        if not generation.num_under_way:
+            self._leave(generation)
+
+    def _leave(self, generation: Generation) -> None:
+        """Let a sequence without steps under way go."""
+        if generation.slot:
+            self._running.remove(generation)
+            heapq.heappush(self._free, generation.slot)
+        else:
+            self._waiting = [entry for entry in self._waiting if entry[2] is not generation]
+            heapq.heapify(self._waiting)
+        self.ended.append(generation)
+
+    def _parts(self, ready: Sequence[Generation]) -> list[Part]:
+        """One token of each sequence of a group that decodes, and beside them chunks of prompts."""
+        num_decoding = sum(generation.is_decoding for generation in self._running)
+        group = min(self._most, -(-num_decoding // self._num_stages))
+        longest_ago = sorted(ready, key=lambda generation: generation.last_step)
+        parts = [_part(generation, 1) for generation in longest_ago if generation.is_decoding][:group]
+        alone_s = self._bucket(len(parts)).seconds if parts else 0.0
+        free = self._most - len(parts)
+        if not num_decoding or self._credit_s >= 0:
+            for generation in sorted(ready, key=lambda generation: (generation.priority, generation.came_ns)):
+                if free and not generation.is_decoding:
+                    parts.append(_part(generation, free))
+                    free -= parts[-1].end - parts[-1].start
+        if parts:
+            step_s = self._bucket(self._most - free).seconds
+            self._credit_s += PROMPT_SHARE * step_s - (step_s - alone_s)
+        if not num_decoding or self._credit_s > 0:
+            self._credit_s = 0.0
+        return parts
+
+    def _bucket(self, num_tokens: int) -> Bucket:
+        """The smallest variant that takes so many tokens."""
+        return next(one for one in self._buckets if one.sizes[TOKENS] >= num_tokens)
+
+
+def _part(generation: Generation, most: int) -> Part:
+    """The next tokens of a sequence."""
+    start, end = generation.sent, min(len(generation.tokens), generation.sent + most)
+    return Part(generation, start, end, end == len(generation.tokens))

@@ -1,0 +1,109 @@
+"""What the sequences of a generator took: times to their first and further tokens, tokens per second."""
+
+import time
+from collections import Counter, deque
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from autosplit.generating.sequences import Generation
+from autosplit.reports.results import LatencyStats
+from autosplit.tables import seconds_text
+
+NUM_KEPT = 16_384
+"""Sequences whose times are kept, as many as requests of an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStats:
+    """Sequences since the start, or since ``stats(clear=True)``.
+
+    Attributes:
+        num_sequences: sequences that ended with their last token; ``num_failed`` ended otherwise.
+        num_tokens: new tokens of both.
+        elapsed_s: seconds that this took, idle ones included.
+        first_token: seconds from ``submit`` to the first new token.
+        per_token: seconds from one new token of a sequence to its next one: the mean of each sequence with at least two.
+        num_steps: steps that ran; ``num_step_tokens`` tokens stood in them, and ``num_padding`` zeros.
+    """
+
+    num_sequences: int
+    num_failed: int
+    num_tokens: int
+    elapsed_s: float
+    first_token: LatencyStats
+    per_token: LatencyStats
+    num_steps: int
+    num_step_tokens: int
+    num_padding: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens per second of all sequences together."""
+        return self.num_tokens / self.elapsed_s if self.elapsed_s else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self) | {"tokens_per_s": self.tokens_per_s}
+
+    def summary(self) -> str:
+        """Tokens, their rate, and both latencies, in words."""
+        first, each = seconds_text(self.first_token.p50_s), seconds_text(self.per_token.p50_s)
+        rate = f"{self.num_tokens} tokens at {self.tokens_per_s:.1f}/s"
+        return f"{self.num_sequences} sequences, {rate}; median to the first token {first}, to each further one {each}"
+
+
+class _Times(NamedTuple):
+    """Times of a sequence that has ended, in monotonic nanoseconds, and its new tokens."""
+
+    came_ns: int
+    first_ns: int
+    last_ns: int
+    num_new: int
+
+    @property
+    def per_token_s(self) -> float:
+        """Mean seconds from one new token to the next one."""
+        return (self.last_ns - self.first_ns) / 1e9 / (self.num_new - 1)
+
+
+class Tally:
+    """Counts sequences that have ended. Not for several threads at once.
+
+    Args:
+        counts: what the scheduler counts; cleared with the rest.
+    """
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts, self._times = counts, deque[_Times](maxlen=NUM_KEPT)
+        self._clear()
+
+    def add(self, generation: Generation) -> None:
+        """Count a sequence that has ended."""
+        num_new = len(generation.tokens) - generation.num_prompt
+        self._num_ended += 1
+        self._num_failed += generation.failure is not None
+        self._num_tokens += num_new
+        if num_new:
+            self._times.append(_Times(generation.came_ns, generation.first_ns, generation.last_ns, num_new))
+
+    def stats(self, *, clear: bool) -> GenerationStats:
+        """What was counted since the start, or since the last call with ``clear``."""
+        found = GenerationStats(
+            self._num_ended - self._num_failed,
+            self._num_failed,
+            self._num_tokens,
+            time.monotonic() - self._since_s,
+            LatencyStats.of([(one.first_ns - one.came_ns) / 1e9 for one in self._times]),
+            LatencyStats.of([one.per_token_s for one in self._times if one.num_new > 1]),
+            self._counts["steps"],
+            self._counts["prompt"] + self._counts["new"],
+            self._counts["padding"],
+        )
+        if clear:
+            self._clear()
+        return found
+
+    def _clear(self) -> None:
+        self._times.clear()
+        self._counts.clear()
+        self._num_ended, self._num_failed, self._num_tokens, self._since_s = 0, 0, 0, time.monotonic()

@@ -1,0 +1,45 @@
+"""autosplit as a program of ``benchmarks.generation``: a generator of one stage on one backend.
+
+python -m benchmarks.generation_ours BACKEND FOLDER THREADS
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from autosplit import generation
+from autosplit.devices.limits import affinity
+from autosplit.generating.steps import CHUNK, TOKENS, step_family
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import UNKNOWN, Plan, Stage
+from benchmarks.generation_peers import Prompts, serve, unmarked
+
+MAX_SEQUENCES, MAX_LENGTH = 16, 256
+SIZES = (1, 4, 16, CHUNK, CHUNK + MAX_SEQUENCES)
+"""Tokens of the steps that have a variant."""
+
+
+def start(backend: str, folder: Path, threads: int) -> Callable[[Prompts, int], dict[str, Any]]:
+    """Open the generator on the first cores."""
+    module: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+    family = step_family(module, MAX_SEQUENCES, MAX_LENGTH).only([{TOKENS: size} for size in SIZES])
+    traced, device = family.variants[0], "cpu:" + "+".join(map(str, affinity()[:threads]))
+    stage = Stage("all", tuple(op.name for op in traced.graph.ops), (device,), backend)
+    plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN)
+    generator = generation.open_generator(family, plan, Machine.of([parse_device(device)]))
+
+    def generate(prompts: Prompts, new: int) -> list[int]:
+        first: list[int] = generator.generate(prompts, max_new_tokens=new, temperature=0.0)[0]
+        return first
+
+    return unmarked(generate)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    serve(partial(start, sys.argv[1]), "autosplit", sys.argv[2:])

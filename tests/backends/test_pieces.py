@@ -1,0 +1,87 @@
+"""A stage with a custom operator runs in pieces, and keeps what the operator keeps."""
+
+import pytest
+import torch
+from torch import nn
+
+from autosplit.backends.base import get_backend, require_streams
+from autosplit.backends.pieces import pieces
+from autosplit.errors import BackendError
+from autosplit.generating.attention import KVCache
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import save_stage, unsplit
+
+RUNTIMES = ("onnxruntime", "openvino")
+
+
+class TwoLayers(nn.Module):
+    """Two layers of attention with caches; both read values from before the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.projections = nn.Embedding(20, 16), nn.ModuleList([nn.Linear(16, 48) for _ in range(2)])
+        self.caches = nn.ModuleList([KVCache(2, 16, 2, 8) for _ in range(2)])
+
+    def forward(self, ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x, angle = self.embed(ids), positions[:, None].float().cos()
+        for projection, cache in zip(self.projections, self.caches, strict=True):
+            q, k, v = projection(x * angle).view(1, -1, 6, 8).transpose(1, 2).chunk(3, 1)
+            x = x + cache(q, k, v, slots, positions)[0].flatten(1)
+        return x
+
+
+def step(*positions: int) -> list[torch.Tensor]:
+    """A token of each of two sequences at these positions."""
+    return [torch.tensor(positions) + 3, torch.tensor([1, 2]), torch.tensor(positions)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The stage, and the folder where it is prepared."""
+    torch.manual_seed(0)
+    program = unsplit(trace(load_model(TwoLayers().eval(), inputs=tuple(step(0, 0)))))
+    folder = tmp_path_factory.mktemp("stages") / "stage"
+    save_stage(program, folder)
+    for name in RUNTIMES:
+        get_backend(name).prepare(program, folder)
+    return program, folder
+
+
+def test_pieces_alternate_are_few_and_find_their_inputs(saved):
+    program, _ = saved
+    found = pieces(program.module.graph)
+    assert [piece.custom for piece in found] == [False, True, False, True, False]
+    assert sorted(node.name for piece in found for node in piece.nodes) == sorted(program.ops + tuple(
+        node.name for node in program.module.graph.nodes if node.name not in program.ops and node.op == "call_function"
+    ))  # fmt: skip
+    known = {spec.name for spec in program.inputs}
+    for piece in found:
+        assert known >= set(piece.inputs)
+        known |= set(piece.outputs)
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_steps_in_pieces_equal_eager_and_read_what_earlier_steps_kept(saved, name):
+    _, folder = saved
+    run, eager = (get_backend(one).load(folder, 1) for one in (name, "eager"))
+    for positions in ((0, 0), (1, 1), (2, 1)):
+        [made], [expected] = run(step(*positions)), eager(step(*positions))
+        torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+    [alone] = get_backend(name).load(folder, 1)(step(2, 1))
+    assert not torch.allclose(alone, made)  # caches are in use: without earlier steps the answer differs
+
+
+def test_a_variant_shares_the_packed_weights_of_each_piece(saved, tmp_path):
+    program, folder = saved
+    other = tmp_path / "stage"
+    save_stage(program, other)
+    get_backend("onnxruntime").prepare(program, other, first=folder)
+    data, shared = folder.rglob("model.onnx.data"), other.rglob("shared.data")
+    files = [{path.parents[1].name: path.stat().st_ino for path in paths} for paths in (data, shared)]
+    assert files[0] == files[1] and sorted(files[0]) == ["0", "2"]  # the last piece only adds
+
+
+def test_streams_are_refused(saved):
+    with pytest.raises(BackendError, match="a stage with custom operators has no streams"):
+        require_streams(get_backend("openvino")).load_streams(saved[1], 1, 2)

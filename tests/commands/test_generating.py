@@ -1,0 +1,61 @@
+import json
+
+import pytest
+from generating.caches import BUCKETS, VOCABULARY, Pipeline, expected
+from typer.testing import CliRunner
+
+from autosplit import cli
+from autosplit.generating.generators import Generator
+from autosplit.generating.sequences import Capacity
+
+SPEC = ["generate", "transformers:LlamaForCausalLM", "--devices", "cpu:0", "--backend", "eager"]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the command asks for; its generator runs over caches without a model."""
+    found = {}
+
+    def generator(model, machine, constraints, **options):
+        found.update(options, model=model, num_stages=constraints.num_stages)
+        return Generator(Pipeline(3, 80), BUCKETS, Capacity(3, 80, VOCABULARY), 1)
+
+    monkeypatch.setattr("autosplit.generation.generator", generator)
+    monkeypatch.setattr("autosplit.commands.generating.start", lambda backends: 0.0)
+    return found
+
+
+def test_one_prompt_is_streamed(asked):
+    done = CliRunner().invoke(cli.app, [*SPEC, "--prompt-ids", "1,2,3", "--max-new-tokens", "5", "--stages", "2"])
+    assert done.exit_code == 0, done.output
+    assert [int(word) for word in done.stdout.split()] == expected([1, 2, 3], 5)
+    assert (asked["prompt"], asked["new"], asked["num_stages"]) == (3, 5, 2)
+    assert "1 sequences, 5 tokens" in done.stderr
+
+
+def test_several_prompts_and_json(asked):
+    words = [*SPEC, "--prompt-ids", "1 2", "--prompt-ids", "9", "--max-new-tokens", "4", "--eos", "500"]
+    wanted = [expected([1, 2], 4), expected([9], 4)]
+    done = CliRunner().invoke(cli.app, words)
+    assert [[int(word) for word in line.split()] for line in done.stdout.splitlines()] == wanted
+    data = json.loads(CliRunner().invoke(cli.app, [*words, "--json"]).stdout)
+    assert data["answers"] == wanted
+    assert data["stats"]["num_tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ([], "give --prompt-ids 1,2,3"),
+        (["--prompt-ids", "1,x"], "'1,x' is not ids of tokens"),
+        (["--prompt-ids", "1", "--eos", "end"], "--eos 'end' is not ids"),
+        (["--prompt-ids", "1", "--temperature", "-1"], "temperature must be at least 0"),
+        (["--prompt-ids", "1,2", "--max-length", "8"], "--max-length is 8, and the longest prompt has 2 tokens"),
+        (["--prompt-ids", "1", "--cluster", "auto"], "leave out --cluster"),
+    ],
+)
+def test_flags_are_refused_before_a_model_is_loaded(asked, words, fault):
+    done = CliRunner().invoke(cli.app, [*SPEC, *words])
+    assert done.exit_code == 1
+    assert fault in " ".join(done.stderr.split())
+    assert not asked

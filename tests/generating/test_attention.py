@@ -1,0 +1,74 @@
+"""The operator ``attend`` against plain attention over the keys and values of each sequence; slots stay apart."""
+
+import pytest
+import torch
+
+from autosplit.generating.attention import KVCache
+
+SEQUENCES, LENGTH, HEADS, KV_HEADS, DIM = 4, 32, 6, 2, 8
+
+
+def filled(value=None):
+    """A cache with random contents, or with one value everywhere."""
+    cache = KVCache(SEQUENCES, LENGTH, KV_HEADS, DIM, value_dim=5)
+    for state in (cache.keys, cache.values):
+        state.normal_() if value is None else state.fill_(value)
+    return cache
+
+
+def tokens(count):
+    torch.manual_seed(count)
+    return torch.randn(1, HEADS, count, DIM), torch.randn(1, KV_HEADS, count, DIM), torch.randn(1, KV_HEADS, count, 5)
+
+
+def plain(cache, q, slots, positions, window, softcap):
+    """One token after the other, in one formula."""
+    found = torch.empty(1, len(slots), HEADS, 5)
+    for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
+        seen = slice(0 if window is None else max(0, position + 1 - window), position + 1)
+        keys, values = (state[slot, :, seen].repeat_interleave(HEADS // KV_HEADS, 0) for state in (cache.keys, cache.values))
+        scores = (keys @ q[0, :, row, :, None])[..., 0] * 0.3
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        found[0, row] = (torch.softmax(scores, -1)[:, None] @ values)[:, 0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("slots", "positions"),
+    [
+        ([3], [7]),
+        ([1, 2, 4], [0, 9, 31]),
+        ([2] * 6, [4, 5, 6, 7, 8, 9]),
+        ([1, 3, 1, 2, 1, 1], [11, 3, 8, 20, 9, 10]),
+    ],
+)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (4, None), (None, 0.5), (3, 0.5)])
+def test_a_step_of_any_tokens_equals_plain_attention(slots, positions, window, softcap):
+    cache = filled()
+    before = cache.keys.clone()
+    q, k, v = tokens(len(slots))
+    places = torch.tensor(slots), torch.tensor(positions)
+    found = cache(q, k, v, *places, scale=0.3, window=window, softcap=softcap)
+    torch.testing.assert_close(found, plain(cache, q, slots, positions, window, softcap))
+    assert torch.equal(cache.keys[places[0], :, places[1]], k[0].transpose(0, 1))
+    assert torch.equal(cache.values[places[0], :, places[1]], v[0].transpose(0, 1))
+    before[places[0], :, places[1]] = k[0].transpose(0, 1)
+    assert torch.equal(cache.keys, before)
+    assert torch.equal(cache(q, k, v, *places, scale=0.3, window=window, softcap=softcap), found)
+
+
+def test_a_sequence_reads_nothing_that_it_did_not_write():
+    """All that other sequences and earlier owners of a slot left is NaN."""
+    cache = filled(float("nan"))
+    for start, end in ((0, 5), (5, 6), (6, 9), (9, 10)):
+        q, k, v = tokens(end - start)
+        made = cache(q, k, v, torch.full((end - start,), 2), torch.arange(start, end), window=4)
+        assert made.isfinite().all()
+
+
+def test_tokens_beyond_the_length_are_not_kept():
+    cache = filled()
+    before = cache.keys.clone()
+    for slots in ([1], [1, 2]):
+        cache(*tokens(len(slots)), torch.tensor(slots), torch.full((len(slots),), LENGTH))
+    assert torch.equal(cache.keys, before)

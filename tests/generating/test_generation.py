@@ -1,0 +1,76 @@
+"""Sequences of any lengths at once on two worker processes: each gets the tokens of the model alone."""
+
+import os
+import random
+import signal
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+import autosplit
+from autosplit.generating.steps import step_family
+from autosplit.values.plan import UNKNOWN, Plan, Stage
+from tests.generating.decodermodels import decoder, generated, prompts
+
+SEQUENCES, LENGTH = 3, 40
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return decoder("LlamaForCausalLM")
+
+
+@pytest.fixture(scope="module")
+def generator(llama):
+    family = step_family(llama, SEQUENCES, LENGTH, sizes=(1, 2, 4, 16))
+    ops = [op.name for op in family.graph.ops]
+    at = [number for number, op in enumerate(family.graph.ops) if "layers.0.mlp" in op.module][-1] + 1
+    stages = tuple(Stage(f"cpu:{number}", tuple(some), (f"cpu:{number}",)) for number, some in enumerate((ops[:at], ops[at:])))
+    with autosplit.open_generator(family, Plan(family.variants[0].source, family.graph.hash, "", stages, UNKNOWN)) as opened:
+        yield opened
+    assert not [pid for pid in opened.pipeline.pids if psutil.pid_exists(pid)]
+
+
+def test_prompts_of_mixed_lengths_get_the_tokens_of_the_model(llama, generator):
+    asked = prompts(3, 25, 1, 9, 5, 14)
+    assert generator.generate(asked, max_new_tokens=8) == [generated(llama, prompt, 8) for prompt in asked]
+    assert list(generator.stream(asked[1], max_new_tokens=5)) == generated(llama, asked[1], 5)
+    assert len(set(generator.pipeline.pids)) == 2
+
+
+def test_draws_are_the_same_alone_and_beside_others(generator):
+    drawn = {"temperature": 1.5, "seed": 5, "max_new_tokens": 10}
+    alone = generator.submit([4, 5, 6], **drawn).result()
+    together = generator.generate([[4, 5, 6], [4, 5, 6], [1] * 30, [2]], **drawn)
+    assert together[0] == alone
+    assert together[1] != alone
+
+
+def test_killed_workers_lose_no_token(llama, generator):
+    asked = prompts(2, 11, 4, 7, 20)
+    wanted = [generated(llama, prompt, 12) for prompt in asked]
+    futures = [generator.submit(prompt, max_new_tokens=12) for prompt in asked]
+    chosen, restarts = random.Random(0), generator.pipeline.restarts
+    for future in futures:
+        os.kill(chosen.choice(generator.pipeline.pids), signal.SIGKILL)
+        future.result()
+    assert [future.result() for future in futures] == wanted
+    assert generator.pipeline.restarts > restarts
+
+
+def test_limits_are_those_of_the_model(llama, generator):
+    vocabulary = llama.config.vocab_size
+    with pytest.raises(autosplit.UsageError, match=f"{LENGTH + 1} tokens, and the caches hold {LENGTH}"):
+        generator.submit([1] * (LENGTH + 1))
+    with pytest.raises(autosplit.UsageError, match=f"{vocabulary} is no token id; ids are 0 to {vocabulary - 1}"):
+        generator.submit([vocabulary], max_new_tokens=1)
+
+
+def test_hosts_and_exported_programs_are_refused_before_anything_is_measured():
+    setup = autosplit.Setup(progress=False)
+    object.__setattr__(setup, "hosts", SimpleNamespace())
+    with pytest.raises(autosplit.UsageError, match="on this machine"):
+        autosplit.generator("transformers:LlamaForCausalLM", "cpu:0", setup=setup)
+    with pytest.raises(autosplit.UsageError, match="give the module that it was made of"):
+        autosplit.generator("whole.pt2", "cpu:0", setup=autosplit.Setup(progress=False))

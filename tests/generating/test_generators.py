@@ -1,0 +1,186 @@
+import gc
+import threading
+import time
+
+import pytest
+import torch
+from generating.caches import BUCKETS, NOT_FINITE, POISON, VOCABULARY, Pipeline, expected
+
+from autosplit.errors import DeadlineError, RefusedError, StageError, UsageError, WorkerError
+from autosplit.generating.generators import Generator
+from autosplit.generating.sequences import Capacity
+
+SLOTS, LENGTH = 3, 80
+
+
+@pytest.fixture
+def pipeline():
+    made = Pipeline(SLOTS, LENGTH)
+    yield made
+    made.release()
+    made.close()
+
+
+def opened(pipeline, **options):
+    return Generator(pipeline, BUCKETS, Capacity(SLOTS, LENGTH, VOCABULARY), 2, **options)
+
+
+def test_prompts_of_any_lengths_run_side_by_side(pipeline):
+    prompts = [[number, *range(number)] for number in range(12)]
+    with opened(pipeline) as generator:
+        assert generator.generate(prompts, max_new_tokens=9) == [expected(prompt, 9) for prompt in prompts]
+        stats = generator.stats(clear=True)
+        assert (stats.num_sequences, stats.num_failed, stats.num_tokens) == (12, 0, 108)
+        assert stats.first_token.count == stats.per_token.count == 12
+        assert generator.stats().num_steps == 0
+    assert max(map(len, pipeline.steps)) > 1
+
+
+def test_tokens_stream_and_equal_those_of_the_future(pipeline):
+    with opened(pipeline) as generator:
+        assert list(generator.stream(torch.tensor([3, 4]), max_new_tokens=6)) == expected([3, 4], 6)
+        assert generator.submit([3, 4], max_new_tokens=6).result() == expected([3, 4], 6)
+        end = expected([3, 4], 6)[2]
+        assert list(generator.stream([3, 4], max_new_tokens=6, eos=end)) == expected([3, 4], 6, [end])
+
+
+def test_a_stream_that_is_left_ends_its_sequence(pipeline):
+    with opened(pipeline) as generator:
+        stream = generator.stream([1], max_new_tokens=LENGTH)
+        assert next(stream) == expected([1], 1)[0]
+        pipeline._holds = True
+        stream.close()
+        pipeline.release()
+        del stream
+        gc.collect()
+        assert generator.generate([[2]] * SLOTS, max_new_tokens=3) == [expected([2], 3)] * SLOTS
+
+
+def test_a_stream_that_nobody_reads_takes_no_slot_for_ever(pipeline):
+    with opened(pipeline) as generator:
+        streams = [generator.stream([number], max_new_tokens=5) for number in range(2 * SLOTS)]
+        assert generator.generate([[50]], max_new_tokens=5) == [expected([50], 5)]
+        assert [list(stream) for stream in streams] == [expected([number], 5) for number in range(2 * SLOTS)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "fault"),
+    [
+        ([], {}, "it is empty"),
+        ([1] * 81, {}, "81 tokens, and the caches hold 80"),
+        ([1] * 80, {"max_new_tokens": 2}, "max_length 80 leaves room for 1 new ones, and max_new_tokens is 2"),
+        ([0, VOCABULARY, -1], {"max_new_tokens": 1}, r"97 is no token id; ids are 0 to 96 \(2 such tokens\)"),
+        (["a"], {"max_new_tokens": 1}, "'a' is no token id"),
+        (torch.zeros(1, 3), {}, "one prompt at a time"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ([1], {"heat": 2}, "no option 'heat'; there are max_new_tokens"),
+    ],
+)
+def test_bad_prompts_are_refused_with_the_way_out(pipeline, prompt, options, fault):
+    with opened(pipeline) as generator:
+        for call in (generator.submit, generator.stream):
+            with pytest.raises(UsageError, match=fault):
+                call(prompt, **options)
+        with pytest.raises(UsageError, match=fault):
+            generator.generate([[1], prompt], **options)
+    assert pipeline.steps == []
+
+
+def test_a_sequence_fails_alone(pipeline):
+    with opened(pipeline) as generator:
+        futures = [generator.submit(prompt, max_new_tokens=4) for prompt in ([1, 2], [POISON], [3], [4, NOT_FINITE])]
+        assert [futures[0].result(), futures[2].result()] == [expected([1, 2], 4), expected([3], 4)]
+        with pytest.raises(StageError, match="poison"):
+            futures[1].result()
+        with pytest.raises(StageError, match="after token 2 of a sequence are not finite"):
+            futures[3].result()
+        assert generator.stats().num_failed == 2
+
+
+def test_a_function_for_tokens_that_raises_ends_its_sequence_alone(pipeline):
+    def refuse(token):
+        raise ZeroDivisionError
+
+    with opened(pipeline) as generator:
+        bad, good = generator.submit([1], on_token=refuse), generator.submit([2], max_new_tokens=3)
+        assert good.result() == expected([2], 3)
+        assert isinstance(bad.exception(), ZeroDivisionError)
+
+
+def test_full_caches_and_a_full_queue():
+    pipeline = Pipeline(SLOTS, LENGTH, holds=True)
+    with opened(pipeline, queue_capacity=2) as generator:
+        running = []
+        for number in range(3):
+            running.append(generator.submit([number], max_new_tokens=2))
+            while generator.num_running <= number:
+                time.sleep(0.001)
+        waiting = [generator.submit([number], max_new_tokens=2) for number in range(3, 5)]
+        with pytest.raises(RefusedError, match=r"2 sequences are waiting \(limit 2\) and 3 have a place"):
+            generator.submit([9], timeout_s=0)
+        late = threading.Timer(0.05, pipeline.release)
+        late.start()
+        last = generator.submit([9], max_new_tokens=2)  # waits until there is room
+        assert [one.result() for one in [*running, *waiting, last]] == [expected([number], 2) for number in (0, 1, 2, 3, 4, 9)]
+        late.join()
+    pipeline.close()
+
+
+def test_cancelled_and_late_sequences_free_their_slots():
+    pipeline = Pipeline(SLOTS, LENGTH, holds=True)
+    with opened(pipeline) as generator:
+        gone = [generator.submit([number], max_new_tokens=30) for number in range(SLOTS)]
+        late = generator.submit([7], deadline_s=1e-6)
+        assert all(future.cancel() for future in gone)
+        pipeline.release()
+        assert isinstance(late.exception(), DeadlineError)
+        assert generator.generate([[8]], max_new_tokens=2) == [expected([8], 2)]
+    pipeline.close()
+
+
+def test_a_pipeline_that_gives_up_fails_all(pipeline):
+    with opened(pipeline) as generator:
+        pipeline.outcome = lambda inputs, variant: WorkerError("gone")
+        futures = [generator.submit([number]) for number in range(2 * SLOTS)]
+        assert {type(future.exception()) for future in futures} == {WorkerError}
+        with pytest.raises(WorkerError, match="gone"):
+            generator.submit([1])
+
+
+def test_an_error_of_the_scheduler_itself_fails_all_and_hangs_nobody(pipeline, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda error: None)
+    with opened(pipeline) as generator:
+        pipeline.outcome = lambda inputs, variant: torch.zeros(0)  # no tokens
+        with generator._changed:  # so that all of them are there before the first step
+            futures = [generator.submit([number]) for number in range(2 * SLOTS)]
+        assert {type(future.exception(30)) for future in futures} == {IndexError}
+        with pytest.raises(IndexError):
+            generator.submit([1])
+
+
+def test_close_answers_what_was_taken_in_or_fails_it(pipeline):
+    generator = opened(pipeline)
+    futures = [generator.submit([number], max_new_tokens=5) for number in range(8)]
+    generator.close()
+    assert [future.result() for future in futures] == [expected([number], 5) for number in range(8)]
+    with pytest.raises(RefusedError, match="closed"):
+        generator.submit([1])
+    generator = opened(pipeline)
+    future = generator.submit([1], max_new_tokens=LENGTH)
+    generator.close(drain=False)
+    assert isinstance(future.exception(), RefusedError) or future.result() == expected([1], LENGTH)
+
+
+def test_callbacks_may_submit_and_may_not_close(pipeline):
+    found, done = [], threading.Event()
+    with opened(pipeline) as generator:
+
+        def again(_):
+            found.append(generator.submit([4], max_new_tokens=2))
+            with pytest.raises(UsageError, match="another thread"):
+                generator.close()
+            done.set()
+
+        generator.submit([3], max_new_tokens=1).add_done_callback(again)
+        assert done.wait(30)
+        assert found[0].result() == expected([4], 2)

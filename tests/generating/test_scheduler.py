@@ -1,0 +1,160 @@
+"""Sequences that come, are cancelled and fail in any order: each gets the tokens that it gets alone."""
+
+import pytest
+from generating.caches import BUCKETS, NOT_FINITE, POISON, Caches, expected
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosplit.errors import DeadlineError, StageError, WorkerError
+from autosplit.generating.sampling import Sampling
+from autosplit.generating.scheduler import PROMPT_SHARE, Scheduler
+from autosplit.generating.sequences import Generation
+
+SLOTS, LENGTH = 3, 40
+
+
+def sequence(prompt, num_new=4, eos=(), **options):
+    return Generation(list(prompt), len(prompt), Sampling(max_new_tokens=num_new, eos=eos), **options)
+
+
+class Host:
+    """A scheduler with caches, whose steps are computed when sent and answered when asked for."""
+
+    def __init__(self, num_stages=2):
+        self.scheduler, self.caches = Scheduler(BUCKETS, SLOTS, num_stages), Caches(SLOTS, LENGTH)
+        self.under_way = []
+
+    def send(self):
+        step = self.scheduler.next_step()
+        if step is not None:
+            owners = [one.slot for one in self.scheduler._running]
+            assert len(owners) == len(set(owners))
+            assert 0 not in owners
+            self.under_way.append((step, self.caches.outcome(step.inputs(), step.variant)))
+        return step
+
+    def answer(self):
+        if self.under_way:
+            step, outcome = self.under_way.pop(0)
+            failed = isinstance(outcome, Exception)
+            self.scheduler.finish(step, *([] if failed else [outcome.tolist()]), failure=outcome if failed else None)
+
+    def run(self):
+        for _ in range(2000):
+            if self.send() is None and not self.under_way:
+                return
+            if len(self.under_way) == 2 or self.scheduler.num_under_way:
+                self.answer()
+        raise AssertionError("sequences never end")
+
+
+token = st.integers(0, POISON - 1)
+prompts = st.one_of(
+    st.lists(token, min_size=1, max_size=20), st.lists(st.sampled_from([1, POISON, NOT_FINITE]), min_size=1, max_size=12)
+)
+events = st.one_of(
+    st.tuples(st.just("add"), prompts, st.integers(1, 12), st.sets(token, max_size=40)),
+    st.tuples(st.sampled_from(["send", "answer"])),
+    st.tuples(st.just("cancel"), st.integers(0, 20)),
+)
+
+
+@given(st.lists(events, max_size=60), st.integers(1, 3))
+@settings(max_examples=150, deadline=None)
+def test_each_sequence_gets_its_own_tokens_whatever_comes_beside_it(happens, num_stages):
+    host, added, cancelled = Host(num_stages), [], set()
+    for kind, *values in happens:
+        if kind == "add":
+            added.append(sequence(values[0], values[1], tuple(values[2])))
+            host.scheduler.add(added[-1])
+        elif kind == "cancel" and values[0] < len(added) and added[values[0]].future.cancel():
+            cancelled.add(added[values[0]])
+        elif kind in ("send", "answer"):
+            getattr(host, kind)()
+    host.run()
+    assert sorted(map(id, host.scheduler.ended)) == sorted(map(id, added))
+    assert host.scheduler.num_running == host.scheduler.num_waiting == 0
+    for one in added:
+        prompt = one.tokens[: one.num_prompt]
+        wanted = expected(prompt, one.sampling.max_new_tokens, one.sampling.ends)
+        if one in cancelled:
+            assert one.new_tokens == wanted[: len(one.new_tokens)]
+        elif POISON in prompt or NOT_FINITE in prompt:
+            assert isinstance(one.failure, StageError)
+            assert one.new_tokens == []
+        else:
+            assert one.failure is None
+            assert one.new_tokens == wanted
+
+
+def test_as_many_groups_are_under_way_as_stages():
+    host = Host(num_stages=3)
+    for number in range(3):
+        host.scheduler.add(sequence([number], 5))
+    steps = [host.send(), host.send(), host.send(), host.send()]
+    assert [len(step.parts) for step in steps[:3]] == [1, 1, 1]
+    assert steps[3] is None
+
+
+def test_prompts_take_their_share_beside_sequences_that_decode():
+    host = Host(num_stages=1)
+    decoding = sequence([1], 30)
+    host.scheduler.add(decoding)
+    host.send()
+    host.answer()
+    host.scheduler.add(sequence(range(30), 1))
+    seconds = []
+    while not host.scheduler.ended:
+        step = host.send()
+        assert step.parts[0].generation is decoding  # it never waits for a prompt
+        seconds.append(0.001 * step.num_tokens)
+        host.answer()
+    prompt_s = sum(seconds) - 0.001 * len(seconds)
+    assert prompt_s <= PROMPT_SHARE * sum(seconds) + 0.007
+    assert {0.001, 0.008} <= set(seconds)  # some steps had no chunk, some a whole one
+
+
+def test_chunks_of_a_prompt_follow_each_other_without_waiting():
+    host = Host(num_stages=2)
+    host.scheduler.add(sequence(range(16), 1))
+    first, second = host.send(), host.send()
+    assert [(part.start, part.end) for step in (first, second) for part in step.parts] == [(0, 8), (8, 16)]
+    host.run()
+    assert host.scheduler.ended[0].new_tokens == expected(range(16), 1)
+
+
+def test_only_the_sequence_that_fails_alone_fails():
+    host = Host(num_stages=1)
+    good, bad = sequence([5, 6], 3), sequence([7, POISON], 3)
+    host.scheduler.add(good)
+    host.scheduler.add(bad)
+    host.run()
+    assert (good.failure, good.new_tokens) == (None, expected([5, 6], 3))
+    assert isinstance(bad.failure, StageError)
+    assert host.caches.steps[:3] == [{1, 2}, {1}, {2}]
+
+
+def test_failure_of_the_pipeline_is_that_of_its_sequences():
+    host = Host()
+    running, waiting = [sequence([one]) for one in range(3)], sequence([9])
+    for one in [*running, waiting]:
+        host.scheduler.add(one)
+    step = host.send()
+    host.scheduler.finish(step, failure=WorkerError("gone"))
+    host.scheduler.fail_all(WorkerError("gone"))
+    assert {type(one.failure) for one in [*running, waiting]} == {WorkerError}
+    assert len(host.scheduler.ended) == 4
+
+
+def test_lower_priority_gets_a_slot_sooner_and_late_sequences_end():
+    host = Host()
+    ones = [sequence([number], 2, priority=-number) for number in range(6)]
+    for one in ones:
+        host.scheduler.add(one)
+    late = sequence([1], deadline_ns=1)
+    host.scheduler.add(late)
+    host.send()
+    assert [bool(one.slot) for one in ones] == [False, False, False, True, True, True]
+    assert host.scheduler.ended == [late]
+    with pytest.raises(DeadlineError, match="after 0 new tokens"):
+        raise late.failure
