@@ -19,6 +19,7 @@ from autosplit.files import hidden_beside, unwritable
 from autosplit.planning.predicting import predict
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.loading import WITHOUT_WEIGHTS
+from autosplit.tracing.programs import state_names
 from autosplit.tracing.splitting import StageProgram, split
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Machine, parse_device
@@ -174,6 +175,8 @@ def write_export(name: str, job: Job, folder: Path) -> list[str]:
     target = get_target(name)
     if target.needs_weights and WITHOUT_WEIGHTS in job.traced.notes:
         raise UsageError(f"{name} writes programs with their weights, and {WITHOUT_WEIGHTS}; trace the model with its weights")
+    if target.needs_weights and (states := state_names(job.traced.program.graph)):
+        raise UsageError(f"{name} writes programs, which keep no state such as '{states[0]}' between calls; run the plan here")
     raise_faults(UsageError, f"{name} cannot express this plan", target.accepts(job.plan))
     with filled(folder) as building:
         notes = target.write(job, building)
