@@ -13,7 +13,7 @@ from autosplit.errors import UsageError
 from autosplit.generating.generators import Generator
 from autosplit.generating.sampling import SAMPLE
 from autosplit.generating.sequences import Capacity
-from autosplit.generating.steps import TOKENS, step_family, step_traffic
+from autosplit.generating.steps import step_family, step_traffic
 from autosplit.progress import progress_shown
 from autosplit.shapes.pipelines import open_engine
 from autosplit.shapes.service import measured
@@ -74,11 +74,9 @@ def generator(
 
 def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -> Generator:
     """A plan of ``step_family`` as a running generator; errors as for ``open_pipeline``."""
-    capacity = _capacity(family)
-    family = family.only([{TOKENS: size} for size in _sizes(family, plan)])
     engine, opened = open_engine(family.variants, plan, devices)
     with opened:
-        buckets = measured(family, engine)
+        capacity, buckets = _capacity(family), measured(family, engine)
         num_devices = len({device for stage in plan.stages for device in stage.devices})
         return Generator(engine, buckets, capacity, num_devices, plan=plan, opened=opened.pop_all())
 
@@ -92,14 +90,6 @@ def _module_of(model: str | Path | nn.Module) -> nn.Module:
     module = load_model(model).module
     assert isinstance(module, nn.Module)  # only a .pt2 file holds anything else
     return module
-
-
-def _sizes(family: Family, plan: Plan) -> list[int]:
-    """Numbers of tokens of the variants: those of the plan, and powers of two, so that a few sequences do not pay for many."""
-    allowed = family.allowed[TOKENS]
-    planned = [at[TOKENS] for at in plan.shapes.variants] if plan.shapes is not None else []
-    powers = (1 << power for power in range(allowed[-1].bit_length()))
-    return sorted({allowed[-1], *planned, *(size for size in powers if size in allowed)}, reverse=True)
 
 
 def _capacity(family: Family) -> Capacity:

@@ -19,6 +19,7 @@ from autosplit.errors import BackendError, refusals
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op
 from autosplit.tracing.indexlimits import divisor, index_limits
+from autosplit.tracing.programs import states_of
 from autosplit.tracing.valueranges import INT32, Assumed, Range, full, shape_of, values_of
 from autosplit.tracing.zerosigns import observed_zeros
 from autosplit.values.plan import Plan
@@ -28,6 +29,8 @@ WRONG = "computes otherwise"
 
 SIGNED = ", and the sign of its zeros counts"
 """The end of the keys of cases in which it does: other cases may have been tried before it was compared."""
+
+STATE = "it writes to a state, and eager alone keeps one"
 
 _CASES: WeakKeyDictionary[fx.GraphModule, list[tuple[fx.Node, Case]]] = WeakKeyDictionary()
 
@@ -49,7 +52,7 @@ def refused(traced: Traced, backend: str) -> dict[str, str]:
     """
     if backend == "eager":
         return {}
-    found = _impassable(traced, backend)
+    found = {node.name: STATE for node in traced.program.graph.nodes if states_of(node)} | _impassable(traced, backend)
     if named_backend(backend).missing():
         return found
     needed = needed_cases(traced, backend)
@@ -95,7 +98,7 @@ def needed_cases(traced: Traced, backend: str) -> list[tuple[str, Case, list[Val
     assumed: Assumed = "any" if traced.source.values == "any" else named_backend(backend).assumed
     known = values_of(traced.program, assumed)
     if traced.program not in _CASES:
-        nodes = [node for node in known if is_op(node) and node.all_input_nodes]
+        nodes = [node for node in known if is_op(node) and node.all_input_nodes and not states_of(node)]
         cases = [(node, case_of(node)) for node in nodes if isinstance(node.target, OpOverload)]
         _CASES[traced.program] = [(node, case) for node, case in cases if case is not None]
     varying = [(node, case) for node, case in _CASES[traced.program] if not known[node].fixed]  # a run checks all others

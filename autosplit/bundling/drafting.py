@@ -30,7 +30,6 @@ from autosplit.values.plan import Stage
 Finish = Callable[[Path, str, Mapping[str, int]], dict[str, str]]
 """Writes the files of a part: from the folder, the stem of their names and the places of weights to file names by role."""
 
-
 Made = tuple[Finish, tuple[StoredWeight, ...], tuple[tuple[int, ...], ...] | None]
 """What a backend adds to a part: its files, its weights, and the orders of its outputs where these are not the usual ones."""
 
@@ -46,6 +45,8 @@ def draft(
     """
     backend = get_backend(stage.backend)
     require_precision(backend, precision)
+    if program.states:
+        raise BackendError(f"stage '{stage.name}' keeps states, and a part of a bundle keeps none; run the plan of the model")
     if stage.streams > 1:
         require_streams(backend)
     if stage.backend == "eager" and not trust:

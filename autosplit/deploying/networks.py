@@ -49,6 +49,9 @@ def place(
         workspace: where stages are saved.
         capped: the host has memory caps. Where it or the machine has, a plan whose memory nobody counted is counted first.
         variants: the model at other sizes, each a variant of every stage over the same weights.
+    Raises: PlanError: the plan does not fit the model or the machine, a variant has other ops or weights, or a stage with states
+        has replicas. BackendError: a
+        backend refuses a stage. DeviceError: a device is not here.
         symbolic: the export with symbolic sizes: a stage on one of the plan's ``dynamic`` backends takes all sizes.
     Raises: PlanError: the plan does not fit the model or the machine, or a variant has other ops or weights. BackendError: a
         backend refuses a stage. DeviceError: a device is not here. TraceError: a stage cannot take all sizes.
@@ -67,6 +70,11 @@ def place(
         devices = tuple(machine[name] for name in stage.devices)
         for other in others:
             _require_same_weights(program, other)
+        if program.states and len(devices) > 1:
+            raise PlanError(
+                f"stage '{stage.name}' has {len(devices)} replicas and keeps states such as '{program.states[0]}', of which each "
+                "replica would know a part; plan with Constraints(max_replicas=1), and open the plan several times"
+            )
         free = symbolic if plan.shapes is not None and stage.backend in plan.shapes.dynamic else None
         module = _module(workspace, program if free is None else freed(program, free), stage, precision, devices)
         sizes = [

@@ -21,6 +21,7 @@ from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family
 from autosplit.tracing.freesizes import freed
 from autosplit.tracing.loading import WITHOUT_WEIGHTS
+from autosplit.tracing.programs import state_names
 from autosplit.tracing.splitting import StageProgram, split
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Machine, parse_device
@@ -198,6 +199,8 @@ def write_export(name: str, job: Job, folder: Path) -> list[str]:
         raise UsageError("the plan is for requests of several sizes, and the model is traced for one; trace it with sizes=")
     if target.needs_weights and WITHOUT_WEIGHTS in job.traced.notes:
         raise UsageError(f"{name} writes programs with their weights, and {WITHOUT_WEIGHTS}; trace the model with its weights")
+    if target.needs_weights and (states := state_names(job.traced.program.graph)):
+        raise UsageError(f"{name} writes programs, which keep no state such as '{states[0]}' between calls; run the plan here")
     raise_faults(UsageError, f"{name} cannot express this plan", target.accepts(job.plan))
     with filled(folder) as building:
         notes = target.write(job, building)

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from autosplit.arguments import checked
-from autosplit.errors import UsageError
+from autosplit.errors import UsageError, raise_faults
 from autosplit.generating.decoders import Step, cached
 from autosplit.generating.sampling import Sampling
 from autosplit.tracing.family import At, Family, trace_family
 from autosplit.tracing.loading import load_model
-from autosplit.values.shapes import Sizes, Traffic
+from autosplit.values.shapes import Traffic
 
 TOKENS = "tokens"
 """The dimension of a step: its number of tokens."""
@@ -20,24 +20,26 @@ TOKENS = "tokens"
 CHUNK = 128
 """Most tokens of a prompt in one step, beside those of sequences that go on."""
 
+PADDED = "the scheduler of the steps pads them, with tokens of slot 0"
+
 
 @checked
-def step_family(model: nn.Module, max_sequences: int = 16, max_length: int = 1024, *, sizes: Sizes | None = None) -> Family:
+def step_family(model: nn.Module, max_sequences: int = 16, max_length: int = 1024, chunk: int = CHUNK) -> Family:
     """Trace a decoder as a family of steps.
 
     Args:
         model: a causal language model of transformers, or a module that calls ``autosplit.KVCache`` (see ``decoders``).
         max_sequences: sequences side by side.
         max_length: tokens of a sequence, prompt and new ones.
-        sizes: numbers of tokens that a step may have; by default up to a token of each sequence beside a chunk of a prompt.
-    Returns: a family with the dimension ``tokens``. Its graph takes ids, slots, positions and sampling, and gives the next tokens
-        (see ``decoders.Step``). The example of up to ``max_sequences`` tokens is one of each sequence, in the middle of the
-        caches; that of more is a chunk of a prompt.
+        chunk: most tokens of a prompt in one step, beside a token of each sequence.
+    Returns: a family with the dimension ``tokens`` and a variant for each of ``step_sizes``. Its graph takes ids, slots,
+        positions and sampling, and gives the next tokens (see ``decoders.Step``). The example of up to ``max_sequences`` tokens
+        is one of each sequence, in the middle of the caches; that of more is a chunk of a prompt.
     Raises: UsageError: a number is below 1. ModelError: as ``cached``. TraceError: as ``trace_family``.
     """
-    if min(max_sequences, max_length) < 1:
-        raise UsageError(f"max_sequences is {max_sequences} and max_length is {max_length}; both are at least 1")
-    allowed = {TOKENS: sizes or range(1, max_sequences + min(CHUNK, max_length) + 1)}
+    given = {"max_sequences": max_sequences, "max_length": max_length, "chunk": chunk}
+    raise_faults(UsageError, "no steps", [f"{name} is {number}, and at least 1" for name, number in given.items() if number < 1])
+    allowed = {TOKENS: step_sizes(max_sequences, chunk)}
     step = Step(cached(model, max_sequences, max_length), max_sequences, max_length).eval()
 
     def inputs_at(at: At) -> tuple[torch.Tensor, ...]:
@@ -50,15 +52,28 @@ def step_family(model: nn.Module, max_sequences: int = 16, max_length: int = 102
 
     loaded = replace(load_model(step, inputs=inputs_at({TOKENS: allowed[TOKENS][-1]})), name=type(model).__name__)
     axes = {name: {0: TOKENS} for name in ("ids", "slots", "positions", "sampling")}
-    return trace_family(loaded, axes, allowed, inputs_at)
+    family = trace_family(loaded, axes, allowed, inputs_at)
+    family = replace(family, out_dims={name: {} for name in family.graph.outputs}, unpaddable={TOKENS: PADDED})
+    return family.only([{TOKENS: size} for size in allowed[TOKENS][::-1]])
 
 
-def step_traffic(prompt: int, new: int, max_sequences: int = 16) -> Traffic:
+def step_sizes(max_sequences: int, chunk: int = CHUNK) -> tuple[int, ...]:
+    """The numbers of tokens for which there are variants: powers of two up to a token of each sequence, and with a chunk beside.
+
+    >>> step_sizes(max_sequences=6, chunk=100)
+    (1, 2, 4, 6, 106)
+    """
+    powers = [1 << power for power in range(max_sequences.bit_length())]
+    return tuple(dict.fromkeys([*powers, max_sequences, max_sequences + chunk]))
+
+
+def step_traffic(prompt: int, new: int, max_sequences: int = 16, chunk: int = CHUNK) -> Traffic:
     """How often steps of each size come, while as many sequences as may are under way and a new one follows each that ends.
 
     Args:
         prompt, new: tokens of a sequence.
         max_sequences: sequences side by side.
+        chunk: most tokens of a prompt in one step.
 
     In the time of one sequence, ``new`` steps, each of the ``max_sequences`` sequences has all chunks of its prompt once. A chunk
     runs beside the tokens of the others.
@@ -66,6 +81,5 @@ def step_traffic(prompt: int, new: int, max_sequences: int = 16) -> Traffic:
     >>> step_traffic(prompt=128, new=64, max_sequences=4).counts
     {(4,): 60.0, (132,): 4.0}
     """
-    chunks = max_sequences * math.ceil(prompt / CHUNK)
-    size = max_sequences + min(prompt, CHUNK)
-    return Traffic((TOKENS,), {(max_sequences,): float(max(new - chunks, 0)), (size,): float(chunks)})
+    chunks = max_sequences * math.ceil(prompt / chunk)
+    return Traffic((TOKENS,), {(max_sequences,): float(max(new - chunks, 0)), (max_sequences + chunk,): float(chunks)})

@@ -62,17 +62,17 @@ def weight_names(graph: fx.Graph) -> list[str]:
 
 
 def state_names(graph: fx.Graph) -> list[str]:
-    """Those of the weights that are states: memory that an operator writes, and that outlives the call.
+    """Those of the weights that are states: memory that an operator writes, and that outlives the call."""
+    return list(dict.fromkeys(name for node in graph.nodes for name in states_of(node)))
 
-    The schema tells: an operator of the namespace ``autosplit`` names such an argument ``state...``.
-    """
-    found: dict[str, None] = {}
-    for node in graph.nodes:
-        schema = schema_of(node.target) if isinstance(node.target, OpOverload) else None
-        if schema is not None and schema.name.startswith("autosplit::"):
-            given = {**dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)), **node.kwargs}
-            found |= {str(value.target): None for name, value in given.items() if name.startswith("state")}
-    return list(found)
+
+def states_of(node: fx.Node) -> list[str]:
+    """The states of an op. The schema tells: an operator of the namespace ``autosplit`` names such an argument ``state...``."""
+    schema = schema_of(node.target) if isinstance(node.target, OpOverload) else None
+    if schema is None or not schema.name.startswith("autosplit::"):
+        return []
+    given = {**dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)), **node.kwargs}
+    return [str(value.target) for name, value in given.items() if name.startswith("state")]
 
 
 def weight(program: torch.nn.Module, name: str) -> torch.Tensor:

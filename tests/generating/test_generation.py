@@ -23,7 +23,7 @@ def llama():
 
 @pytest.fixture(scope="module")
 def generator(llama):
-    family = step_family(llama, SEQUENCES, LENGTH, sizes=(1, 2, 4, 16))
+    family = step_family(llama, SEQUENCES, LENGTH, chunk=13)
     ops = [op.name for op in family.graph.ops]
     at = [number for number, op in enumerate(family.graph.ops) if "layers.0.mlp" in op.module][-1] + 1
     stages = tuple(Stage(f"cpu:{number}", tuple(some), (f"cpu:{number}",)) for number, some in enumerate((ops[:at], ops[at:])))

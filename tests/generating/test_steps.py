@@ -3,13 +3,16 @@
 import os
 import signal
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import torch
 
+from autosplit.backends.conformance import refused
 from autosplit.backends.workspace import Workspace
-from autosplit.deploying.networks import deploy, machine_of_plan
-from autosplit.errors import UsageError
+from autosplit.bundling.bundler import write_bundle
+from autosplit.deploying.networks import deploy, machine_of_plan, place
+from autosplit.errors import BackendError, PlanError, UsageError
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.steps import step_family, step_traffic
 from autosplit.serving.hostmanager import HostManager
@@ -17,8 +20,8 @@ from autosplit.tracing.splitting import load_stage, save_stage, split
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from tests.generating.decodermodels import decoder, generated, greedy, prompts
 
-SEQUENCES, LENGTH, NEW = 3, 40, 12
-SIZES = (1, 3, 24)
+SEQUENCES, LENGTH, CHUNK, NEW = 3, 40, 21, 12
+SIZES = (1, 2, 3, 24)
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +31,7 @@ def llama():
 
 @pytest.fixture(scope="module")
 def family(llama):
-    found = step_family(llama, SEQUENCES, LENGTH, sizes=SIZES)
-    return found.only([{"tokens": size} for size in SIZES])
+    return step_family(llama, SEQUENCES, LENGTH, CHUNK)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,19 @@ def test_a_step_that_runs_again_after_its_worker_was_killed_gives_the_same_token
             prompt.append(token)
 
 
+def test_what_keeps_nothing_between_calls_refuses_states(family, cut, tmp_path):
+    traced = family.variants[0]
+    stages = tuple(Stage(f"stage{number}", tuple(ops), ("cpu:0",)) for number, ops in enumerate(cut))
+    plan = Plan(traced.source, traced.graph.hash, "", stages, UNKNOWN)
+    with pytest.raises(BackendError, match="stage 'stage0' keeps states, and a part of a bundle keeps none"):
+        write_bundle({"steps": (traced, plan)}, tmp_path / "bundle", trust=True)
+    writing = {op.name for op in family.graph.ops if op.operator.startswith("autosplit.")}
+    assert {op for op, reason in refused(traced, "inductor").items() if "writes to a state" in reason} == writing
+    twice = replace(plan, stages=(replace(stages[0], devices=("cpu:0", "cpu:1")), stages[1]))
+    with Workspace() as workspace, pytest.raises(PlanError, match="stage 'stage0' has 2 replicas and keeps states"):
+        place(traced, twice, machine_of_plan(twice), workspace)
+
+
 def test_states_are_in_no_file_and_count_as_weights(family, cut, tmp_path):
     first, last = split(family.variants[0], cut)
     assert [len(stage.states) for stage in (first, last)] == [2, 3]
@@ -107,7 +122,12 @@ def test_states_are_in_no_file_and_count_as_weights(family, cut, tmp_path):
     assert not any(again.weights[name].any() for name in again.states)
 
 
-def test_traffic_is_within_the_sizes_of_a_family(family):
-    assert step_traffic(20, 30, SEQUENCES).verify({"tokens": range(1, 24)}).shares == {(3,): 0.9, (23,): 0.1}
+def test_variants_have_the_sizes_of_the_traffic(family):
+    """The example of a step up to a token of each sequence is one of each; that of more is a chunk."""
+    assert [at["tokens"] for at in family.sizes] == [24, 3, 2, 1]
+    assert step_traffic(20, 30, SEQUENCES, CHUNK).verify(family.allowed).shares == {(3,): 0.9, (24,): 0.1}
+    chunk, decode = (variant.example_inputs for variant in family.variants[:2])
+    assert (chunk[1].tolist(), chunk[2].tolist()) == ([0] * 24, list(range(24)))
+    assert (decode[1].tolist(), decode[2].tolist()) == ([1, 2, 3], [LENGTH // 2] * 3)
     with pytest.raises(UsageError, match="max_sequences is 0"):
         step_family(decoder("LlamaForCausalLM"), 0)
