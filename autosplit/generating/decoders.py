@@ -39,7 +39,6 @@ LENGTH = 6
 TOLERANCE = 1e-3
 """Largest error of logits with a cache against those without, as a share of the largest logit, in f32; 30 times that below."""
 
-
 WAY_OUT = "Give a module of your own that calls autosplit.KVCache, or run the model without a cache: autosplit.run."
 
 
@@ -121,6 +120,9 @@ def cached(model: nn.Module, max_sequences: int, max_length: int) -> nn.Module:
     with torch.inference_mode():
         wanted = torch.stack([last_logits(ids) for ids in sequences])
         made = _in_steps(found, sequences)
+        for part in found.modules():
+            if isinstance(part, KVCache):  # a trace reads what it did not write, and finds zeros as a worker does
+                part.keys[:, :, :LENGTH] = part.values[:, :, :LENGTH] = 0
     error, largest = float((made - wanted).abs().max()), float(wanted.abs().max())
     allowed = TOLERANCE * (1 if wanted.dtype == torch.float32 else 30)
     if not error <= allowed * largest:

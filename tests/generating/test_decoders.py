@@ -29,6 +29,7 @@ def test_tokens_of_prompts_of_mixed_lengths_equal_generate(name):
             likeliest = model(torch.tensor([prompt + tokens])).logits[0].argmax(-1)
             assert tokens == likeliest[len(prompt) - 1 : -1].tolist()
     assert generated(model, asked[1], 8) == made[1][:8]
+    assert not any(state.any() for state in cached(model, SEQUENCES, LENGTH).buffers() if state.dim() == 4)
     assert {id(weight) for weight in found.parameters()} == {id(weight) for weight in model.parameters()}
 
 
