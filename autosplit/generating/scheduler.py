@@ -176,7 +176,8 @@ class Scheduler:
         num_decoding = sum(generation.is_decoding for generation in self._running)
         group = min(self._most, -(-num_decoding // self._num_stages))
         longest_ago = sorted(ready, key=lambda generation: generation.last_step)
-        parts = [_part(generation, 1) for generation in longest_ago if generation.is_decoding][:group]
+        decoding = [generation for generation in longest_ago if generation.is_decoding][:group]
+        parts = [_part(generation, 1) for generation in sorted(decoding, key=lambda one: one.slot)]  # as attention likes them
         alone_s = self._bucket(len(parts)).seconds if parts else 0.0
         free = self._most - len(parts)
         if not num_decoding or self._credit_s >= 0:

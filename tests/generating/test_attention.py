@@ -5,7 +5,9 @@ import torch
 
 from autosplit.generating.attention import KVCache
 
-SEQUENCES, LENGTH, HEADS, KV_HEADS, DIM = 4, 32, 6, 2, 8
+SEQUENCES, LENGTH, HEADS, KV_HEADS, DIM = 16, 32, 6, 2, 8
+MANY = [1, 2, 3, 5, 6, 7, 8, 9, 10, 12, 13, 14]
+"""Slots of so many sequences that one call computes them."""
 
 
 def filled(value=None):
@@ -38,6 +40,10 @@ def plain(cache, q, slots, positions, window, softcap):
     [
         ([3], [7]),
         ([1, 2, 4], [0, 9, 31]),
+        ([4, 1, 3], [9, 8, 7]),
+        (MANY, [20, 21, 19, 31, 20, 18, 20, 22, 23, 20, 21, 20]),
+        ([*MANY, 15, 15, 0, 0], [20, 21, 19, 31, 20, 18, 20, 22, 23, 20, 21, 20, 5, 4, 0, 0]),
+        (MANY, [0, 1, 2, 31, 3, 1, 2, 4, 5, 3, 1, 2]),
         ([2] * 6, [4, 5, 6, 7, 8, 9]),
         ([1, 3, 1, 2, 1, 1], [11, 3, 8, 20, 9, 10]),
     ],
@@ -49,21 +55,25 @@ def test_a_step_of_any_tokens_equals_plain_attention(slots, positions, window, s
     q, k, v = tokens(len(slots))
     places = torch.tensor(slots), torch.tensor(positions)
     found = cache(q, k, v, *places, scale=0.3, window=window, softcap=softcap)
-    torch.testing.assert_close(found, plain(cache, q, slots, positions, window, softcap))
-    assert torch.equal(cache.keys[places[0], :, places[1]], k[0].transpose(0, 1))
-    assert torch.equal(cache.values[places[0], :, places[1]], v[0].transpose(0, 1))
+    read = [row for row, slot in enumerate(slots) if slot]  # the others are padding
+    torch.testing.assert_close(found[:, read], plain(cache, q, slots, positions, window, softcap)[:, read])
+    before[places[0][places[1] == 0]] = 0
     before[places[0], :, places[1]] = k[0].transpose(0, 1)
-    assert torch.equal(cache.keys, before)
+    assert torch.equal(cache.keys[1:], before[1:])
+    assert torch.equal(cache.values[places[0], :, places[1]][read], v[0].transpose(0, 1)[read])
     assert torch.equal(cache(q, k, v, *places, scale=0.3, window=window, softcap=softcap), found)
 
 
 def test_a_sequence_reads_nothing_that_it_did_not_write():
-    """All that other sequences and earlier owners of a slot left is NaN."""
+    """All that other sequences and earlier owners of a slot left is NaN; single tokens of many run in one call."""
     cache = filled(float("nan"))
     for start, end in ((0, 5), (5, 6), (6, 9), (9, 10)):
-        q, k, v = tokens(end - start)
-        made = cache(q, k, v, torch.full((end - start,), 2), torch.arange(start, end), window=4)
-        assert made.isfinite().all()
+        for window in (None, 4):
+            slots = torch.tensor(MANY).repeat(end - start)
+            made = cache(*tokens(len(slots)), slots, torch.arange(start, end).repeat_interleave(len(MANY)), window=window)
+            assert made.isfinite().all()
+    made = cache(*tokens(len(MANY)), torch.tensor(MANY), torch.tensor([10, 7, 8, 9] * 3))
+    assert made.isfinite().all()
 
 
 def test_tokens_beyond_the_length_are_not_kept():
