@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from autosplit.compat.models import attention_of
 from autosplit.errors import ModelError
 from autosplit.generating.attention import KVCache
 from autosplit.generating.sampling import SAMPLE
@@ -182,7 +183,7 @@ def _use_our_attention(model: Any) -> None:
 
     AttentionInterface.register(ATTENTION, _attend_in_layer)
     model.set_attn_implementation(ATTENTION)
-    if model.config._attn_implementation != ATTENTION:
+    if attention_of(model) != ATTENTION:
         raise ModelError(f"model '{type(model).__name__}' computes attention by itself, without AttentionInterface. {WAY_OUT}")
 
 

@@ -127,13 +127,10 @@ class StagePlacement:
 
     def load_each_size(self, replica: int, *, shared: bool) -> "list[tuple[StagePlacement, Runnable, bool]]":
         """The stage at each size, its function, and whether that is new: sizes of one module have one. Raises: as ``load``."""
-        runs: dict[Module, Runnable] = {}
-        found = []
+        found: list[tuple[StagePlacement, Runnable, bool]] = []
         for one in self.at_each_size():
-            is_new = one.module not in runs
-            if is_new:
-                runs[one.module] = one.load(replica, shared=shared)
-            found.append((one, runs[one.module], is_new))
+            known = next((run for other, run, _ in found if other.module == one.module), None)
+            found.append((one, one.load(replica, shared=shared) if known is None else known, known is None))
         return found
 
     def warm_up(self, run: "Runnable") -> None:

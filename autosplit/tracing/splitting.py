@@ -292,7 +292,12 @@ def _state(spec: TensorSpec) -> torch.Tensor:
 
 
 def saved_states(folder: Path) -> list[TensorSpec]:
-    """The states of the stage in ``folder``; its operators are registered in this process. Raises: PlanError."""
+    """The states of the stage in ``folder``, none if none is saved there; its operators are registered in this process.
+
+    Raises: PlanError: the stage is incomplete.
+    """
+    if not is_saved(folder):
+        return []
     data = _description(folder)
     try:
         if not any(str(node["target"]).startswith("autosplit.") for node in data["nodes"]):

@@ -46,13 +46,13 @@ def prepared(whole: Callable[[Traced], StageProgram], tmp_path: Path) -> Callabl
 
 
 def test_a_stage_is_exported_once_and_one_with_other_weights_again(
-    mlp: Traced, prepared, cache: Path, exports: list[str]
+    mlp: Traced, whole, prepared, cache: Path, exports: list[str]
 ) -> None:
     prepared("first", mlp)
     second = prepared("second", mlp)
     assert len(exports) == len(list(cache.iterdir())) == 1
     for name in ("onnxruntime", "openvino"):
-        get_backend(name).write(None, second, "f32")  # type: ignore[attr-defined]
+        get_backend(name).write(whole(mlp), second, "f32")  # type: ignore[attr-defined]
         [found] = get_backend(name).load(second, 1)(mlp.example_inputs)
         torch.testing.assert_close(found, mlp.program(*mlp.example_inputs)[0], rtol=1e-4, atol=1e-5)
     layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(2))).eval()
