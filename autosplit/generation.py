@@ -72,6 +72,7 @@ def generator(
         return open_generator(family, found.plan, machine)
 
 
+@checked
 def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -> Generator:
     """A plan of ``step_family`` as a running generator; errors as for ``open_pipeline``."""
     engine, opened = open_engine(family.variants, plan, devices)

@@ -30,7 +30,7 @@ WRONG = "computes otherwise"
 SIGNED = ", and the sign of its zeros counts"
 """The end of the keys of cases in which it does: other cases may have been tried before it was compared."""
 
-STATE = "it writes to a state, and eager alone keeps one"
+STATE = "it writes to a state, which inductor would copy"
 
 _CASES: WeakKeyDictionary[fx.GraphModule, list[tuple[fx.Node, Case]]] = WeakKeyDictionary()
 
@@ -52,7 +52,7 @@ def refused(traced: Traced, backend: str) -> dict[str, str]:
     """
     if backend == "eager":
         return {}
-    found = {node.name: STATE for node in traced.program.graph.nodes if states_of(node)} | _impassable(traced, backend)
+    found = _impassable(traced, backend)
     if named_backend(backend).missing():
         return found
     needed = needed_cases(traced, backend)
@@ -81,9 +81,12 @@ def require_right(traced: Traced, plan: Plan) -> None:
 
 
 def _impassable(traced: Traced, backend: str) -> dict[str, str]:
-    """Op name to the reason for each op that reads or makes a value of a dtype that the backend cannot exchange."""
-    if backend == "inductor":  # it takes torch's own tensors
-        return {}
+    """Op name to the reason for each op that reads or makes a value that the backend cannot exchange, or writes to a state.
+
+    Inductor takes torch's own tensors. The others run ops with a state in torch (see ``pieces``).
+    """
+    if backend == "inductor":
+        return {node.name: STATE for node in traced.program.graph.nodes if states_of(node)}
     strange = {
         name: spec.dtype
         for name, spec in traced.specs.items()

@@ -55,11 +55,12 @@ def probe(backend: str, folder: Path, threads: int, precision: Precision = "f32"
 
 
 def onnx_names(folder: Path) -> dict[str, str]:
-    """Map each name of a node or value in a stage's ONNX file to its fx node."""
+    """Map each name of a node or value in a stage's ONNX files to its fx node."""
     import onnx
 
     names = {}
-    for node in onnx.load(open_onnx(folder).path, load_external_data=False).graph.node:
+    graphs = [onnx.load(open_onnx(place).path, load_external_data=False).graph for place in piece_folders(folder)]
+    for node in (node for graph in graphs for node in graph.node):
         source = next((entry.value for entry in node.metadata_props if entry.key == FX_NODE), "")
         found = re.match(r"%?(\w+)", source)
         if found:

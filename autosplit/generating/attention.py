@@ -16,6 +16,9 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from autosplit.arguments import checked
+from autosplit.errors import UsageError
+
 LEAST_TOGETHER, MOST_WASTE = 12, 1.5
 """Single tokens of so many sequences run in one call, if it reads at most this many times the places that they see.
 
@@ -30,6 +33,7 @@ _operators.define(
 )
 
 
+@checked
 class KVCache(nn.Module):
     """Keys and values of the tokens of all sequences, for one layer of attention.
 
@@ -40,6 +44,7 @@ class KVCache(nn.Module):
         head_dim: elements of a key.
         value_dim: elements of a value; those of a key by default.
         dtype: of keys and values.
+    Raises: UsageError: a number is below 1.
     """
 
     keys: torch.Tensor
@@ -55,9 +60,15 @@ class KVCache(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
+        value_dim = head_dim if value_dim is None else value_dim
         shape = (max_sequences + 1, num_heads, max_length)
+        if min(max_sequences, num_heads, max_length, head_dim, value_dim) < 1:
+            raise UsageError(
+                f"a cache of {max_sequences} sequences, {max_length} tokens, {num_heads} heads, {head_dim} elements of a key and "
+                f"{value_dim} of a value cannot be made; each must be at least 1"
+            )
         self.register_buffer("keys", torch.zeros(*shape, head_dim, dtype=dtype), persistent=False)
-        self.register_buffer("values", torch.zeros(*shape, value_dim or head_dim, dtype=dtype), persistent=False)
+        self.register_buffer("values", torch.zeros(*shape, value_dim, dtype=dtype), persistent=False)
 
     def forward(
         self,

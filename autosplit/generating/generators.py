@@ -14,10 +14,11 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 
+from autosplit.arguments import checked
 from autosplit.compat.futures import SafeCondition
 from autosplit.errors import AutosplitError, RefusedError, StageError, UsageError, raise_faults
 from autosplit.generating.sampling import Sampling
@@ -29,6 +30,7 @@ from autosplit.shapes.batching import Bucket
 from autosplit.values.plan import Plan
 
 
+@runtime_checkable
 class StepPipeline(Protocol):
     """What a generator needs of an ``Engine``."""
 
@@ -38,6 +40,7 @@ class StepPipeline(Protocol):
         """Take in the four tensors of a step; the result is one tensor with its next tokens."""
 
 
+@checked
 class Generator:
     """A model that generates; open until ``close``, best in a ``with`` block. Calls may come from any thread.
 

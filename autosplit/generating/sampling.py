@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autosplit.arguments import checked
-from autosplit.errors import UsageError, raise_faults
+from autosplit.errors import BRIEF, UsageError, raise_faults
 
 MAX_SEED = 2**53
 """Seeds travel as float64, which holds every whole number below this one."""
@@ -58,7 +58,7 @@ class Sampling:
             ("seed", 0 <= self.seed < MAX_SEED, f"at least 0 and below {MAX_SEED}"),
             ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0"),
         ]
-        faults = [f"{name} must be {limit}, but is {getattr(self, name)}" for name, fits, limit in within if not fits]
+        faults = [f"{name} must be {limit}, but is {BRIEF.repr(getattr(self, name))}" for name, fits, limit in within if not fits]
         raise_faults(UsageError, "the sampling is not understood", faults)
 
     def of(self, number: int) -> "Sampling":
