@@ -14,20 +14,18 @@ from transformers import AutoModelForCausalLM
 
 from autosplit import generation
 from autosplit.devices.limits import affinity
-from autosplit.generating.steps import CHUNK, TOKENS, step_family
+from autosplit.generating.steps import step_family
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from benchmarks.generation_peers import Prompts, serve, unmarked
 
 MAX_SEQUENCES, MAX_LENGTH = 16, 256
-SIZES = (1, 4, 16, CHUNK, CHUNK + MAX_SEQUENCES)
-"""Tokens of the steps that have a variant."""
 
 
 def start(backend: str, folder: Path, threads: int) -> Callable[[Prompts, int], dict[str, Any]]:
     """Open the generator on the first cores."""
     module: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
-    family = step_family(module, MAX_SEQUENCES, MAX_LENGTH).only([{TOKENS: size} for size in SIZES])
+    family = step_family(module, MAX_SEQUENCES, MAX_LENGTH)
     traced, device = family.variants[0], "cpu:" + "+".join(map(str, affinity()[:threads]))
     stage = Stage("all", tuple(op.name for op in traced.graph.ops), (device,), backend)
     plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN)

@@ -58,13 +58,13 @@ def step_family(model: nn.Module, max_sequences: int = 16, max_length: int = 102
 
 
 def step_sizes(max_sequences: int, chunk: int = CHUNK) -> tuple[int, ...]:
-    """The numbers of tokens for which there are variants: powers of two up to a token of each sequence, and with a chunk beside.
+    """The numbers of tokens for which there are variants: powers of two up to a token of each sequence, a chunk, and both.
 
     >>> step_sizes(max_sequences=6, chunk=100)
-    (1, 2, 4, 6, 106)
+    (1, 2, 4, 6, 100, 106)
     """
     powers = [1 << power for power in range(max_sequences.bit_length())]
-    return tuple(dict.fromkeys([*powers, max_sequences, max_sequences + chunk]))
+    return tuple(sorted({*powers, max_sequences, chunk, max_sequences + chunk}))
 
 
 def step_traffic(prompt: int, new: int, max_sequences: int = 16, chunk: int = CHUNK) -> Traffic:
