@@ -159,18 +159,32 @@ def section(name: str, entry: dict[str, Any]) -> list[str]:
     def middle(way: str, batch: int, part: str) -> float:
         return median(one[way][str(batch)][part] for one in rounds)
 
-    rates = {way: [(NUM_NEW - 1) * batch / middle(way, batch, "rest_s") for batch in BATCHES] for way in names}
+    def rate(way: str, batch: int) -> float:
+        """New tokens per second; 0 where one token took longer than all, so that their difference says nothing."""
+        rest_s = middle(way, batch, "rest_s")
+        return (NUM_NEW - 1) * batch / rest_s if rest_s > 0 else 0.0
+
+    rates = {way: [rate(way, batch) for batch in BATCHES] for way in names}
     first_s = {way: middle(way, 1, "first_s") for way in names}
     bandwidth = median(one[BANDWIDTH] for one in rounds)
     bound = bandwidth / entry["weight_bytes"]
     rows = []
     for way in names:
-        step_ms = 1e3 * max(BATCHES) / rates[way][-1]
+        step_s = max(BATCHES) / rates[way][-1] if rates[way][-1] else None
         memory_mb = max(answer["memory_bytes"] for one in rounds for answer in one[way].values()) / 1e6
         same = sum(_same(one[way]["1"]["ids"], one[reference]["1"]["ids"]) for one in rounds) / len(rounds)
         spread = [one[way][str(BATCHES[-1])]["rest_s"] for one in rounds]
-        cells = [f"{NUM_PROMPT / first_s[way]:.0f}", f"{1e3 * first_s[way]:.0f}", *(f"{rate:.1f}" for rate in rates[way])]
-        cells += [f"{step_ms:.0f}", f"{rates[way][0] / bound:.0%}", f"{memory_mb:.0f}", f"{same:.0f}"]
+        cells = [
+            f"{NUM_PROMPT / first_s[way]:.0f}",
+            f"{1e3 * first_s[way]:.0f}",
+            *(f"{one:.1f}" if one else "-" for one in rates[way]),
+        ]
+        cells += [
+            "-" if step_s is None else f"{1e3 * step_s:.0f}",
+            f"{rates[way][0] / bound:.0%}",
+            f"{memory_mb:.0f}",
+            f"{same:.0f}",
+        ]
         rows.append([f"{way} {entry['versions'][way]}", *cells, f"{(max(spread) - min(spread)) / median(spread):.0%}"])
     counts = [f"decode tokens/s, {batch} sequence{'s' * (batch > 1)}" for batch in BATCHES]
     titles = ["way", "prefill tokens/s", "first token, ms", *counts, f"time per token at {BATCHES[-1]}, ms"]
