@@ -125,9 +125,9 @@ def test_states_are_in_no_file_and_count_as_weights(family, cut, tmp_path):
 
 def test_variants_have_the_sizes_of_the_traffic(family):
     """The example of a step up to a token of each sequence is one of each; that of more is a chunk."""
-    assert [at["tokens"] for at in family.sizes] == [24, 3, 2, 1]
+    assert [at["tokens"] for at in family.sizes] == [24, 21, 3, 2, 1]
     assert step_traffic(20, 30, SEQUENCES, CHUNK).verify(family.allowed).shares == {(3,): 0.9, (24,): 0.1}
-    chunk, decode = (variant.example_inputs for variant in family.variants[:2])
+    chunk, _, decode = (variant.example_inputs for variant in family.variants[:3])
     assert (chunk[1].tolist(), chunk[2].tolist()) == ([0] * 24, list(range(24)))
     assert (decode[1].tolist(), decode[2].tolist()) == ([1, 2, 3], [LENGTH // 2] * 3)
     with pytest.raises(UsageError, match="max_sequences is 0"):
