@@ -77,7 +77,7 @@ def usual_plans(question: Question, traced: Traced, footprints: Footprints | Non
 def run_order(question: Question, planned: Plan, usual: Sequence[Plan]) -> list[Plan]:
     """The plans that are worth a run: the best usual one, then the others, the best prediction first.
 
-    A usual plan comes first because it loads soonest: each stage of a mixture is compiled, which may take most of a small budget.
+    A usual plan comes first, so that it runs in a small budget too: each stage of a mixture is compiled, which takes a while.
     A plan with more stages or backends than another one is left out unless it is predicted to be ahead by more than
     ``PREDICTION_ERROR``.
     """
