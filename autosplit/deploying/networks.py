@@ -49,12 +49,10 @@ def place(
         workspace: where stages are saved.
         capped: the host has memory caps. Where it or the machine has, a plan whose memory nobody counted is counted first.
         variants: the model at other sizes, each a variant of every stage over the same weights.
-    Raises: PlanError: the plan does not fit the model or the machine, a variant has other ops or weights, or a stage with states
-        has replicas. BackendError: a
-        backend refuses a stage. DeviceError: a device is not here.
         symbolic: the export with symbolic sizes: a stage on one of the plan's ``dynamic`` backends takes all sizes.
-    Raises: PlanError: the plan does not fit the model or the machine, or a variant has other ops or weights. BackendError: a
-        backend refuses a stage. DeviceError: a device is not here. TraceError: a stage cannot take all sizes.
+    Raises: PlanError: the plan does not fit the model or the machine, a variant has other ops or weights, or a stage with states
+        has replicas. BackendError: a backend refuses a stage. DeviceError: a device is not here. TraceError: a stage cannot take
+        all sizes.
     """
     check_here(machine)
     machine = machine_of([plan], machine)

@@ -100,18 +100,8 @@ class KVCache(nn.Module):
         return found
 
 
-def _attended_shape(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    state_keys: torch.Tensor,
-    state_values: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> torch.Tensor:
+def _attended_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """An empty answer of the operator."""
     return q.new_empty(1, q.shape[2], q.shape[1], v.shape[3])
 
 
@@ -148,23 +138,14 @@ def attend(
     ends = [min(position + 1, length) for position in position_of]
     found = q.new_zeros(1, count, q.shape[1], dim)
     grouped, answers = q[0].view(num_kv, num_each, count, -1), found.view(count, num_kv, num_each, dim)
-
     together = _num_together(slot_of, first_seen, ends) if count >= LEAST_TOGETHER else 0
     if together:
-        own, start, end = slice(slot_of[0], slot_of[together - 1] + 1), min(first_seen[:together]), max(ends[:together])
-        places = slots[:together] - own.start
-        queries = q.new_zeros(own.stop - own.start, num_kv, num_each, q.shape[3])
-        queries[places] = grouped[:, :, :together].permute(2, 0, 1, 3)
-        at = positions.new_zeros(len(queries)).index_copy_(0, places, positions[:together])
-        keys, values = state_keys[own, :, start:end], state_values[own, :, start:end]
-        mask = _visible(at, start, end, window)[:, None, None]
-        answers[:together] = _attention(queries, keys, values, mask, scale, softcap)[places]
-    rows_of: dict[int, list[int]] = {}
-    has_sequences = any(slot_of)  # then slot 0 is padding, whose answers nobody reads
-    for row in range(together, count):
-        if slot_of[row] or not has_sequences:
-            rows_of.setdefault(slot_of[row], []).append(row)
-    for slot, rows in rows_of.items():
+        own, places = slice(slot_of[0], slot_of[together - 1] + 1), slice(min(first_seen[:together]), max(ends[:together]))
+        at = slots[:together] - own.start, positions[:together]
+        queries = grouped[:, :, :together].permute(2, 0, 1, 3)
+        states = state_keys[own, :, places], state_values[own, :, places]
+        answers[:together] = _attend_together(queries, *states, *at, places, window, scale, softcap)
+    for slot, rows in _rows_by_slot(slot_of, together).items():
         start, end = min(first_seen[row] for row in rows), max(ends[row] for row in rows)
         keys, values = state_keys[None, slot, :, start:end], state_values[None, slot, :, start:end]
         if len(rows) == 1:
@@ -193,6 +174,38 @@ def _num_together(slot_of: Sequence[int], first_seen: Sequence[int], ends: Seque
         return 0
     read = (slot_of[num - 1] + 1 - slot_of[0]) * (max(ends[:num]) - min(first_seen[:num]))
     return num if read <= MOST_WASTE * (sum(ends[:num]) - sum(first_seen[:num])) else 0
+
+
+def _attend_together(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    places: slice,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attention of one token each of many sequences; ``rows`` are their places among the slots that ``keys`` hold.
+
+    A slot between them, of which no token is in this step, gets a query of zeros, whose answer is left out.
+    """
+    all_queries = queries.new_zeros(len(keys), *queries.shape[1:])
+    all_queries[rows] = queries
+    at = positions.new_zeros(len(keys)).index_copy_(0, rows, positions)
+    mask = _visible(at, places.start, places.stop, window)[:, None, None]
+    return _attention(all_queries, keys, values, mask, scale, softcap)[rows]
+
+
+def _rows_by_slot(slot_of: Sequence[int], start: int) -> dict[int, list[int]]:
+    """Slot to its tokens from ``start`` on. Where there are sequences, slot 0 is padding, whose answers nobody reads."""
+    found: dict[int, list[int]] = {}
+    has_sequences = any(slot_of)
+    for row in range(start, len(slot_of)):
+        if slot_of[row] or not has_sequences:
+            found.setdefault(slot_of[row], []).append(row)
+    return found
 
 
 def _keep(

@@ -117,25 +117,18 @@ def _sample(
     return tokens.masked_fill_(~best.isfinite(), -1)
 
 
-def _shaped(
-    logits: torch.Tensor,
-    state_history: torch.Tensor,
-    ids: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    sampling: torch.Tensor,
-) -> torch.Tensor:
+def _shaped(logits: torch.Tensor, state_history: torch.Tensor, ids: torch.Tensor, *_: Any) -> torch.Tensor:
     """An empty answer of the operator."""
     return ids.new_empty(logits.shape[0])
 
 
-_torch_library: Any = torch.library  # its functions have no types
-_FRAGMENT = _torch_library.Library("autosplit", "FRAGMENT")
-_FRAGMENT.define(
+_library: Any = torch.library  # its functions have no types
+_operators = _library.Library("autosplit", "FRAGMENT")
+_operators.define(
     "sample(Tensor logits, Tensor state_history, Tensor ids, Tensor slots, Tensor positions, Tensor sampling) -> Tensor"
 )
-_FRAGMENT.impl("sample", _sample, "CPU")
-_torch_library.register_fake("autosplit::sample", _shaped, lib=_FRAGMENT)
+_operators.impl("sample", _sample, "CPU")
+_library.register_fake("autosplit::sample", _shaped, lib=_operators)
 SAMPLE = torch.ops.autosplit.sample.default
 
 

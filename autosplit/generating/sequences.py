@@ -68,11 +68,6 @@ class Generation:
         return self.tokens[self.num_prompt :]
 
     @property
-    def num_unsent(self) -> int:
-        """Tokens that stand in no step yet."""
-        return len(self.tokens) - self.sent
-
-    @property
     def is_decoding(self) -> bool:
         """Whether the caches hold all of its tokens but the last: its next step takes one token."""
         return len(self.tokens) - self.done == 1
@@ -80,7 +75,7 @@ class Generation:
     @property
     def is_ready(self) -> bool:
         """Whether a step may take tokens of it."""
-        return self.num_unsent > 0 and self.failure is None and not (self.is_suspect and self.num_under_way)
+        return self.sent < len(self.tokens) and self.failure is None and not (self.is_suspect and self.num_under_way)
 
     @property
     def is_complete(self) -> bool:

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 from autosplit.generating.sequences import Generation
 from autosplit.reports.results import LatencyStats
+from autosplit.running.answers import NUM_TIMES
 from autosplit.tables import seconds_text
-
-NUM_KEPT = 16_384
-"""Sequences whose times are kept, as many as requests of an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class Tally:
     """
 
     def __init__(self, counts: Counter[str]) -> None:
-        self._counts, self._times = counts, deque[_Times](maxlen=NUM_KEPT)
+        self._counts, self._times = counts, deque[_Times](maxlen=NUM_TIMES)
         self._clear()
 
     def add(self, generation: Generation) -> None:
