@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosplit.commands.options import Measured, seconds
+from autosplit.commands.options import MeasuredModel, seconds
 from autosplit.errors import UsageError
 from autosplit.values.constraints import Constraints
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled(Measured):
+class Sampled(MeasuredModel):
     """Next tokens."""
 
     max_new_tokens: Annotated[int, typer.Option(help="Tokens after which an answer ends.")] = 64

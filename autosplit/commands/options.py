@@ -142,7 +142,7 @@ class Devices(Clustered):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(Devices):
+class MeasuredModel(Devices):
     """Model and measurement."""
 
     model: Annotated[str, typer.Argument(help=MODEL_HELP)]
@@ -182,7 +182,7 @@ class Measured(Devices):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile(Measured):
+class Profile(MeasuredModel):
     """Model and measurement."""
 
     batch: Annotated[
@@ -270,7 +270,7 @@ class Search(Profile):
     isolate: Annotated[bool, typer.Option("--isolate", help="Keep the model out of the process that calls it.")] = False
 
     def setup(self, progress: Progress, log: Callable[[str], None] | None = None, hosts: "Hosts | None" = None) -> "Setup":
-        """How to measure and plan; errors as for ``Measured.setup``."""
+        """How to measure and plan; errors as for ``MeasuredModel.setup``."""
         setup = super().setup(progress, log, hosts)
         return dataclasses.replace(
             setup, queue_depth=self.queue_depth, seed=self.seed, isolate=self.isolate, profile_of=self.profile_of

@@ -221,7 +221,7 @@ def _given(variable: ContextVar[Any], value: Any) -> Iterator[None]:
         variable.reset(before)
 
 
-class Step(nn.Module):
+class DecoderStep(nn.Module):
     """A decoder with the choice of next tokens at its end.
 
     Args:

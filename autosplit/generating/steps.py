@@ -8,7 +8,7 @@ from torch import nn
 
 from autosplit.arguments import checked
 from autosplit.errors import UsageError, raise_faults
-from autosplit.generating.decoders import Step, cached
+from autosplit.generating.decoders import DecoderStep, cached
 from autosplit.generating.sampling import Sampling
 from autosplit.tracing.family import At, Family, trace_family
 from autosplit.tracing.loading import load_model
@@ -33,14 +33,14 @@ def step_family(model: nn.Module, max_sequences: int = 16, max_length: int = 102
         max_length: tokens of a sequence, prompt and new ones.
         chunk: most tokens of a prompt in one step, beside a token of each sequence.
     Returns: a family with the dimension ``tokens`` and a variant for each of ``step_sizes``. Its graph takes ids, slots,
-        positions and sampling, and gives the next tokens (see ``decoders.Step``). The example of up to ``max_sequences`` tokens
-        is one of each sequence, in the middle of the caches; that of more is a chunk of a prompt.
+        positions and sampling, and gives the next tokens (see ``DecoderStep``). The example of up to ``max_sequences`` tokens is
+        one of each sequence, in the middle of the caches; that of more is a chunk of a prompt.
     Raises: UsageError: a number is below 1. ModelError: as ``cached``. TraceError: as ``trace_family``.
     """
     given = {"max_sequences": max_sequences, "max_length": max_length, "chunk": chunk}
     raise_faults(UsageError, "no steps", [f"{name} is {number}, and at least 1" for name, number in given.items() if number < 1])
     allowed = {TOKENS: step_sizes(max_sequences, chunk)}
-    step = Step(cached(model, max_sequences, max_length), max_sequences, max_length).eval()
+    step = DecoderStep(cached(model, max_sequences, max_length), max_sequences, max_length).eval()
 
     def inputs_at(at: At) -> tuple[torch.Tensor, ...]:
         count = at[TOKENS]
