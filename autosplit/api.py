@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +42,7 @@ from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.shapes import Traffic
+from autosplit.versions import version_of
 
 if TYPE_CHECKING:
     from autosplit.searching.loop import SearchResult
@@ -165,7 +165,7 @@ def search(
 
 
 def _with_versions(found: "SearchResult") -> "SearchResult":
-    return replace(found, plan=replace(found.plan, versions={name: version(name) for name in ("autosplit", "torch")}))
+    return replace(found, plan=replace(found.plan, versions={name: version_of(name) for name in ("autosplit", "torch")}))
 
 
 def _keep(found: "SearchResult", setup: Setup) -> None:

@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +31,7 @@ from autosplit.commands.shorthelp import Command, write_commands
 from autosplit.commands.watching import status
 from autosplit.errors import AutosplitError, is_interrupt
 from autosplit.progress import stopped
+from autosplit.versions import version_of
 
 MOST_FILES = 1 << 16
 """Descriptors that a command asks for. Each pair of workers that exchange tensors takes three, and shells often allow 1024."""
@@ -102,7 +102,7 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
 def _version(asked: bool) -> None:
     """The callback of ``--version``."""
     if asked:
-        print(f"autosplit {version('autosplit')} with torch {version('torch')}")
+        print(f"autosplit {version_of('autosplit') or 'of a checkout'} with torch {version_of('torch')}")
         raise typer.Exit
 
 

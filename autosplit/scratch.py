@@ -13,13 +13,13 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
 
 from autosplit.children import python_running
 from autosplit.errors import UsageError
 from autosplit.parsing import parse_json
+from autosplit.versions import version_of
 
 _MARKER = ".autosplit-scratch"
 _MOST_MARKER_BYTES = 4096
@@ -93,20 +93,13 @@ def _new_folder(parent: Path) -> Path:
 def _mark(folder: Path) -> Iterator[None]:
     """Write the marker of a folder and hold its lock; under its final name the marker is locked from the first moment on."""
     new = folder / f"{_MARKER}.new"
-    about = {"made_by": "autosplit", "version": _version(), "uid": os.getuid(), "pid": os.getpid()}
+    about = {"made_by": "autosplit", "version": version_of("autosplit"), "uid": os.getuid(), "pid": os.getpid()}
     with new.open("w", encoding="utf-8") as marker:
         fcntl.flock(marker, fcntl.LOCK_EX)
         json.dump(about, marker)
         marker.flush()
         new.rename(folder / _MARKER)
         yield
-
-
-def _version() -> str:
-    try:
-        return version("autosplit")
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _sweep(root: Path) -> None:

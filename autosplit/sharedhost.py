@@ -20,7 +20,7 @@ from autosplit.deploying.mixing import run_mix, run_paced
 from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import Service
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget, round_s
-from autosplit.devices.discovering import Devices, as_machine, version_of
+from autosplit.devices.discovering import Devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError
 from autosplit.planning.predicting import measured_backends
@@ -34,6 +34,7 @@ from autosplit.searching.correcting import slowdowns, spans_of
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
+from autosplit.versions import version_of
 
 PART_S = 1.0
 """Seconds for one question to the planner, unless the budget has its own limit."""

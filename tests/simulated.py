@@ -1,40 +1,44 @@
-"""An accelerator without hardware: CPU memory behind queues that do nothing until somebody waits for them.
+"""An accelerator without hardware: memory of its own behind queues that do nothing until somebody waits for them.
 
 Being as late as the rules allow, it shows every missing wait: what was not waited for is not there yet, and what is
-overwritten too early is read too late. Tests put it in the place of CUDA by its import path, here and in workers.
+overwritten too early is read too late. Its memory is that of ``simulatedmemory``, which also counts the time. Tests put it in
+the place of CUDA by its import path, here and in workers.
 """
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
+import simulatedmemory
 import torch
 
 from autosplit.devices import accelerators, discovering
 from autosplit.devices.accelerators import Facts, Work
 
-FREE_BYTES = 1 << 30
 accelerators.CALIBRATION_SIZE = 64  # a CPU would take long for the work that a GPU does
 forget = discovering.facts_of.cache_clear
 
 
 @dataclass(eq=False)
-class Queue:
+class Queue(simulatedmemory.Queue):
     """What is to be done, in order."""
 
     waiting: deque[Work] = field(default_factory=deque)
-    running: bool = False
+    memory: simulatedmemory.Memory = field(default_factory=lambda: simulatedmemory.memory_of(0))
+
+    @property
+    def running(self) -> bool:
+        return self.memory.running is self
 
     def step(self) -> None:
-        work = self.waiting.popleft()
-        self.running = True
+        work, before = self.waiting.popleft(), self.memory.running
+        self.memory.running = self
         try:
             work()
         finally:
-            self.running = False
+            self.memory.running = before
 
 
 class Event:
@@ -52,14 +56,19 @@ class Event:
         mark = self.marks
 
         def reach() -> None:
-            self.done, self.at_s = mark, self.owner.clock()
+            self.done, self.at_s = mark, queue.time_s if self.owner.clock is None else self.owner.clock()
 
         self.queue = queue
         reach() if queue.running else queue.waiting.append(reach)
 
     def hold(self, queue: Queue) -> None:
         mark = self.marks
-        queue.waiting.append(lambda: self.reach(mark))
+
+        def wait() -> None:
+            self.reach(mark)
+            queue.time_s = max(queue.time_s, self.at_s)
+
+        queue.waiting.append(wait)
 
     def synchronise(self) -> None:
         self.owner.calls["event.synchronise"] += 1
@@ -81,9 +90,11 @@ class Simulated:
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
+        self.memory = simulatedmemory.memory_of(index)
         self.calls: Counter[str] = Counter()
         self.queues: list[Queue] = []
-        self.clock: Callable[[], float] = time.perf_counter
+        self.clock: Callable[[], float] | None = None
+        """Tells the time of an event in place of its queue."""
 
     @staticmethod
     def count() -> int:
@@ -91,13 +102,13 @@ class Simulated:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        return torch.device("simulated", self.index)
 
     def facts(self) -> Facts:
-        return Facts("Simulated", 2 * FREE_BYTES, FREE_BYTES, "0.0", "1.0", "none")
+        return Facts("Simulated", self.memory.most_bytes, self.memory.free_bytes, "0.0", "1.0", "none")
 
     def queue(self) -> Queue:
-        self.queues.append(Queue())
+        self.queues.append(Queue(memory=self.memory))
         return self.queues[-1]
 
     def event(self) -> Event:
@@ -114,9 +125,10 @@ class Simulated:
         return work
 
     def empty(self, num_bytes: int) -> torch.Tensor:
-        return torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
+        return simulatedmemory.Held(self.staging(num_bytes), self.index)
 
-    staging = empty
+    def staging(self, num_bytes: int) -> torch.Tensor:
+        return torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
 
     def synchronise(self) -> None:
         self.calls["synchronise"] += 1
@@ -126,6 +138,17 @@ class Simulated:
 
     def onnx_options(self, queue: Queue) -> Mapping[str, str]:
         return {}
+
+
+class InHostMemory(Simulated):
+    """One whose memory is the host's, for compiled runtimes, which read tensors by their address."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def empty(self, num_bytes: int) -> torch.Tensor:
+        return self.staging(num_bytes)
 
 
 class Unrecordable(Simulated):

@@ -2,6 +2,7 @@
 
 import pytest
 from simulated import cuda
+from simulatedmemory import CONTEXT_BYTES
 
 from autosplit import api
 from autosplit.deploying.setup import Budget
@@ -19,11 +20,12 @@ from autosplit.values.samples import Measured, Setting
 
 
 @pytest.mark.timeout(120)
-def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator() -> None:
+def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator_under_a_cap() -> None:
+    """Weights of 6 MB, and room for half of them beside the context. Such a plan was refused after its first run."""
     core = f"cpu:{affinity()[0]}"
     with cuda():
-        machine = machine_for(f"{core},cuda:0")
-        traced = api.trace("autosplit.examples.mlp:mlp?depth=3&width=16")
+        machine = machine_for(f"{core},cuda:0", memory={"cuda:0": CONTEXT_BYTES + 3_500_000})
+        traced = api.trace("autosplit.examples.mlp:mlp?depth=6&width=500")
         profile = measure(traced, machine, budget_s=0.3)
         found = profile.measured[Setting("cuda:0", "eager", 1)]
         assert found.source == "in-graph" and found.error == 0
@@ -32,8 +34,10 @@ def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator() -> None:
         assert pairs == {(a, b) for a in (HOST, core, "cuda:0") for b in (HOST, core, "cuda:0") if a != b}
         first, last = traced.graph.ops[0].name, traced.graph.ops[-1].name
         wanted = Constraints(pins={first: core, last: "cuda:0"}, num_stages=2)
-        plan = api.search(traced, profile, machine, wanted, budget=Budget(search_s=0, explain_s=0)).plan
+        plan = api.search(traced, profile, machine, wanted, budget=Budget(search_s=1, explain_s=0)).plan
         assert [stage.devices for stage in plan.stages] == [(core,), ("cuda:0",)]
+        memory = plan.stages[1].memory
+        assert memory is not None and 0 < memory.weight_bytes <= 3_500_000 and memory.base_bytes == 0
         report = api.run(traced, plan, machine, baselines=False, budget=Budget(num_requests=20, num_rounds=1))
     outcome = report.best
     assert outcome.outputs_equal and outcome.max_abs_error == 0

@@ -15,7 +15,7 @@ import torch
 
 from autosplit.backends.apart import apart
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, Queue
-from autosplit.devices.discovering import PACKAGES, version_of
+from autosplit.devices.discovering import PACKAGES
 from autosplit.errors import BackendError, MissingExtraError, UsageError
 from autosplit.scratch import scratch_folder
 from autosplit.tracing.splitting import StageProgram, is_saved, load_stage, save_stage
@@ -23,6 +23,7 @@ from autosplit.tracing.valueranges import Assumed
 from autosplit.values.samples import BACKENDS as BACKENDS
 from autosplit.values.samples import Precision as Precision
 from autosplit.values.samples import backend_fault
+from autosplit.versions import version_of
 
 T = TypeVar("T")
 

@@ -10,7 +10,6 @@ import zipfile
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from autosplit.errors import PlanError
 from autosplit.files import cache_folder, content_hash, file_hash, hidden_beside, write_atomic
 from autosplit.opening import open_file
 from autosplit.tracing.splitting import WEIGHTS, saved_key
+from autosplit.versions import version_of
 
 MOST_BYTES = 256 << 20
 """Most bytes of all exports. Those that were not used for the longest time make room."""
@@ -88,4 +88,4 @@ def _makers() -> list[str]:
     """The versions that exports depend on, and the sources of the modules here that make them."""
     here = Path(__file__).parent
     sources = [file_hash(here / f"{name}.py") for name in ("onnxfile", "decomposing", "translating", "ports")]
-    return [*(version(name) for name in MADE_BY), *sources]
+    return [*(version_of(name) for name in MADE_BY), *sources]

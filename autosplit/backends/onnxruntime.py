@@ -18,7 +18,6 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from autosplit.compat.runtimes import Binding
 from autosplit.devices.accelerators import Accelerator, Queue, provider
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram, load_stage
+from autosplit.versions import version_of
 
 COPIED_BYTES = 64 << 10
 """Largest input or output that is copied to and from memory that stays bound: binding takes longer.
@@ -141,7 +141,7 @@ def optimise(source: Path, target: Path) -> None:
             raise failure
         with contextlib.suppress(ValueError):
             return align(target)
-    raise BackendError(f"the file that ONNX Runtime {version('onnxruntime')} optimised from '{source}' cannot be read")
+    raise BackendError(f"the file that ONNX Runtime {version_of('onnxruntime')} optimised from '{source}' cannot be read")
 
 
 def fuse(source: Path, target: Path) -> None:

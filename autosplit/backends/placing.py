@@ -21,9 +21,8 @@ import torch
 
 from autosplit.backends.base import Runnable
 from autosplit.devices.accelerators import Accelerator, Event, Queue, Work
+from autosplit.memory.slots import NUM_CONTEXTS
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, storage_bytes, view_storage
-
-NUM_CONTEXTS = 2
 
 
 class StagedTensor:

@@ -18,7 +18,7 @@ from autosplit.bundling.manifest import WEIGHTS, Manifest, Network, check_files
 from autosplit.bundling.mapping import mapped_devices
 from autosplit.bundling.packing import unpacked
 from autosplit.bundling.partchain import as_one_stage
-from autosplit.devices.discovering import PACKAGES, Devices, as_machine, cpu_name, discover, version_of
+from autosplit.devices.discovering import PACKAGES, Devices, as_machine, cpu_name, discover
 from autosplit.devices.limits import affinity
 from autosplit.errors import BundleError, MissingExtraError, PlanError, UsageError, raise_faults
 from autosplit.running.engine import Engine
@@ -27,6 +27,7 @@ from autosplit.running.pipeline import Pipeline
 from autosplit.running.stage import StagePlacement
 from autosplit.running.wiring import faults_of
 from autosplit.values.machine import Device, parse_device
+from autosplit.versions import version_of
 
 Policy = Literal["serial", "threads", "processes"]
 
@@ -164,7 +165,8 @@ def place_parts(folder: Path, manifest: Manifest, name: str, devices: Devices | 
     """The parts of a network as the runtime takes them."""
     network = manifest.networks[name]
     there = _devices(network, devices)
-    same = manifest.cpu == cpu_name() and all(version_of(package) == found for package, found in _versions(manifest).items())
+    installed = {package: version_of(package) for package in manifest.versions.keys() - {"python"}}
+    same = manifest.cpu == cpu_name() and installed.items() <= manifest.versions.items()
     return [
         StagePlacement(
             name=part.name,
@@ -196,7 +198,3 @@ def _devices(network: Network, devices: Devices | None) -> tuple[Device, ...]:
     if all(device.kind == "cpu" and set(device.cores) <= here for device in planned):
         return tuple(planned)
     return discover().devices
-
-
-def _versions(manifest: Manifest) -> dict[str, str]:
-    return {package: found for package, found in manifest.versions.items() if package != "python"}

@@ -16,7 +16,7 @@ from autosplit.reports.results import StageStats
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
-from autosplit.values.machine import Machine
+from autosplit.values.machine import Machine, kind_of
 from autosplit.values.plan import Plan, Stage
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Footprint
@@ -63,18 +63,24 @@ class Footprints:
         stages = {stage.name: stage for stage in plan.stages}
         parts = dict(zip(stages, stage_memories(traced.graph, plan, values_of(traced)), strict=True))
         for worker in sorted(workers, key=lambda worker: worker.held_bytes):
-            if worker.device.startswith("cpu") and worker.base_bytes:
+            if kind_of(worker.device) == "cpu" and worker.base_bytes:
                 extra_bytes = max(0, worker.held_bytes - parts[worker.stage].held_bytes)
                 fresh[key_of(plan, stages[worker.stage])] = Footprint(worker.base_bytes, worker.held_bytes, extra_bytes)
         known = self.of(traced)
         known.update({key: found for key, found in fresh.items() if key not in known})
 
     def measure(self, traced: Traced, plan: Plan) -> None:
-        """Run the plan, unless the footprint of each of its stages is known, or one is not on CPU cores of this machine."""
+        """Run the plan, unless the footprints of its stages on cores are known, or a stage is not on a device of this machine.
+
+        What a stage holds on an accelerator is counted, so beside one the plan runs only where a core has a cap.
+        """
         devices = {device.name: device for device in self.machine.devices}
-        used = [devices[name] for stage in plan.stages for name in stage.devices if name in devices]
-        foreign = not used or any(device.kind != "cpu" or device.host for device in used)
-        if foreign or plan.process == "caller" or all(key_of(plan, stage) in self.of(traced) for stage in plan.stages):
+        used = [(stage, devices[name]) for stage in plan.stages for name in stage.devices if name in devices]
+        foreign = not used or any(device.kind in ("null", "npu") or device.host for _, device in used)
+        cores = [(stage, device) for stage, device in used if device.kind == "cpu"]
+        counted = len(cores) < len(used) and all(device.memory_bytes is None for _, device in cores)
+        known = all(key_of(plan, stage) in self.of(traced) for stage, _ in cores)
+        if foreign or counted or known or plan.process == "caller":
             return
         free = replace(self.machine, devices=tuple(replace(device, memory_bytes=None) for device in self.machine.devices))
         with ExitStack() as opened:

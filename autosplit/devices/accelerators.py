@@ -51,7 +51,10 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Name, memory, compute capability, driver and runtime of an accelerator, and seconds of its calibration kernel."""
+    """Name, memory, compute capability, driver and runtime of an accelerator, and seconds of its calibration kernel.
+
+    ``context_bytes`` is the memory that a process takes there for drivers and libraries.
+    """
 
     name: str
     total_bytes: int
@@ -60,6 +63,7 @@ class Facts:
     driver: str
     runtime: str
     calibration_s: float = 0.0
+    context_bytes: int = 0
 
     @property
     def identity(self) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """The devices of this machine: cores within affinity and container quota, CUDA devices, memory, caches, backends installed."""
 
-import importlib.metadata
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +14,11 @@ from autosplit.arguments import checked
 from autosplit.devices.accelerators import PROVIDERS, Facts, absence, is_accelerator, open_all, provider
 from autosplit.devices.calls import begin
 from autosplit.devices.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
-from autosplit.devices.processes import spawn_worker
+from autosplit.devices.processes import WorkerProcess, spawn_worker
 from autosplit.errors import DeviceError, UsageError, each, names, raise_faults
 from autosplit.values.machine import Machine, parse_bytes, parse_device, span
 from autosplit.values.machinefile import read_machine
+from autosplit.versions import version_of
 
 FACTS_LIMIT_S = 120.0
 CPUS = Path("/sys/devices/system/cpu")
@@ -62,7 +62,7 @@ def discover() -> Machine:
     cores, cudas = usable_cores(), [parse_device(f"cuda:{index}") for index in range(provider("cuda").count())]
     needed = max(0, len(cudas) - (len(affinity()) - len(cores)))
     cpus = [parse_device(f"cpu:{core}") for core in cores[: max(1, len(cores) - needed)]]
-    return with_free_memory(with_feeding_cores(Machine.of([*cpus, *cudas])))
+    return with_own_memory(with_feeding_cores(Machine.of([*cpus, *cudas])))
 
 
 Devices = Machine | str | Sequence[str]
@@ -99,7 +99,7 @@ def machine_for(
         machine = discover()
     if here:
         check_here(machine)
-    machine = with_free_memory(with_feeding_cores(machine))
+    machine = with_own_memory(with_feeding_cores(machine))
     return machine.with_memory(parse_memory(memory, machine)) if memory is not None else machine
 
 
@@ -182,23 +182,37 @@ def with_feeding_cores(machine: Machine) -> Machine:
     return replace(machine, devices=tuple(devices))
 
 
-def with_free_memory(machine: Machine) -> Machine:
-    """The machine with the free memory of each accelerator as its cap, unless it has one."""
-    uncapped = [device.name for device in machine.devices if is_accelerator(device) and device.memory_bytes is None]
-    wanted = tuple(name for name in uncapped if not absence(name))
-    return machine.with_memory({name: facts.free_bytes for name, facts in facts_of(wanted).items()})
+def with_own_memory(machine: Machine) -> Machine:
+    """The machine with the free memory of each accelerator as its cap, unless it has one, and with its context."""
+    found = facts_of(tuple(device.name for device in machine.devices if is_accelerator(device) and not absence(device.name)))
+    caps = {name: facts.free_bytes for name, facts in found.items() if machine[name].memory_bytes is None}
+    there = (replace(d, context_bytes=found[d.name].context_bytes) if d.name in found else d for d in machine.devices)
+    return replace(machine, devices=tuple(there)).with_memory(caps)
 
 
 @cache
 def facts_of(names: tuple[str, ...]) -> Mapping[str, Facts]:
-    """The facts of these accelerators. A process of its own opens them and ends, since an open device takes memory.
+    """The facts of these accelerators, with the memory that is free while no process of ours has opened them.
+
+    Two processes open them one after the other and end, since an open device takes memory. The context is the memory that the
+    first one sees the second one take.
 
     Raises: DeviceError: one cannot be opened.
     """
     if not names:
         return {}
-    with closing(spawn_worker("autosplit.devices.calls:serve", name=f"inspecting {', '.join(names)}")) as worker:
+
+    def opened(worker: WorkerProcess) -> dict[str, Facts]:
         return begin(worker, "during the inspection of devices", open_all, names, dict(PROVIDERS)).result(FACTS_LIMIT_S)
+
+    target, name = "autosplit.devices.calls:serve", f"inspecting {', '.join(names)}"
+    with closing(spawn_worker(target, name=name)) as first, closing(spawn_worker(target, name=name)) as second:
+        alone, _, beside = opened(first), opened(second), opened(first)
+    context_bytes = {name: max(0, facts.free_bytes - beside[name].free_bytes) for name, facts in alone.items()}
+    return {
+        name: replace(facts, free_bytes=facts.free_bytes + context_bytes[name], context_bytes=context_bytes[name])
+        for name, facts in alone.items()
+    }
 
 
 def cpu_name() -> str:
@@ -224,14 +238,6 @@ def versions(backends: Sequence[str] = ()) -> dict[str, str]:
     """Package name to installed version, for torch and the packages of the named backends. Imports nothing."""
     names = dict.fromkeys(["torch", *(package for backend in backends for package in PACKAGES.get(backend, ()))])
     return {name: version for name in names if (version := version_of(name))}
-
-
-def version_of(package: str) -> str:
-    """The installed version from the package's metadata; '' if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def describe(backends: Sequence[Mapping[str, Any]] = ()) -> Description:

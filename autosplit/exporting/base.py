@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from autosplit.backends.base import convert
 from autosplit.backends.onnxfile import write_onnx
-from autosplit.devices.discovering import version_of
 from autosplit.errors import MissingExtraError, TraceError, UsageError, close_names, raise_faults
 from autosplit.files import hidden_beside, unwritable
 from autosplit.planning.predicting import predict
@@ -27,6 +26,7 @@ from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
+from autosplit.versions import version_of
 
 SCHEMA = 1
 ABOUT = "export.json"

@@ -132,8 +132,9 @@ class _Steps:
         self.watch(0.0)
 
     def watch(self, seconds: float) -> None:
-        """Show a share between this step and the next; ``seconds``: what a call in it has taken."""
-        self._tell((self._past_s + min(seconds, self._usual_s)) / self._all_s, self._text)
+        """Show a share between this step and the next; ``seconds``: what a call in it has taken, told where that is unusual."""
+        text = f"{self._text}, {seconds:.0f} s so far" if seconds > self._usual_s else self._text
+        self._tell((self._past_s + min(seconds, self._usual_s)) / self._all_s, text)
 
 
 @dataclass

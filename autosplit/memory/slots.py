@@ -11,6 +11,9 @@ least queue depth for as many. At a smaller depth they are fewer in proportion."
 BURST_BYTES = 512 * 1024
 """The most bytes of these requests in the host's slots: half of a core's second-level cache."""
 
+NUM_CONTEXTS = 2
+"""Requests in progress on an accelerator: one computes while another arrives or leaves."""
+
 HOST = -1
 """The host's number among the stages; a stage's number is its position."""
 

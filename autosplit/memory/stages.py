@@ -1,7 +1,10 @@
 """The memory account: what each stage of a plan holds, for planners, the host, tables and reports alike.
 
 A stage that was measured counts with its footprint. Another one counts its weights, its values at their peak, and the least that
-any measured stage of its backend took beside these.
+any measured stage of its backend took beside these on the same kind of device.
+
+On an accelerator only the memory of the accelerator counts: in place of the worker's rings and process, the inputs and outputs of
+the requests in progress. ``Device.context_bytes`` has what the context of a worker takes there.
 """
 
 import math
@@ -11,17 +14,18 @@ from typing import NamedTuple
 
 from autosplit.memory.arena import bound_of
 from autosplit.memory.lives import Step, aligned, lives_of
-from autosplit.memory.slots import HOST, Workers, in_flight, num_slots
+from autosplit.memory.slots import HOST, NUM_CONTEXTS, Workers, in_flight, num_slots
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Machine
+from autosplit.values.machine import HOST_KINDS, Device, Machine, kind_of
 from autosplit.values.plan import Plan, Stage, StageMemory
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Footprint, Precision, stage_key
 
 
 class StageKey(NamedTuple):
-    """The key of a footprint: how a stage runs, and its ops (``stage_key``). The device does not count."""
+    """The key of a footprint: how a stage runs, and its ops (``stage_key``). Of its device only the kind counts."""
 
+    kind: str
     backend: str
     threads: int
     precision: Precision
@@ -34,7 +38,8 @@ Known = Mapping[StageKey, Footprint]
 
 def key_of(plan: Plan, stage: Stage) -> StageKey:
     """The key of a stage of a plan."""
-    return StageKey(stage.backend, stage.threads, stage.precision or plan.precision, stage_key(stage.ops, stage.streams))
+    precision, ops = stage.precision or plan.precision, stage_key(stage.ops, stage.streams)
+    return StageKey(_kind(stage), stage.backend, stage.threads, precision, ops)
 
 
 def footprints_of(profile: Profile | None) -> dict[StageKey, Footprint]:
@@ -42,7 +47,7 @@ def footprints_of(profile: Profile | None) -> dict[StageKey, Footprint]:
     if profile is None:
         return {}
     return {
-        StageKey(setting.backend, setting.threads, profile.precision, ops): one
+        StageKey(kind_of(setting.device), setting.backend, setting.threads, profile.precision, ops): one
         for setting, measured in profile.measured.items()
         for ops, one in measured.footprints.items()
     }
@@ -84,18 +89,20 @@ def count(graph: Graph, plan: Plan, values: ValueMemory | None = None, known: Kn
 
 
 def with_footprints(profile: Profile, known: Known) -> Profile:
-    """The profile with these footprints. Each goes to the first setting with its backend, threads and precision."""
+    """The profile with these footprints. Each goes to the first setting with its kind, backend, threads and precision."""
     measured = dict(profile.measured)
     for key, one in known.items():
-        setting = next((setting for setting in measured if (*setting[1:], profile.precision) == key[:3]), None)
+        alike = (s for s in measured if (kind_of(s.device), s.backend, s.threads, profile.precision) == key[:-1])
+        setting = next(alike, None)
         if setting is not None:
             measured[setting] = replace(measured[setting], footprints={**measured[setting].footprints, key.ops: one})
     return replace(profile, measured=measured)
 
 
-def least_base_bytes(known: Known, backends: Iterable[str]) -> int:
-    """The least that a bare worker of any of the backends takes; 0 where one of them was not measured."""
-    return min((min((one.base_bytes for one in _of(known, name)), default=0) for name in backends), default=0)
+def least_base_bytes(known: Known, backends: Iterable[str], device: Device) -> int:
+    """The least that a bare worker of any of the backends takes on a device; 0 where one of them was not measured."""
+    least = (min((one.base_bytes for one in _of(known, device.kind, name)), default=0) for name in backends)
+    return device.context_bytes or min(least, default=0)
 
 
 def within(machine: Machine, taken: Mapping[str, int]) -> Machine:
@@ -110,9 +117,9 @@ def within(machine: Machine, taken: Mapping[str, int]) -> Machine:
 
 def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, known: Known, ring_bytes: int) -> StageMemory:
     stage = plan.stages[number]
-    weight_bytes = graph.stage_bytes(stage.ops)
+    weight_bytes, kind = graph.stage_bytes(stage.ops), _kind(stage)
     arena_bytes = _arena_bytes(graph, stage, values) * stage.streams
-    found, others = known.get(key_of(plan, stage)), _of(known, stage.backend)
+    found, others = known.get(key_of(plan, stage)), _of(known, kind, stage.backend)
     base_bytes = 0 if plan.process == "caller" else max((one.base_bytes for one in others), default=0)
     backend_bytes = min((one.extra_bytes for one in others), default=0)
     if found is not None:
@@ -122,9 +129,14 @@ def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, kn
     return StageMemory(weight_bytes, arena_bytes, backend_bytes, ring_bytes, base_bytes, found is not None)
 
 
-def _of(known: Known, backend: str) -> list[Footprint]:
-    """The footprints of a backend."""
-    return [one for key, one in known.items() if key.backend == backend]
+def _kind(stage: Stage) -> str:
+    """The kind of a stage's devices. With replicas of several kinds it is that of a core, where a worker takes more."""
+    return min(map(kind_of, stage.devices), key=lambda kind: kind not in HOST_KINDS)
+
+
+def _of(known: Known, kind: str, backend: str) -> list[Footprint]:
+    """The footprints of a backend on a kind of device."""
+    return [one for key, one in known.items() if (key.kind, key.backend) == (kind, backend)]
 
 
 def _arena_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> int:
@@ -142,7 +154,10 @@ def _arena_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> int:
 
 
 def _ring_bytes(graph: Graph, plan: Plan, num_bytes: Mapping[str, int]) -> list[int]:
-    """For each stage the bytes of slots that one replica reads, and of those from which the host reads its results."""
+    """For each stage the bytes of slots that one replica reads, and of those from which the host reads its results.
+
+    For a stage on an accelerator these are the tensors on the device that take its inputs and outputs, for each context.
+    """
     workers = [Workers(len(stage.devices), stage.streams, plan.queue_depth) for stage in plan.stages]
     if plan.process == "caller":
         return [0] * len(workers)
@@ -157,8 +172,12 @@ def _ring_bytes(graph: Graph, plan: Plan, num_bytes: Mapping[str, int]) -> list[
     answers = [{v for v in graph.outputs if home.get(v) == number} for number in range(len(workers))]
     host_values = [v for values in entering for v in values if v not in home] + [v for values in answers for v in values]
     _, most = in_flight(workers, sum(graph.values[v].num_bytes for v in host_values))
-    levels, found = list[int](), []
+    levels, found, staged = list[int](), [], dict[int, int]()
     for number, values in enumerate(entering):
+        if _kind(plan.stages[number]) not in HOST_KINDS:
+            outside = {v for other, found in enumerate(read) if other != number for v in found} | {*graph.outputs}
+            leaving = {v for v in outside if home.get(v) == number}
+            staged[number] = NUM_CONTEXTS * sum(aligned(num_bytes[v]) for v in values | leaving)
         by_source: dict[int, int] = {}
         for value in values:
             by_source[home.get(value, HOST)] = by_source.get(home.get(value, HOST), 0) + aligned(num_bytes[value])
@@ -170,4 +189,4 @@ def _ring_bytes(graph: Graph, plan: Plan, num_bytes: Mapping[str, int]) -> list[
             total += rings * num_slots(workers, source, number, levels, most) * size
         out_bytes = sum(aligned(num_bytes[value]) for value in answers[number])
         found.append(total + (num_slots(workers, number, HOST, levels, most) * out_bytes if out_bytes else 0))
-    return found
+    return [staged.get(number, ring_bytes) for number, ring_bytes in enumerate(found)]

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -28,6 +27,7 @@ from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.timeline import Action
+from autosplit.versions import version_of
 
 SCHEMA = 3
 NUM_REQUESTS = 12
@@ -188,7 +188,7 @@ def _header(report: RunReport, machine: Machine, profile: Profile | None) -> dic
     stamps = [measured.provenance for measured in profile.measured.values()] if profile is not None else []
     processors = sorted({stamp.cpu for stamp in stamps if stamp.cpu}) or [platform.machine()]
     devices = ", ".join(device.name for device in machine.devices)
-    versions = {"autosplit": version("autosplit"), "python": platform.python_version(), **report.best.plan.versions}
+    versions = {"autosplit": version_of("autosplit"), "python": platform.python_version(), **report.best.plan.versions}
     return {
         "model": f"{report.model}, made from {source.spec}" if source.spec else f"{report.model}, a Python object",
         "machine": f"{' and '.join(processors)}, {platform.system()}; devices {devices}",

@@ -9,7 +9,7 @@ from autosplit.planning.predicting import bounded, measured_backends, predict
 from autosplit.tables import number_text
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Device, Machine, places, union
+from autosplit.values.machine import Device, Machine, kind_of, places, union
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, cap_faults
 from autosplit.values.profile import Profile
 
@@ -90,7 +90,9 @@ def baselines_of(
     plans = _proved(with_streams_predicted(plans), plan.prediction.bound_s)
     if plan.objective == "throughput":
         slow = out_of_reach(plans, plan.prediction.throughput_per_s, alone_s)
-        for name in (without_autosplit(plans), f"{ALL_CORES} ({main})", f"{REPLICAS} ({main})"):
+        kept = [without_autosplit(plans), f"{ALL_CORES} ({main})"]
+        alike = len({device.kind for device in machine.devices}) == 1
+        for name in [*kept, f"{REPLICAS} ({main})"] if alike else kept:
             slow.pop(name, None)
         left_out |= slow
     return Baselines({name: baseline for name, baseline in plans.items() if name not in left_out}, left_out)
@@ -267,7 +269,8 @@ def out_of_reach(plans: Mapping[str, Plan], planned_per_s: float, alone_s: Mappi
     for name, plan in plans.items():
         stage = plan.stages[0]
         most_per_s = plan.prediction.throughput_per_s
-        if len(plan.stages) == 1 and alone_s.get(stage.backend):  # devices may have been timed together at a slow moment
+        alike = len({kind_of(name) for name in stage.devices}) == 1  # the fastest device says nothing of another kind
+        if len(plan.stages) == 1 and alike and alone_s.get(stage.backend):  # cores may have been timed together, slowly
             most_per_s = max(most_per_s, len(stage.devices) * stage.threads * plan.microbatch / alone_s[stage.backend])
         most_per_s *= uncertain
         if 0 < most_per_s < best_per_s:

@@ -18,7 +18,7 @@ from autosplit.planning.predicting import bounded
 from autosplit.planning.question import Question
 from autosplit.tables import bytes_text
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Machine
+from autosplit.values.machine import Device, Machine
 from autosplit.values.plan import Plan, cap_faults, held_on
 
 PlanOnMachine = Callable[[Machine], Plan]
@@ -45,12 +45,11 @@ def plan_within_caps(question: Question, account: Account) -> Plan:
     """
     machine, backends = question.machine, question.backends
     least = _least(machine, backends, account)
-    most = max((device.memory_bytes for device in machine.devices if device.memory_bytes is not None), default=0)
-    base_bytes = max(least.values(), default=0)
-    if least and len(least) == len(machine.devices) and most <= base_bytes:
+    if least and all(not _room(device, least) for device in machine.devices):
+        roomiest = max(machine.devices, key=lambda device: device.memory_bytes or 0)
         raise InfeasibleError(
-            f"no plan fits: a worker takes {bytes_text(base_bytes)} for itself, and the largest cap is {bytes_text(most)}. "
-            "Raise a cap."
+            f"no plan fits: a worker takes {bytes_text(least[roomiest.name])} on '{roomiest.name}' for itself, and its cap is "
+            f"{bytes_text(roomiest.memory_bytes or 0)}. Raise a cap."
         )
     subsets = backend_subsets(question)
 
@@ -148,10 +147,15 @@ def _undominated(plans: Iterable[Plan], machine: Machine, graph: Graph) -> list[
     return front_of(rows)
 
 
+def _room(device: Device, least: Mapping[str, int]) -> bool:
+    """Whether the cap of a device leaves something beside what a worker takes for itself."""
+    return device.memory_bytes is None or device.memory_bytes > least[device.name]
+
+
 def _least(machine: Machine, backends: Sequence[str], account: Account) -> dict[str, int]:
     """Name of each device with a cap to the bytes that a worker takes there at least beside its stage."""
-    base_bytes = least_base_bytes(account.known, backends)
-    return {device.name: base_bytes for device in machine.devices if device.memory_bytes is not None}
+    capped = [device for device in machine.devices if device.memory_bytes is not None]
+    return {device.name: least_base_bytes(account.known, backends, device) for device in capped}
 
 
 def _listed(question: Question, account: Account, least: Mapping[str, int]) -> list[Plan]:

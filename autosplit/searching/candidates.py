@@ -19,7 +19,7 @@ from autosplit.planning.question import Question
 from autosplit.reports.judging import is_simpler
 from autosplit.reports.outcomes import Outcome, Ratio
 from autosplit.tracing.capturing import Traced
-from autosplit.values.plan import Plan
+from autosplit.values.plan import Plan, cap_faults
 from autosplit.values.profile import Profile
 
 EXPLAIN_S = 1.0
@@ -113,7 +113,8 @@ def ran_before(plan: Plan, profile: Profile) -> bool:
 def with_bound(question: Question, traced: Traced, best: Plan, footprints: Footprints | None) -> Plan:
     """The plan that measured best, with the bound for all plans that the user's demands allow.
 
-    Demands that only its trial had are left out, because a bound for them does not hold for other plans. If the plan beats the
+    A plan that its run measured to break a cap gives way to the planner's answer, which now knows what was measured. Demands that
+    only its trial had are left out, because a bound for them does not hold for other plans. If the plan beats the
     bound with the threads of its trial, the bound covers plans with as many threads, too.
     """
     question = replace(question, queue_depth=best.queue_depth)  # no bound depends on the depth
@@ -125,13 +126,20 @@ def with_bound(question: Question, traced: Traced, best: Plan, footprints: Footp
         bound_s = least_s(question)  # no plan was found in time
     else:
         bound_s = proved.prediction.bound_s
-        if proved.hash == best.hash:
+        if proved.hash == best.hash or breaks_caps(question, best, (traced, question.profile), footprints):
             return proved
     threads = max(stage.threads for stage in best.stages)
     found = predict(best, question.graph, question.machine, question.profile, bound_s)
     if found.prediction.bound_s > 0:
         return found
     return bounded(found, min(bound_s, least_s(replace(question, max_threads=threads))))
+
+
+def breaks_caps(question: Question, plan: Plan, subject: Subject, footprints: Footprints | None) -> bool:
+    """Whether the stages of a plan hold more on a device than its cap, as far as their memory is known."""
+    traced, profile = subject
+    account = _account(replace(question, graph=traced.graph, profile=profile), traced, footprints)
+    return bool(cap_faults(account.counted(plan).stages, question.machine.devices, traced.graph))
 
 
 def explained(question: Question, plan: Plan, limit_s: float) -> Plan:

@@ -25,7 +25,7 @@ from autosplit.progress import Progress, quiet
 from autosplit.reports.judging import is_simpler
 from autosplit.reports.outcomes import PLAN, Ratio
 from autosplit.searching import candidates
-from autosplit.searching.candidates import Subject, Trial, answer, asking, explained, is_worth
+from autosplit.searching.candidates import Subject, Trial, answer, asking, breaks_caps, explained, is_worth
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
 from autosplit.searching.journal import open_study
 from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, space
@@ -217,9 +217,15 @@ class _Hunt:
         return [trial for trial in self.trials if trial.times_first is not None]
 
     def best(self) -> Trial:
-        """The candidate that measured best; of those that the rounds do not tell apart from it, the best one that is simpler."""
-        top = max(self.ran, key=lambda trial: trial.times_first or 0.0)
-        simpler = [trial for trial in self.ran if is_simpler(trial.plan, top.plan) and trial.level_with(top)]
+        """The candidate that measured best; of those that the rounds do not tell apart from it, the best one that is simpler.
+
+        One that was measured to break a cap counts only where all do.
+        """
+        subject, footprints = self.subject, self._footprints
+        over = [breaks_caps(self.question, one.plan, subject(one.plan.microbatch), footprints) for one in self.ran]
+        ran = [trial for trial, is_over in zip(self.ran, over, strict=True) if not is_over] or self.ran
+        top = max(ran, key=lambda trial: trial.times_first or 0.0)
+        simpler = [trial for trial in ran if is_simpler(trial.plan, top.plan) and trial.level_with(top)]
         return max(simpler, key=lambda trial: trial.times_first or 0.0, default=top)
 
     def result(self) -> SearchResult:

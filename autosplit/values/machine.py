@@ -69,6 +69,7 @@ class Device:
             discovery chooses (``discovering.with_feeding_cores``).
         index: the ordinal of a CUDA or null device, 0 for a core set.
         memory_bytes: most bytes that its stages may hold together, or None for no limit.
+        context_bytes: bytes of an accelerator's memory that each worker takes there for drivers and libraries, as measured.
         operators: patterns of the ops that it supports; empty for all ops.
         backends: the backends that may run on it, the preferred one first; empty for all backends.
         dtypes: dtypes of the values and weights that its ops may use, as torch names them; empty for all dtypes.
@@ -85,6 +86,7 @@ class Device:
     cores: tuple[int, ...] = ()
     index: int = 0
     memory_bytes: int | None = None
+    context_bytes: int = 0
     operators: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -341,6 +343,19 @@ def places(device: str) -> tuple[str, ...]:
     found = parse_device(device)
     before = f"{found.host}/" if found.host else ""
     return tuple(f"{before}cpu:{core}" for core in found.cores) or (device,)
+
+
+HOST_KINDS = ("cpu", "null")
+"""Kinds of devices that compute in the memory of their host."""
+
+
+def kind_of(name: str) -> str:
+    """The kind of a device by its name.
+
+    >>> kind_of("node-a/cuda:0"), kind_of("cpu:0-3")
+    ('cuda', 'cpu')
+    """
+    return name.rpartition("/")[2].partition(":")[0]
 
 
 def host_of(name: str) -> str:

@@ -10,7 +10,7 @@ from autosplit.errors import PlanError, UsageError, raise_faults
 from autosplit.files import content_hash
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Device, Machine, overlaps
+from autosplit.values.machine import HOST_KINDS, Device, Machine, overlaps
 from autosplit.values.placement import placement_faults
 from autosplit.values.samples import Precision, Setting, backend_fault
 from autosplit.values.shapes import Shapes
@@ -37,8 +37,9 @@ class StageMemory:
         weight_bytes: its weights, each once.
         arena_bytes: largest sum of bytes of values that are live at an op, times the number of streams; inputs lie in rings.
         backend_bytes: bytes that its backend takes beside weights and values: copies of weights, scratch memory, free blocks.
-        ring_bytes: slots of the rings that bring its inputs, and of the rings that take its results to the host.
-        base_bytes: bytes that its process takes for itself; 0 if they were not measured.
+        ring_bytes: slots of the rings that bring its inputs, and of the rings that take its results to the host. On an
+            accelerator: the tensors there that take inputs and outputs.
+        base_bytes: bytes that its process takes for itself; 0 if they were not measured, or on an accelerator.
         measured: whether this stage was measured while it ran.
     """
 
@@ -348,11 +349,13 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
 def held_on(device: Device, stages: Sequence[Stage], devices: Iterable[Device], graph: Graph) -> tuple[int, int]:
     """Bytes in the memory of a device: of weights, and of what stages take beside them.
 
-    The stages on other devices that share the memory count, too. Each device has every weight of its stages once.
+    The stages on other devices that share the memory count, too. Each device has every weight of its stages once, and the
+    context of each worker.
     """
     weights = beside = 0
-    for name in dict.fromkeys([device.name, *(other.name for other in devices if other.shares == device.name)]):
-        there = [stage for stage in stages if name in stage.devices]
+    for one in {device.name: device, **{other.name: other for other in devices if other.shares == device.name}}.values():
+        there = [stage for stage in stages if one.name in stage.devices]
+        beside += one.context_bytes * len(there)
         weights += graph.stage_bytes(tuple(op for stage in there for op in stage.ops if op in graph.index))
         beside += sum(stage.memory.beside_bytes for stage in there if stage.memory is not None)
     return weights, beside
@@ -365,7 +368,8 @@ def cap_faults(stages: Sequence[Stage], devices: Sequence[Device], graph: Graph)
         weights, beside = held_on(device, stages, devices, graph)
         if device.memory_bytes is None or weights + beside <= device.memory_bytes:
             continue
-        more = f" and {text(beside)} beside them (values, rings, backend, process)" if beside else ""
+        parts = "values, rings, backend, process" if device.kind in HOST_KINDS else "values, inputs and outputs, backend, context"
+        more = f" and {text(beside)} beside them ({parts})" if beside else ""
         sharing = [other.name for other in devices if other.shares == device.name]
         of = f", with {', '.join(sharing)}," if sharing else ""
         faults[device.name] = (

@@ -23,11 +23,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from autosplit.devices.discovering import version_of
 from autosplit.errors import RefusedError, UsageError
 from autosplit.parsing import json_safe, shown
 from autosplit.serving.hostmanager import HostManager
 from autosplit.serving.metrics import HostMetrics
+from autosplit.versions import version_of
 from autosplit.webservice.bodies import Bodies, Body
 from autosplit.webservice.connections import CONNECTION, LimitedConnection
 from autosplit.webservice.failures import as_http

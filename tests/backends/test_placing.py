@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from simulated import Simulated, Unrecordable, cuda
+from simulated import InHostMemory, Simulated, Unrecordable, cuda
 
 from autosplit.backends import inductor
 from autosplit.backends.base import exact_on, get_backend, require_device
@@ -80,9 +80,9 @@ def folders(layouts, halves, tmp_path_factory) -> list[tuple[object, Path]]:
 
 
 def placed(name, program, folder, precision="f32"):
-    backend = get_backend(name)
+    backend, accelerator = get_backend(name), InHostMemory() if name == "onnxruntime" else Simulated()
     return place_runnable(
-        Simulated(), lambda device, queue: backend.place(folder, device, queue, precision), program.inputs, program.outputs
+        accelerator, lambda device, queue: backend.place(folder, device, queue, precision), program.inputs, program.outputs
     )
 
 

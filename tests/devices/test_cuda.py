@@ -107,7 +107,7 @@ def test_a_stage_gives_the_numbers_of_eager_on_a_cpu(
 
 def test_what_does_not_fit_is_refused_with_numbers(saved: tuple[StageProgram, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StageFolder, "num_bytes", 1 << 50)
-    with pytest.raises(BackendError, match=r"weights take 1024.0 TiB, and .* are free on 'cuda:0'"):
+    with pytest.raises(BackendError, match=r"weights take 1048576.0 GiB, and .* are free on 'cuda:0'"):
         StageFolder(saved[1]).load(1, "cuda:0", shared=False)
 
 

@@ -54,10 +54,15 @@ def device() -> Simulated:
     return device
 
 
+def on_device(traced: Traced, device: Simulated) -> list[torch.Tensor]:
+    """The inputs of a model in the memory of the device."""
+    return [value.to(device.device) for value in traced.example_inputs]
+
+
 def test_every_op_is_between_two_events_and_a_pass_is_waited_for_once(program, traced, device) -> None:
     probe = event_op_timer(program, device, device.queue(), "f32")
     for _ in range(3):
-        probe.sample(traced.example_inputs)
+        probe.sample(on_device(traced, device))
     assert {node.name: node.samples_s for node in probe.nodes()} == dict.fromkeys(program.ops, (STEP_S,) * 3)
     assert device.calls["record"] == 3 * 2 * len(program.ops)
     assert device.calls["synchronise"] == device.calls["enqueue"] == 3
@@ -65,7 +70,7 @@ def test_every_op_is_between_two_events_and_a_pass_is_waited_for_once(program, t
 
 def test_casts_of_bf16_count_for_their_op(program, traced, device) -> None:
     probe = event_op_timer(program, device, device.queue(), "bf16")
-    probe.sample(traced.example_inputs)
+    probe.sample(on_device(traced, device))
     seconds = {node.name: node.samples_s[0] for node in probe.nodes()}
     assert set(seconds) == set(program.ops) and sum(seconds.values()) > STEP_S * len(seconds)
 

@@ -34,6 +34,7 @@ from autosplit.measuring import (
 from autosplit.measuring.cut_cost import typical_cut
 from autosplit.measuring.measuring_worker import DeviceFaults, MeasuringWorker, Prepared, open_workers
 from autosplit.measuring.model_files import BackendFiles, ModelFiles, Subgraph
+from autosplit.measuring.profiler import _Steps
 from autosplit.measuring.stage_timer import INPUTS, PassBudget, Timed
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -174,6 +175,22 @@ def assert_complete(profile: Profile, graph: Graph) -> None:
 
 def fake_measure(traced: Traced, machine: Machine, backends: tuple[str, ...] = ("eager",), **options) -> Profile:
     return measure(traced, machine, backends, links=False, **options)
+
+
+def test_a_step_that_takes_longer_than_usual_tells_its_seconds() -> None:
+    """A U-Net with inductor showed nothing for 40 s."""
+    told: list[tuple[float, str]] = []
+    steps = _Steps(lambda share, text: told.append((share, text)), [("preparing inductor", 6.0), ("timing", 2.0)])
+    steps.next()
+    steps.watch(3.0)
+    steps.watch(40.0)
+    steps.next()
+    assert told == [
+        (0.0, "preparing inductor"),
+        (0.375, "preparing inductor"),
+        (0.75, "preparing inductor, 40 s so far"),
+        (0.75, "timing"),
+    ]
 
 
 def test_occurrences_of_a_signature_pool_their_samples_and_sum_to_the_whole(traced, machine, pool) -> None:

@@ -23,10 +23,11 @@ from autosplit.planning.baselines import (
     with_streams_predicted,
     without_autosplit,
 )
+from autosplit.planning.predicting import predict
 from autosplit.values.constraints import Constraints, Objective
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
-from autosplit.values.plan import Prediction, Source
+from autosplit.values.plan import Plan, Prediction, Source, Stage
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
 
@@ -149,6 +150,17 @@ def test_a_backend_whose_devices_were_timed_together_at_a_slow_moment_is_tried()
     ways[name] = replace(ways[name], prediction=replace(UNKNOWN, throughput_per_s=17.0))
     assert name not in out_of_reach(ways, 30.0, {"onnxruntime": 0.068, "openvino": 0.06})
     assert name in out_of_reach(ways, 30.0, {"onnxruntime": 0.068, "openvino": 0.12})
+
+
+def test_replicas_on_devices_of_different_kinds_are_left_out_where_they_are_hopeless() -> None:
+    """Predicted at 10.3 items/s beside 350, they were tried: the bound took the GPU's speed for both."""
+    mixed = Machine.of(map(parse_device, ("cpu:0", "cuda:0")))
+    seconds_s = {"cpu:0": 0.19, "cuda:0": 0.003}
+    profile = Profile.given(GRAPH, {(op.name, name): s / len(GRAPH.ops) for op in GRAPH.ops for name, s in seconds_s.items()})
+    everything = Stage("stage0", tuple(op.name for op in GRAPH.ops), ("cuda:0",))
+    plan = predict(Plan(SOURCE, GRAPH.hash, profile.hash, (everything,), UNKNOWN), GRAPH, mixed, profile)
+    found = baselines_of(GRAPH, plan, mixed, profile)
+    assert "replicas (eager)" not in found.plans and "it cannot reach" in found.left_out["replicas (eager)"]
 
 
 def test_of_quick_models_more_ways_are_tried() -> None:

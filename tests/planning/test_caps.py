@@ -95,7 +95,7 @@ def test_what_was_measured_counts_in_place_of_weights_and_values() -> None:
     graph, profile, machine = drawn(0)
     everything = tuple(op.name for op in graph.ops)
     footprint = Footprint(1000, 90_000, 500)
-    profile = with_footprints(profile, {StageKey("eager", 1, "f32", stage_key(everything)): footprint})
+    profile = with_footprints(profile, {StageKey("null", "eager", 1, "f32", stage_key(everything)): footprint})
     known = footprints_of(profile)
     halves = [everything[:3], everything[3:]]
     stages = tuple(Stage(f"stage{k}", ops, (NAMES[k],)) for k, ops in enumerate(halves))

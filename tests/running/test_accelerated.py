@@ -4,6 +4,7 @@ import pytest
 import torch
 from pipelines import local, spec
 from simulated import Simulated
+from simulatedmemory import memory_of
 
 from autosplit.backends import placing
 from autosplit.backends.base import get_backend
@@ -24,9 +25,11 @@ NULL = parse_device("null:0")
 class Placed(LocalFunction):
     """A function of tensors on a simulated accelerator of its own, in a thread."""
 
+    accelerator = Simulated
+
     def load(self, threads, device, shared, streams=1):
         spec_of = (spec("x"),)
-        return place_runnable(Simulated(), lambda *_: (lambda inputs: (self.function(*inputs),), True), spec_of, spec_of)
+        return place_runnable(self.accelerator(), lambda *_: (lambda inputs: (self.function(*inputs),), True), spec_of, spec_of)
 
 
 def stage(function, queue_depth=4, **settings) -> StagePlacement:
@@ -54,6 +57,51 @@ def test_a_request_that_fails_does_not_take_its_neighbours_along() -> None:
     with Pipeline([stage(refuse_threes)], ["x"], ["y"]) as pipeline:
         futures = [pipeline.submit([torch.full((4,), float(number))]) for number in range(6)]
         with pytest.raises(StageError, match="failed on request 3: ValueError: three"):
+            futures[3].result(20)
+        assert [futures[number].result(20)[0][0].item() for number in (0, 1, 2, 4, 5)] == [0, 2, 4, 8, 10]
+
+
+class FallsOff(Simulated):
+    """It answers no call after 500 requests, each of which puts three parts of work into queues."""
+
+    def enqueue(self, queue, work):
+        if self.calls["enqueue"] > 3 * 500:
+            raise RuntimeError("the device fell off the bus")
+        super().enqueue(queue, work)
+
+
+class PlacedOnOne(Placed):
+    """A function on a device that falls off."""
+
+    accelerator = FallsOff
+
+
+@pytest.mark.timeout(60)
+def test_a_device_that_disappears_in_the_middle_fails_each_later_request_with_its_reason_and_gives_no_wrong_answer() -> None:
+    module = PlacedOnOne(lambda x: 2 * x)
+    placed = StagePlacement("placed", module, (spec("x"),), (spec("y"),), (NULL,))
+    with Pipeline([placed], ["x"], ["y"]) as pipeline:
+        right, reasons = 0, set()
+        for number in range(1000):
+            try:
+                assert pipeline.submit([torch.full((4,), float(number))]).result(20)[0].tolist() == [2.0 * number] * 4
+                right += 1
+            except StageError as failure:
+                reasons.add(str(failure).split("\n")[0])
+        assert 400 < right < 501 and all("the device fell off the bus" in reason for reason in reasons)
+        assert len(reasons) == 1000 - right and pipeline.restarts == 0
+
+
+@pytest.mark.timeout(30)
+def test_memory_that_runs_out_in_a_request_fails_that_request_alone(monkeypatch) -> None:
+    def grow(x):
+        return x.expand(1 << 18, 4).contiguous()[0] if x[0] == 3 else 2 * x
+
+    memory = memory_of(0)
+    monkeypatch.setattr(memory, "most_bytes", memory.most_bytes - memory.free_bytes + 1_000_000)
+    with Pipeline([stage(grow)], ["x"], ["y"]) as pipeline:
+        futures = [pipeline.submit([torch.full((4,), float(number))]) for number in range(6)]
+        with pytest.raises(StageError, match=r"failed on request 3: .*OutOfMemoryError: simulated:0 out of memory"):
             futures[3].result(20)
         assert [futures[number].result(20)[0][0].item() for number in (0, 1, 2, 4, 5)] == [0, 2, 4, 8, 10]
 

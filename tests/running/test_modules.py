@@ -7,6 +7,7 @@ import reported
 import torch
 from reported import REPORTS
 from simulated import cuda
+from simulatedmemory import memory_of, taken
 
 from autosplit.errors import BackendError, UsageError
 from autosplit.running.modules import StageFolder, import_function, positional
@@ -42,7 +43,7 @@ def test_one_tensor_or_several_come_back_as_a_sequence() -> None:
     assert positional(torch.max)([torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 0.0]])])[0].tolist() == [[2, 3]]
 
 
-def test_a_stage_on_an_accelerator_is_placed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_on_an_accelerator_is_placed_there_and_refused_once_another_program_has_the_memory(tmp_path: Path) -> None:
     traced = trace(load_model("autosplit.examples.mlp:mlp?depth=2&width=8"))
     program = split(traced, [[op.name for op in traced.graph.ops]])[0]
     save_stage(program, tmp_path / "stage")
@@ -52,8 +53,8 @@ def test_a_stage_on_an_accelerator_is_placed_there(tmp_path: Path, monkeypatch: 
         assert torch.equal(placed(traced.example_inputs)[0], traced.program(*traced.example_inputs)[0])
         with pytest.raises(BackendError, match="'openvino' does not run on 'cuda:0'"):
             StageFolder(tmp_path / "stage", "openvino").load(1, "cuda:0", shared=False)
-        monkeypatch.setattr("simulated.FREE_BYTES", 16)
-        with pytest.raises(BackendError, match=r"weights take .*B, and 16 B of 32 B are free on 'cuda:0'; place fewer ops"):
+        words = r"weights take .*B, and 16 B of 1\.0 GiB are free on 'cuda:0'; place fewer ops there, or end what else uses it"
+        with taken(0, memory_of(0).free_bytes - 16), pytest.raises(BackendError, match=words):
             stage.load(1, "cuda:0", shared=False)
     assert StageFolder(tmp_path / "stage").failing_op([torch.zeros(3)]) == f"'{program.ops[0]}'"
     assert StageFolder(tmp_path / "stage").failing_op(traced.example_inputs) is None

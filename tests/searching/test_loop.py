@@ -16,6 +16,7 @@ from pipelines import Once, fail_on_7, increment, local, request
 from autosplit.deploying.bench import Bench, Contender
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, UsageError, WorkerError
+from autosplit.memory.stages import StageKey, with_footprints
 from autosplit.planning.predicting import predict
 from autosplit.planning.question import Question
 from autosplit.progress import quiet
@@ -23,7 +24,7 @@ from autosplit.reports.outcomes import Ratio
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.searching import candidates, loop
-from autosplit.searching.candidates import Trial, answer, asking, run_order, usual_plans
+from autosplit.searching.candidates import Trial, answer, asking, run_order, usual_plans, with_bound
 from autosplit.searching.journal import open_study
 from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, SearchResult, _Hunt, search
 from autosplit.searching.tuning import Study, first_trials, space
@@ -33,7 +34,7 @@ from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Measured, Samples, Setting
+from autosplit.values.samples import Footprint, Measured, Samples, Setting, stage_key
 
 SOURCE = Source("m", 1)
 TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
@@ -142,6 +143,17 @@ def test_of_candidates_that_rounds_do_not_tell_apart_the_simpler_one_is_chosen(l
     hunt = _Hunt(question(TWO, Constraints(), ("eager",)), TRACED, Any, 60.0, quiet)
     hunt.trials += [Trial({}, plan(REPLICAS), 1.0, 1.0), Trial({}, plan(*HALVES), 1.05, 1.05, interval=Ratio(1.05, low, 1.1, 3))]
     assert hunt.best().plan.stages[0] == chosen
+
+
+def test_a_candidate_that_its_run_measured_to_break_a_cap_gives_way_to_one_that_keeps_it() -> None:
+    """The best candidate became the plan, and was refused when it ran again: 'cuda:0' would hold 740.8 MiB of weights."""
+    over = {StageKey("cpu", "eager", 1, "f32", stage_key(REPLICAS.ops)): Footprint(0, 10**9, 0)}
+    capped = TWO.with_memory(dict.fromkeys(("cpu:0", "cpu:1"), 10**8))
+    about = question(capped, Constraints(), ("eager",), profile=with_footprints(PROFILE, over))
+    hunt = _Hunt(about, TRACED, Any, 60.0, quiet)
+    hunt.trials += [Trial({}, plan(REPLICAS), 2.0, 2.0), Trial({}, plan(*HALVES), 1.0, 1.0)]
+    assert hunt.best().plan.stages == HALVES
+    assert len(with_bound(about, TRACED, plan(REPLICAS), None).stages) == 2
 
 
 def test_an_even_split_that_measures_better_than_the_planner_s_cut_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
