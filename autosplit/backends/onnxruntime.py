@@ -36,7 +36,7 @@ from autosplit.backends.onnxfile import (
     require_numpy,
     whole_folder,
 )
-from autosplit.backends.pieces import in_pieces, piece_folders, write_pieces
+from autosplit.backends.pieces import Linked, in_pieces, piece_folders, write_pieces
 from autosplit.backends.ports import BoundMemory, Port
 from autosplit.backends.sharedweights import SHARED, share
 from autosplit.compat.runtimes import Binding
@@ -96,7 +96,10 @@ class OnnxRuntimeBackend(FileBackend):
         def opened(place: Path) -> Runnable:
             return session_runnable(open_optimised(place), threads, shared)
 
-        return with_check(in_pieces(folder, opened, threads, trust), check_of(folder, self.assumed))
+        def linked(place: Path, inputs: Sequence[torch.Tensor]) -> Linked | None:
+            return linked_session(open_optimised(place), threads, shared, inputs)
+
+        return with_check(in_pieces(folder, opened, threads, trust, linked), check_of(folder, self.assumed))
 
     def refuses_kind(self, kind: str) -> str | None:
         """Name the provider that this build of ONNX Runtime lacks."""
@@ -220,13 +223,41 @@ def session_options(threads: int, shared: bool = True) -> Any:
 
 def session_runnable(stage: OnnxStage, threads: int, shared: bool, optimised: bool = True) -> Runnable:
     """Open a file as a function; one ``optimised`` for this processor is taken as it is. Raises: BackendError: it is refused."""
+    session = _session(stage, threads, shared, optimised)
+    return free_runnable(session, stage) if stage.free else bound_runnable(session, stage, torch.device("cpu"))
+
+
+def linked_session(stage: OnnxStage, threads: int, shared: bool, inputs: Sequence[torch.Tensor]) -> Linked | None:
+    """Open a file over the memory of its inputs; None if one of them or of its outputs must be copied. Raises: BackendError."""
+    ports = [*stage.inputs, *stage.outputs]
+    dense = [port.dense(value) for port, value in zip(stage.inputs, inputs, strict=True)]
+    stays = all(one.data_ptr() == value.data_ptr() for one, value in zip(dense, inputs, strict=True))
+    if stage.free or not stays or any(port.copied or 0 in port.dense_shape for port in ports):
+        return None
+    binding = Binding(_session(stage, threads, shared, True), torch.device("cpu"))
+    outputs = [torch.empty(port.dense_shape, dtype=port.dtype) for port in stage.outputs]
+    for port, value in zip(stage.inputs, dense, strict=True):
+        binding.input(port.name, _element_type(port), port.dense_shape, value.data_ptr())
+    for port, value in zip(stage.outputs, outputs, strict=True):
+        binding.output(port.name, _element_type(port), port.dense_shape, value.data_ptr())
+    restored = [port.restore(value) for port, value in zip(stage.outputs, outputs, strict=True)]
+
+    def run() -> None:
+        try:
+            binding.run()
+        except Exception as failure:
+            raise RuntimeError(_reason(str(failure))) from None
+
+    return Linked(restored, run)
+
+
+def _session(stage: OnnxStage, threads: int, shared: bool, optimised: bool) -> Any:
     import onnxruntime
 
     options = session_options(threads, shared)
     if optimised:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = _open_session(stage.path, options)
-    return free_runnable(session, stage) if stage.free else bound_runnable(session, stage, torch.device("cpu"))
+    return _open_session(stage.path, options)
 
 
 def free_runnable(session: Any, stage: OnnxStage) -> Runnable:

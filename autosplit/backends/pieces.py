@@ -9,22 +9,23 @@ itself, so what an operator keeps between calls is the stage's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from autosplit.backends.base import Runnable
+from autosplit.backends.base import Runnable, on_threads
 from autosplit.backends.eager import program_runnable
 from autosplit.backends.onnxfile import open_onnx, whole_folder
 from autosplit.backends.translating import GROUPED
 from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.operators import defined_in
+from autosplit.tracing.programs import PREPARED, weight
 from autosplit.tracing.splitting import StageProgram, load_stage, part_of, save_stage
-from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, fake_mode, laid_out, spec_of
+from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, fake_mode, spec_of
 
 PIECES = "pieces"
 """Folder of the pieces, inside the stage's folder."""
@@ -58,6 +59,40 @@ def pieces(graph: fx.Graph) -> list[Piece]:
     return [_piece(number % 2 == 1, members[number]) for number in sorted(members)]
 
 
+def simplified(program: StageProgram) -> StageProgram:
+    """The stage without repeated ops, and with ``x / sqrt(y)`` for ``x * rsqrt(y)``, which ONNX Runtime fuses to a norm.
+
+    Layers repeat views of the same positions, which would be a value between pieces for each layer.
+    """
+    nodes = [node for node in program.module.graph.nodes if is_op(node) or is_pick(node)]
+    inputs, outputs = ([spec.name for spec in specs] for specs in (program.inputs, program.outputs))
+    module = part_of(program.module, nodes, inputs, outputs, "Stage")
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
+        roots = [source for source in node.all_input_nodes if source.target is torch.ops.aten.rsqrt.default]
+        if roots and len(node.all_input_nodes) == 2:
+            _divide(node, roots[0])
+    first: dict[tuple[str, ...], fx.Node] = {}
+    for node in list(module.graph.nodes):
+        if not is_op(node) or _is_custom(node) or node.name in outputs:
+            continue
+        kept = first.setdefault((str(node.target), repr(node.args), repr(node.kwargs)), node)
+        if kept is not node:
+            node.replace_all_uses_with(kept)
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return replace(program, module=module)
+
+
+def _divide(node: fx.Node, root: fx.Node) -> None:
+    """Make a product with a reciprocal root a division by the root."""
+    [factor] = [source for source in node.all_input_nodes if source is not root]
+    with node.graph.inserting_before(node):
+        divisor = node.graph.call_function(torch.ops.aten.sqrt.default, root.args)
+    divisor.meta = dict(root.meta)
+    node.target, node.args = torch.ops.aten.div.Tensor, (factor, divisor)
+
+
 def _piece(custom: bool, nodes: Sequence[fx.Node]) -> Piece:
     inside = set(nodes)
     read = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source.op != "get_attr")
@@ -73,9 +108,10 @@ def _is_custom(node: fx.Node) -> bool:
 
 def write_pieces(program: StageProgram, folder: Path) -> dict[Path, StageProgram]:
     """The programs that a runtime computes, by their folders, which are made: one of pieces, or the stage as it is in its own."""
+    whole, program = program, simplified(program)
     found = pieces(program.module.graph)
     if not any(piece.custom for piece in found):
-        return {folder: program}
+        return {folder: whole}
     specs = _specs(program)
     programs = {}
     for number, piece in enumerate(found):
@@ -94,41 +130,77 @@ def piece_folders(folder: Path) -> list[Path]:
     return sorted((folder / PIECES).iterdir(), key=lambda path: int(path.name)) if (folder / PIECES).is_dir() else [folder]
 
 
-def in_pieces(folder: Path, load: Callable[[Path], Runnable], threads: int, trust: bool) -> Runnable:
-    """The stage in ``folder`` as a function; ``load`` opens the files of a folder. Raises: as ``load`` and ``load_stage``."""
+class Linked(NamedTuple):
+    """A piece whose inputs and outputs stay where they are: ``run`` reads the former and writes the latter."""
+
+    outputs: Sequence[torch.Tensor]
+    run: Callable[[], object]
+
+
+def in_pieces(
+    folder: Path,
+    load: Callable[[Path], Runnable],
+    threads: int,
+    trust: bool,
+    link: Callable[[Path, Sequence[torch.Tensor]], Linked | None] = lambda place, inputs: None,
+) -> Runnable:
+    """The stage in ``folder`` as a function; ``load`` opens the files of a folder. Raises: as ``load`` and ``load_stage``.
+
+    Pieces hand each other memory that stays for all calls, because binding and calls of torch take long where the processor's
+    caches are full of weights: ``link`` opens the files of a folder over the memory of its inputs, or gives None where it cannot.
+    """
     if not (folder / PIECES).is_dir():
         return load(folder)
-    program = load_stage(folder, trust=trust)
-    calls: list[tuple[Piece, Runnable]] = []
+    program = simplified(load_stage(folder, trust=trust))
+    specs = _specs(program)
+    sources = [empty_like_spec(spec) for spec in program.inputs]
+    values = dict(zip((spec.name for spec in program.inputs), sources, strict=True))
+    calls = list[Callable[[], object]]()
     for number, piece in enumerate(pieces(program.module.graph)):
-        if piece.custom:
-            part = StageProgram(f"{program.name}-{number}", _module(program, piece), (), ())
-            calls.append((piece, program_runnable(part, threads)))
-        else:
-            place = folder / PIECES / str(number)
-            ports = tuple(port.spec for port in open_onnx(place).inputs)
-            calls.append((piece, partial(_call, load(place), ports)))
-    names = [spec.name for spec in program.inputs]
-    last = {name: place for place, (piece, _) in enumerate(calls) for name in piece.inputs}
-    freed = [[name for name in piece.inputs if last[name] == place] for place, (piece, _) in enumerate(calls)]
+        inputs, place = [values[name] for name in piece.inputs], folder / PIECES / str(number)
+        linked = _prepared(program, piece, values) if piece.custom else link(place, inputs)
+        if linked is None and piece.custom:
+            module = program_runnable(StageProgram(place.name, _module(program, piece), (), ()), threads)
+            linked = _copied(module, inputs, [specs[name] for name in piece.outputs])
+        elif linked is None:
+            linked = _copied(load(place), inputs, [port.spec for port in open_onnx(place).outputs])
+        values |= zip(piece.outputs, linked.outputs, strict=True)
+        calls.append(linked.run)
     wanted = [spec.name for spec in program.outputs]
 
-    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        values = dict(zip(names, inputs, strict=True))
-        for (piece, call), done in zip(calls, freed, strict=True):
-            made = call([values[name] for name in piece.inputs])
-            values.update(zip(piece.outputs, made, strict=True))
-            for name in done:
-                if name not in wanted:
-                    del values[name]
-        return [values[name] for name in wanted]
+    def run(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        for source, value in zip(sources, given, strict=True):
+            source.copy_(value)
+        for call in calls:
+            call()
+        return [values[name].clone() for name in wanted]  # `values` keeps the memory that sessions read by address
 
-    return run
+    return on_threads(run, threads)
 
 
-def _call(run: Runnable, specs: Sequence[TensorSpec], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Call a file with inputs laid out as it needs: a custom operator may give other strides than its shape rule."""
-    return run([laid_out(value, spec, anywhere=True) for value, spec in zip(inputs, specs, strict=True)])
+def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Tensor]) -> Linked | None:
+    """A piece of one op that can be prepared."""
+    [node, *others] = piece.nodes
+    if others or node.target not in PREPARED:
+        return None
+
+    def tensor(source: fx.Node) -> torch.Tensor:
+        return weight(program.module, str(source.target)) if source.op == "get_attr" else values[source.name]
+
+    prepare: Any = PREPARED[node.target]
+    found, run = prepare(*fx.map_arg(node.args, tensor), **fx.map_arg(node.kwargs, tensor))
+    return Linked([found], run)
+
+
+def _copied(call: Runnable, inputs: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> Linked:
+    """A piece whose outputs are copied to memory that stays."""
+    outputs = [empty_like_spec(spec) for spec in specs]
+
+    def run() -> None:
+        for output, made in zip(outputs, call(inputs), strict=True):
+            copy_into(output, made)
+
+    return Linked(outputs, run)
 
 
 def _module(program: StageProgram, piece: Piece) -> fx.GraphModule:

@@ -3,6 +3,7 @@
 ::
 
     sampling   settings of a sequence, and the operator that chooses its next token
+    rows       attention of single tokens, in machine code
     attention  the operator attend, and KVCache, the memory that it writes
     decoders   a model becomes a step: N tokens of any sequences in, their next tokens out
     steps      a step traced at several sizes, and how often each comes

@@ -8,22 +8,18 @@ A step runs N tokens of any sequences. Each token has a slot, the place of its s
 Slot 0 is scratch: no sequence has it, so that a step may be padded with zeros and a worker may warm up on zeros.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from autosplit.arguments import checked
 from autosplit.errors import UsageError
-
-LEAST_TOGETHER, MOST_WASTE = 12, 1.5
-"""Single tokens of so many sequences run in one call, if it reads at most this many times the places that they see.
-
-One call in place of 16 took 0.6 to 1.0 of the time (2 to 12 heads of keys, 128 and 512 places, one thread), and 0.9 to 1.1 in
-place of 8."""
+from autosplit.tracing.programs import PREPARED
 
 _library: Any = torch.library  # its functions have no types
 _operators = _library.Library("autosplit", "FRAGMENT")
@@ -124,87 +120,122 @@ def attend(
 
     The states ``[slots, num_heads, max_length, dim]`` are written, and the schema does not say so: torch would copy them at each
     call of a graph, or not, as its passes decide. It is safe because no other op reads a state, and because a step that runs
-    again writes the same rows again. Tokens at positions from max_length on are not kept. A token at position 0 begins a
-    sequence: what another one left in the slot becomes zeros first, because a mask does not hide NaN.
+    again writes the same rows again. Tokens at positions from max_length on are not kept. Only places that the sequence has
+    written are read, never what another one left in the slot: a mask would not hide its NaN.
     """
-    num_kv, (length, dim) = k.shape[1], state_values.shape[2:]
-    num_each, count = q.shape[1] // num_kv, len(slots)
-    slot_of, position_of = slots.tolist(), positions.tolist()
-    if 0 in position_of:
-        for slot in {slot for slot, position in zip(slot_of, position_of, strict=True) if slot and not position}:
-            state_keys[slot], state_values[slot] = 0, 0
-    _keep(k, v, state_keys, state_values, slots, positions, slot_of, position_of)
-    first_seen = [0 if window is None else max(0, position + 1 - window) for position in position_of]
-    ends = [min(position + 1, length) for position in position_of]
-    found = q.new_zeros(1, count, q.shape[1], dim)
-    grouped, answers = q[0].view(num_kv, num_each, count, -1), found.view(count, num_kv, num_each, dim)
-    together = _num_together(slot_of, first_seen, ends) if count >= LEAST_TOGETHER else 0
-    if together:
-        own, places = slice(slot_of[0], slot_of[together - 1] + 1), slice(min(first_seen[:together]), max(ends[:together]))
-        at = slots[:together] - own.start, positions[:together]
-        queries = grouped[:, :, :together].permute(2, 0, 1, 3)
-        states = state_keys[own, :, places], state_values[own, :, places]
-        answers[:together] = _attend_together(queries, *states, *at, places, window, scale, softcap)
-    for slot, rows in _rows_by_slot(slot_of, together).items():
-        start, end = min(first_seen[row] for row in rows), max(ends[row] for row in rows)
-        keys, values = state_keys[None, slot, :, start:end], state_values[None, slot, :, start:end]
-        if len(rows) == 1:
-            answers[rows[0]] = _attention(grouped[None, :, :, rows[0]], keys, values, None, scale, softcap)[0]
-            continue
-        some = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else torch.tensor(rows)
-        mask = _visible(positions[some], start, end, window).repeat(num_each, 1)
-        made = _attention(grouped[None, :, :, some].flatten(2, 3), keys, values, mask, scale, softcap)
-        answers[some] = made.view(num_kv, num_each, len(rows), dim).permute(2, 0, 1, 3)
+    found = q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
+    alone = q.is_cpu and q.dtype == state_keys.dtype == torch.float32
+    options = scale, window, softcap
+    if not alone:
+        _keep(k, v, state_keys, state_values, slots, positions)
+    if not alone or _alone(q, k, v, state_keys, state_values, slots, positions, *options, found)():
+        _attend_slots(q, state_keys, state_values, slots, positions, *options, found, 2 if alone else 1)
     return found
 
 
 _operators.impl("attend", attend, "CompositeExplicitAutograd")
 
 
-def _num_together(slot_of: Sequence[int], first_seen: Sequence[int], ends: Sequence[int]) -> int:
-    """The leading tokens that one call computes, each alone of its sequence, with slots that ascend; 0 if that wastes time.
-
-    The call reads the places of all slots between the first and the last, up to the last place that one of them sees.
-    """
-    counts = Counter(slot_of)
-    num = 0
-    while num < len(slot_of) and slot_of[num] and counts[slot_of[num]] == 1 and slot_of[num] > max(slot_of[num - 1 : num] or [0]):
-        num += 1
-    if num < LEAST_TOGETHER:
-        return 0
-    read = (slot_of[num - 1] + 1 - slot_of[0]) * (max(ends[:num]) - min(first_seen[:num]))
-    return num if read <= MOST_WASTE * (sum(ends[:num]) - sum(first_seen[:num])) else 0
-
-
-def _attend_together(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rows: torch.Tensor,
+def prepare_attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state_keys: torch.Tensor,
+    state_values: torch.Tensor,
+    slots: torch.Tensor,
     positions: torch.Tensor,
-    places: slice,
-    window: int | None,
     scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> tuple[torch.Tensor, Callable[[], object]]:
+    """The answer of ``attend`` and a function that computes it anew from the memory of the same tensors."""
+    given = q, k, v, state_keys, state_values, slots, positions, scale, window, softcap
+    found = _attended_shape(*given)
+    if q.dtype != torch.float32:
+        return found, lambda: found.copy_(attend(*given))
+    call = _alone(*given, found)
+
+    def run() -> None:
+        if call():
+            _attend_slots(q, state_keys, state_values, slots, positions, scale, window, softcap, found, 2)
+
+    return found, run
+
+
+PREPARED[torch.ops.autosplit.attend.default] = prepare_attend
+
+
+def _alone(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state_keys: torch.Tensor,
+    state_values: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    scale: float,
+    window: int | None,
     softcap: float | None,
-) -> torch.Tensor:
-    """Attention of one token each of many sequences; ``rows`` are their places among the slots that ``keys`` hold.
+    found: torch.Tensor,
+) -> Callable[[], int]:
+    """A call of ``attend_rows``."""
+    from autosplit.generating.rows import attend_rows  # loads numba
 
-    A slot between them, of which no token is in this step, gets a query of zeros, whose answer is left out.
-    """
-    all_queries = queries.new_zeros(len(keys), *queries.shape[1:])
-    all_queries[rows] = queries
-    at = positions.new_zeros(len(keys)).index_copy_(0, rows, positions)
-    mask = _visible(at, places.start, places.stop, window)[:, None, None]
-    return _attention(all_queries, keys, values, mask, scale, softcap)[rows]
+    num_slots, _, length, _ = state_keys.shape
+    powers = np.empty(length, np.float32)
+    tensors = q, k, v, state_keys, state_values, slots, positions
+    call: Callable[..., int] = attend_rows
+    return partial(
+        call,
+        *[tensor.detach().numpy() for tensor in tensors],
+        np.float32(scale),
+        window or 0,
+        np.float32(softcap or 0),
+        np.empty(num_slots, np.int64),
+        np.empty(q.shape[3], np.float32),
+        np.empty(length, np.float32),
+        powers,
+        powers.view(np.int32),
+        found.detach().numpy(),
+    )
 
 
-def _rows_by_slot(slot_of: Sequence[int], start: int) -> dict[int, list[int]]:
-    """Slot to its tokens from ``start`` on. Where there are sequences, slot 0 is padding, whose answers nobody reads."""
+def _attend_slots(
+    q: torch.Tensor,
+    state_keys: torch.Tensor,
+    state_values: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    found: torch.Tensor,
+    least: int,
+) -> None:
+    """Attend for the tokens of slots with at least ``least`` of them, in a call for each slot."""
+    (_, num_kv, length, _), dim = state_keys.shape, state_values.shape[3]
+    num_each, count = q.shape[1] // num_kv, len(slots)
+    grouped, answers = q[0].reshape(num_kv, num_each, count, -1), found.view(count, num_kv, num_each, dim)
+    position_of = positions.tolist()
+    for slot, rows in _rows_by_slot(slots.tolist()).items():
+        if len(rows) < least:
+            continue
+        first, last = min(position_of[row] for row in rows), max(position_of[row] for row in rows)
+        start, end = 0 if window is None else max(0, first + 1 - window), min(last + 1, length)
+        keys, values = state_keys[None, slot, :, start:end], state_values[None, slot, :, start:end]
+        some = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else torch.tensor(rows)
+        mask = _visible(positions[some], start, end, window).repeat(num_each, 1)
+        made = _attention(grouped[None, :, :, some].flatten(2, 3), keys, values, mask, scale, softcap)
+        answers[some] = made.view(num_kv, num_each, len(rows), dim).permute(2, 0, 1, 3)
+
+
+def _rows_by_slot(slot_of: Sequence[int]) -> dict[int, list[int]]:
+    """Slot to its tokens. Where there are sequences, slot 0 is padding, whose answers nobody reads."""
     found: dict[int, list[int]] = {}
     has_sequences = any(slot_of)
-    for row in range(start, len(slot_of)):
-        if slot_of[row] or not has_sequences:
-            found.setdefault(slot_of[row], []).append(row)
+    for row, slot in enumerate(slot_of):
+        if slot or not has_sequences:
+            found.setdefault(slot, []).append(row)
     return found
 
 
@@ -215,19 +246,9 @@ def _keep(
     state_values: torch.Tensor,
     slots: torch.Tensor,
     positions: torch.Tensor,
-    slot_of: Sequence[int],
-    position_of: Sequence[int],
 ) -> None:
     """Write the keys and values of tokens to their places in the states."""
-    length = state_keys.shape[2]
-    if len(slot_of) == 1:
-        if position_of[0] < length:
-            state_keys[slot_of[0], :, position_of[0]] = k[0, :, 0]
-            state_values[slot_of[0], :, position_of[0]] = v[0, :, 0]
-        return
-    rows: slice | torch.Tensor = slice(None)
-    if max(position_of) >= length:
-        rows = torch.tensor([row for row, position in enumerate(position_of) if position < length], dtype=torch.int64)
+    rows = positions < state_keys.shape[2]
     places = slots[rows], positions[rows]
     state_keys[places[0], :, places[1]] = k[0, :, rows].transpose(0, 1)
     state_values[places[0], :, places[1]] = v[0, :, rows].transpose(0, 1)

@@ -86,7 +86,7 @@ class CachedDecoder(nn.Module):
         """Logits ``[min(N, max_sequences), vocabulary]`` of the first tokens of a step."""
         with _given(_running, _Tokens(slots, positions)):
             logits: torch.Tensor = self.model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits
-        return logits[0]
+        return logits.squeeze(0)
 
     def _first_rows(self, head: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The input of the head for those tokens alone."""
@@ -245,6 +245,7 @@ class DecoderStep(nn.Module):
             sampling: float64 ``[N, 5]``, ``Sampling.row`` of each token.
         """
         logits = _logits(self.decoder, ids, slots, positions)
-        rows = torch.arange(_sym_min(len(ids), self.max_sequences), device=logits.device)
-        found: torch.Tensor = SAMPLE(logits.index_select(0, rows), self.history, ids, slots, positions, sampling)
+        if not isinstance(self.decoder, CachedDecoder):  # which gives no others
+            logits = logits.index_select(0, torch.arange(_sym_min(len(ids), self.max_sequences), device=logits.device))
+        found: torch.Tensor = SAMPLE(logits, self.history, ids, slots, positions, sampling)
         return found

@@ -48,6 +48,21 @@ def allocating(function: Function) -> Function:
     return _cached(function)
 
 
+def summing(signature: str) -> Callable[[Function], Function]:
+    """Like ``compiled``, at once and for these types, for sums of floats in any order, which run several times as fast.
+
+    NaN and infinity stay what they are.
+    """
+
+    def compile_now(function: Function) -> Function:
+        found: Any = _cached(function, Path(function.__code__.co_filename).parent, _nrt=False, fastmath={"reassoc", "contract"})
+        found.compile(signature)
+        found.disable_compile()
+        return cast(Function, found)
+
+    return compile_now
+
+
 def inner(function: Function) -> Function:
     """Like ``compiled``, for a function that only compiled code calls: without a wrapper it compiles in half the time."""
     return _cached(function, _nrt=False, no_cpython_wrapper=True)
@@ -68,9 +83,9 @@ def interruptible() -> Iterator[None]:
         raise
 
 
-def _cached(function: Function, **options: bool) -> Function:
+def _cached(function: Function, folder: Path = Path(__file__).parent, **options: Any) -> Function:
     dispatcher: Any = numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True, **options)(function)
-    stamp = source_stamp(Path(__file__).parent)
+    stamp = source_stamp(folder)
     stamp_cache(dispatcher, stamp, code_folder(stamp))
     return cast(Function, dispatcher)
 

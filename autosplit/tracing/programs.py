@@ -75,6 +75,10 @@ def states_of(node: fx.Node) -> list[str]:
     return [str(value.target) for name, value in given.items() if name.startswith("state")]
 
 
+PREPARED: dict[OpOverload, Callable[..., tuple[torch.Tensor, Callable[[], object]]]] = {}
+"""Operators that can be prepared for calls over the same memory: from their arguments to the answer's memory, and the call."""
+
+
 def weight(program: torch.nn.Module, name: str) -> torch.Tensor:
     """The weight of this name."""
     *path, last = name.split(".")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from autosplit.backends.base import get_backend, require_streams
-from autosplit.backends.pieces import pieces
+from autosplit.backends.pieces import pieces, simplified
 from autosplit.errors import BackendError
 from autosplit.generating.attention import KVCache
 from autosplit.tracing.capturing import trace
@@ -59,6 +59,22 @@ def test_pieces_alternate_are_few_and_find_their_inputs(saved):
     for piece in found:
         assert known >= set(piece.inputs)
         known |= set(piece.outputs)
+
+
+class Norms(nn.Module):
+    """Three norms of one value, and no operator of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) for _ in range(2))
+        return first + second * second
+
+
+def test_repeated_ops_are_merged_and_norms_divide():
+    program = unsplit(trace(load_model(Norms().eval(), inputs=(torch.rand(2, 4),))))
+    found, x = simplified(program), torch.rand(2, 4)
+    names = [str(node.target) for node in found.module.graph.nodes if node.op == "call_function"]
+    assert (names.count("aten.pow.Tensor_Scalar"), names.count("aten.div.Tensor"), "aten.rsqrt.default" in names) == (1, 1, False)
+    torch.testing.assert_close(found.module(x), program.module(x))
 
 
 @pytest.mark.parametrize("name", RUNTIMES)

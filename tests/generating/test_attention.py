@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autosplit.generating.attention import KVCache
+from autosplit.generating.attention import KVCache, prepare_attend
 
 SEQUENCES, LENGTH, HEADS, KV_HEADS, DIM = 16, 32, 6, 2, 8
 MANY = [1, 2, 3, 5, 6, 7, 8, 9, 10, 12, 13, 14]
@@ -57,7 +57,6 @@ def test_a_step_of_any_tokens_equals_plain_attention(slots, positions, window, s
     found = cache(q, k, v, *places, scale=0.3, window=window, softcap=softcap)
     read = [row for row, slot in enumerate(slots) if slot]  # the others are padding
     torch.testing.assert_close(found[:, read], plain(cache, q, slots, positions, window, softcap)[:, read])
-    before[places[0][places[1] == 0]] = 0
     before[places[0], :, places[1]] = k[0].transpose(0, 1)
     assert torch.equal(cache.keys[1:], before[1:])
     assert torch.equal(cache.values[places[0], :, places[1]][read], v[0].transpose(0, 1)[read])
@@ -82,3 +81,20 @@ def test_tokens_beyond_the_length_are_not_kept():
     for slots in ([1], [1, 2]):
         cache(*tokens(len(slots)), torch.tensor(slots), torch.full((len(slots),), LENGTH))
     assert torch.equal(cache.keys, before)
+
+
+def test_a_prepared_call_reads_the_same_memory_anew():
+    """Tokens alone of their slots, then a chunk, then padding, in one memory: what an earlier call left there is not read."""
+    cache, other = filled(), KVCache(SEQUENCES, LENGTH, KV_HEADS, DIM, value_dim=5)
+    other.keys.copy_(cache.keys)
+    other.values.copy_(cache.values)
+    q, k, v = tokens(3)
+    places = torch.tensor([1, 2, 4]), torch.tensor([3, 9, 2])
+    found, run = prepare_attend(q, k, v, cache.keys, cache.values, *places, 0.3, 5)
+    for slots, positions in (([1, 2, 4], [3, 9, 2]), ([2, 2, 2], [10, 11, 12]), ([3, 0, 0], [4, 0, 0])):
+        for target, value in ((places[0], slots), (places[1], positions)):
+            target.copy_(torch.tensor(value))
+        q.normal_()
+        run()
+        torch.testing.assert_close(found, other(q, k, v, *places, scale=0.3, window=5))
+    torch.testing.assert_close(cache.keys[1:], other.keys[1:])

@@ -1,0 +1,129 @@
+"""Attention of single tokens, compiled: each reads its own keys and values in place, and no more of them than it sees."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from autosplit.planners.jit import summing
+
+Array = np.ndarray[Any, Any]
+
+LOG2_E = np.float32(math.log2(math.e))
+LEAST = np.float32(-126)
+"""The smallest power of two of a float32."""
+
+EXP2 = tuple(map(np.float32, (0.9999999251, 0.6931530726, 0.2401536223, 0.0558263026, 0.0089893585, 0.0018775691)))
+"""A polynomial for powers of two from 0 to 1: least squares, weighted to equal relative errors, of 1.6e-7 at most."""
+
+
+SIGNATURE = (
+    "int64(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,::1], f4[:,:,:,::1], i8[:], i8[:], f4, i8, f4, i8[::1], f4[::1], "
+    "f4[::1], f4[::1], i4[::1], f4[:,:,:,::1])"
+)
+
+
+@summing(SIGNATURE)
+def attend_rows(  # noqa: C901 - one compiled loop
+    q: Array,
+    k: Array,
+    v: Array,
+    state_keys: Array,
+    state_values: Array,
+    slots: Array,
+    positions: Array,
+    scale: np.float32,
+    window: int,
+    softcap: np.float32,
+    counts: Array,
+    query: Array,
+    scores: Array,
+    powers: Array,
+    powers_bits: Array,
+    found: Array,
+) -> int:
+    """Keep the keys and values of N tokens, and attend for those that are alone of their slot.
+
+    Args:
+        q: float32 ``[1, heads, N, dim]``; k, v: ``[1, num_heads, N, dim]`` and ``[1, num_heads, N, value_dim]``.
+        state_keys, state_values: ``[slots, num_heads, max_length, dim]``.
+        slots, positions: int64 ``[N]``.
+        scale: factor of the scores.
+        window: places that a token sees; 0 for all.
+        softcap: as for ``KVCache.forward``; 0 for none.
+        counts: int64 ``[slots]``, to work in, as float32 ``query`` ``[dim]``, ``scores`` and ``powers`` ``[max_length]``, and
+            ``powers_bits``, the memory of ``powers`` as int32.
+        found: float32 ``[1, N, heads, value_dim]``; rows of other tokens become zeros.
+    Returns: the number of tokens of slots with several; slot 0 counts where there is no other, for else it is padding.
+    """
+    num_kv, length = state_keys.shape[1:3]
+    num_each, dim, value_dim = q.shape[1] // num_kv, q.shape[3], v.shape[3]
+    counts[:] = 0
+    for row in range(len(slots)):
+        counts[slots[row]] += 1
+        if positions[row] < length:
+            for kv in range(num_kv):
+                for part in range(dim):
+                    state_keys[slots[row], kv, positions[row], part] = k[0, kv, row, part]
+                for part in range(value_dim):
+                    state_values[slots[row], kv, positions[row], part] = v[0, kv, row, part]
+    num_others = 0
+    for row in range(len(slots)):
+        if counts[slots[row]] > 1:
+            if slots[row] or counts[0] == len(slots):
+                num_others += 1
+            found[0, row] = 0
+            continue
+        end = min(positions[row] + 1, length)
+        start = max(0, positions[row] + 1 - window) if window else 0
+        count = end - start
+        for head in range(q.shape[1]):
+            answer = found[0, row, head]
+            for part in range(dim):
+                query[part] = q[0, head, row, part]
+            keys, values = state_keys[slots[row], head // num_each], state_values[slots[row], head // num_each]
+            top = np.float32(-np.inf)
+            for place in range(count):
+                score = np.float32(0)
+                for part in range(dim):
+                    score += query[part] * keys[start + place, part]
+                score *= scale
+                if softcap:
+                    score = np.float32(math.tanh(score / softcap)) * softcap
+                scores[place] = score
+            for place in range(count):
+                top = max(top, scores[place])
+            for place in range(count):
+                exponent = (scores[place] - top) * LOG2_E
+                exponent = LEAST if exponent < LEAST else exponent  # NaN stays
+                whole = np.floor(exponent)
+                powers_bits[place] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+                rest = exponent - whole
+                chance = EXP2[5]
+                chance = chance * rest + EXP2[4]
+                chance = chance * rest + EXP2[3]
+                chance = chance * rest + EXP2[2]
+                chance = chance * rest + EXP2[1]
+                scores[place] = chance * rest + EXP2[0]
+            total = np.float32(0)
+            for place in range(count):
+                scores[place] *= powers[place]
+                total += scores[place]
+            answer[:] = 0
+            in_fours = count - count % 4
+            for place in range(0, in_fours, 4):
+                first, second, third, fourth = scores[place], scores[place + 1], scores[place + 2], scores[place + 3]
+                at = start + place
+                for part in range(value_dim):
+                    answer[part] += (
+                        first * values[at, part]
+                        + second * values[at + 1, part]
+                        + third * values[at + 2, part]
+                        + fourth * values[at + 3, part]
+                    )
+            for place in range(in_fours, count):
+                for part in range(value_dim):
+                    answer[part] += scores[place] * values[start + place, part]
+            for part in range(value_dim):
+                answer[part] /= total
+    return num_others
