@@ -14,6 +14,7 @@ benchmarks/shapes.json as they end, so a run that was interrupted goes on, and b
 
 import argparse
 import json
+import os
 import random
 import re
 import threading
@@ -27,6 +28,7 @@ from math import inf, log
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import psutil
 import torch
@@ -39,6 +41,7 @@ from autosplit.deploying.networks import deploy
 from autosplit.devices.limits import affinity
 from autosplit.errors import AutosplitError
 from autosplit.files import write_atomic
+from autosplit.scratch import scratch_folder
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.buckets import Buckets, choose_buckets, fit_times
 from autosplit.shapes.service import ShapedService
@@ -368,16 +371,22 @@ def _rounds(
 
 
 def time_first_plan(name: str, subject: Subject, backend: str, kept: dict[str, Any]) -> None:
-    """Time all up to the first plan, for requests of one size and then for the range, and keep both; nothing is stored."""
+    """Time all up to the first plan, for requests of one size and then for the range, and keep both.
+
+    Imports are paid before, by a small model; neither finds files of the other, nor of an earlier run.
+    """
     setup = autosplit.Setup(backends=backend, store=None, progress=False)
+    small = autosplit.trace(SMALL["mlp"].spec)
+    autosplit.search(small, autosplit.measure(small, setup=setup), setup=setup, budget=0.0)
     ranges = {"batch": (1,), subject.dim: range(subject.least, subject.most + 1)}
     largest = {"batch": subject.most} if subject.dim == "batch" else {"seq_len": subject.most}
     taken_s = []
     for make in (partial(autosplit.trace, subject.spec, **largest), partial(autosplit.trace, subject.spec, sizes=ranges)):
-        begun_s = time.monotonic()
-        traced = make()
-        autosplit.search(traced, autosplit.measure(traced, setup=setup), setup=setup, budget=0.0)
-        taken_s.append(time.monotonic() - begun_s)
+        with scratch_folder() as folder, patch.dict(os.environ, AUTOSPLIT_CACHE=str(folder)):
+            begun_s = time.monotonic()
+            traced = make()
+            autosplit.search(traced, autosplit.measure(traced, setup=setup), setup=setup, budget=0.0)
+            taken_s.append(time.monotonic() - begun_s)
         print(f"{name}: {taken_s[-1]:.0f} s to the first plan", flush=True)
     kept.setdefault(FIRST_PLAN_KEY, {})[name] = taken_s
     write_atomic(RESULTS, json.dumps(kept, indent=1) + "\n")
