@@ -2,6 +2,7 @@
 
     python -m benchmarks.shapes [--models bert,distilbert,whisper,resnet] [--small] [--rounds 5] [--seconds 20] [--minutes 60]
         [--backends openvino] [--in-flight 1,16]
+    python -m benchmarks.shapes --first-plan --models distilbert   # seconds to a plan, for a range and for one size
     python -m benchmarks.shapes --architectures   # which architectures of transformers take --seq-len 8..256
     python -m benchmarks.shapes --write-table
 
@@ -12,14 +13,14 @@ benchmarks/shapes.json as they end, so a run that was interrupted goes on, and b
 """
 
 import argparse
-import contextlib
 import json
+import os
 import random
 import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache, partial
@@ -27,7 +28,9 @@ from math import inf, log
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
+import psutil
 import torch
 
 import autosplit
@@ -38,10 +41,11 @@ from autosplit.deploying.networks import deploy
 from autosplit.devices.limits import affinity
 from autosplit.errors import AutosplitError
 from autosplit.files import write_atomic
+from autosplit.scratch import scratch_folder
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.buckets import Buckets, choose_buckets, fit_times
 from autosplit.shapes.service import ShapedService
-from autosplit.shapes.timing import DYNAMIC_GAIN, MOST_DYNAMIC
+from autosplit.shapes.timing import DYNAMIC_GAIN, most_variants
 from autosplit.tracing.family import Family, resized
 from autosplit.tracing.loading import load_model
 from autosplit.values.machine import Machine, parse_device
@@ -59,6 +63,9 @@ NUM_TIMED = 4
 PADDED, EAGER, ONNX, OPENVINO, OURS = "padded to the longest", "torch eager", "ONNX Runtime dynamic", "OpenVINO dynamic", "ours"
 
 ONE_PROGRAM = "one program"
+
+MOST_SIZES = 16
+"""Most sizes for one program: tracing each takes three passes of the model, here for each number of rows."""
 
 Submit = Callable[[dict[str, torch.Tensor]], "Future[Any]"]
 
@@ -110,7 +117,7 @@ ARCHITECTURES = {
 }
 """Small models of the architectures of transformers, as in a spec. Only tracing and the check of padding matter."""
 
-ARCHITECTURES_KEY = "architectures"
+ARCHITECTURES_KEY, FIRST_PLAN_KEY = "architectures", "first plan"
 
 
 def judge_architectures(kept: dict[str, Any]) -> None:
@@ -180,13 +187,14 @@ def prepared(subject: Subject) -> Prepared:
     return Prepared(module, family, request)
 
 
-def buckets_for(subject: Subject, ready: Prepared, sizes: list[int]) -> tuple[Buckets, Buckets]:
-    """The buckets for a histogram, for variants and for one program, from times of the module at few sizes."""
+def buckets_for(subject: Subject, ready: Prepared, sizes: list[int], backend: str) -> tuple[Buckets, Buckets]:
+    """The buckets for a histogram, for variants on a backend and for one program, from times of the module at few sizes."""
     steps = [subject.least + round((subject.most - subject.least) * (n / (NUM_TIMED - 1)) ** 2) for n in range(NUM_TIMED)]
     measured: dict[tuple[int, ...], float] = {(size,): _timed_s(partial(ready.call, ready.request(size))) for size in steps}
     traffic = Traffic((subject.dim,), {(size,): float(count) for size, count in sorted(Counter(sizes).items())})
     choose = partial(choose_buckets, fit_times(measured), traffic, {subject.dim: ready.family.allowed[subject.dim]})
-    return choose(most=8), choose(most=MOST_DYNAMIC, least_gain=DYNAMIC_GAIN)
+    most, _ = most_variants(ready.family, cores(), backend)
+    return choose(most=max(1, most // len(subject.batches))), choose(most=MOST_SIZES, least_gain=DYNAMIC_GAIN)
 
 
 def _timed_s(call: Callable[[], Any]) -> float:
@@ -199,9 +207,14 @@ def _timed_s(call: Callable[[], Any]) -> float:
     return min(times_s)
 
 
+def cores() -> Machine:
+    """The cores of this process."""
+    return Machine.of([parse_device(f"cpu:{core}") for core in affinity()])
+
+
 def deployed(family: Family, backend: str, stack: ExitStack, dynamic: bool) -> ShapedService:
     """One stage with a replica on each core; ``dynamic`` for one program for every size."""
-    machine = Machine.of([parse_device(f"cpu:{core}") for core in affinity()])
+    machine = cores()
     traced, names = family.variants[0], tuple(device.name for device in machine.devices)
     stage = Stage("all", tuple(op.name for op in traced.graph.ops), names, backend)
     workspace, host = stack.enter_context(Workspace()), stack.enter_context(HostManager())
@@ -251,27 +264,35 @@ def dynamic(ready: Prepared, subject: Subject, runtime: str, folder: Path) -> Ca
     return lambda inputs: list(infer.infer([inputs[name].numpy() for name in example]).values())
 
 
-@contextlib.contextmanager
-def ways(subject: Subject, ready: Prepared, buckets: tuple[Buckets, Buckets], backends: list[str]) -> Iterator[dict[str, Submit]]:
-    """The ways to answer requests, by name."""
-    with ExitStack() as stack, Workspace() as scratch:
-        found: dict[str, Submit] = {}
-        torch.set_num_threads(len(affinity()))
-        found[EAGER] = alone(ready.call, stack)
-        for name in (ONNX, OPENVINO):
-            try:
-                found[name] = alone(dynamic(ready, subject, name, scratch.folder), stack)
-            except Exception as failure:  # a runtime that cannot is left out, and said
-                print(f"{name} is left out: {str(failure).splitlines()[0][:200]}", flush=True)
-        for backend in backends:
-            longest = ready.family.only([{**dict.fromkeys(ready.family.allowed, 1), subject.dim: subject.most}])
-            found[f"{PADDED} ({backend})"] = _service(longest, backend, stack)
-            rows = subject.batches if subject.dim != "batch" else (0,)
-            for place, name in enumerate((backend, f"{backend}, {ONE_PROGRAM}")):
-                grid = buckets[place].grid[subject.dim]
-                sizes = [{**({"batch": count} if count else {}), subject.dim: size} for count in rows for size in grid]
-                found[f"{OURS} ({name})"] = _service(ready.family.only(sizes), backend, stack, place == 1)
-        yield found
+def peers(subject: Subject, ready: Prepared, backends: list[str], stack: ExitStack) -> dict[str, Submit]:
+    """The ways that are the same for every histogram, by name: the module at exact sizes, and padding to the longest."""
+    found: dict[str, Submit] = {}
+    folder = stack.enter_context(Workspace()).folder
+    torch.set_num_threads(len(affinity()))
+    found[EAGER] = alone(ready.call, stack)
+    for name in (ONNX, OPENVINO):
+        try:
+            found[name] = alone(dynamic(ready, subject, name, folder), stack)
+        except Exception as failure:  # a runtime that cannot is left out, and said
+            print(f"{name} is left out: {str(failure).splitlines()[0][:200]}", flush=True)
+    for backend in backends:
+        longest = ready.family.only([{**dict.fromkeys(ready.family.allowed, 1), subject.dim: subject.most}])
+        found[f"{PADDED} ({backend})"] = _service(longest, backend, stack)
+    return found
+
+
+def ours(
+    subject: Subject, ready: Prepared, buckets: tuple[Buckets, Buckets], backends: list[str], stack: ExitStack
+) -> dict[str, Submit]:
+    """Our ways by name: a program for each variant, and one program for every size."""
+    found: dict[str, Submit] = {}
+    rows = subject.batches if subject.dim != "batch" else (0,)
+    for backend in backends:
+        for place, name in enumerate((backend, f"{backend}, {ONE_PROGRAM}")):
+            grid = buckets[place].grid[subject.dim]
+            sizes = [{**({"batch": count} if count else {}), subject.dim: size} for count in rows for size in grid]
+            found[f"{OURS} ({name})"] = _service(ready.family.only(sizes), backend, stack, place == 1)
+    return found
 
 
 def _service(family: Family, backend: str, stack: ExitStack, dynamic: bool = False) -> Submit:
@@ -307,26 +328,78 @@ def load(submit: Submit, requests: list[dict[str, torch.Tensor]], in_flight: int
     return count / (time.perf_counter() - begun_s), quantiles(latencies, n=100)[98] if len(latencies) > 1 else latencies[0]
 
 
-def measure(name: str, subject: Subject, histogram: str, given: argparse.Namespace, kept: dict[str, Any], until_s: float) -> None:
-    """Run the rounds that are missing, and keep each as it ends; none begins after ``until_s``."""
-    num_rounds, seconds, counts = given.rounds, given.seconds, [int(count) for count in given.in_flight.split(",")]
-    key = f"{name}, {histogram}"
-    entry = kept.setdefault(key, {"rounds": []})
-    if len(entry["rounds"]) >= num_rounds or time.monotonic() > until_s:
+def measure(name: str, subject: Subject, given: argparse.Namespace, kept: dict[str, Any], until_s: float) -> None:
+    """Run the rounds that are missing, and keep each as it ends. After ``until_s`` only a first round begins."""
+    entries = {histogram: kept.setdefault(f"{name}, {histogram}", {"rounds": []}) for histogram in ("log-normal", "flat")}
+    backends, missing = given.backends.split(","), [one for one in entries if len(entries[one]["rounds"]) < given.rounds]
+    if not missing:
         return
-    ready, sizes = prepared(subject), sizes_of(subject, histogram)
-    buckets = buckets_for(subject, ready, sizes)
-    entry["buckets"] = f"{buckets[0].sentence}; for one program {buckets[1].sentence}"
-    print(f"{key}: {entry['buckets']}", flush=True)
-    requests = [ready.request(size) for size in sizes]
-    with ways(subject, ready, buckets, given.backends.split(",")) as found:
-        while len(entry["rounds"]) < num_rounds and time.monotonic() < until_s:
-            order = list(found) if len(entry["rounds"]) % 2 == 0 else list(found)[::-1]
-            entry["rounds"].append(
-                {way: {str(count): load(found[way], requests, count, seconds) for count in counts} for way in order}
-            )
-            write_atomic(RESULTS, json.dumps(kept, indent=1) + "\n")
-            print(f"{key}: round {len(entry['rounds'])} of {num_rounds}", flush=True)
+    begun_s, ready = time.monotonic(), prepared(subject)
+    with ExitStack() as stack:
+        same = peers(subject, ready, backends, stack)
+        print(f"{name}: {time.monotonic() - begun_s:.0f} s to trace it and open its peers", flush=True)
+        for histogram in missing:
+            if any(entry["rounds"] for entry in entries.values()) and time.monotonic() > until_s:
+                return
+            sizes = sizes_of(subject, histogram)
+            buckets = buckets_for(subject, ready, sizes, backends[0])
+            entries[histogram]["buckets"] = f"{buckets[0].sentence}; for one program {buckets[1].sentence}"
+            print(f"{name}, {histogram}: {entries[histogram]['buckets']}", flush=True)
+            with ExitStack() as own:
+                found = {**same, **ours(subject, ready, buckets, backends, own)}
+                _rounds(f"{name}, {histogram}", found, [ready.request(size) for size in sizes], given, kept, until_s)
+
+
+def _rounds(
+    key: str,
+    found: dict[str, Submit],
+    requests: list[dict[str, torch.Tensor]],
+    given: argparse.Namespace,
+    kept: dict[str, Any],
+    until_s: float,
+) -> None:
+    """Load each way in turn, in one order and then in the other."""
+    rounds, counts = kept[key]["rounds"], [int(count) for count in given.in_flight.split(",")]
+    while not rounds or (len(rounds) < given.rounds and time.monotonic() < until_s):
+        order = list(found) if len(rounds) % 2 == 0 else list(found)[::-1]
+        rounds.append({way: {str(count): load(found[way], requests, count, given.seconds) for count in counts} for way in order})
+        write_atomic(RESULTS, json.dumps(kept, indent=1) + "\n")
+        print(
+            f"{key}: round {len(rounds)} of {given.rounds}; {psutil.virtual_memory().used >> 20} MiB of memory are taken",
+            flush=True,
+        )
+
+
+def time_first_plan(name: str, subject: Subject, backend: str, kept: dict[str, Any]) -> None:
+    """Time all up to the first plan, for requests of one size and then for the range, and keep both.
+
+    Imports are paid before, by a small model; neither finds files of the other, nor of an earlier run.
+    """
+    setup = autosplit.Setup(backends=backend, store=None, progress=False)
+    small = autosplit.trace(SMALL["mlp"].spec)
+    autosplit.search(small, autosplit.measure(small, setup=setup), setup=setup, budget=0.0)
+    ranges = {"batch": (1,), subject.dim: range(subject.least, subject.most + 1)}
+    largest = {"batch": subject.most} if subject.dim == "batch" else {"seq_len": subject.most}
+    taken_s = []
+    for make in (partial(autosplit.trace, subject.spec, **largest), partial(autosplit.trace, subject.spec, sizes=ranges)):
+        with scratch_folder() as folder, patch.dict(os.environ, AUTOSPLIT_CACHE=str(folder)):
+            begun_s = time.monotonic()
+            traced = make()
+            autosplit.search(traced, autosplit.measure(traced, setup=setup), setup=setup, budget=0.0)
+            taken_s.append(time.monotonic() - begun_s)
+        print(f"{name}: {taken_s[-1]:.0f} s to the first plan", flush=True)
+    kept.setdefault(FIRST_PLAN_KEY, {})[name] = taken_s
+    write_atomic(RESULTS, json.dumps(kept, indent=1) + "\n")
+
+
+def first_plan_table(found: dict[str, list[float]]) -> list[str]:
+    """The section on the time of a first plan."""
+    lines = ["## Time of a first plan", "", "| model | one size, s | range, s | range over one size (goal: at most 1.5) |"]
+    lines += [
+        "|---|---|---|---|",
+        *(f"| {name} | {one:.0f} | {many:.0f} | {many / one:.2f} |" for name, (one, many) in found.items()),
+    ]
+    return [*lines, ""]
 
 
 def table(kept: dict[str, Any]) -> str:
@@ -335,6 +408,9 @@ def table(kept: dict[str, Any]) -> str:
     for key, entry in kept.items():
         if key == ARCHITECTURES_KEY:
             lines += architectures_table(entry)
+            continue
+        if key == FIRST_PLAN_KEY:
+            lines += first_plan_table(entry)
             continue
         if not (rounds := entry["rounds"]):
             continue
@@ -353,8 +429,9 @@ def table(kept: dict[str, Any]) -> str:
             rates = [one[way][usual][0] for one in rounds]
             lines.append(f"| {' | '.join(cells)} | {(max(rates) - min(rates)) / median(rates):.0%} |")
         padded, exact, ours = _best(rounds, usual)
-        shares = f"{ours / padded:.2f} times padding to the longest, and {ours / exact:.2f} times the best exact way"
-        lines += ["", f"At {usual} in flight ours is {shares}.", ""]
+        of_padded = f"{ours / padded:.2f} times padding to the longest{' (goal: at least 2.5)' * ('log-normal' in key)}"
+        of_exact = f"{ours / exact:.2f} times the best exact way (goal: not behind by more than the spread)"
+        lines += ["", f"At {usual} in flight ours is {of_padded}, and {of_exact}.", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -377,17 +454,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load of each way in a round")
     parser.add_argument("--in-flight", default="1,4,16,64", help="requests in flight, with commas between")
-    parser.add_argument("--minutes", type=float, default=inf, help="begin no round after this time; a later call goes on")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=inf,
+        help="shared by the models: in its part each has a first round, and others while time is left; a later call goes on",
+    )
     parser.add_argument("--architectures", action="store_true", help="only trace architectures for a range of lengths")
     parser.add_argument("--write-table", action="store_true", help="only write the page anew")
+    parser.add_argument("--first-plan", action="store_true", help="only time the first plan for a range and for one size")
     given = parser.parse_args()
     kept: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    subjects, until_s = SMALL if given.small else SUBJECTS, time.monotonic() + 60 * given.minutes
+    subjects = SMALL if given.small else SUBJECTS
     if given.architectures:
         judge_architectures(kept)
-    for name in [] if given.write_table or given.architectures else given.models.split(",") if given.models else subjects:
-        for histogram in ("log-normal", "flat"):
-            measure(f"{name}{' (small)' * given.small}", subjects[name], histogram, given, kept, until_s)
+    names = [] if given.write_table or given.architectures else given.models.split(",") if given.models else list(subjects)
+    begun_s = time.monotonic()
+    for place, name in enumerate(names):
+        until_s = begun_s + 60 * given.minutes * (place + 1) / len(names)
+        full = f"{name}{' (small)' * given.small}"
+        if given.first_plan:
+            time_first_plan(full, subjects[name], given.backends, kept)
+        else:
+            measure(full, subjects[name], given, kept, until_s)
     TABLE.write_text(table(kept), encoding="utf-8")
 
 

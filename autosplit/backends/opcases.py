@@ -33,12 +33,15 @@ LEAST_SIZE = 5
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One op to be tried: its key, its node in the model, and the tensors that its arguments have here."""
+    """One op to be tried: its key, its node in the model, and the small sizes that stand for the model's."""
 
     key: str
     node: fx.Node
-    arguments: Mapping[fx.Node, torch.Tensor]
     renamed: Mapping[int, int]
+
+    def arguments(self) -> dict[fx.Node, torch.Tensor]:
+        """The tensors in place of its arguments, made anew: those of a model's cases together are as large as its weights."""
+        return {source: _standing_for(source, self.renamed, source is divisor(self.node)) for source in self.node.all_input_nodes}
 
 
 def case_of(node: fx.Node) -> Case | None:
@@ -47,10 +50,10 @@ def case_of(node: fx.Node) -> Case | None:
     own = base_name(node) in MOVING or getattr(node.target, "namespace", "aten") != "aten"
     attempts = [{}] if own else [_renamed(sources, 2), _renamed(sources, LEAST_SIZE), {}]
     for renamed in attempts:
-        arguments = {source: _standing_for(source, renamed, source is divisor(node)) for source in sources}
         with contextlib.suppress(Exception), torch.no_grad():
-            call(node, arguments, renamed)
-            return Case(_key(node, renamed), node, arguments, renamed)
+            found = Case(_key(node, renamed), node, renamed)
+            call(node, found.arguments(), renamed)
+            return found
     return None
 
 
@@ -119,22 +122,23 @@ def probe_program(cases: Sequence[Case]) -> StageProgram:
     """A stage that runs each case alone, on inputs of its own: op ``case0``, ``case1``, and so on."""
     graph, weights, inputs, outputs = fx.Graph(), {}, [], []
     copies: list[dict[fx.Node, fx.Node]] = [{} for _ in cases]
-    for number, case in enumerate(cases):
-        for place, (source, value) in enumerate(case.arguments.items()):
+    given = [case.arguments() for case in cases]
+    for number, (case, arguments) in enumerate(zip(cases, given, strict=True)):
+        for place, (source, value) in enumerate(arguments.items()):
             name = f"input{number}_{place}"
             if source.op == "get_attr":
-                limits = index_limits(case.node, lambda one, held=case.arguments: held[one].shape).get(source)  # type: ignore[misc]
+                limits = index_limits(case.node, lambda one, held=arguments: held[one].shape).get(source)  # type: ignore[misc]
                 drawn = draw(value.shape, value.dtype, "finite", 0, 3, limits)
                 weights[name] = laid_out(drawn, replace(spec_of(name, value), offset_bytes=0))
                 copies[number][source] = graph.get_attr(name)
             else:
                 copies[number][source] = graph.create_node("placeholder", name, name=name)
                 inputs.append(replace(spec_of(name, value), offset_bytes=0))
-    for number, case in enumerate(cases):
+    for number, (case, arguments) in enumerate(zip(cases, given, strict=True)):
         args, kwargs = fx.map_arg(_resized((case.node.args, dict(case.node.kwargs)), case.renamed), copies[number].__getitem__)
         made = graph.create_node("call_function", case.node.target, args, kwargs, name=f"case{number}")
         with torch.no_grad():
-            result = call(case.node, case.arguments, case.renamed)
+            result = call(case.node, arguments, case.renamed)
         for place, value in enumerate(result if isinstance(result, list | tuple) else [result]):
             picked = any(is_pick(user) and pick_index(user) == place for user in case.node.users)
             if isinstance(result, torch.Tensor):

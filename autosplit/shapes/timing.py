@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from autosplit.backends.checking import tolerance
-from autosplit.deploying.networks import deploy
+from autosplit.deploying.networks import SHARING, deploy
 from autosplit.deploying.setup import Setup
 from autosplit.errors import AutosplitError, BackendError, ProfileError, UsageError
 from autosplit.memory.stages import count
@@ -35,7 +35,7 @@ ERROR = 0.15
 """A size whose seconds the fit misses by more than this share is added to it, and the buckets are chosen anew."""
 
 MEMORY_SHARE = 0.5
-"""Share of the free memory, where no device has a cap, that the variants of all stages may take beside the weights."""
+"""Share of the free memory, where no device has a cap, that the variants of all stages and replicas may take."""
 
 DYNAMIC_GAIN, MOST_DYNAMIC = 0.001, 256
 """As ``LEAST_GAIN`` and ``MOST_VARIANTS``, where a bucket costs no program of its own, but only views of tensors."""
@@ -75,7 +75,8 @@ def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Mach
     Raises: AutosplitError: no backend runs the model at all of these sizes. UsageError: too many sizes that may not be padded.
     """
     sizes, notes = _first_sizes(family, traffic), list[str]()
-    (most, limit), ranked = most_variants(family, machine), _ranked(profile)
+    ranked = _ranked(profile)
+    most, limit = most_variants(family, machine, next(iter(ranked)))
     curves = _curves(family, ranked, sizes, machine, setup, notes)
     found, failures = list[Way](), list[AutosplitError]()
     try:
@@ -231,14 +232,19 @@ def _seconds_by_home(buckets: Buckets, times: Times, traffic: Traffic) -> dict[t
     return found
 
 
-def most_variants(family: Family, machine: Machine) -> tuple[int, str]:
-    """How many variants memory allows, counted as if each took what the largest one takes beside the weights; and the limit."""
+def most_variants(family: Family, machine: Machine, backend: str) -> tuple[int, str]:
+    """How many variants memory allows on a backend, counted as if each took what the largest one takes; and the limit.
+
+    A variant takes its values and, on a backend that packs the weights for each, the weights. Without caps there is a replica of
+    it on each device.
+    """
     largest = family.variants[0]
     memory = count(largest.graph, _whole(largest, "eager", machine), values_of(largest)).stages[0].memory
     assert memory is not None
     capped = [device for device in machine.devices if device.memory_bytes is not None]
     free = min((device.memory_bytes or 0 for device in capped), default=0) * len(capped)
     if not capped:
-        free = round(MEMORY_SHARE * psutil.virtual_memory().available)
-    most = (free - memory.weight_bytes) // max(memory.arena_bytes + memory.ring_bytes, 1)
-    return max(1, min(MOST_VARIANTS, most)), f"a variant takes {(memory.arena_bytes + memory.ring_bytes) / 1e6:.0f} MB"
+        free = round(MEMORY_SHARE * psutil.virtual_memory().available / len(machine.devices))
+    own_bytes = memory.arena_bytes + memory.ring_bytes + (0 if backend in SHARING else memory.weight_bytes)
+    most = (free - memory.weight_bytes) // max(own_bytes, 1)
+    return max(1, min(MOST_VARIANTS, most)), f"a variant takes {own_bytes / 1e6:.0f} MB on {backend}"

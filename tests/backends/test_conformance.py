@@ -1,5 +1,6 @@
 """Ops are tried on hard values, and those that a backend computes otherwise run in eager."""
 
+import gc
 import math
 import os
 import signal
@@ -16,6 +17,7 @@ import autosplit
 from autosplit.backends import conformance, faultstore
 from autosplit.backends.apart import apart
 from autosplit.backends.base import get_backend
+from autosplit.backends.opcases import case_of
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.networks import place
 from autosplit.deploying.setup import Budget, Setup
@@ -23,6 +25,7 @@ from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
 from autosplit.errors import BackendError
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.flattening import is_op
 from autosplit.tracing.splitting import StageProgram, split
 from autosplit.tracing.valueranges import values_of
 from autosplit.values.plan import UNKNOWN, Plan, Stage
@@ -217,3 +220,15 @@ def test_the_values_of_an_op_follow_from_those_of_the_inputs() -> None:
     assert known["add_1"].strange == 1 and known["softmax"].strange == 0  # the mask leaves an element of each row
     assert known["masked_fill"].strange == 2
     assert {node.name: found for node, found in values_of(traced.program, "ids").items()}["mask"].high == (1 << 63) - 1
+
+
+def test_cases_of_a_model_hold_no_tensors_as_large_as_its_weights() -> None:
+    class Turned(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight.t()
+
+    traced = autosplit.trace(Turned(67, 71).eval(), (torch.randn(2, 67),))
+    cases = [case_of(node) for node in traced.program.graph.nodes if is_op(node)]
+    assert any(tensor.shape == (71, 67) for case in cases if case for tensor in case.arguments().values())
+    every = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.shape == (71, 67)]
+    assert all(one.any() for one in every)  # the tensors of cases are zeros

@@ -103,15 +103,22 @@ def test_caps_make_fewer_variants():
     family = autosplit.trace(MLP, sizes={"batch": "1..8"})
     device = parse_device("cpu:0")
     weights = family.variants[0].graph.weight_bytes
-    most, limit = most_variants(family, Machine.of([replace(device, memory_bytes=weights + 5000)]))
+    most, limit = most_variants(family, Machine.of([replace(device, memory_bytes=weights + 5000)]), "eager")
     assert 1 <= most < 6
     assert "MB" in limit
     capped = Machine.of([replace(device, memory_bytes=weights + 20000)])
     setup = autosplit.Setup(backends="eager", progress=False)
     profile = autosplit.measure(replace(family, symbolic=None), capped, setup=setup)
-    most = most_variants(family, capped)[0]
+    most = most_variants(family, capped, "eager")[0]
     assert any(f"at most {most} variants are made" in note for note in profile.notes)
     assert len(profile.shapes.buckets["batch"]) <= most
+
+
+def test_weights_count_for_each_variant_where_a_backend_packs_them_for_each():
+    family = autosplit.trace(f"{MLP.partition('?')[0]}?depth=2&width=128", sizes={"batch": "1..2"})
+    capped = Machine.of([replace(parse_device("cpu:0"), memory_bytes=4 * family.graph.weight_bytes)])
+    shared, packed = (most_variants(family, capped, backend)[0] for backend in ("eager", "openvino"))
+    assert packed < 3 < shared
 
 
 def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():
