@@ -1,23 +1,45 @@
 """Shorter measurements, for tests that judge no seconds: a profile of one backend on two cores takes 1 s in place of 4 s."""
 
+from collections.abc import Sequence
+
 from autosplit.backends import workspace
 from autosplit.deploying import comparing, contest, setup
 from autosplit.measuring import cache_lookup, links, profiler, request_overhead, rounds
+from autosplit.measuring.measuring_worker import Workers
+from autosplit.searching import loop
+from autosplit.shapes import contest as sizes_contest
+from autosplit.values.links import Link
+from autosplit.values.machine import Device
 
 
 def measure_briefly() -> None:
-    """Shorten the rounds of a profile, of the links and of a report in this process."""
-    profiler.ROUND_S = 0.15
-    rounds.ALONE_S, rounds.CUT_S, profiler.CALIBRATION_S = 0.05, 0.05, 0.2
+    """Shorten the rounds of a profile, of the links, of a search and of a report in this process."""
+    profiler.ROUND_S = 0.1
+    rounds.ALONE_S, rounds.CUT_S, profiler.CALIBRATION_S = 0.03, 0.03, 0.1
     links.MESSAGES = (6, 6, 4, 2)
     request_overhead.WARM_REQUESTS, request_overhead.COLD_REQUESTS = 32, 8
-    comparing.FIRST_S, contest.ALONE_S = 0.1, 0.05
-    setup.ROUND_S, setup.LEAST_COMPARE_S = 0.3, 1.0
+    comparing.FIRST_S, contest.ALONE_S = 0.05, 0.03
+    setup.ROUND_S, setup.LEAST_COMPARE_S, loop.ROUND_S = 0.1, 1.0, 0.1
+    sizes_contest.NUM_DRAWN, sizes_contest.CURVE = 16, (1, 4)
 
 
 def keep_the_speed_of_cores() -> None:
     """Let every core run as fast as when it was measured: a neighbour on this machine ends no reuse of measurements."""
     cache_lookup.kernel_now_s = lambda cores, then_s: then_s
+
+
+def measure_links_once() -> None:
+    """Keep the links between the same devices: no model changes them, and a store would keep them too."""
+    known: dict[tuple[tuple[Device, ...], ...], list[Link]] = {}
+    measure_links = links.measure_links
+
+    def remembered(opened: links.LinkRings, workers: Workers, others: Sequence[Device] = ()) -> list[Link]:
+        devices = tuple(opened.devices), tuple(others)
+        if devices not in known:
+            known[devices] = measure_links(opened, workers, others)
+        return known[devices]
+
+    profiler.measure_links = remembered
 
 
 def compile_in_one_process() -> None:
