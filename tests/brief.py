@@ -11,7 +11,6 @@ from autosplit.deploying import comparing, contest, setup
 from autosplit.measuring import cache_lookup, links, profiler, request_overhead, rounds
 from autosplit.measuring.measuring_worker import Workers
 from autosplit.searching import loop
-from autosplit.shapes import contest as sizes_contest
 from autosplit.values.links import Link
 from autosplit.values.machine import Device
 
@@ -24,7 +23,6 @@ def measure_briefly() -> None:
     request_overhead.WARM_REQUESTS, request_overhead.COLD_REQUESTS = 32, 8
     comparing.FIRST_S, contest.ALONE_S = 0.05, 0.03
     setup.ROUND_S, setup.LEAST_COMPARE_S, loop.ROUND_S = 0.1, 1.0, 0.1
-    sizes_contest.NUM_DRAWN, sizes_contest.CURVE = 16, (1, 4)
 
 
 def keep_the_speed_of_cores() -> None:
