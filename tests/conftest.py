@@ -47,10 +47,12 @@ def pytest_collection() -> Iterator[Any]:
 
 
 def pytest_collection_finish() -> None:
-    """Shorten measurements where torch was imported; the fast tests do without it."""
+    """Shorten measurements and traces where torch was imported; the fast tests do without it."""
     if "torch" in sys.modules:
-        from brief import compile_in_one_process, keep_the_speed_of_cores, measure_briefly
+        import brief
 
-        measure_briefly()
-        compile_in_one_process()
-        keep_the_speed_of_cores()
+        brief.measure_briefly()
+        brief.compile_in_one_process()
+        brief.keep_the_speed_of_cores()
+        brief.measure_links_once()
+        brief.trace_quickly()

@@ -300,6 +300,17 @@ def test_a_small_budget_loads_the_most_promising_ways_only(plan: Plan, late_s: f
     assert reasons == dict.fromkeys(names[num_loaded:], NO_TIME)
 
 
+@pytest.mark.parametrize(("num_ways", "round_s", "runs"), [(5, 2.0, True), (4, 2.0, False), (5, SCREEN_S, False)])
+def test_each_of_many_ways_runs_for_a_moment_where_rounds_are_longer(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, num_ways: int, round_s: float, runs: bool
+) -> None:
+    screened: list[str] = []
+    monkeypatch.setattr(Contest, "screen", lambda _, name: screened.append(name) or {})
+    names = [f"way {number}" for number in range(num_ways)]
+    loaded, _ = _load(dict.fromkeys((PLAN, *names), plan), "", math.inf, round_s)
+    assert loaded == [PLAN, *names] and screened == (names if runs else [])
+
+
 def test_no_way_stops_for_being_behind_one_that_must_not_be_chosen(plan: Plan) -> None:
     ring = _Ring(plan, {PLAN: 60.0, "barred": 100.0, "slow barred": 30.0, "a": 55.0}, drift=0.1)
     found = _halve(ring, "throughput", barred={"barred", "slow barred"})
