@@ -1,10 +1,6 @@
-"""Shorter measurements and traces, for tests that judge no seconds: a profile of one backend on two cores takes 1 s, not 4 s."""
+"""Shorter measurements, for tests that judge no seconds: a profile of one backend on two cores takes 1 s, not 4 s."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from torch._C import DispatchKey
-from torch._ops import OperatorBase
+from collections.abc import Sequence
 
 from autosplit.backends import workspace
 from autosplit.deploying import comparing, contest, setup
@@ -47,23 +43,3 @@ def measure_links_once() -> None:
 def compile_in_one_process() -> None:
     """Keep the process that compiles from workspace to workspace: each new one imports the exporter for 4 s."""
     workspace.end_idle = lambda: None
-
-
-def trace_quickly() -> None:
-    """Register the kernels of an export without a check of type annotations: a small model is traced in two thirds of the time.
-
-    Each export gives 11,000 kernels to torch's operators and takes them back. ``OperatorBase.py_impl`` builds the annotations of
-    a nested function for each of them.
-    """
-    usual = OperatorBase.py_impl
-
-    def py_impl(self: OperatorBase, key: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
-            self.py_kernels[key] = kernel
-            self._dispatch_cache.clear()
-            return kernel
-
-        is_usual = not isinstance(key, DispatchKey) or key == DispatchKey.Python or key in self.py_kernels
-        return usual(self, key) if is_usual else register
-
-    OperatorBase.py_impl = py_impl

@@ -47,7 +47,7 @@ def pytest_collection() -> Iterator[Any]:
 
 
 def pytest_collection_finish() -> None:
-    """Shorten measurements and traces where torch was imported; the fast tests do without it."""
+    """Shorten measurements where torch was imported; the fast tests do without it."""
     if "torch" in sys.modules:
         import brief
 
@@ -55,4 +55,3 @@ def pytest_collection_finish() -> None:
         brief.compile_in_one_process()
         brief.keep_the_speed_of_cores()
         brief.measure_links_once()
-        brief.trace_quickly()
