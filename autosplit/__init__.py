@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from autosplit.errors import WorkerError as WorkerError
     from autosplit.generating.attention import KVCache as KVCache
     from autosplit.generating.generators import Generator as Generator
+    from autosplit.generating.opening import open_generator as open_generator
     from autosplit.generating.sampling import Sampling as Sampling
     from autosplit.generation import generator as generator
-    from autosplit.generation import open_generator as open_generator
     from autosplit.loadedplan import LoadedPlan as LoadedPlan
     from autosplit.loadedplan import load as load
     from autosplit.pages.writing import write_report as write_report
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from autosplit.values.plan import Plan as Plan
     from autosplit.values.planfile import write_plan as write_plan
     from autosplit.values.profile import Profile as Profile
+    from autosplit.values.sequences import Sequences as Sequences
     from autosplit.values.shapes import Traffic as Traffic
     from autosplit.values.shapes import read_traffic as read_traffic
 
@@ -94,7 +95,8 @@ _NAMES = {
     "generating.attention": "KVCache",
     "generating.generators": "Generator",
     "generating.sampling": "Sampling",
-    "generation": "generator open_generator",
+    "generating.opening": "open_generator",
+    "generation": "generator",
     "loadedplan": "LoadedPlan load",
     "shapes.batching": "rows_family",
     "shapes.pipelines": "open_pipeline",
@@ -118,6 +120,7 @@ _NAMES = {
     "values.plan": "Plan",
     "values.planfile": "write_plan",
     "values.profile": "Profile",
+    "values.sequences": "Sequences",
     "values.shapes": "Traffic read_traffic",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

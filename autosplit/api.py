@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosplit import measuring
 from autosplit.absent import estimated_profile, with_estimates
 from autosplit.arguments import checked
 from autosplit.backends.base import absent_runtimes
@@ -13,7 +13,6 @@ from autosplit.backends.warming import begin_loading
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.comparing import Subject, expectation, run_beside
 from autosplit.deploying.footprints import Footprints
-from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.networks import machine_of_plan
 from autosplit.deploying.service import Service
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup, as_budget
@@ -21,7 +20,11 @@ from autosplit.devices.discovering import Devices, absent_devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError, names
 from autosplit.exporting import base as targets
+from autosplit.generating.phases import PhaseProfile, demands_of, measure_phases, stored_phases
+from autosplit.generating.steps import StepFamily
+from autosplit.generating.trials import compare_generators
 from autosplit.keeping import keep_runs, keep_search, stored_profile
+from autosplit.microbatches import Microbatches, may_cut
 from autosplit.modeltrace import Model as Model
 from autosplit.modeltrace import trace as trace
 from autosplit.planning.predicting import measured_backends
@@ -59,7 +62,8 @@ def measure(
 ) -> Profile:
     """Seconds of every op on every device and backend; what did not change comes from the store.
 
-    For a model of several sizes, they are means under the traffic, measured at few sizes, from which buckets are chosen.
+    For a model of several sizes, they are means under the traffic, measured at few sizes, from which buckets are chosen. For one
+    that generates, they are means of decoding and of prompts.
 
     A device that is not here gets the speed that the machine states, or a stored profile of another machine, as an estimate. A
     backend that cannot compute in the setup's precision, refuses the model, or gives wrong numbers is left out, with a note.
@@ -76,6 +80,8 @@ def measure(
     from autosplit.measuring.store import open_store
 
     machine, store = _machine(devices, setup), None if setup.store is None else open_store(setup.store)
+    if isinstance(traced, StepFamily):
+        return measure_phases(traced, traffic, machine, setup, measure)
     if isinstance(traced, Family):
         return measure_sizes(traced, traffic, machine, setup, measure)
     if absent_devices(machine) or any(device.speed for device in machine.devices):
@@ -133,11 +139,14 @@ def search(
         if profile.shapes is None:
             raise UsageError("the profile is of requests of one size; measure the model that was traced with sizes=")
         setup, budget = replace(setup, keep=None), replace(as_budget(budget), search_s=0.0)
+        constraints = demands_of(constraints) if isinstance(traced, StepFamily) else constraints
         found = search(traced.variants[0], profile, devices, constraints, setup=setup, budget=budget)
-        return replace(found, plan=replace(found.plan, shapes=shapes_of(traced, found.plan, profile.shapes)))
+        sequences = traced.sequences if isinstance(traced, StepFamily) else None
+        shapes = shapes_of(traced, found.plan, profile.shapes)
+        return replace(found, plan=replace(found.plan, shapes=shapes, sequences=sequences))
     machine, budget = _machine(devices, setup), as_budget(budget)
     measured = measured_backends(profile, machine)
-    parts = _Microbatches(traced, machine, replace(setup, progress=False, remeasure=False))
+    parts = Microbatches(traced, machine, replace(setup, progress=False, remeasure=False), measure)
     question = Question(
         traced.graph,
         profile,
@@ -156,7 +165,7 @@ def search(
             traced,
             budget=budget,
             setup=setup,
-            subject_for=parts if _may_cut(traced, profile, budget) else None,
+            subject_for=parts if may_cut(traced, profile, budget) else None,
             footprints=None if absent_devices(machine) else Footprints(machine, setup.workspace),
             progress=progress,
             keep=lambda found: _keep(_with_versions(found), setup),
@@ -180,27 +189,6 @@ def _machine(devices: Devices | None, setup: Setup) -> Machine:
     if setup.hosts is None or isinstance(devices, Machine):
         return as_machine(devices)
     return setup.hosts.machine if devices is None else setup.hosts.machine.only(names("devices", devices))
-
-
-def _may_cut(traced: Traced, profile: Profile, budget: Budget) -> bool:
-    """Whether a search may try microbatches: a spec names the model, and measuring it once more takes less than the budget."""
-    source = traced.source
-    return source.batch > 1 and bool(source.spec) and 0 < measuring.shortest_measurement_s(profile) < budget.search_s
-
-
-@dataclass(frozen=True)
-class _Microbatches:
-    """The model traced and measured for a microbatch, called by a search that cuts requests."""
-
-    whole: Traced
-    machine: Machine
-    setup: Setup
-
-    def __call__(self, microbatch: int) -> tuple[Traced, Profile]:
-        source = self.whole.source
-        part = trace(source.spec, batch=microbatch, seq_len=source.seq_len, values=source.values, trust_backends=source.trusted)
-        require_independent(self.whole, part)
-        return part, measure(part, self.machine, setup=self.setup)
 
 
 @checked
@@ -231,6 +219,11 @@ def run(
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
     """
     machine = machine_of_plan(plan, devices) if setup.hosts is None else _machine(devices, setup)
+    if isinstance(traced, StepFamily):
+        if not isinstance(profile, PhaseProfile):
+            profile = stored_phases(traced, machine, lambda one: stored_profile(one, plan, machine, setup))
+        beside = partial(compare_generators, profile=profile, baselines=baselines, setup=setup, budget=as_budget(budget))
+        return beside(traced, plan, machine, constraints)
     if isinstance(traced, Family):
         asked = (traced, plan, machine, constraints, traffic)
         return compare_sizes(*asked, profile=profile, baselines=baselines, setup=setup, budget=as_budget(budget))

@@ -5,23 +5,17 @@ from pathlib import Path
 
 from torch import nn
 
-from autosplit.api import measure, search
+from autosplit.api import measure, search, trace
 from autosplit.arguments import checked
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.errors import UsageError
 from autosplit.generating.generators import Generator
-from autosplit.generating.sampling import SAMPLE
-from autosplit.generating.sequences import Capacity
-from autosplit.generating.steps import step_family, step_traffic
+from autosplit.generating.opening import open_generator
+from autosplit.generating.phases import demands_of
 from autosplit.progress import progress_shown
-from autosplit.shapes.pipelines import open_engine
-from autosplit.shapes.service import measured
-from autosplit.tracing.family import Family
-from autosplit.tracing.loading import load_model
-from autosplit.tracing.programs import weight
 from autosplit.values.constraints import Constraints
-from autosplit.values.plan import Plan
+from autosplit.values.sequences import Sequences
 
 
 @checked
@@ -54,49 +48,20 @@ def generator(
         prompt, new: tokens of a usual prompt and of its answer, for which the plan is made.
         setup: backends, precision, store, and the progress function.
         budget: limits of time, or seconds for the planner.
-    Raises: ModelError: the model has no caches that stages can keep. UsageError: a number is below 1, or there are hosts.
+    Raises: ModelError: the model has no caches that stages can keep. UsageError: numbers do not fit, or there are hosts.
         Others as ``search`` and ``open_pipeline``.
     """
     if setup.hosts is not None:
         raise UsageError("the caches of a generator are on this machine; leave out the hosts of the setup")
-    wanted, machine = replace(constraints or Constraints(), max_replicas=1), as_machine(devices)
+    wanted, machine = demands_of(constraints), as_machine(devices)
     wanted.require_consistent(machine)
+    prompt = min(prompt, max_length)
+    sequences = Sequences(prompt, min(new, max_length - prompt + 1), max_sequences, max_length)
     with progress_shown(setup.progress) as progress:
         setup = replace(setup, progress=progress)
         progress("trace", 0.0, "loading the model and capturing its graph")
-        family = step_family(_module_of(model), max_sequences, max_length)
+        family = trace(model, generate=sequences)
         progress("trace", 1.0, "done")
-        traffic = step_traffic(min(prompt, max_length), new, max_sequences)
-        profile = measure(family, machine, traffic=traffic, setup=setup, then_search=True)
+        profile = measure(family, machine, setup=setup, then_search=True)
         found = search(family, profile, machine, wanted, setup=setup, budget=budget)
         return open_generator(family, found.plan, machine)
-
-
-@checked
-def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -> Generator:
-    """A plan of ``step_family`` as a running generator; errors as for ``open_pipeline``."""
-    engine, opened = open_engine(family.variants, plan, devices)
-    with opened:
-        capacity, buckets = _capacity(family), measured(family, engine)
-        num_devices = len({device for stage in plan.stages for device in stage.devices})
-        return Generator(engine, buckets, capacity, num_devices, plan=plan, opened=opened.pop_all())
-
-
-def _module_of(model: str | Path | nn.Module) -> nn.Module:
-    """The module that a spec names, or that is given. Raises: as ``load_model``. UsageError: an exported program."""
-    if isinstance(model, nn.Module):
-        return model
-    if str(model).endswith(".pt2"):
-        raise UsageError(f"'{model}' is an exported program, which computes whole sequences; give the module that it was made of")
-    module = load_model(model).module
-    assert isinstance(module, nn.Module)  # only a .pt2 file holds anything else
-    return module
-
-
-def _capacity(family: Family) -> Capacity:
-    """What the caches of a model hold."""
-    traced = family.variants[0]
-    [sample] = [node for node in traced.program.graph.nodes if node.target is SAMPLE]
-    logits, history = sample.all_input_nodes[:2]
-    num_slots, max_length = weight(traced.program, str(history.target)).shape
-    return Capacity(num_slots - 1, max_length, traced.specs[logits.name].shape[1])

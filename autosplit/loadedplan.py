@@ -25,7 +25,7 @@ TRUSTED = ("transformers:", "autosplit.examples.")
 
 @dataclass(frozen=True)
 class LoadedPlan:
-    """A plan file with its model, traced, and its devices; ``family`` for a plan of several sizes."""
+    """A plan file with its model, traced, and its devices; ``family`` for a plan of several sizes, or of a generator."""
 
     plan: Plan
     traced: Traced
@@ -69,8 +69,14 @@ def load(
     """
     path = Path(path)
     file = read_plan(path)
-    family = None
-    if file.shapes is not None:
+    family: Family | None = None
+    if file.sequences is not None:
+        if isinstance(model, Traced):
+            raise UsageError(f"plan '{path}' is of a generator; give the module or its spec")
+        named = _require_named(path, file, model) if model is None or isinstance(model, str | Path) else model
+        family = trace(named, generate=file.sequences, trust=trust, trust_backends=file.model.trusted)
+        traced = family.variants[0]
+    elif file.shapes is not None:
         raise_faults(PlanError, f"plan '{path}' is wrong", file.shapes.faults)
         if isinstance(model, Traced):
             raise UsageError(f"plan '{path}' is for requests of several sizes; give the module or its spec")

@@ -11,12 +11,15 @@ from torch.export import ExportedProgram
 
 from autosplit.arguments import checked
 from autosplit.errors import BRIEF, AutosplitError, ModelError, UsageError, names
+from autosplit.generating.steps import StepFamily, step_family
 from autosplit.tracing import capturing, loading
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family, Places, named_tensors, trace_family
 from autosplit.tracing.loading import Inputs
 from autosplit.tracing.padding import with_checked_padding
+from autosplit.values.plan import PYTHON_OBJECT, Source
 from autosplit.values.samples import backend_fault
+from autosplit.values.sequences import Sequences, parse_sequences
 from autosplit.values.shapes import Sizes, parse_sizes
 
 Model = str | Path | nn.Module | ExportedProgram
@@ -43,6 +46,10 @@ Kwargs = Mapping[str, Any] | None
 
 
 @overload
+def trace(
+    model: Model, *, generate: str | Sequences, trust: bool = ..., trust_backends: str | Sequence[str] = ...
+) -> StepFamily: ...
+@overload
 def trace(model: Model, args: Args = ..., kwargs: Kwargs = ..., *, sizes: None = None, **given: Unpack[Settings]) -> Traced: ...
 @overload
 def trace(
@@ -63,8 +70,9 @@ def trace(
     weights: bool = True,
     shapes: Places | None = None,
     sizes: Mapping[str, str | Sizes] | None = None,
+    generate: str | Sequences | None = None,
 ) -> Traced | Family:
-    """Trace a model to one flat graph for one batch size, or with ``sizes`` to a family of graphs.
+    """Trace a model to one flat graph for one batch size, or with ``sizes`` or ``generate`` to a family of graphs.
 
     Args:
         model: a spec (see ``autosplit.tracing.loading``), a module, an ``fx.GraphModule`` or an ``ExportedProgram``.
@@ -79,6 +87,7 @@ def trace(
         sizes: dimension to the sizes that requests may have, such as ``{"seq": "16..512", "batch": range(1, 17)}``.
         shapes: parameter of the model to axis to dimension, such as ``{"input_ids": {1: "seq"}}``. A spec needs none for the
             dimensions ``seq`` and ``batch``, and an exported program none for its dynamic dimensions.
+        generate: for a language model that goes on with such sequences: ``"prompt=128,new=64"``; it takes no example inputs.
     Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured. UsageError: an unknown backend, or sizes
         that do not fit the model.
     """
@@ -92,6 +101,11 @@ def trace(
     def kept(traced: Traced) -> Traced:
         return replace(traced, source=replace(traced.source, values=values, trusted=trusted))
 
+    if generate is not None:
+        if given is not None or shapes is not None or sizes is not None:
+            raise UsageError("a model that generates has inputs and sizes of its own; leave out inputs, shapes and sizes")
+        steps = _steps(model, parse_sequences(generate) if isinstance(generate, str) else generate, trust)
+        return replace(steps, variants=tuple(map(kept, steps.variants)))
     if sizes is None:
         if shapes is not None:
             raise UsageError("shapes name dimensions, and sizes are not given; give both, as in sizes={'seq': '16..512'}")
@@ -109,6 +123,21 @@ def trace(
     family = with_checked_padding(trace_family(loaded, shapes, allowed))
     make = family.make
     return replace(family, variants=tuple(map(kept, family.variants)), make=lambda at: kept(make(at)))
+
+
+def _steps(model: Model, sequences: Sequences, trust: bool) -> StepFamily:
+    """The steps of a language model. Raises: as ``load_model`` and ``step_family``. UsageError: an exported program."""
+    if isinstance(model, ExportedProgram) or str(model).endswith(".pt2"):
+        name = "the model" if isinstance(model, ExportedProgram) else f"'{model}'"
+        raise UsageError(f"{name} is an exported program, which computes whole sequences; give the module that it was made of")
+    if isinstance(model, nn.Module):
+        module, source = model, PYTHON_OBJECT
+    else:
+        loaded = loading.load_model(model, trust=trust)
+        assert isinstance(loaded.module, nn.Module)  # only a .pt2 file holds anything else
+        module, source = loaded.module, Source(loaded.spec)
+    family = step_family(module, sequences.max_sequences, sequences.max_length, prompt=sequences.prompt, new=sequences.new)
+    return replace(family, variants=tuple(replace(traced, source=source) for traced in family.variants))
 
 
 def _spec_axes(model: loading.Model, allowed: Mapping[str, Sizes]) -> Places:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,16 +65,21 @@ def say_reused(profile: Any, store: Path, started: str) -> None:
         say(f"{share} measurements are from '{store}', of {before[0]} or later; --remeasure makes them again")
 
 
-def trace(given: options.Profile | Evaluate, progress: Progress, model: str, weights: bool = True) -> Any:
-    """A model, traced for the requests that the flags describe: a ``Family`` where they have several sizes."""
+def trace(given: options.Profile | Evaluate, progress: Progress, model: str, weights: bool = True, generate: Any = None) -> Any:
+    """A model, traced for the requests that the flags describe: a ``Family`` where they have several sizes.
+
+    ``generate``: the sequences with which the model goes on.
+    """
     from autosplit import api
 
     progress("trace", 0.0, "loading the model and capturing its graph")
-    chosen: dict[str, Any] = {"batch": given.batch, "seq_len": given.seq_len}
+    chosen: dict[str, Any] = {"batch": given.batch, "seq_len": given.seq_len, "weights": weights}
     if isinstance(given, options.Profile):
         several = {"sizes": given.sizes} if given.sizes else given.request
-        chosen = {**several, "values": given.values, "trust_backends": given.trusted}
-    traced = api.trace(model, trust=given.trust, weights=weights, **chosen)
+        chosen = {**several, "values": given.values, "trust_backends": given.trusted, "weights": weights}
+        if generate is not None:
+            chosen = {"generate": generate, "trust_backends": given.trusted}
+    traced = api.trace(model, trust=given.trust, **chosen)
     for note in traced.notes:
         say(f"note: {note}")
     say_kept(given)
@@ -147,6 +153,21 @@ def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) ->
     rows = explanation.rows()
     capped = any(row.get("cap_bytes") is not None for row in rows)
     views.append(table(rows, "why", explanation.text, hide=() if capped else ("cap_bytes",)))
+
+
+def add_forecast(given: Any, plan: Any, family: Any, profile: Any, machine: Any, data: dict[str, Any], views: list[Any]) -> None:
+    """Add the forecast of a generator to the data and the views, and with ``--explain`` what bounds each phase."""
+    from autosplit.commands.report import table
+    from autosplit.generating.bounds import memory_bytes_per_s, phase_rows
+    from autosplit.generating.forecast import forecast
+
+    told: Any = forecast(plan, family, machine, profile)  # never None: the profile was measured for this plan
+    data["forecast"] = {"sequences": asdict(family.sequences), **asdict(told)}
+    views.append(table([asdict(told)], f"predicted for sequences that come at once: {family.sequences}"))
+    if given.explain:
+        bytes_per_s = memory_bytes_per_s()
+        data["phases"] = {"memory_bytes_per_s": bytes_per_s, "rows": phase_rows(plan, family, machine, profile, bytes_per_s)}
+        views.append(table(data["phases"]["rows"], f"what bounds each phase; memory is read at {bytes_per_s / 1e9:.1f} GB/s"))
 
 
 def add_simulation(

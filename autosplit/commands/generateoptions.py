@@ -1,6 +1,7 @@
 """The options of ``autosplit generate``."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,6 +40,7 @@ class Generate(Sampled):
     prompt_ids: Annotated[
         list[str] | None, typer.Option(help="Ids of a prompt, with commas between. Again for more: they run side by side.")
     ] = None
+    plan: Annotated[Path | None, typer.Option(help="A plan.yaml of this model, in place of measuring and planning.")] = None
     max_sequences: Annotated[int, typer.Option(help="Sequences side by side; others wait.")] = 16
     max_length: Annotated[int, typer.Option(help="Most tokens of a sequence, those of its prompt included.")] = 1024
     stages: Annotated[int | None, typer.Option(min=1, help="Number of stages.")] = None

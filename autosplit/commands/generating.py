@@ -1,11 +1,19 @@
 """Go on with prompts: ids in, ids out."""
 
-from autosplit.commands.console import err, log, say, say_kept, show
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autosplit.commands.console import err, load_plan, log, say, say_kept, show
 from autosplit.commands.generateoptions import Generate
 from autosplit.commands.machines import opened_machine
 from autosplit.commands.starting import start
 from autosplit.errors import UsageError
-from autosplit.progress import bars
+from autosplit.progress import Progress, bars
+from autosplit.values.machine import Machine
+from autosplit.values.planfile import PlanFile, read_plan
+
+if TYPE_CHECKING:
+    from autosplit.generating.generators import Generator
 
 
 def generate(given: Generate) -> None:
@@ -18,23 +26,28 @@ def generate(given: Generate) -> None:
 
     Sampling(**sampling)  # tracing takes a while
     longest = max(map(len, prompts))
-    if longest + given.max_new_tokens - 1 > given.max_length:
+    if given.plan is None and longest + given.max_new_tokens - 1 > given.max_length:
         raise UsageError(
             f"--max-length is {given.max_length}, and the longest prompt has {longest} tokens, after which "
             f"--max-new-tokens asks for {given.max_new_tokens}; raise the first or lower the last"
         )
     say_kept(given)
-    with opened_machine(given) as (machine, _), bars(err) as progress:
-        opened = generator(
-            given.model,
-            machine,
-            given.constraints,
-            max_sequences=given.max_sequences,
-            max_length=given.max_length,
-            prompt=longest,
-            new=given.max_new_tokens,
-            setup=given.setup(progress, log(given)),
-            budget=given.spending(),
+    devices = None if given.plan is None else ",".join(_planned(given.plan).devices)
+    with opened_machine(given, devices) as (machine, _), bars(err) as progress:
+        opened = (
+            _opened_plan(given.plan, given, machine, progress)
+            if given.plan is not None
+            else generator(
+                given.model,
+                machine,
+                given.constraints,
+                max_sequences=given.max_sequences,
+                max_length=given.max_length,
+                prompt=longest,
+                new=given.max_new_tokens,
+                setup=given.setup(progress, log(given)),
+                budget=given.spending(),
+            )
         )
     with opened:
         say(str(opened.plan))
@@ -46,3 +59,19 @@ def generate(given: Generate) -> None:
             answers = opened.generate(prompts, **sampling)
             show(given, {"answers": answers, "stats": opened.stats().to_dict()}, *(" ".join(map(str, one)) for one in answers))
         say(opened.stats().summary())
+
+
+def _planned(path: Path) -> PlanFile:
+    """The plan file of a generator. Raises: PlanError: as ``read_plan``. UsageError: it is of other requests."""
+    file = read_plan(path)
+    if file.sequences is None:
+        raise UsageError(f"plan '{path}' is not of a generator; search one with --generate")
+    return file
+
+
+def _opened_plan(path: Path, given: Generate, machine: Machine, progress: Progress) -> "Generator":
+    """The plan of a file as a generator; errors as for ``loadedplan.load``."""
+    from autosplit.generating.opening import open_generator
+
+    loaded = load_plan(path, given.model, progress, devices=machine)
+    return open_generator(loaded.family, loaded.plan, machine)

@@ -42,6 +42,11 @@ MODEL_HELP = (
     "its config, package.module:function is installed. A function is called, and returns (module, inputs)."
 )
 
+GENERATE_HELP = (
+    "For a language model that goes on with sequences: prompt=128,new=64 (tokens), max_sequences=16 (side by side), "
+    "max_length=1024; what is left out is as here."
+)
+
 MEMORY_HELP = (
     "Most that a device may hold: 300MB for each, or cpu:0=1GB with commas between; weights, values, what the backend packs, "
     "rings and the worker itself count ('autosplit memory' shows them)."
@@ -235,6 +240,7 @@ class Measure(Profile):
 class Search(Profile):
     """Plan and search."""
 
+    generate: Annotated[str | None, typer.Option(help=GENERATE_HELP)] = None
     traffic: Annotated[
         Path | None,
         typer.Option(help="File of the sizes that come, a row each (CSV: batch, seq, count); default: all in the range alike."),

@@ -20,7 +20,7 @@ from autosplit.commands.console import (
 )
 from autosplit.commands.exchangeoptions import Export
 from autosplit.commands.machines import opened_machine
-from autosplit.commands.shaping import traffic_of
+from autosplit.commands.shaping import planned_sequences, sequences_of, traffic_of
 from autosplit.commands.starting import start
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
@@ -32,6 +32,7 @@ def run(given: runoptions.Run) -> None:
     from autosplit.values.planfile import read_plan
 
     file = read_plan(given.plan)
+    sequences = planned_sequences(given, file.sequences)
     start(lambda: file.backends)
     from autosplit import api
     from autosplit.backends.base import get_backend
@@ -44,14 +45,14 @@ def run(given: runoptions.Run) -> None:
         with bars(err) as progress:
             loaded = load_plan(given.plan, given.model, progress, devices=machine)
         plan, traced = loaded.plan, loaded.traced
-        traffic = traffic_of(given, loaded.family.allowed if loaded.family is not None else {})
+        traffic = traffic_of(given, loaded.family.allowed if loaded.family is not None else {}, sequences)
+        subject = replace(loaded.family, sequences=sequences) if sequences is not None else loaded.family or traced
         if given.precision not in (None, plan.precision):
             plan = replace(plan, precision=given.precision or "f32").unpredicted()
         say_kept(given)
         with watched(err, given.watch) as (progress, observe):
             setup = Setup(store=given.store, progress=progress, observe=observe, hosts=hosts)
             budget = Budget(num_rounds=given.rounds, num_requests=given.requests)
-            subject = loaded.family or traced
             report = api.run(subject, plan, machine, traffic=traffic, baselines=given.baselines, setup=setup, budget=budget)
     for note in (*traced.notes, *report.notes):
         say(f"note: {note}")
@@ -72,7 +73,8 @@ def run(given: runoptions.Run) -> None:
 
 def auto(given: runoptions.Auto) -> None:
     """Find the best way to run a model: trace, profile, search, run, compare; the best plan is written."""
-    wanted, traffic = given.constraints(), traffic_of(given, given.sizes)
+    wanted, sequences = given.constraints(), sequences_of(given)
+    traffic = traffic_of(given, given.sizes, sequences)
     start_s = start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.commands.report import baselines_table, peers_table, plan_table, run_table
@@ -84,7 +86,7 @@ def auto(given: runoptions.Auto) -> None:
         progress = StepTimes(drawn, start_s)
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         wanted.require_consistent(machine)
-        traced = trace(given, progress, given.model)
+        traced = trace(given, progress, given.model, generate=sequences)
         say(expectation(machine, setup, budget))
         result = api.auto(traced, machine, wanted, traffic=traffic, setup=setup, budget=budget)
     report = result.report

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosplit.commands.options import Devices, Dot, PlansModel, Profiles, Search
+from autosplit.commands.options import GENERATE_HELP, Devices, Dot, PlansModel, Profiles, Search
 from autosplit.values.samples import Precision
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Run(Running, Devices):
 
     plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
     model: PlansModel = None
+    generate: Annotated[str | None, typer.Option(help=GENERATE_HELP)] = None
     traffic: Annotated[Path | None, typer.Option(help="For a plan of several sizes: file of the sizes that come.")] = None
     dot: Dot = None
     baselines: Annotated[bool, typer.Option(help="Run the baselines beside the plan.")] = True

@@ -7,6 +7,7 @@ from typing import Any
 from autosplit.commands import options
 from autosplit.commands.console import (
     add_explanation,
+    add_forecast,
     add_simulation,
     err,
     keep_plan,
@@ -20,7 +21,7 @@ from autosplit.commands.console import (
     write_simulation,
 )
 from autosplit.commands.machines import opened_machine
-from autosplit.commands.shaping import traffic_of
+from autosplit.commands.shaping import sequences_of, traffic_of
 from autosplit.commands.sharing import is_for_several, search_several
 from autosplit.commands.starting import start
 from autosplit.commands.workloadfiles import search_workload
@@ -37,7 +38,8 @@ def search(given: options.Plans) -> None:
         search_workload(given)
         return
     given.require_for_models()
-    wanted, traffic = given.constraints(), traffic_of(given, given.sizes)
+    wanted, sequences = given.constraints(), sequences_of(given)
+    traffic = traffic_of(given, given.sizes, sequences)
     start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.commands.report import plan_table, table
@@ -51,7 +53,7 @@ def search(given: options.Plans) -> None:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         wanted.require_consistent(machine)
         require_costs(machine, absent_devices(machine), setup.profile_of)
-        traced = trace(given, progress, given.model, weights=bool(sources(machine)))
+        traced = trace(given, progress, given.model, weights=bool(sources(machine)), generate=sequences)
         wanted.verify(traced.graph, machine)
         measured = api.measure(traced, machine, traffic=traffic, setup=setup, then_search=True)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
@@ -71,7 +73,9 @@ def search(given: options.Plans) -> None:
             data["front"], front = _front_of_model(given, found, machine, account)
         title = "front: no plan is better than another in throughput, latency and memory together"
         views.append(table(data["front"], title, hide=("assignment", "plan")))
-    if given.explain:
+    if sequences is not None:
+        add_forecast(given, found.plan, traced, measured, machine, data, views)
+    if given.explain and sequences is None:
         add_explanation(found.plan.explain(), data, views)
     simulation = simulation_of(found.plan, found.traced.graph, found.profile, machine)
     simulated = add_simulation(given, simulation, data, views, in_seconds=True)

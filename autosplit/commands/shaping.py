@@ -1,21 +1,54 @@
-"""Requests of several sizes in the commands search, auto and run: their traffic, and the flags for plans of one size."""
+"""Requests of several sizes, and sequences that a model goes on with, in the commands search, auto and run."""
 
 from collections.abc import Mapping
 
 from autosplit.commands import options, runoptions
+from autosplit.errors import UsageError
+from autosplit.values.sequences import Sequences, parse_sequences
 from autosplit.values.shapes import Sizes, Traffic, read_traffic
 
 ONE_SIZE = ("cluster", "explain", "front", "peers", "pick", "picture", "simulate", "arrival_rate", "trace", "watch")
 """Flags whose output is for plans of one size."""
 
+NO_SEQUENCES = (
+    *(flag for flag in ONE_SIZE if flag != "explain"),
+    *("batch", "seq_len", "values", "traffic", "objective", "max_latency", "max_replicas", "requests", "report"),
+)
+"""Flags that a generator does not have."""
 
-def traffic_of(given: options.Search | runoptions.Run, allowed: Mapping[str, Sizes]) -> Traffic | None:
+
+def traffic_of(
+    given: options.Search | runoptions.Run, allowed: Mapping[str, Sizes], sequences: Sequences | None = None
+) -> Traffic | None:
     """The traffic in a file, checked against the sizes; or None.
 
     Raises: UsageError: the traffic does not fit, or flags are given that the plan does not have.
     """
+    if sequences is not None:
+        given.require_default([flag for flag in NO_SEQUENCES if hasattr(given, flag)], "a model that generates has none of this")
+        return None
     if not allowed:
         given.require_default(["traffic"], "traffic is for requests of several sizes, such as --seq-len 16..512")
     else:
         given.require_default([flag for flag in ONE_SIZE if hasattr(given, flag)], "requests of several sizes have none of this")
     return None if given.traffic is None else read_traffic(given.traffic, tuple(allowed)).verify(allowed)
+
+
+def sequences_of(given: options.Search) -> Sequences | None:
+    """The sequences of ``--generate``; None without it. Raises: UsageError: as ``parse_sequences``."""
+    return None if given.generate is None else parse_sequences(given.generate)
+
+
+def planned_sequences(given: runoptions.Run, planned: Sequences | None) -> Sequences | None:
+    """The sequences of a plan, with the prompt and the answer of ``--generate``; None for a plan of other requests.
+
+    Raises: UsageError: the plan is not of a generator, or its caches hold other sequences; others as ``parse_sequences``.
+    """
+    if given.generate is None:
+        return planned
+    if planned is None:
+        raise UsageError(f"plan '{given.plan}' is not of a generator; search one with --generate, or leave out --generate here")
+    found = parse_sequences(given.generate, planned)
+    if (found.max_sequences, found.max_length) != (planned.max_sequences, planned.max_length):
+        raise UsageError(f"the caches of plan '{given.plan}' hold {planned}; search again for '{given.generate}'")
+    return found

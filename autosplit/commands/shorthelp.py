@@ -8,8 +8,9 @@ import typer
 from typer.core import TyperArgument, TyperCommand
 
 FIRST = (
-    "devices machine memory batch seq_len backend profiles output objective stages max_latency budget explain report split run "
-    "rounds place default accuracy simulate prompt_ids max_new_tokens temperature max_sequences max_length json help help_all"
+    "devices machine memory batch seq_len generate backend profiles output objective stages max_latency budget explain report "
+    "split run rounds place default accuracy simulate prompt_ids max_new_tokens temperature max_sequences max_length json help "
+    "help_all"
 )
 """Flags that the short help of a command with more than ``MOST_FLAGS`` shows."""
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autosplit.exporting.base import Job, Target, loss_note, relabelled, write_json
+from autosplit.generating.steps import StepFamily
 from autosplit.planning.moduleunits import is_under, joined, labels, module_units, snapped
 from autosplit.values.graph import Graph
 
@@ -22,7 +23,8 @@ def write(job: Job, folder: Path) -> list[str]:
         module: numbers[stages[place].devices[0]] for unit, place in zip(units, places, strict=True) for module in unit.modules
     }
     devices = {op: numbers[stages[n].devices[0]] for op, n in homes.items()}
-    write_json(folder / FILE, with_weights(graph, modules, devices, job.traced.unread))
+    found = with_weights(graph, modules, devices, job.traced.unread)
+    write_json(folder / FILE, job.family.own_names(found) if isinstance(job.family, StepFamily) else found)
     note = loss_note(job, relabelled(job, homes), "accelerate cuts only between modules")
     return [f"devices: {', '.join(f'{number} is {name}' for name, number in numbers.items())}", note]
 

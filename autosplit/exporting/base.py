@@ -121,7 +121,7 @@ class Target:
     def accepts(self, plan: Plan) -> list[str]:
         """A sentence for each thing in a plan that the target lacks; every target computes in f32."""
         faults = []
-        if plan.shapes is not None and not self.sizes:
+        if plan.shapes is not None and not self.sizes and self.needs_weights:  # a map of modules holds for every size
             others = ", ".join(name for name in TARGETS if get_target(name).sizes)
             faults.append(
                 f"the plan is for requests of several sizes, and {self.name} takes one; export it to {others}, or make a plan "

@@ -11,4 +11,10 @@
     scheduler  which tokens of which sequences run in the next step
     tallies    what the sequences of a generator took
     generators Generator: takes sequences from any thread, as futures, lists or streams
+    phases     the ops of a step, measured in both phases: decoding and prompts
+    forecast   the rates and times of a plan: the scheduler on a clock of its own
+    bounds     what bounds each phase: computing, reading weights or caches, sending
+    sidebyside SideBySide: the replicas of a plan as one generator
+    opening    open_generator: a plan as a running generator
+    trials     a plan beside the usual ways, in rounds of the same sequences
 """

@@ -84,21 +84,27 @@ class Tally:
         if num_new:
             self._times.append(_Times(generation.came_ns, generation.first_ns, generation.last_ns, num_new))
 
-    def stats(self, *, clear: bool) -> GenerationStats:
-        """What was counted since the start, or since the last call with ``clear``."""
+    def stats(self, *others: "Tally", clear: bool) -> GenerationStats:
+        """What this tally and others counted since the start, or since the last call with ``clear``."""
+        tallies, counts = (self, *others), Counter[str]()
+        for tally in tallies:
+            counts.update(tally._counts)
+        times = [one for tally in tallies for one in tally._times]
+        num_ended, num_failed = (sum(getattr(tally, name) for tally in tallies) for name in ("_num_ended", "_num_failed"))
         found = GenerationStats(
-            self._num_ended - self._num_failed,
-            self._num_failed,
-            self._num_tokens,
+            num_ended - num_failed,
+            num_failed,
+            sum(tally._num_tokens for tally in tallies),
             time.monotonic() - self._since_s,
-            LatencyStats.of([(one.first_ns - one.came_ns) / 1e9 for one in self._times]),
-            LatencyStats.of([one.per_token_s for one in self._times if one.num_new > 1]),
-            self._counts["steps"],
-            self._counts["prompt"] + self._counts["new"],
-            self._counts["padding"],
+            LatencyStats.of([(one.first_ns - one.came_ns) / 1e9 for one in times]),
+            LatencyStats.of([one.per_token_s for one in times if one.num_new > 1]),
+            counts["steps"],
+            counts["prompt"] + counts["new"],
+            counts["padding"],
         )
         if clear:
-            self._clear()
+            for tally in tallies:
+                tally._clear()
         return found
 
     def _clear(self) -> None:

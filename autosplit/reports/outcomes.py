@@ -72,6 +72,37 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Answers:
+    """What a generator does with sequences that come at once.
+
+    Attributes:
+        tokens_per_s: new tokens of all sequences together.
+        first_token_s: median seconds to the first new token of a sequence, others before it included.
+        per_token_s: median seconds from one new token of a sequence to its next one: the mean of each sequence.
+    """
+
+    tokens_per_s: float
+    first_token_s: float
+    per_token_s: float
+
+    @staticmethod
+    def of(times_s: Sequence[Sequence[float]], elapsed_s: float) -> "Answers":
+        """Of the seconds at which each sequence got each new token, from the time when all came.
+
+        >>> Answers.of([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], 4.0)
+        Answers(tokens_per_s=1.5, first_token_s=1.5, per_token_s=1.0)
+        """
+        each = [(times[-1] - times[0]) / (len(times) - 1) for times in times_s if len(times) > 1]
+        first_s = median(times[0] for times in times_s)
+        return Answers(sum(map(len, times_s)) / elapsed_s, first_s, median(each) if each else nan)
+
+    @staticmethod
+    def middle(rounds: "Sequence[Answers]") -> "Answers":
+        """The median of each figure over rounds."""
+        return Answers(*(median(getattr(one, name) for one in rounds) for name in Answers.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How one plan ran.
 
@@ -89,6 +120,7 @@ class Outcome:
         fault: which numbers are wrong, and in which backend; empty if the outputs are equal.
         in_flight: requests in flight in the full rounds, from one thread; 0 where it is not known.
         loads: the curve of throughput and latency, for requests of several sizes.
+        answers: the rates and times of a generator, whose items are tokens; ``predicted`` the forecast of them.
     """
 
     plan: Plan
@@ -104,6 +136,8 @@ class Outcome:
     fault: str = ""
     in_flight: int = 0
     loads: tuple[Load, ...] = ()
+    answers: Answers | None = None
+    predicted: Answers | None = None
 
     @property
     def throughput_per_s(self) -> float:
@@ -117,12 +151,27 @@ class Outcome:
 
     def figures(self, objective: str) -> dict[str, float]:
         """Measured beside predicted, for a table; the figure that the objective asks for comes first."""
+        if self.answers is not None:
+            return self._token_figures(self.answers)
         predicted = self.plan.prediction
         rate = {"items_per_s": self.throughput_per_s}
         alone = {"latency_s": self.latency.p50_s}
         if objective == "latency":
             return {**alone, "spread": _shown_spread(self.alone_s), "predicted_s": predicted.latency_s or nan, **rate}
         return {**rate, "spread": _shown_spread(self.rounds_per_s), "predicted_per_s": predicted.throughput_per_s or nan, **alone}
+
+    def _token_figures(self, answers: Answers) -> dict[str, float]:
+        """Measured beside predicted, of a generator."""
+        told = self.predicted or Answers(nan, nan, nan)
+        return {
+            "tokens_per_s": self.throughput_per_s,
+            "predicted_tokens_per_s": told.tokens_per_s,
+            "first_token_s": answers.first_token_s,
+            "predicted_first_token_s": told.first_token_s,
+            "per_token_s": answers.per_token_s,
+            "predicted_per_token_s": told.per_token_s,
+            "spread": _shown_spread(self.rounds_per_s),
+        }
 
     def against(self, other: "Outcome", objective: str) -> "Ratio":
         """How many times as good this plan is as the other one, round by round, so that drift of the machine cancels.

@@ -41,9 +41,11 @@ def open_pipeline(
         hosts: the hosts of the plan, if it is on a ``Cluster``.
         profile: lets a plan on a cluster go on after a host was lost: it is planned anew for the others.
         max_wait_s: seconds for which a request for a model of several sizes may wait for others, to be computed together.
-    Raises: UsageError: the plan is for several sizes, and the model is traced for one. PlanError, BackendError, WorkerError: as
-        ``deploy``. DeviceError, UsageError: as ``machine_for``.
+    Raises: UsageError: the plan is for several sizes, and the model is traced for one; or it is of a generator. PlanError,
+        BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.
     """
+    if plan.sequences is not None:
+        raise UsageError("the plan is of a generator, which keeps sequences; open it with autosplit.open_generator(family, plan)")
     if not isinstance(traced, Family):
         if plan.shapes is not None:
             raise UsageError("the plan is for requests of several sizes, and the model is traced for one; trace it with sizes=")

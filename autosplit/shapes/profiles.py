@@ -147,6 +147,13 @@ def mixed(profile: Profile, points: Sequence[Point]) -> Profile:
         points: the sizes that were timed. Backends without times are left out.
     """
     share = sum(point.weight * point.num_bytes for point in points)
+    kept = [setting for setting in profile.measured if setting.backend in points[0].seconds]
+    mean = {setting: _mixed_in(profile, setting, points, share) for setting in kept}
+    return replace(with_fewer_bytes(profile, share), measured=mean, stages=()).verify()
+
+
+def with_fewer_bytes(profile: Profile, share: float) -> Profile:
+    """The profile whose links and wires take the seconds of this share of the bytes of the largest graph."""
     links = tuple(
         replace(
             link,
@@ -155,10 +162,7 @@ def mixed(profile: Profile, points: Sequence[Point]) -> Profile:
         )
         for link in profile.links
     )
-    wires = tuple(replace(wire, s_per_byte=wire.s_per_byte * share) for wire in profile.wires)
-    kept = [setting for setting in profile.measured if setting.backend in points[0].seconds]
-    mean = {setting: _mixed_in(profile, setting, points, share) for setting in kept}
-    return replace(profile, measured=mean, stages=(), links=links, wires=wires).verify()
+    return replace(profile, links=links, wires=tuple(replace(wire, s_per_byte=wire.s_per_byte * share) for wire in profile.wires))
 
 
 def _mixed_in(profile: Profile, setting: Setting, points: Sequence[Point], share: float) -> Measured:

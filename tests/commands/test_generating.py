@@ -7,6 +7,9 @@ from typer.testing import CliRunner
 from autosplit import cli
 from autosplit.generating.generators import Generator
 from autosplit.generating.sequences import Capacity
+from autosplit.values.graph import Graph, Op, Value
+from autosplit.values.plan import PYTHON_OBJECT, UNKNOWN, Plan, Stage
+from autosplit.values.planfile import write_plan
 
 SPEC = ["generate", "transformers:LlamaForCausalLM", "--devices", "cpu:0", "--backend", "eager"]
 
@@ -59,3 +62,31 @@ def test_flags_are_refused_before_a_model_is_loaded(asked, words, fault):
     assert done.exit_code == 1
     assert fault in " ".join(done.stderr.split())
     assert not asked
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--generate", "prompt=x"], "'prompt=x' is not one of prompt, new"),
+        (["--generate", "prompt=8", "--seq-len", "3", "--simulate", "9"], "leave out --simulate, --seq-len"),
+        (["--generate", "prompt=8", "--objective", "latency"], "leave out --objective"),
+    ],
+)
+def test_sequences_are_refused_before_a_model_is_loaded(words, fault):
+    done = CliRunner().invoke(cli.app, ["search", SPEC[1], *words])
+    assert done.exit_code == 1
+    assert fault in " ".join(done.stderr.split())
+
+
+def test_a_plan_of_other_requests_is_refused(tmp_path):
+    values = {name: Value(name, (1,), "float32", 4) for name in "xy"}
+    graph = Graph("one", ("x",), ("y",), (Op("a", "aten.relu", "", ("x",), ("y",), (), "a"),), values, {})
+    plan = Plan(PYTHON_OBJECT, graph.hash, "", (Stage("one", ("a",), ("cpu:0",)),), UNKNOWN)
+    write_plan(plan, graph, tmp_path / "plan.yaml")
+    for words in (
+        ["run", tmp_path / "plan.yaml", "--generate", "new=3"],
+        [*SPEC[:2], "--prompt-ids", "1", "--plan", tmp_path / "plan.yaml"],
+    ):
+        done = CliRunner().invoke(cli.app, list(map(str, words)))
+        assert done.exit_code == 1
+        assert "is not of a generator; search one with --generate" in " ".join(done.stderr.split())

@@ -1,0 +1,96 @@
+"""What bounds each stage of a generator in each phase: computing, reading weights, reading caches, or sending tensors.
+
+A step of decoding computes little for each weight that it reads, so the bandwidth of memory usually bounds it, and arithmetic a
+prefill (Pope et al., "Efficiently scaling transformer inference", MLSys 2023).
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autosplit.generating.forecast import num_stages_of, replicas_of, stage_seconds
+from autosplit.generating.phases import PhaseProfile
+from autosplit.generating.steps import TOKENS, StepFamily
+from autosplit.planning.predicting import moved_s
+from autosplit.tracing.programs import states_of, weight
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+
+READ_BYTES = 256 << 20
+"""Bytes that are read to measure the bandwidth of memory: more than the caches of a processor hold."""
+
+BOUNDS = {"weights_s": "memory bandwidth", "cache_s": "cache", "transfer_s": "transfer", "compute_s": "compute"}
+"""The limits in words."""
+
+
+def memory_bytes_per_s() -> float:
+    """The bandwidth of memory for one thread here: the fastest of three ways to read ``READ_BYTES``."""
+    values, found, threads = torch.ones(READ_BYTES // 4), 0.0, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ways: list[tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = [
+            (torch.sum, (values,)),
+            (torch.dot, (values, values)),
+            (torch.mv, (values.view(-1, 1024), values[:1024])),
+        ]
+        for read, tensors in ways:
+            begun_s = time.perf_counter()
+            read(*tensors)
+            found = max(found, READ_BYTES / (time.perf_counter() - begun_s))
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def phase_rows(
+    plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile, bytes_per_s: float
+) -> list[dict[str, Any]]:
+    """One row for each stage and phase: its predicted seconds, and the seconds of each limit; the largest one bounds it.
+
+    ``compute_s`` is what reading weights and caches at the full bandwidth and sending leave of the predicted seconds.
+
+    Args:
+        plan: the plan; of replicas the first ones count.
+        family: the steps, and the sequences.
+        machine: the devices.
+        profile: the measurements of both phases.
+        bytes_per_s: the bandwidth of memory for one thread.
+    Raises: ProfileError: a measurement is missing.
+    """
+    plan, *others = replicas_of(plan)
+    known, sequences = stage_seconds(plan, family, machine, profile), family.sequences
+    group, context = sequences.side_by_side((1 + len(others)) * num_stages_of(plan)), sequences.prompt + sequences.new / 2
+    state_bytes = {
+        node.name: sum(weight(family.variants[0].program, name).nbytes for name in states_of(node))
+        for node in family.variants[0].program.graph.nodes
+    }
+    rows = []
+    for tokens in sorted(known):
+        decodes, traced = tokens <= sequences.max_sequences, family.at({TOKENS: tokens})
+        sent_s = moved_s(plan, traced.graph, machine, profile.phases[tokens])
+        for number, stage in enumerate(plan.stages):
+            cache_bytes = sum(state_bytes.get(op, 0) for op in stage.ops)
+            weight_bytes = family.graph.stage_bytes(stage.ops) - cache_bytes
+            read = group * context + (0 if decodes else sequences.prompt / 2)
+            read_bytes = cache_bytes * read / ((sequences.max_sequences + 1) * sequences.max_length)
+            limits = {
+                "weights_s": weight_bytes / bytes_per_s,
+                "cache_s": read_bytes / bytes_per_s,
+                "transfer_s": sent_s[number],
+            }
+            limits["compute_s"] = max(known[tokens][number] - sum(limits.values()), 0.0)
+            rows.append(
+                {
+                    "phase": "decode" if decodes else "prefill",
+                    "stage": stage.name,
+                    "tokens": tokens,
+                    "predicted_s": known[tokens][number],
+                    **limits,
+                    "bound by": BOUNDS[max(limits, key=limits.__getitem__)],
+                    "weight_bytes": weight_bytes,
+                    "cache_bytes": cache_bytes,
+                }
+            )
+    return rows

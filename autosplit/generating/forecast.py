@@ -1,0 +1,137 @@
+"""Forecast: the scheduler runs a plan's steps on a clock of its own, for the seconds that the evaluator gives each stage.
+
+``planning.predicting.predict`` gives the seconds of a stage in each phase that was measured; at other numbers of tokens they lie
+on a line between these.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from autosplit.errors import PlanError
+from autosplit.generating.phases import PhaseProfile
+from autosplit.generating.sampling import Sampling
+from autosplit.generating.scheduler import Scheduler
+from autosplit.generating.sequences import Generation, Step, num_giving
+from autosplit.generating.steps import TOKENS, StepFamily
+from autosplit.planning.predicting import predict
+from autosplit.reports.outcomes import Answers
+from autosplit.shapes.batching import Bucket
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+from autosplit.values.sequences import Sequences
+
+StageSeconds = Mapping[int, Sequence[float]]
+"""Tokens of a step to the seconds of each stage."""
+
+
+def forecast(plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile | None) -> Answers | None:
+    """The rates and times of sequences that come at once, as many as the caches hold; None where a measurement is missing.
+
+    Args:
+        plan: the stages; those with replicas are that many pipelines side by side.
+        family: the steps, and the sequences.
+        machine: the devices.
+        profile: the measurements of both phases.
+    """
+    single, *others = replicas_of(plan)
+    if profile is None or not is_measured(plan, profile):
+        return None
+    known, sequences = stage_seconds(single, family, machine, profile), family.sequences
+    share = replace(sequences, max_sequences=sequences.side_by_side(1 + len(others)))
+    found = simulated(between(known, family.allowed[TOKENS]), [stage.devices[0] for stage in single.stages], share)
+    return replace(found, tokens_per_s=found.tokens_per_s * sequences.max_sequences / share.max_sequences)
+
+
+def replicas_of(plan: Plan) -> list[Plan]:
+    """The plans that run side by side: the first one has the first device of each stage, and so on.
+
+    Raises: PlanError: stages have different numbers of devices.
+    """
+    [count, *others] = sorted({len(stage.devices) for stage in plan.stages})
+    if others:
+        raise PlanError(f"a sequence stays in one pipeline, so each stage of a generator has {count} devices or each {others[0]}")
+    if count == 1:
+        return [plan]
+    return [
+        replace(plan, stages=tuple(replace(stage, devices=(stage.devices[number],)) for stage in plan.stages))
+        for number in range(count)
+    ]
+
+
+def num_stages_of(plan: Plan) -> int:
+    """The steps under way at most: one for each device."""
+    return len({device for stage in plan.stages for device in stage.devices})
+
+
+def is_measured(plan: Plan, profile: PhaseProfile) -> bool:
+    """Whether both phases were measured where the plan runs, and in its precision."""
+    same = all(precision == profile.precision for precision in plan.precisions)
+    return same and all(setting in profile.measured for _, setting in plan.workers)
+
+
+def stage_seconds(plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile) -> StageSeconds:
+    """The seconds of each stage of a plan in each phase. Raises: ProfileError: a measurement is missing (see ``is_measured``)."""
+    found = dict[int, Sequence[float]]()
+    for tokens, phase in profile.phases.items():
+        traced = family.at({TOKENS: tokens})
+        told = predict(replace(plan, graph_hash=traced.graph.hash), traced.graph, machine, phase)
+        found[tokens] = [stage.load_s for stage in told.stages]
+    return found
+
+
+def between(known: StageSeconds, sizes: Sequence[int]) -> StageSeconds:
+    """The seconds of each stage at other numbers of tokens: on the line through the two nearest ones that are known.
+
+    >>> between({2: [1.0], 6: [5.0]}, [1, 4, 6])
+    {1: [0.5], 4: [3.0], 6: [5.0]}
+    """
+    at = sorted(known)
+    rows = np.array([known[tokens] for tokens in at])
+    found = {}
+    for tokens in sizes:
+        if tokens < at[0] and len(at) > 1:
+            slope = (rows[1] - rows[0]) / (at[1] - at[0])
+            seconds = np.maximum(rows[0] - slope * (at[0] - tokens), rows[0] * tokens / at[0])
+        else:
+            seconds = np.array([np.interp(tokens, at, column) for column in rows.T])
+        found[tokens] = [float(one) for one in seconds]
+    return found
+
+
+def simulated(stage_s: StageSeconds, devices: Sequence[str], sequences: Sequences) -> Answers:
+    """Rates and times of ``max_sequences`` sequences that come at once; as many steps are under way as there are devices.
+
+    Args:
+        stage_s: seconds of each stage for each variant.
+        devices: the device of each stage, which runs one step at a time.
+        sequences: the sequences.
+
+    >>> simulated({1: [0.5, 0.5], 9: [1.0, 2.0]}, ["a", "b"], Sequences(prompt=8, new=3, max_sequences=1))
+    Answers(tokens_per_s=0.6, first_token_s=3.0, per_token_s=1.0)
+    """
+    buckets = [Bucket(number, {TOKENS: size}, sum(stage_s[size])) for number, size in enumerate(stage_s)]
+    scheduler = Scheduler(buckets, sequences.max_sequences, len(set(devices)))
+    now_s, times_s = 0.0, [list[float]() for _ in range(sequences.max_sequences)]
+
+    def note(times: list[float], token: int) -> None:
+        times.append(now_s)
+
+    for times in times_s:
+        sampling = Sampling(max_new_tokens=sequences.new)
+        scheduler.add(Generation([0] * sequences.prompt, sequences.prompt, sampling, on_token=partial(note, times)))
+    free_s, under_way = dict.fromkeys(devices, 0.0), deque[tuple[float, Step]]()
+    while True:
+        while (step := scheduler.next_step()) is not None:
+            done_s = now_s
+            for device, seconds in zip(devices, stage_s[step.num_tokens], strict=True):
+                done_s = free_s[device] = max(done_s, free_s[device]) + seconds
+            under_way.append((done_s, step))
+        if not under_way:
+            break
+        now_s, step = under_way.popleft()
+        scheduler.finish(step, [0] * num_giving(step.parts))
+    return Answers.of(times_s, now_s)

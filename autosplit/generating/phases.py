@@ -1,0 +1,143 @@
+"""The ops of a step are measured in both phases, and get their mean seconds under the traffic.
+
+A step of decoding takes a token of each sequence of a group, and reads every weight for them. A step of prefill takes tokens of
+prompts beside such tokens. So a plan is cut for the seconds of both, each as often as it comes.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from autosplit.deploying.setup import Setup
+from autosplit.errors import UsageError
+from autosplit.generating.steps import TOKENS, StepFamily, step_traffic
+from autosplit.progress import progress_shown
+from autosplit.shapes.profiles import with_fewer_bytes
+from autosplit.tracing.capturing import Traced
+from autosplit.values.constraints import Constraints
+from autosplit.values.graph import Graph
+from autosplit.values.machine import Machine
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Measured, Samples, Setting
+from autosplit.values.shapes import Shapes, Traffic, sizes_text
+
+
+@dataclass(frozen=True, repr=False)
+class PhaseProfile(Profile):
+    """The mean seconds of each op under the traffic of a generator; ``phases``: tokens of a step to its own measurements."""
+
+    phases: Mapping[int, Profile] = field(default_factory=dict)
+
+
+def demands_of(constraints: Constraints | None) -> Constraints:
+    """The demands on the plan of a generator: no stage has replicas of its own, as a sequence stays in one pipeline.
+
+    Raises: UsageError: another objective than throughput.
+    """
+    wanted = constraints or Constraints()
+    if wanted.objective != "throughput" or wanted.max_latency_s != math.inf:
+        raise UsageError("generators are planned for tokens per second; leave out latency (max_sequences=1 is for single ones)")
+    return replace(wanted, max_replicas=1)
+
+
+def num_groups_on(machine: Machine) -> int:
+    """The groups into which the sequences of a generator are divided, where it uses all devices of a machine."""
+    return len(machine.layouts[0].devices)
+
+
+def measure_phases(
+    family: StepFamily, traffic: Traffic | None, machine: Machine, setup: Setup, measure: Callable[..., Profile]
+) -> PhaseProfile:
+    """The mean seconds of each op under the traffic, of measurements at each of its numbers of tokens.
+
+    Args:
+        family: the steps.
+        traffic: how often each number of tokens comes; None for that of the family's sequences, divided among all devices.
+        machine: the devices.
+        setup: as for ``measure``.
+        measure: ``api.measure``.
+    Raises: UsageError: there are hosts, or a number of tokens is not allowed. Others as ``measure``.
+    """
+    if setup.hosts is not None:
+        raise UsageError("the caches of a generator are on this machine; leave out the hosts")
+    flow = (traffic or traffic_on(family, machine)).verify(family.allowed)
+    with progress_shown(setup.progress) as progress:
+        setup = replace(setup, progress=progress)
+        phases = {tokens: measure(family.at({TOKENS: tokens}), machine, setup=setup) for tokens in _measured_at(family, flow)}
+    return mixed_phases(family, phases, flow)
+
+
+def stored_phases(family: StepFamily, machine: Machine, stored: Callable[[Traced], Profile | None]) -> PhaseProfile | None:
+    """What ``stored`` gives for both phases under the family's own traffic; None if it lacks one."""
+    flow = traffic_on(family, machine).verify(family.allowed)
+    found = {tokens: stored(family.at({TOKENS: tokens})) for tokens in _measured_at(family, flow)}
+    phases = {tokens: profile for tokens, profile in found.items() if profile is not None}
+    return mixed_phases(family, phases, flow) if len(phases) == len(found) else None
+
+
+def _measured_at(family: StepFamily, traffic: Traffic) -> list[int]:
+    """The numbers of tokens at which a step is measured: those that come, and the most, of which a plan names the graph."""
+    return sorted({family.largest[TOKENS], *(tokens for (tokens,) in traffic.shares)}, reverse=True)
+
+
+def traffic_on(family: StepFamily, machine: Machine) -> Traffic:
+    """How often steps of each number of tokens come on the devices of a machine, each number that of a variant."""
+    sizes, largest = family.allowed[TOKENS], family.largest[TOKENS]
+    asked = step_traffic(family.sequences, num_groups_on(machine), largest - family.sequences.max_sequences)
+    counts = dict[tuple[int, ...], float]()
+    for (tokens,), count in asked.counts.items():
+        home = (next(size for size in sizes if size >= tokens),)
+        counts[home] = counts.get(home, 0.0) + count
+    return Traffic((TOKENS,), counts)
+
+
+def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Traffic) -> PhaseProfile:
+    """The profile of the largest step with the mean seconds of each op; settings that one phase lacks are left out.
+
+    Args:
+        family: the steps.
+        phases: tokens of a step to its measurements.
+        traffic: how often each comes.
+    """
+    shares = dict.fromkeys(phases, 0.0) | {tokens: share for (tokens,), share in traffic.shares.items()}
+    num_bytes = {tokens: _value_bytes(family.at({TOKENS: tokens}).graph) for tokens in phases}
+    most, share = family.largest[TOKENS], sum(shares[tokens] * num_bytes[tokens] for tokens in phases) / max(num_bytes.values())
+    profile = with_fewer_bytes(phases[most], share)
+    settings = [setting for setting in profile.measured if all(setting in one.measured for one in phases.values())]
+    profile = replace(profile, measured={setting: _mixed_in(setting, phases, shares, share) for setting in settings}, stages=())
+    shapes = Shapes(
+        {name: dict(axes) for name, axes in family.shapes.items()},
+        {TOKENS: sizes_text(family.allowed[TOKENS])},
+        {TOKENS: tuple(family.allowed[TOKENS])},
+        unpaddable=dict(family.unpaddable),
+    )
+    parts = {one.name: getattr(profile, one.name) for one in fields(Profile)}
+    return PhaseProfile(**{**parts, "shapes": shapes}, phases=dict(phases)).verify()
+
+
+def _value_bytes(graph: Graph) -> int:
+    return sum(value.num_bytes for value in graph.values.values())
+
+
+def _mixed_in(setting: Setting, phases: Mapping[int, Profile], shares: Mapping[int, float], byte_share: float) -> Measured:
+    """The means in one setting; an op that is refused in one phase is refused."""
+    largest, refused = phases[max(phases)].measured[setting], dict[str, str]()
+    for profile in phases.values():
+        refused |= profile.measured[setting].refused
+
+    def mean_s(seconds: Callable[[Profile], float]) -> Samples:
+        return Samples((sum(shares[tokens] * seconds(profile) for tokens, profile in phases.items()),))
+
+    kept = [op for op in phases[max(phases)].signatures if op not in refused]
+    ops = {op: mean_s(lambda profile, op=op: profile.op_s(op, *setting)) for op in kept}  # type: ignore[misc]
+    cut = largest.cut_s_per_byte
+    return replace(
+        largest,
+        ops=ops,
+        per="op",
+        whole=Samples((sum(samples.median_s for samples in ops.values()),)),
+        alone=None if refused else mean_s(lambda profile: profile.whole_s(*setting, busy=False)),
+        refused=refused,
+        cut_s_per_byte=None if cut is None else cut * byte_share,
+        footprints={},
+    )

@@ -1,0 +1,64 @@
+"""SideBySide: several generators with the same weights as one; a sequence goes to the one with the fewest, and stays there."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+
+from autosplit.generating.generators import Generator
+from autosplit.generating.sampling import Sampling
+from autosplit.generating.tallies import GenerationStats
+from autosplit.values.plan import Plan
+
+
+class SideBySide(Generator):
+    """Generators whose pipelines are the replicas of a plan. Keys and values of a sequence are in the caches of one.
+
+    Args:
+        generators: at least one; they are closed with this one.
+        plan: the stages with their replicas.
+    """
+
+    def __init__(self, generators: Sequence[Generator], plan: Plan) -> None:
+        # no thread and no scheduler of its own: each generator has them
+        self.generators, self.plan, self.pipeline = tuple(generators), plan, generators[0].pipeline
+        most = sum(one.capacity.max_sequences for one in generators)
+        self.capacity = replace(generators[0].capacity, max_sequences=most)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a slot."""
+        return sum(one.num_waiting for one in self.generators)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have a slot."""
+        return sum(one.num_running for one in self.generators)
+
+    def stats(self, *, clear: bool = False) -> GenerationStats:
+        """Times and tokens of the sequences of all generators; as ``Generator.stats``."""
+        with ExitStack() as held:
+            for one in self.generators:
+                held.enter_context(one._changed.lock)
+            first, *others = (one._tally for one in self.generators)
+            return first.stats(*others, clear=clear)
+
+    def close(self, *, drain: bool = True) -> None:
+        """Close all generators; as ``Generator.close``."""
+        with ExitStack() as closing:
+            for one in self.generators:
+                closing.callback(one.close, drain=drain)
+
+    def _submit(
+        self,
+        prompt: Sequence[int] | torch.Tensor,
+        sampling: Sampling,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        timeout_s: float | None = None,
+        on_token: Callable[[int], None] | None = None,
+    ) -> "Future[list[int]]":
+        chosen = min(self.generators, key=lambda one: one.num_running + one.num_waiting)
+        return chosen._submit(prompt, sampling, priority, deadline_s, timeout_s, on_token)

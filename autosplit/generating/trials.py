@@ -1,0 +1,276 @@
+"""Run a plan of a generator beside the usual ways, each with the same sequences, in interleaved rounds."""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from autosplit.deploying.setup import Budget, Setup
+from autosplit.errors import AutosplitError, UsageError
+from autosplit.generating.forecast import forecast
+from autosplit.generating.generators import Generator
+from autosplit.generating.opening import capacity_of, open_generator
+from autosplit.generating.phases import PhaseProfile
+from autosplit.generating.sidebyside import SideBySide
+from autosplit.generating.steps import StepFamily
+from autosplit.memory.stages import count, footprints_of
+from autosplit.planning.baselines import (
+    ALL_CORES,
+    EVEN_SPLIT,
+    ONE_DEVICE,
+    REPLICAS,
+    baseline_plan,
+    baselines_of,
+    unmet_demands,
+    without_autosplit,
+)
+from autosplit.progress import Progress, progress_shown
+from autosplit.reports.judging import judge, still_running
+from autosplit.reports.outcomes import PLAN, Answers, Outcome
+from autosplit.reports.results import LatencyStats, RunStats
+from autosplit.reports.runreport import RunReport
+from autosplit.running.engine import Engine
+from autosplit.tracing.aliasing import values_of
+from autosplit.values.constraints import Constraints
+from autosplit.values.machine import Machine, union
+from autosplit.values.plan import Plan
+
+GENERATE = "generate of transformers"
+"""The baseline that the model's own ``generate`` goes on with all sequences as one batch, with a dynamic cache."""
+
+NO_PLAN = "it is no plan: call model.generate, on all cores"
+"""Why ``GENERATE`` does not become the plan."""
+
+USUAL = (ALL_CORES, ONE_DEVICE, REPLICAS, EVEN_SPLIT)
+"""The baselines that keep caches in worker processes."""
+
+NUM_CHECKED, MOST_CHECKED = 2, 4
+"""Sequences that each way answers before the rounds, and most tokens of each; the first ones are compared."""
+
+Prompts = Sequence[Sequence[int]]
+Times = list[list[float]]
+"""For each sequence the seconds at which it got each new token."""
+
+
+@dataclass(eq=False)
+class _Contender:
+    """A way to go on with sequences, and its rounds so far."""
+
+    plan: Plan
+    run: Callable[[Prompts], Times]
+    stats: Callable[[], RunStats]
+    tokens: list[list[int]]
+    num_sequences: int
+    predicted: Answers | None = None
+    rounds: list[Answers] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def begin(self, prompts: Prompts) -> None:
+        """Run one round."""
+        begun_s = time.perf_counter()
+        times_s = self.run(prompts)
+        self.rounds.append(Answers.of(times_s, time.perf_counter() - begun_s))
+        self.seconds += [times[-1] for times in times_s]
+
+    def outcome(self, fault: str) -> Outcome:
+        """The measurements so far."""
+        latency = LatencyStats.of(self.seconds)
+        return Outcome(
+            self.plan,
+            tuple(one.tokens_per_s for one in self.rounds),
+            (),
+            latency,
+            latency,
+            outputs_equal=not fault,
+            max_abs_error=0.0,
+            max_relative_error=0.0,
+            stats=self.stats(),
+            fault=fault,
+            in_flight=self.num_sequences,
+            answers=Answers.middle(self.rounds),
+            predicted=self.predicted,
+        )
+
+
+def compare_generators(
+    family: StepFamily,
+    plan: Plan,
+    machine: Machine,
+    constraints: Constraints | None,
+    *,
+    profile: PhaseProfile | None,
+    baselines: bool,
+    setup: Setup,
+    budget: Budget,
+) -> RunReport:
+    """A plan of a generator beside one process with all cores, replicas, an even split, and ``generate`` of transformers.
+
+    In a round each way gets as many sequences at once as the caches hold, with usual prompts and answers.
+
+    Args:
+        family: the steps, and the sequences.
+        plan: the plan.
+        machine: the devices.
+        constraints: demands that a baseline must meet to become the plan; None keeps the plan in any case.
+        profile: predicts the plan and its baselines; None predicts nothing.
+        baselines: whether the usual ways run too.
+        setup: ``backends`` that a baseline must run on to become the plan, and ``progress``.
+        budget: rounds.
+    Raises: UsageError: the objective is not throughput. AutosplitError: the plan cannot be run.
+    """
+    if plan.objective != "throughput":
+        raise UsageError(f"generators are compared by tokens per second, and the plan's objective is {plan.objective}")
+    plans, left_out = {PLAN: plan}, dict[str, str]()
+    if baselines:
+        found = baselines_of(family.graph, plan, machine, profile, isolate=True)
+        usual = {name: one for name, one in found.plans.items() if name.startswith(USUAL)}
+        left_out = {name: reason for name, reason in found.left_out.items() if name.startswith(USUAL)}
+        alike = {name: replace(one, shapes=plan.shapes, sequences=plan.sequences) for name, one in usual.items()}
+        plans |= {name: one for name, one in alike.items() if one.hash != plan.hash}
+    memory = partial(count, family.graph, values=values_of(family.variants[0]), known=footprints_of(profile))
+    plans, reference = {name: memory(one) for name, one in plans.items()}, without_autosplit(plans)
+
+    def unfit(other: Plan, latency_s: float) -> list[str]:
+        if other.chosen == GENERATE:
+            return [NO_PLAN]
+        return unmet_demands(other, latency_s, family.graph, machine, constraints or Constraints(), setup.backends)
+
+    with progress_shown(setup.progress) as progress, ExitStack() as opened:
+        contenders = dict[str, _Contender]()
+        for number, (name, one) in enumerate(plans.items()):
+            progress("run", 0.4 * number / len(plans), f"loading '{name}'")
+            try:
+                generator = opened.enter_context(open_generator(family, one, machine))
+                contenders[name] = _contender(generator, one, forecast(one, family, machine, profile), family)
+            except (AutosplitError, OSError) as failure:
+                if name == PLAN:
+                    raise
+                left_out[name] = str(failure)
+        if baselines and family.module is not None and hasattr(family.module, "generate"):
+            contenders[GENERATE] = _with_generate(family.module, family, machine)
+        _run_rounds(contenders, family, budget, [PLAN, reference], progress)
+        reference = reference if reference in contenders else PLAN
+        faults = {name: _fault(one, contenders[reference]) for name, one in contenders.items()}
+        outcomes = {name: one.outcome(faults[name]) for name, one in contenders.items()}
+        progress("run", 1.0, "done")
+    left_out |= {name: fault for name, fault in faults.items() if fault}
+    error = family.variants[0].module_error
+    verdict = judge(outcomes, plan.objective, constraints is None, unfit)
+    trace_error = None if error is None else error.relative
+    return RunReport(family.graph.name, 0, outcomes, verdict, left_out, trace_error=trace_error)
+
+
+def _run_rounds(
+    contenders: Mapping[str, _Contender], family: StepFamily, budget: Budget, keep: Sequence[str], progress: Progress
+) -> None:
+    """Run interleaved rounds; a way that falls far behind stops."""
+    running = list(contenders)
+    for number in range(budget.num_rounds):
+        progress("run", 0.4 + 0.6 * number / budget.num_rounds, f"round {number + 1} of {budget.num_rounds}")
+        prompts = _prompts(family, number + 1)
+        names = running[number % len(running) :] + running[: number % len(running)]
+        for name in names if number % 2 == 0 else names[::-1]:
+            contenders[name].begin(prompts)
+        rates = {name: [one.tokens_per_s for one in contenders[name].rounds] for name in running}
+        running = still_running(rates, keep)
+
+
+def _contender(generator: Generator, plan: Plan, predicted: Answers | None, family: StepFamily) -> _Contender:
+    """A generator that has answered some prompts, so that what it needs is loaded."""
+    new = family.sequences.new
+    tokens = generator.generate(_prompts(family, 0)[:NUM_CHECKED], max_new_tokens=min(new, MOST_CHECKED))
+    return _Contender(
+        plan,
+        partial(_asked_at_once, generator, new),
+        partial(_stats_of, generator),
+        tokens,
+        family.sequences.max_sequences,
+        predicted,
+    )
+
+
+def _asked_at_once(generator: Generator, new: int, prompts: Prompts) -> Times:
+    """Submit all prompts at once."""
+    begun_s, times_s, futures = time.perf_counter(), Times(), list[Future[list[int]]]()
+    for prompt in prompts:
+        times = list[float]()
+        times_s.append(times)
+        note = lambda _, times=times: times.append(time.perf_counter() - begun_s)  # noqa: E731
+        futures.append(generator.submit(prompt, max_new_tokens=new, on_token=note))
+    for future in futures:
+        future.result()
+    return times_s
+
+
+def _stats_of(generator: Generator) -> RunStats:
+    """The workers of a generator."""
+    parts = generator.generators if isinstance(generator, SideBySide) else (generator,)
+    found = [one.pipeline.stats() for one in parts if isinstance(one.pipeline, Engine)]
+    return replace(found[0], stages=tuple(stage for one in found for stage in one.stages))
+
+
+def _with_generate(module: nn.Module, family: StepFamily, machine: Machine) -> _Contender:
+    """``generate`` of transformers in this process, with a thread for each core of the machine."""
+    sequences, cores = family.sequences, union(machine.layouts[0].devices)
+    ops = tuple(op.name for op in family.graph.ops)
+    plan = baseline_plan(family.graph, family.variants[0].source, GENERATE, "eager", [(ops, [cores])])
+
+    def run(prompts: Prompts, new: int = sequences.new) -> Times:
+        times_s, threads = list[float](), torch.get_num_threads()
+        torch.set_num_threads(max(1, len(cores.cores)))
+        try:
+            begun_s = time.perf_counter()
+            tokens[:] = _generated(module, prompts, new, lambda: times_s.append(time.perf_counter() - begun_s))
+        finally:
+            torch.set_num_threads(threads)
+        return [times_s] * len(prompts)
+
+    tokens = list[list[int]]()
+    run(_prompts(family, 0)[:NUM_CHECKED], min(sequences.new, MOST_CHECKED))
+    first = list(tokens)
+    nothing = RunStats(0, 0.0, LatencyStats.of([]), LatencyStats.of([]), (), 0)
+    return _Contender(plan, run, lambda: nothing, first, sequences.max_sequences)
+
+
+def _generated(module: Any, prompts: Prompts, new: int, note: Callable[[], None]) -> list[list[int]]:
+    """The greedy tokens after prompts of one length; ``note`` is called at each new token of all of them."""
+
+    class Streamer:
+        """What ``generate`` calls with the prompts, and then with each token."""
+
+        is_prompt = True
+
+        def put(self, value: torch.Tensor) -> None:
+            if not self.is_prompt:
+                note()
+            self.is_prompt = False
+
+        def end(self) -> None:
+            """Nothing is left to be written."""
+
+    ids = torch.tensor(prompts)
+    fixed = {"min_new_tokens": new, "max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    with torch.inference_mode():
+        found = module.generate(ids, attention_mask=torch.ones_like(ids), streamer=Streamer(), **fixed)
+    tokens: list[list[int]] = found[:, ids.shape[1] :].tolist()
+    return tokens
+
+
+def _prompts(family: StepFamily, seed: int) -> list[list[int]]:
+    """As many prompts as the caches hold, of random tokens."""
+    sequences, numbers = family.sequences, random.Random(seed)
+    vocabulary = range(1, capacity_of(family).vocabulary)
+    return [numbers.choices(vocabulary, k=sequences.prompt) for _ in range(sequences.max_sequences)]
+
+
+def _fault(one: _Contender, reference: _Contender) -> str:
+    """Why the tokens of a way are wrong: the first one of a prompt differs. Later ones may, where two are about as likely."""
+    wrong = [number for number, pair in enumerate(zip(one.tokens, reference.tokens, strict=True)) if pair[0][0] != pair[1][0]]
+    return f"the first token after {len(wrong)} of {len(one.tokens)} prompts is another one than on torch eager" if wrong else ""

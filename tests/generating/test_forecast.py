@@ -1,0 +1,107 @@
+"""Forecasts against sums by hand, and the mean seconds of both phases."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from autosplit.errors import PlanError
+from autosplit.generating.forecast import between, replicas_of, simulated
+from autosplit.generating.generators import Generator
+from autosplit.generating.phases import PhaseProfile, mixed_phases, stored_phases, traffic_on
+from autosplit.generating.sequences import Capacity
+from autosplit.generating.sidebyside import SideBySide
+from autosplit.generating.steps import TOKENS
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import PYTHON_OBJECT, UNKNOWN, Plan, Stage
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Measured, Samples, Setting
+from autosplit.values.sequences import Sequences
+from tests.generating.caches import BUCKETS, VOCABULARY, Pipeline, expected
+
+PLAN = Plan(PYTHON_OBJECT, "", "", (Stage("one", ("a",), ("cpu:0", "cpu:1")), Stage("two", ("b",), ("cpu:2", "cpu:3"))), UNKNOWN)
+SECONDS = {1: [1.0, 2.0], 2: [1.5, 3.0], 9: [4.0, 4.0]}
+
+
+def test_two_stages_keep_two_groups_under_way():
+    """The second stage is the slower one: once it has work, a token of each group takes its seconds."""
+    sequences = Sequences(prompt=8, new=5, max_sequences=2, max_length=20)
+    found = simulated(SECONDS, ["a", "b"], sequences)
+    one_after_the_other = simulated(SECONDS, ["a", "a"], sequences)
+    assert found.first_token_s == pytest.approx((8 + 12) / 2)
+    # tokens of the first sequence at 8, 14, 18, 22, 26, of the second one at 12, 16, 20, 24, 28
+    assert found.per_token_s == pytest.approx((18 + 16) / 4 / 2)
+    assert found.tokens_per_s == pytest.approx(10 / 28)
+    assert one_after_the_other.tokens_per_s < found.tokens_per_s
+
+
+def test_sizes_between_two_that_were_measured():
+    known = {4: [1.0, 2.0], 12: [3.0, 2.0]}
+    assert between(known, [2, 4, 8, 12]) == {2: [0.5, 2.0], 4: [1.0, 2.0], 8: [2.0, 2.0], 12: [3.0, 2.0]}
+
+
+def test_replicas_are_pipelines_side_by_side():
+    assert [[stage.devices for stage in one.stages] for one in replicas_of(PLAN)] == [
+        [("cpu:0",), ("cpu:2",)],
+        [("cpu:1",), ("cpu:3",)],
+    ]
+    with pytest.raises(PlanError, match="each stage of a generator has 1 devices or each 2"):
+        replicas_of(replace(PLAN, stages=(PLAN.stages[0], replace(PLAN.stages[1], devices=("cpu:2",)))))
+
+
+class Steps(SimpleNamespace):
+    """The sizes of a family of steps of two ops, with a value of a byte for each token."""
+
+    allowed, shapes, unpaddable = {TOKENS: (1, 2, 9)}, {"ids": {0: TOKENS}}, {}
+    largest, sequences = {TOKENS: 9}, Sequences(prompt=14, new=10, max_sequences=2, max_length=40)
+
+    def at(self, at):
+        return SimpleNamespace(graph=SimpleNamespace(values={"x": SimpleNamespace(num_bytes=at[TOKENS])}), tokens=at[TOKENS])
+
+
+def measured(tokens, refused=()):
+    """Op a takes a second for each token, op b a second for each step."""
+    ops = {op: Samples((seconds,)) for op, seconds in (("a", float(tokens)), ("b", 1.0)) if op not in refused}
+    there = Measured(ops, per="op", refused=dict.fromkeys(refused, "it is not known"))
+    return Profile("steps", f"{tokens}", {"a": "a", "b": "b"}, {Setting("cpu:0", "eager", 1): there})
+
+
+def test_an_op_takes_its_mean_seconds_of_both_phases():
+    """Two groups of one sequence: 20 steps, of which 28 prompt tokens fill 3.5, 8 in each beside a token that goes on."""
+    family, machine = Steps(), Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+    flow = traffic_on(family, machine)
+    assert flow.counts == {(1,): 16.5, (9,): 3.5}
+    found = mixed_phases(family, {9: measured(9), 1: measured(1)}, flow.verify(family.allowed))
+    assert found.op_s("a", "cpu:0", "eager") == pytest.approx((16.5 * 1 + 3.5 * 9) / 20)
+    assert found.op_s("b", "cpu:0", "eager") == pytest.approx(1.0)
+    assert (found.graph_hash, dict(found.shapes.buckets), sorted(found.phases)) == ("9", {TOKENS: (1, 2, 9)}, [1, 9])
+
+
+def test_an_op_that_is_refused_in_one_phase_is_refused():
+    family = Steps()
+    flow = traffic_on(family, Machine.of([parse_device("cpu:0")])).verify(family.allowed)
+    found = mixed_phases(family, {9: measured(9), 2: measured(2, refused=["b"])}, flow)
+    assert found.table(SimpleNamespace(hash="9"), Setting("cpu:0", "eager", 1)).keys() == {"a"}
+
+
+def test_a_phase_that_no_store_holds_gives_no_profile():
+    family, machine = Steps(), Machine.of([parse_device("cpu:0")])
+    assert isinstance(stored_phases(family, machine, lambda one: measured(one.tokens)), PhaseProfile)
+    assert stored_phases(family, machine, lambda one: measured(one.tokens) if one.tokens == 9 else None) is None
+
+
+def test_sequences_go_to_the_pipeline_with_the_fewest():
+    pipelines = [Pipeline(2, 80, holds=True) for _ in range(2)]
+    side = SideBySide([Generator(one, BUCKETS, Capacity(2, 80, VOCABULARY), 1) for one in pipelines], PLAN)
+    futures = [side.submit([number], max_new_tokens=3) for number in range(6)]
+    assert [one.num_running + one.num_waiting for one in side.generators] == [3, 3]
+    for one in pipelines:
+        one.release()
+    assert [future.result() for future in futures] == [expected([number], 3) for number in range(6)]
+    assert side.generate([[7], [8, 9]], max_new_tokens=2) == [expected([7], 2), expected([8, 9], 2)]
+    assert list(side.stream([5], max_new_tokens=2)) == expected([5], 2)
+    assert (side.capacity.max_sequences, side.stats(clear=True).num_tokens, side.stats().num_tokens) == (4, 24, 0)
+    side.close()
+    assert all(not one._thread.is_alive() for one in side.generators)
+    for one in pipelines:
+        one.close()

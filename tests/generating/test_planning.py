@@ -1,0 +1,128 @@
+"""A plan for both phases of a language model, its forecast, its rounds beside the usual ways, its file and its exports."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import autosplit
+from autosplit.errors import UsageError
+from autosplit.generating.bounds import phase_rows
+from autosplit.generating.trials import GENERATE, NO_PLAN
+from autosplit.values.sequences import Sequences
+from tests.generating.decodermodels import decoder, generated, prompts
+
+SEQUENCES = Sequences(prompt=12, new=5, max_sequences=2, max_length=40)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return decoder("LlamaForCausalLM")
+
+
+@pytest.fixture(scope="module")
+def family(llama):
+    return autosplit.trace(llama, generate=SEQUENCES)
+
+
+@pytest.fixture(scope="module")
+def found(family):
+    """The whole way on two cores."""
+    setup = autosplit.Setup(backends="eager", progress=False)
+    budget = autosplit.Budget(search_s=0, num_rounds=2)
+    return autosplit.auto(family, "cpu:0,cpu:1", setup=setup, budget=budget)
+
+
+@pytest.fixture(scope="module")
+def split_plan(found):
+    """Two stages, whichever plan was chosen."""
+    [plan] = [one.plan for name, one in found.report.outcomes.items() if name == "even split (eager)"] or [found.search.plan]
+    assert len(plan.stages) == 2
+    return plan
+
+
+def test_every_way_runs_the_same_sequences_in_the_same_rounds(found):
+    outcomes = found.report.outcomes
+    assert {"plan", "all cores (eager)", GENERATE} <= set(outcomes)
+    assert {"replicas (eager)", "even split (eager)"} <= {*outcomes, *found.report.left_out}
+    assert all(one.answers.tokens_per_s > 0 and one.answers.first_token_s > 0 for one in outcomes.values())
+    assert all(not one.fault for one in outcomes.values())
+    told = outcomes["plan"].predicted
+    assert 0 < told.first_token_s < SEQUENCES.new / told.tokens_per_s * SEQUENCES.max_sequences
+    assert outcomes[GENERATE].predicted is None
+    assert found.report.chosen != GENERATE
+    assert found.plan.sequences == SEQUENCES
+    row = found.report.rows()[0]
+    assert {"tokens_per_s", "predicted_tokens_per_s", "first_token_s", "predicted_first_token_s", "per_token_s"} <= set(row)
+    data = found.report.to_dict()["outcomes"]["plan"]
+    assert data["answers"]["tokens_per_s"] == outcomes["plan"].throughput_per_s
+    assert data["predicted"]["per_token_s"] == told.per_token_s
+
+
+def test_what_is_faster_but_no_plan_is_said(found):
+    """A verdict names ``generate`` where it is ahead, and keeps a plan that runs."""
+    from autosplit.reports.judging import judge
+
+    outcomes = dict(found.report.outcomes)
+    fast = replace(outcomes[GENERATE], rounds_per_s=tuple(1e6 * (1 + rate) for rate in outcomes["plan"].rounds_per_s))
+    verdict = judge({"plan": outcomes["plan"], GENERATE: fast}, "throughput", False, lambda plan, seconds: [NO_PLAN])
+    assert verdict.chosen == "plan"
+    assert NO_PLAN in verdict.sentence
+
+
+def test_a_plan_file_is_opened_again(found, llama, family, split_plan, tmp_path):
+    path = tmp_path / "plan.yaml"
+    autosplit.write_plan(split_plan, family.graph, path)
+    loaded = autosplit.load(path, llama)
+    assert (loaded.family.sequences, loaded.plan.sequences) == (SEQUENCES, SEQUENCES)
+    with pytest.raises(UsageError, match=r"open it with autosplit\.open_generator"):
+        loaded.open()
+    asked = prompts(4, 7, 3)
+    with autosplit.open_generator(loaded.family, loaded.plan, loaded.machine) as generator:
+        assert generator.generate(asked, max_new_tokens=4) == [generated(llama, prompt, 4) for prompt in asked]
+
+
+def test_replicas_give_the_same_tokens_and_share_the_sequences(found, llama, family):
+    stage = replace(found.plan.stages[0], ops=tuple(op.name for op in family.graph.ops), devices=("cpu:0", "cpu:1"), threads=1)
+    asked = prompts(3, 9, 6, 2)
+    with autosplit.open_generator(family, replace(found.plan, stages=(stage,))) as generator:
+        assert generator.generate(asked, max_new_tokens=4) == [generated(llama, prompt, 4) for prompt in asked]
+        assert [one.capacity.max_sequences for one in generator.generators] == [1, 1]
+
+
+def test_each_phase_has_a_bound(found, family, split_plan):
+    rows = phase_rows(split_plan, family, found.machine, found.profile, bytes_per_s=1e9)
+    assert [(row["phase"], row["tokens"]) for row in rows] == [("decode", 1)] * 2 + [("prefill", 130)] * 2
+    assert all(row["predicted_s"] > 0 and row["cache_bytes"] > 0 for row in rows)
+    slow = phase_rows(split_plan, family, found.machine, found.profile, bytes_per_s=1.0)
+    assert {row["bound by"] for row in slow} == {"memory bandwidth"}
+    held = sum(row["weight_bytes"] + row["cache_bytes"] for row in rows[:2])
+    assert held == sum(family.graph.stage_bytes(stage.ops) for stage in split_plan.stages)
+
+
+def test_maps_of_modules_hold_for_a_generator(llama, family, split_plan, tmp_path):
+    """The names are those of the model itself, of which the step is made."""
+    autosplit.export(family, split_plan, tmp_path / "vllm", "vllm")
+    assert "VLLM_PP_LAYER_PARTITION=1,1" in (tmp_path / "vllm" / "vllm.env").read_text()
+    autosplit.export(family, split_plan, tmp_path / "accelerate", "accelerate")
+    devices = json.loads((tmp_path / "accelerate" / "device_map.json").read_text())
+    names = {name for name, _ in (*llama.named_modules(), *llama.named_parameters())}
+    assert set(devices) <= names
+    assert set(devices.values()) == {0, 1}
+    with pytest.raises(UsageError, match="keep no state"):
+        autosplit.export(family, split_plan, tmp_path / "none", "onnxruntime")
+
+
+def test_the_split_of_another_tool_is_judged(family):
+    """By the seconds of the largest step: numbers of layers, as vLLM takes them."""
+    setup = autosplit.Setup(progress=False)
+    judged = autosplit.judge(family.variants[0], "1,1", "cpu:0,cpu:1", setup=setup, time_limit_s=1)
+    assert {len(plan.stages) for plan in judged.plans.values()} >= {2}
+    assert all(row["items_per_s"] > 0 for row in judged.rows())
+
+
+def test_other_objectives_are_refused(family, found):
+    with pytest.raises(UsageError, match="planned for tokens per second"):
+        autosplit.search(family, found.profile, "cpu:0,cpu:1", autosplit.Constraints(objective="latency"))
+    with pytest.raises(UsageError, match="has inputs and sizes of its own"):
+        autosplit.trace(family.module, generate="prompt=3", sizes={"seq": "2..3"})

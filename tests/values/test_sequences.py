@@ -1,0 +1,33 @@
+from dataclasses import replace
+
+import pytest
+
+from autosplit.errors import UsageError
+from autosplit.values.sequences import Sequences, parse_sequences
+
+
+def test_text_and_back():
+    found = parse_sequences("prompt=12, new=3", Sequences(max_sequences=5))
+    assert found == Sequences(12, 3, 5)
+    assert parse_sequences(str(found)) == found
+    assert [found.side_by_side(groups) for groups in (1, 2, 5)] == [5, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("prompt", "'prompt' is not one of prompt, new, max_sequences, max_length"),
+        ("prompt=1,prompt=2", "'prompt=2' is not one of"),
+        ("tokens=1", "'tokens=1' is not one of"),
+        ("new=-1", "'new=-1' is not one of"),
+        ("new=0", "new is 0, and at least 1"),
+        ("prompt=1024", "prompt 1024 and new 64 are beyond max_length 1024"),
+    ],
+)
+def test_what_says_no_sequences(text, fault):
+    with pytest.raises(UsageError, match=fault):
+        parse_sequences(text)
+
+
+def test_the_last_new_token_needs_no_place():
+    assert replace(Sequences(), prompt=1024, new=1).new == 1
