@@ -1,5 +1,6 @@
 """``generator``: a language model on the devices of a machine, as an object that goes on with sequences of tokens."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from autosplit.generating.generators import Generator
 from autosplit.generating.sampling import SAMPLE
 from autosplit.generating.sequences import Capacity
 from autosplit.generating.steps import step_family, step_traffic
+from autosplit.generating.texts import load_texts
 from autosplit.progress import progress_shown
+from autosplit.running.engine import Engine
 from autosplit.shapes.pipelines import open_engine
 from autosplit.shapes.service import measured
 from autosplit.tracing.family import Family
@@ -22,6 +25,7 @@ from autosplit.tracing.loading import load_model
 from autosplit.tracing.programs import weight
 from autosplit.values.constraints import Constraints
 from autosplit.values.plan import Plan
+from autosplit.values.sequences import Sequences
 
 
 @checked
@@ -64,25 +68,38 @@ def generator(
     with progress_shown(setup.progress) as progress:
         setup = replace(setup, progress=progress)
         progress("trace", 0.0, "loading the model and capturing its graph")
-        family = step_family(_module_of(model), max_sequences, max_length)
+        family = step_family(module_of(model), max_sequences, max_length)
         progress("trace", 1.0, "done")
-        traffic = step_traffic(min(prompt, max_length), new, max_sequences)
+        prompt = min(prompt, max_length)
+        traffic = step_traffic(prompt, new, max_sequences)
         profile = measure(family, machine, traffic=traffic, setup=setup, then_search=True)
         found = search(family, profile, machine, wanted, setup=setup, budget=budget)
-        return open_generator(family, found.plan, machine)
+        spec = "" if isinstance(model, nn.Module) else str(model)
+        sequences = Sequences(prompt, max(1, min(new, max_length - prompt + 1)), max_sequences, max_length)
+        plan = replace(found.plan, source=replace(found.plan.source, spec=spec), sequences=sequences)
+        return open_generator(family, plan, machine)
 
 
 @checked
 def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -> Generator:
     """A plan of ``step_family`` as a running generator; errors as for ``open_pipeline``."""
     engine, opened = open_engine(family.variants, plan, devices)
+    kept = ExitStack()
     with opened:
-        capacity, buckets = _capacity(family), measured(family, engine)
-        num_devices = len({device for stage in plan.stages for device in stage.devices})
-        return Generator(engine, buckets, capacity, num_devices, plan=plan, opened=opened.pop_all())
+        generator = generator_on(engine, family, plan, kept)
+        kept.push(opened.pop_all())  # not before: a generator that cannot be made leaves its engine to this block
+        return generator
 
 
-def _module_of(model: str | Path | nn.Module) -> nn.Module:
+def generator_on(engine: Engine, family: Family, plan: Plan, opened: ExitStack | None = None) -> Generator:
+    """A generator over a network that runs the plan; ``opened`` closes it, by default others do."""
+    num_devices = len({device for stage in plan.stages for device in stage.devices})
+    capacity, texts = _capacity(family), load_texts(plan.source.spec)
+    buckets = measured(family, engine)
+    return Generator(engine, buckets, capacity, num_devices, plan=plan, graph=family.graph, texts=texts, opened=opened)
+
+
+def module_of(model: str | Path | nn.Module) -> nn.Module:
     """The module that a spec names, or that is given. Raises: as ``load_model``. UsageError: an exported program."""
     if isinstance(model, nn.Module):
         return model

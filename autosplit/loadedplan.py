@@ -3,12 +3,16 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import nn
+
 from autosplit.annotation import annotate
 from autosplit.api import Model, trace
 from autosplit.arguments import checked
 from autosplit.deploying.service import Service
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.generating.steps import TOKENS, step_family
+from autosplit.generation import module_of
 from autosplit.placing.placed import Placed
 from autosplit.shapes.pipelines import open_pipeline
 from autosplit.tracing.capturing import Traced
@@ -18,6 +22,8 @@ from autosplit.tracing.loading import Inputs
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.planfile import PlanFile, read_plan
+from autosplit.values.sequences import Sequences
+from autosplit.values.shapes import Shapes
 
 TRUSTED = ("transformers:", "autosplit.examples.")
 """Beginnings of specs that a plan file may name: nothing is fetched and no other code runs unless the user names it too."""
@@ -25,7 +31,10 @@ TRUSTED = ("transformers:", "autosplit.examples.")
 
 @dataclass(frozen=True)
 class LoadedPlan:
-    """A plan file with its model, traced, and its devices; ``family`` for a plan of several sizes."""
+    """A plan file with its model, traced, and its devices; ``family`` for a plan of several sizes.
+
+    The plan of a generator runs by ``open_generator(loaded.family, loaded.plan, loaded.machine)``.
+    """
 
     plan: Plan
     traced: Traced
@@ -33,7 +42,9 @@ class LoadedPlan:
     family: Family | None = None
 
     def open(self) -> Service:
-        """The plan as a running service."""
+        """The plan as a running service. Raises: UsageError: it is the plan of a generator."""
+        if self.plan.sequences is not None:
+            raise UsageError("the plan is of a generator; use autosplit.open_generator(loaded.family, loaded.plan)")
         return open_pipeline(self.family or self.traced, self.plan, self.machine)
 
     def placed(self) -> Placed:
@@ -74,15 +85,20 @@ def load(
         raise_faults(PlanError, f"plan '{path}' is wrong", file.shapes.faults)
         if isinstance(model, Traced):
             raise UsageError(f"plan '{path}' is for requests of several sizes; give the module or its spec")
-        family = trace(
-            _require_named(path, file, model) if model is None or isinstance(model, str | Path) else model,
-            inputs=inputs,
-            trust=trust,
-            values=file.model.values,
-            trust_backends=file.model.trusted,
-            shapes=None if model is None or isinstance(model, str | Path) else file.shapes.dims,
-            sizes=file.shapes.sizes,
-        ).only(file.shapes.variants)
+        named = _require_named(path, file, model) if model is None or isinstance(model, str | Path) else model
+        if file.sequences is not None:
+            family = _steps(path, file.sequences, file.shapes, named)
+        else:
+            family = trace(
+                named,
+                inputs=inputs,
+                trust=trust,
+                values=file.model.values,
+                trust_backends=file.model.trusted,
+                shapes=None if model is None or isinstance(model, str | Path) else file.shapes.dims,
+                sizes=file.shapes.sizes,
+            )
+        family = family.only(file.shapes.variants)
         traced = family.variants[0]
     elif isinstance(model, Traced):
         traced = model
@@ -101,9 +117,21 @@ def load(
             trust_backends=source.trusted,
         )
     plan = file.resolve(traced.graph)
-    plan = replace(plan, source=replace(plan.source, spec=traced.source.spec))  # not one that the file names beside a module
+    if file.sequences is None or isinstance(model, nn.Module):
+        plan = replace(plan, source=replace(plan.source, spec=traced.source.spec))  # not one that the file names beside a module
     machine = Machine.of(map(parse_device, file.devices)) if devices is None else as_machine(devices)
     return LoadedPlan(plan, traced, machine, family)
+
+
+def _steps(path: Path, sequences: Sequences, shapes: Shapes, model: Model) -> Family:
+    """The steps of a generator, in the sizes of its plan. Raises: PlanError: there are no such sizes. UsageError: no module."""
+    sizes = shapes.buckets.get(TOKENS, ())
+    if not sizes or sizes[-1] <= sequences.max_sequences:
+        raise PlanError(f"plan '{path}' is of a generator, and its section 'shapes' has no sizes of steps")
+    if not isinstance(model, str | Path | nn.Module):
+        raise UsageError(f"plan '{path}' is of a generator; give the module that it was made for, or its spec")
+    chunk = sizes[-1] - sequences.max_sequences
+    return step_family(module_of(model), sequences.max_sequences, sequences.max_length, chunk)
 
 
 def _require_named(path: Path, file: PlanFile, model: str | Path | None) -> str:

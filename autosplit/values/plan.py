@@ -13,6 +13,7 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import Device, Machine, overlaps
 from autosplit.values.placement import placement_faults
 from autosplit.values.samples import Precision, Setting, backend_fault
+from autosplit.values.sequences import Sequences
 from autosplit.values.shapes import Shapes
 
 Status = Literal["optimal", "feasible", "shared", "measured", "manual"]
@@ -136,7 +137,7 @@ class Plan:
     ``source.batch / microbatch`` microbatches. ``queue_depth`` is the number of slots of each ring. ``why`` explains the plan;
     ``explain()`` returns it if it belongs to these stages. Stages compute in ``precision``, unless they name another one.
     ``process`` says where they run. ``shapes`` are the sizes of its requests, where they have several; the graph is then that of
-    the largest.
+    the largest. The plan of a generator has ``sequences``: those that its caches hold, and for which it was made.
     """
 
     source: Source
@@ -156,6 +157,7 @@ class Plan:
     why: Explanation | None = None
     process: Process = "workers"
     shapes: Shapes | None = None
+    sequences: Sequences | None = None
 
     def require_one_size(self, what: str) -> None:
         """Raises: UsageError: the plan is for requests of several sizes, which ``what`` (such as 'a bundle') does not hold."""

@@ -25,6 +25,7 @@ from autosplit.values.machine import parse_device
 from autosplit.values.placement import ops_are, unknown_op
 from autosplit.values.plan import QUEUE_DEPTH, UNKNOWN, Plan, Prediction, Process, Source, Stage, StageMemory, Status, check_graph
 from autosplit.values.samples import Precision, backend_fault
+from autosplit.values.sequences import Sequences
 from autosplit.values.shapes import Shapes
 
 SCHEMA = 1
@@ -74,6 +75,7 @@ def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
         ],
         "loads_s": dict(plan.loads_s),
         **({"shapes": _shapes_entry(plan.shapes)} if plan.shapes is not None else {}),
+        **({"sequences": asdict(plan.sequences)} if plan.sequences is not None else {}),
         **({"why": asdict(plan.why)} if plan.why is not None and plan.why.plan == plan.hash else {}),
         "made_from": {
             "graph": plan.graph_hash,
@@ -162,6 +164,7 @@ class PlanFile(_Strict):
     process: Process = "workers"
     loads_s: dict[str, float] = {}
     shapes: Shapes | None = None
+    sequences: Sequences | None = None
     why: Explanation | None = None
 
     @property
@@ -205,6 +208,7 @@ class PlanFile(_Strict):
             why=self.why,
             process=self.process,
             shapes=self.shapes,
+            sequences=self.sequences,
         )
         as_written = self.made_from.plan in ("", plan.hash) and self.made_from.figures in ("", _figures(plan))
         return plan if as_written else plan.unpredicted()

@@ -3,6 +3,7 @@
 import itertools
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,6 +14,8 @@ from pathlib import Path
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.networks import deploy
 from autosplit.errors import RefusedError, UsageError, raise_faults
+from autosplit.generating.generators import Generator
+from autosplit.generation import generator_on
 from autosplit.loadedplan import load
 from autosplit.parsing import shown
 from autosplit.serving.hostmanager import HostManager
@@ -41,6 +44,8 @@ class ServedModel:
         kept: what it needs while it runs; closed once it was unloaded.
         free: axes of inputs and outputs that may have any size up to the spec's.
         service: joins and pads requests of several sizes; None for requests of one size, which go to the network.
+        generator: goes on with sequences, where the model is one that generates; it has no inputs and outputs then.
+        created_s: when it was loaded, in seconds since 1970.
     """
 
     name: str
@@ -51,6 +56,21 @@ class ServedModel:
     kept: ExitStack = field(repr=False, compare=False)
     free: Free = field(default_factory=dict)
     service: ShapedService | None = None
+    generator: Generator | None = None
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def num_sequences(self) -> dict[str, int] | None:
+        """Sequences without and with a place in the caches; None where the model does not generate."""
+        found = self.generator
+        return None if found is None else {"num_waiting": found.num_waiting, "num_running": found.num_running}
+
+    def close(self, *, drain: bool) -> None:
+        """End what sends requests to the network, after the last answer; sequences fail without ``drain``."""
+        if self.service is not None:
+            self.service.close()
+        if self.generator is not None:
+            self.generator.close(drain=drain)
 
 
 class Repository:
@@ -113,8 +133,7 @@ class Repository:
         """End the calls under way. The host closes the networks."""
         self._thread.shutdown(cancel_futures=True)
         for model in self.served:
-            if model.service is not None:
-                model.service.close()
+            model.close(drain=False)
             model.kept.close()
 
     def _call(self, work: "partial[None]") -> "Future[None]":
@@ -131,7 +150,9 @@ class Repository:
         spec = read_plan(files[name]).model.spec
         loaded = load(files[name], next((one for one in self._trusted if same_function(one, spec)), None))
         graph, specs, family = loaded.traced.graph, loaded.traced.specs, loaded.family
-        inputs, outputs = (tuple(specs[one] for one in names) for names in (graph.inputs, graph.outputs))
+        generates = loaded.plan.sequences is not None
+        names = ((), ()) if generates else (graph.inputs, graph.outputs)
+        inputs, outputs = (tuple(specs[one] for one in some) for some in names)
         raise_faults(UsageError, f"model '{name}' cannot be served", unserved((*inputs, *outputs)))
         version = next(self._versions.setdefault(name, itertools.count(1)))
         with ExitStack() as kept:
@@ -139,11 +160,13 @@ class Repository:
             network = f"{name}/{version}"
             variants, symbolic = ((), None) if family is None else (family.variants[1:], family.symbolic)
             engine = deploy(self._host, network, loaded.traced, loaded.plan, loaded.machine, workspace, variants, symbolic)
-            service, free = (
-                (None, FIXED) if family is None else (ShapedService(family, engine), {**family.dims, **family.out_dims})
-            )
+            service, free, generator = None, FIXED, None
+            if family is not None and generates:
+                generator = generator_on(engine, family, loaded.plan)
+            elif family is not None:
+                service, free = ShapedService(family, engine), {**family.dims, **family.out_dims}
             before = self._served.get(name)
-            self._served[name] = ServedModel(name, version, network, inputs, outputs, kept.pop_all(), free, service)
+            self._served[name] = ServedModel(name, version, network, inputs, outputs, kept.pop_all(), free, service, generator)
         if before is not None:
             self._remove(before)
 
@@ -155,6 +178,5 @@ class Repository:
 
     def _remove(self, model: ServedModel) -> None:
         with model.kept:
-            if model.service is not None:
-                model.service.close()
+            model.close(drain=True)
             self._host.remove_network(model.network)
