@@ -6,6 +6,7 @@ from autosplit.commands.machines import opened_machine
 from autosplit.commands.starting import start
 from autosplit.errors import UsageError
 from autosplit.progress import bars
+from autosplit.terminal import visible
 
 
 def generate(given: Generate) -> None:
@@ -51,7 +52,7 @@ def generate(given: Generate) -> None:
             show(given, {"answers": answers, "texts": told if given.prompt else None, "stats": opened.stats().to_dict()}, *told)
         elif given.prompt:
             for text in opened.stream_text(given.prompt[0], **sampling):
-                print(text, end="", flush=True)
+                print(visible(text), end="", flush=True)
             print()
         else:
             for token in opened.stream(prompts[0], **sampling):

@@ -3,10 +3,12 @@ import json
 import pytest
 from generating.caches import BUCKETS, VOCABULARY, Pipeline, expected
 from typer.testing import CliRunner
+from webservice.generators import tokenizer
 
 from autosplit import cli
 from autosplit.generating.generators import Generator
 from autosplit.generating.sequences import Capacity
+from autosplit.generating.texts import Texts
 
 SPEC = ["generate", "transformers:LlamaForCausalLM", "--devices", "cpu:0", "--backend", "eager"]
 
@@ -18,7 +20,8 @@ def asked(monkeypatch):
 
     def generator(model, machine, constraints, **options):
         found.update(options, model=model, num_stages=constraints.num_stages)
-        return Generator(Pipeline(3, 80), BUCKETS, Capacity(3, 80, VOCABULARY), 1)
+        texts = Texts(tokenizer())
+        return Generator(Pipeline(3, 80), BUCKETS, Capacity(3, 80, VOCABULARY), 1, texts=texts)
 
     monkeypatch.setattr("autosplit.generation.generator", generator)
     monkeypatch.setattr("autosplit.commands.generating.start", lambda backends: 0.0)
@@ -31,6 +34,15 @@ def test_one_prompt_is_streamed(asked):
     assert [int(word) for word in done.stdout.split()] == expected([1, 2, 3], 5)
     assert (asked["prompt"], asked["new"], asked["num_stages"]) == (3, 5, 2)
     assert "1 sequences, 5 tokens" in done.stderr
+
+
+def test_text_is_streamed_and_cannot_steer_the_terminal(asked, monkeypatch):
+    monkeypatch.setattr("autosplit.generating.texts.load_texts", lambda spec: Texts(tokenizer()))
+    monkeypatch.setattr(Texts, "decoded", lambda self, ids: "".join(f"\x1b{one}" for one in ids))
+    done = CliRunner().invoke(cli.app, [*SPEC, "--prompt", "w5 w6", "--max-new-tokens", "3"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout == "".join(f"\\x1b{one}" for one in expected([5, 6], 3)) + "\n"
+    assert asked["prompt"] == 2
 
 
 def test_several_prompts_and_json(asked):
