@@ -7,6 +7,7 @@ Each can be written and read, and has one ``verify()``. In the order in which th
     machine      Device, Machine; machinefile: as a file that a person writes
     samples      Setting, Samples, Measured, Provenance: one measurement
     measurements Measurements: samples of ops, stages, links and wires of one model
+    sequences    Sequences: what a generator is planned and measured for
     profile      Profile: measurements with the seconds that planners take of them
     constraints  Constraints: pins, forbids, colocations, counts, latency limit; the ops that a pattern matches
     placement    the faults of a placement of ops on stages

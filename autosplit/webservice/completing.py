@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -35,8 +36,8 @@ from autosplit.webservice.repository import Repository, ServedModel
 NO_TOKENIZER = "model '{}' has no tokenizer at hand; send the ids of the tokens, and read 'token_ids' of the answer"
 
 
-class Sequences:
-    """The sequences of one request, whose tokens come to the event loop of its caller.
+class Answers:
+    """The answers to one request, each a sequence whose tokens come to the event loop.
 
     Args:
         generator: runs them.
@@ -158,34 +159,37 @@ class Completions:
                 asked = read_completion(await body.read(request), is_chat=is_chat)
                 begun_s, model = time.monotonic(), self._model(asked.model)
                 request.scope[MODEL] = model.name
-                sequences = await self._begun(asked, model, begun_s + self._bodies.limits.request_s)
-            pieces = self._counted(sequences.pieces(), asked.model, begun_s)
+                answers = await self._begun(asked, model, begun_s + self._bodies.limits.request_s)
+            pieces = self._counted(answers.pieces(), asked.model, begun_s)
             if asked.is_streamed:
                 return StreamingResponse(
-                    _events(asked, sequences, pieces), media_type="text/event-stream", headers={"cache-control": "no-store"}
+                    _events(asked, answers, pieces),
+                    media_type="text/event-stream",
+                    headers={"cache-control": "no-store"},
+                    background=BackgroundTask(answers.cancel),  # a caller may leave before the first event
                 )
             try:
                 found = [piece async for piece in pieces]
             finally:
-                sequences.cancel()
-            return JSONResponse(answer(asked, _joined(found), sequences.num_prompt))
+                answers.cancel()
+            return JSONResponse(answer(asked, _joined(found), answers.num_prompt))
 
-    async def _begun(self, asked: Asked, model: ServedModel, end_s: float) -> Sequences:
+    async def _begun(self, asked: Asked, model: ServedModel, end_s: float) -> Answers:
         """The sequences of a request, under way, on the newest version of its model."""
         while True:
             assert model.generator is not None
-            sequences = Sequences(model.generator, asked, end_s)
+            answers = Answers(model.generator, asked, end_s)
             try:
-                await run_in_threadpool(sequences.begin, model.name, self._bodies.limits.queue_s)
+                await run_in_threadpool(answers.begin, model.name, self._bodies.limits.queue_s)
             except BaseException as failure:
-                sequences.cancel()
+                answers.cancel()
                 newer = self._repository.get(asked.model)
                 if not isinstance(failure, RefusedError) or newer is None or newer is model or newer.generator is None:
                     raise
                 model = newer
                 continue
-            self._tokens.labels(asked.model, "prompt").inc(sequences.num_prompt)
-            return sequences
+            self._tokens.labels(asked.model, "prompt").inc(answers.num_prompt)
+            return answers
 
     async def _counted(self, pieces: AsyncIterator[Piece], model: str, begun_s: float) -> AsyncIterator[Piece]:
         """The same pieces, counted. Raises: HTTPException: the time of the request is over."""
@@ -211,7 +215,7 @@ class Completions:
         return model
 
 
-async def _events(asked: Asked, sequences: Sequences, pieces: AsyncIterator[Piece]) -> AsyncIterator[str]:
+async def _events(asked: Asked, answers: Answers, pieces: AsyncIterator[Piece]) -> AsyncIterator[str]:
     """A streamed answer, as server-sent events. A failure is the last one, as the status has been sent."""
     num_new, spoke = 0, set[int]()
     try:
@@ -220,12 +224,12 @@ async def _events(asked: Asked, sequences: Sequences, pieces: AsyncIterator[Piec
             yield _event(chunk(asked, piece, is_first=piece.index not in spoke))
             spoke.add(piece.index)
         if asked.has_usage:
-            yield _event(usage_chunk(asked, sequences.num_prompt, num_new))
+            yield _event(usage_chunk(asked, answers.num_prompt, num_new))
         yield "data: [DONE]\n\n"
     except Exception as failure:
         yield _event(error_content(as_http(failure), failure))
     finally:
-        sequences.cancel()
+        answers.cancel()
 
 
 def _event(content: object) -> str:
