@@ -25,7 +25,10 @@ TRUSTED = ("transformers:", "autosplit.examples.")
 
 @dataclass(frozen=True)
 class LoadedPlan:
-    """A plan file with its model, traced, and its devices; ``family`` for a plan of several sizes, or of a generator."""
+    """A plan file with its model, traced, and its devices; ``family`` for a plan of several sizes, or of a generator.
+
+    The plan of a generator runs by ``open_generator(loaded.family, loaded.plan, loaded.machine)``.
+    """
 
     plan: Plan
     traced: Traced
@@ -33,7 +36,9 @@ class LoadedPlan:
     family: Family | None = None
 
     def open(self) -> Service:
-        """The plan as a running service."""
+        """The plan as a running service. Raises: UsageError: it is the plan of a generator."""
+        if self.plan.sequences is not None:
+            raise UsageError("the plan is of a generator; use autosplit.open_generator(loaded.family, loaded.plan)")
         return open_pipeline(self.family or self.traced, self.plan, self.machine)
 
     def placed(self) -> Placed:
@@ -80,8 +85,9 @@ def load(
         raise_faults(PlanError, f"plan '{path}' is wrong", file.shapes.faults)
         if isinstance(model, Traced):
             raise UsageError(f"plan '{path}' is for requests of several sizes; give the module or its spec")
+        named = _require_named(path, file, model) if model is None or isinstance(model, str | Path) else model
         family = trace(
-            _require_named(path, file, model) if model is None or isinstance(model, str | Path) else model,
+            named,
             inputs=inputs,
             trust=trust,
             values=file.model.values,

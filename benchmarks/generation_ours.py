@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from autosplit import generation
 from autosplit.devices.limits import affinity
+from autosplit.generating.opening import open_generator
 from autosplit.generating.steps import step_family
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
@@ -29,7 +29,7 @@ def start(backend: str, folder: Path, threads: int) -> Callable[[Prompts, int], 
     traced, device = family.variants[0], "cpu:" + "+".join(map(str, affinity()[:threads]))
     stage = Stage("all", tuple(op.name for op in traced.graph.ops), (device,), backend)
     plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN)
-    generator = generation.open_generator(family, plan, Machine.of([parse_device(device)]))
+    generator = open_generator(family, plan, Machine.of([parse_device(device)]))
 
     def generate(prompts: Prompts, new: int) -> list[int]:
         first: list[int] = generator.generate(prompts, max_new_tokens=new, temperature=0.0)[0]

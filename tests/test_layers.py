@@ -51,7 +51,7 @@ ALLOWED = {
     },
     "typer": {"commands", "cli"},
     "rich": {"commands", "progress", "terminal"},
-    "transformers": {"generating.decoders", "tracing.architectures", "tracing.checkpoints"},
+    "transformers": {"generating.decoders", "generating.texts", "tracing.architectures", "tracing.checkpoints"},
     "ray": {"compat.raysettings", "clusters.localnodes", "clusters.raynodes", "exporting"},
     "onnxruntime": {"backends", "compat.runtimes", "bundling.driver", "exporting"},
     "openvino": {"backends", "compat.runtimes", "bundling.driver", "exporting"},

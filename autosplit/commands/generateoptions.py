@@ -12,6 +12,7 @@ from autosplit.values.constraints import Constraints
 
 if TYPE_CHECKING:
     from autosplit.deploying.setup import Budget
+    from autosplit.generating.texts import Texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +42,26 @@ class Generate(Sampled):
         list[str] | None, typer.Option(help="Ids of a prompt, with commas between. Again for more: they run side by side.")
     ] = None
     plan: Annotated[Path | None, typer.Option(help="A plan.yaml of this model, in place of measuring and planning.")] = None
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Text of a prompt, for a model in a folder with tokenizer.json. Again for more.")
+    ] = None
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the plan, for autosplit serve.")] = None
     max_sequences: Annotated[int, typer.Option(help="Sequences side by side; others wait.")] = 16
     max_length: Annotated[int, typer.Option(help="Most tokens of a sequence, those of its prompt included.")] = 1024
     stages: Annotated[int | None, typer.Option(min=1, help="Number of stages.")] = None
     time_limit: Annotated[str | None, typer.Option(help="Most time of the planner for a set of backends.")] = None
 
-    @property
-    def prompts(self) -> list[list[int]]:
-        """The prompts. Raises: UsageError: none is given, or one is no ids."""
-        if not self.prompt_ids:
-            raise UsageError("there is no prompt; give --prompt-ids 1,2,3")
-        return [_ids("--prompt-ids", text) for text in self.prompt_ids]
+    def prompts(self, texts: "Texts | None") -> list[list[int]]:
+        """The tokens of the prompts. Raises: UsageError: none is given, one is no ids, or one is a text without a tokenizer."""
+        from autosplit.generating.texts import required
+
+        if not self.prompt_ids and not self.prompt:
+            raise UsageError("there is no prompt; give --prompt-ids 1,2,3, or --prompt TEXT for a model with a tokenizer")
+        if self.prompt_ids and self.prompt:
+            raise UsageError("give prompts as texts or as ids, not both")
+        if self.prompt:
+            return list(map(required(texts).ids, self.prompt))
+        return [_ids("--prompt-ids", text) for text in self.prompt_ids or ()]
 
     @property
     def constraints(self) -> Constraints:

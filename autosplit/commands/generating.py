@@ -1,4 +1,4 @@
-"""Go on with prompts: ids in, ids out."""
+"""Go on with prompts: ids in, ids out; texts where a tokenizer is at hand."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from autosplit.commands.machines import opened_machine
 from autosplit.commands.starting import start
 from autosplit.errors import UsageError
 from autosplit.progress import Progress, bars
+from autosplit.terminal import visible
 from autosplit.values.machine import Machine
 from autosplit.values.planfile import PlanFile, read_plan
 
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
 
 def generate(given: Generate) -> None:
     """Generate tokens: trace, measure and plan a language model, open it, and go on with the prompts."""
-    prompts, sampling = given.prompts, given.sampling
+    sampling = given.sampling
     given.require_default(["cluster"], "the caches of a generator are on this machine")
     start(lambda: given.backends)
     from autosplit.generating.sampling import Sampling
+    from autosplit.generating.texts import load_texts
     from autosplit.generation import generator
+    from autosplit.values.planfile import write_plan
 
+    texts = load_texts(given.model)
+    prompts, ends = given.prompts(texts), texts.ends if texts is not None and given.prompt else ()
     Sampling(**sampling)  # tracing takes a while
     longest = max(map(len, prompts))
     if given.plan is None and longest + given.max_new_tokens - 1 > given.max_length:
@@ -51,13 +56,21 @@ def generate(given: Generate) -> None:
         )
     with opened:
         say(str(opened.plan))
-        if len(prompts) == 1 and not given.json:
+        if given.output is not None and opened.plan is not None and opened.graph is not None:
+            write_plan(opened.plan, opened.graph, given.output)
+            say(f"wrote {given.output}; autosplit serve {given.output} answers other programs")
+        if len(prompts) > 1 or given.json:
+            answers = opened.generate(prompts, **sampling | {"eos": [*sampling["eos"], *ends]})
+            told = [" ".join(map(str, one)) if texts is None or not given.prompt else texts.decoded(one) for one in answers]
+            show(given, {"answers": answers, "texts": told if given.prompt else None, "stats": opened.stats().to_dict()}, *told)
+        elif given.prompt:
+            for text in opened.stream_text(given.prompt[0], **sampling):
+                print(visible(text), end="", flush=True)
+            print()
+        else:
             for token in opened.stream(prompts[0], **sampling):
                 print(token, end=" ", flush=True)
             print()
-        else:
-            answers = opened.generate(prompts, **sampling)
-            show(given, {"answers": answers, "stats": opened.stats().to_dict()}, *(" ".join(map(str, one)) for one in answers))
         say(opened.stats().summary())
 
 

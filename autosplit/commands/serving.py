@@ -14,7 +14,7 @@ from autosplit.values.machine import parse_bytes
 
 
 def serve(given: Serve) -> None:
-    """Serve plans to other programs by the Open Inference Protocol (HTTP), until Ctrl-C or SIGTERM."""
+    """Serve plans by the Open Inference Protocol, and generators by OpenAI's interface, over HTTP until Ctrl-C or SIGTERM."""
     plans = _named(given.plans or [])
     if not plans and given.repository is None:
         raise UsageError("name a plan to serve, or --repository FOLDER with plans that callers may load")

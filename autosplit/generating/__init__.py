@@ -10,6 +10,7 @@
     sequences  a sequence from its prompt to its last token, and the steps that compute it
     scheduler  which tokens of which sequences run in the next step
     tallies    what the sequences of a generator took
+    texts      text to token ids and back, by the tokenizer in the folder of a checkpoint
     generators Generator: takes sequences from any thread, as futures, lists or streams
     phases     the ops of a step, measured in both phases: decoding and prompts
     forecast   the rates and times of a plan: the scheduler on a clock of its own

@@ -25,8 +25,10 @@ from autosplit.generating.sampling import Sampling
 from autosplit.generating.scheduler import Scheduler
 from autosplit.generating.sequences import Capacity, Generation, Step, token_ids
 from autosplit.generating.tallies import GenerationStats, Tally
+from autosplit.generating.texts import TextReader, Texts, required
 from autosplit.running.request import monotonic_deadline
 from autosplit.shapes.batching import Bucket
+from autosplit.values.graph import Graph
 from autosplit.values.plan import Plan
 
 
@@ -58,6 +60,8 @@ class Generator:
         num_stages: steps under way at most.
         queue_capacity: sequences that may wait for a slot before ``submit`` blocks or refuses.
         plan: the stages of the pipeline.
+        graph: the graph that the plan divides; ``write_plan(generator.plan, generator.graph, path)`` keeps both.
+        texts: the tokenizer of the model; None if there is none at hand.
         opened: closes the pipeline and what it needs; by default others do.
     """
 
@@ -70,11 +74,13 @@ class Generator:
         *,
         queue_capacity: int = 256,
         plan: Plan | None = None,
+        graph: Graph | None = None,
+        texts: Texts | None = None,
         opened: ExitStack | None = None,
     ) -> None:
         if queue_capacity < 1:
             raise UsageError(f"queue_capacity must be at least 1 sequence, but is {queue_capacity}")
-        self.pipeline, self.capacity, self.plan = pipeline, capacity, plan
+        self.pipeline, self.capacity, self.plan, self.graph, self.texts = pipeline, capacity, plan, graph, texts
         self._queue_capacity, self._opened = queue_capacity, opened or ExitStack()
         self._scheduler = Scheduler(buckets, capacity.max_sequences, num_stages)
         self._answers = deque[tuple[Step, "Future[Any]"]]()
@@ -144,6 +150,19 @@ class Generator:
         future = self.submit(prompt, on_token=tokens.put, **options)
         future.add_done_callback(lambda _: tokens.put(None))
         return _stream(tokens, future)
+
+    def stream_text(self, prompt: str, *, stop: Sequence[str] = (), **options: Any) -> Iterator[str]:
+        """The text after a prompt, as it comes, by the tokenizer of the checkpoint, up to a token that ends its texts.
+
+        Args:
+            prompt: a text.
+            stop: texts that end the answer; none of them stands in it.
+            options: as for ``stream``.
+        Raises: UsageError: there is no tokenizer at hand; others as ``stream``.
+        """
+        texts = required(self.texts)
+        eos = (*texts.ends, *_sampling({"eos": options.pop("eos", ())}).ends)
+        return _text(self.stream(texts.ids(prompt), eos=eos, **options), texts.reader(stop))
 
     @property
     def num_waiting(self) -> int:
@@ -309,3 +328,14 @@ def _stream(tokens: "SimpleQueue[int | None]", future: "Future[list[int]]") -> I
     finally:
         future.cancel()
     future.result()
+
+
+def _text(tokens: Iterator[int], reader: TextReader) -> Iterator[str]:
+    """The text of tokens as they come."""
+    for token in tokens:
+        if text := reader.add(token):
+            yield text
+        if reader.is_stopped:
+            return
+    if text := reader.end():
+        yield text

@@ -1,6 +1,8 @@
 """``open_generator``: a plan of steps as a running generator."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from autosplit.arguments import checked
 from autosplit.devices.discovering import Devices
@@ -9,6 +11,8 @@ from autosplit.generating.generators import Generator
 from autosplit.generating.sampling import SAMPLE
 from autosplit.generating.sequences import Capacity
 from autosplit.generating.sidebyside import SideBySide
+from autosplit.generating.texts import load_texts
+from autosplit.running.engine import Engine
 from autosplit.shapes.pipelines import open_engine
 from autosplit.shapes.service import measured
 from autosplit.tracing.family import Family
@@ -25,21 +29,34 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -
 
     Raises: PlanError: its stages have different numbers of devices. Others as ``open_pipeline``.
     """
-    plans, capacity = replicas_of(plan), capacity_of(family)
-    most = -(-capacity.max_sequences // len(plans))
-    capacity = Capacity(most, capacity.max_length, capacity.vocabulary)
+    plans = replicas_of(plan)
     with ExitStack() as opened:
-        found = [opened.enter_context(_opened(family, one, devices, capacity)) for one in plans]
+        found = [opened.enter_context(_opened(family, one, devices, len(plans))) for one in plans]
         opened.pop_all()  # from here on the caller closes them
-        return found[0] if len(plans) == 1 else SideBySide(found, plan)
+        return side_by_side(found, plan)
 
 
-def _opened(family: Family, plan: Plan, devices: Devices | None, capacity: Capacity) -> Generator:
+def side_by_side(generators: Sequence[Generator], plan: Plan) -> Generator:
+    """The generators of a plan's replicas as one."""
+    return generators[0] if len(generators) == 1 else SideBySide(generators, plan)
+
+
+def _opened(family: Family, plan: Plan, devices: Devices | None, num_replicas: int) -> Generator:
     """One pipeline as a generator."""
     engine, opened = open_engine(family.variants, plan, devices)
+    kept = ExitStack()
     with opened:
-        buckets = measured(family, engine)
-        return Generator(engine, buckets, capacity, num_stages_of(plan), plan=plan, opened=opened.pop_all())
+        generator = generator_on(engine, family, plan, num_replicas, kept)
+        kept.push(opened.pop_all())  # not before: a generator that cannot be made leaves its engine to this block
+        return generator
+
+
+def generator_on(engine: Engine, family: Family, plan: Plan, num_replicas: int = 1, opened: ExitStack | None = None) -> Generator:
+    """A generator over a network that runs one of a plan's replicas; ``opened`` closes it, by default others do."""
+    capacity, texts = capacity_of(family), load_texts(plan.source.spec)
+    capacity = replace(capacity, max_sequences=-(-capacity.max_sequences // num_replicas))
+    buckets, num_stages = measured(family, engine), num_stages_of(plan)
+    return Generator(engine, buckets, capacity, num_stages, plan=plan, graph=family.graph, texts=texts, opened=opened)
 
 
 def capacity_of(family: Family) -> Capacity:

@@ -24,6 +24,7 @@ class SideBySide(Generator):
     def __init__(self, generators: Sequence[Generator], plan: Plan) -> None:
         # no thread and no scheduler of its own: each generator has them
         self.generators, self.plan, self.pipeline = tuple(generators), plan, generators[0].pipeline
+        self.graph, self.texts = generators[0].graph, generators[0].texts
         most = sum(one.capacity.max_sequences for one in generators)
         self.capacity = replace(generators[0].capacity, max_sequences=most)
 

@@ -1,7 +1,7 @@
-"""The routes of the Open Inference Protocol, version 2, with Triton's calls for its repository of models.
+"""The routes of the Open Inference Protocol, version 2, with Triton's calls for its repository of models, and OpenAI's routes.
 
-An error is a status and ``{"error": SENTENCE}``. Each answer of a guarded route has the header ``x-request-id``: the caller's
-own, or a new one.
+An error is a status and ``{"error": SENTENCE}``, or OpenAI's form of it below ``/v1/``. Each answer of a guarded route has the
+header ``x-request-id``: the caller's own, or a new one.
 """
 
 import asyncio
@@ -29,7 +29,9 @@ from autosplit.serving.hostmanager import HostManager
 from autosplit.serving.metrics import HostMetrics
 from autosplit.versions import version_of
 from autosplit.webservice.bodies import Bodies, Body
-from autosplit.webservice.connections import CONNECTION, LimitedConnection
+from autosplit.webservice.completing import Completions
+from autosplit.webservice.completions import error_content
+from autosplit.webservice.connections import MODEL, cancelled_with_caller
 from autosplit.webservice.failures import as_http
 from autosplit.webservice.limits import ServerLimits
 from autosplit.webservice.repository import Repository, ServedModel
@@ -66,6 +68,7 @@ class Application:
         """Make the counters."""
         self.bodies = Bodies(self.limits)
         self.counters = kept = CollectorRegistry()
+        self.completing = Completions(self.repository, self.bodies, kept)
         kept.register(HostMetrics(self.host.health))
         self.requests = Counter("autosplit_http_requests", "Inference requests, by status.", ["model", "status"], registry=kept)
         self.seconds = Histogram("autosplit_http_request_seconds", "From the head to the answer.", ["model"], registry=kept)
@@ -73,7 +76,7 @@ class Application:
     def starlette(self) -> Starlette:
         """The routes."""
         models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-        routes = [Route(f"{path}/infer", self.guarded(self.infer), methods=["POST"]) for path in models]
+        routes = [Route(f"{path}/infer", self.guarded(self.infer, is_counted=True), methods=["POST"]) for path in models]
         routes += [  # after those of inference, because each request tries the routes in their order
             Route("/", self.page),
             Route("/events", self.guarded(self.events)),
@@ -85,12 +88,20 @@ class Application:
             Route("/v2/repository/models/{model}/load", self.guarded(self.load), methods=["POST"]),
             Route("/v2/repository/models/{model}/unload", self.guarded(self.unload), methods=["POST"]),
         ]
+        for path, route in {"/v1/completions": self.completing.completions, "/v1/chat/completions": self.completing.chat}.items():
+            routes += [Route(path, self.guarded(route, is_counted=True), methods=["POST"])]
+        routes += [
+            Route("/v1/models", self.guarded(self.completing.models)),
+            Route("/v1/models/{model}", self.guarded(self.completing.model)),
+        ]
         for path in models:
             routes += [Route(path, self.guarded(self.model)), Route(f"{path}/ready", self.guarded(self.model_ready))]
         return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
 
-    def guarded(self, route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """The route behind the token, with its errors as answers."""
+    def guarded(
+        self, route: Callable[[Request], Awaitable[Response]], *, is_counted: bool = False
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """The route behind the token, with its errors as answers; those of inference are counted."""
 
         async def answer(request: Request) -> Response:
             given = request.headers.get("x-request-id", "")
@@ -104,14 +115,15 @@ class Application:
                     error = as_http(failure, loading=route == self.load)
                     if error.status_code >= 500:
                         log.debug("request %s failed", name, exc_info=failure)
-                    response = JSONResponse({"error": error.detail}, error.status_code, error.headers)
+                    content = error_content(error, failure) if _is_openai(request) else {"error": error.detail}
+                    response = JSONResponse(content, error.status_code, error.headers)
                 status = response.status_code
                 response.raw_headers.append((b"x-request-id", name.encode("latin-1")))
                 return response
             finally:
                 elapsed_s = time.perf_counter() - begun_s
-                if route == self.infer:  # all models that are not in service count as one: names cannot fill the memory
-                    model = request.path_params["model"] if self.repository.get(request.path_params["model"]) else "unknown"
+                if is_counted:  # all models that are not in service count as one: names cannot fill the memory
+                    model = request.scope.get(MODEL, "unknown")
                     self.requests.labels(model, status).inc()
                     self.seconds.labels(model).observe(elapsed_s)
                 level = logging.WARNING if status >= 500 else logging.INFO
@@ -139,7 +151,13 @@ class Application:
             while not self.ending.is_set():
                 health = await run_in_threadpool(self.host.health)
                 models = [
-                    {"name": one.name, "version": one.version, "network": one.network, "ready": self.repository.is_ready(one)}
+                    {
+                        "name": one.name,
+                        "version": one.version,
+                        "network": one.network,
+                        "ready": self.repository.is_ready(one),
+                        "sequences": one.num_sequences,
+                    }
                     for one in self.repository.served
                 ]
                 yield f"data: {json.dumps(json_safe({**health, 'models': models, 'unix_s': time.time()}))}\n\n"
@@ -206,19 +224,13 @@ class Application:
     async def infer(self, request: Request) -> Response:
         """One request to a model. A caller that leaves cancels it."""
         model, json_bytes = self._model(request), _json_bytes(request)
-        connection: LimitedConnection = request.scope[CONNECTION]
-        connection.work = asyncio.current_task()
-        try:
-            with Body(self.bodies) as body:
-                num_before = -(json_bytes or 0) % 8  # binary data then begin where an item of any dtype may, and need no copy
-                data = memoryview(await body.read(request, num_before))[num_before:]
-                return await self._infer(model, read_request(data, json_bytes, model.inputs, model.outputs, model.free))
-        except asyncio.CancelledError:
-            if connection in connection.open_connections:  # the server ends
-                raise
-            raise HTTPException(499, "the caller left") from None
-        finally:
-            connection.work = None
+        request.scope[MODEL] = model.name
+        if model.generator is not None:
+            raise UsageError(f"model '{model.name}' generates, and has no tensors; send its prompts to /v1/completions")
+        with cancelled_with_caller(request), Body(self.bodies) as body:
+            num_before = -(json_bytes or 0) % 8  # binary data then begin where an item of any dtype may, and need no copy
+            data = memoryview(await body.read(request, num_before))[num_before:]
+            return await self._infer(model, read_request(data, json_bytes, model.inputs, model.outputs, model.free))
 
     async def _infer(self, model: ServedModel, given: InferRequest) -> Response:
         begun_s = time.monotonic()
@@ -260,7 +272,14 @@ async def _no_route(request: Request, failure: Exception) -> Response:
     """The answer to a path or a method that no route has."""
     assert isinstance(failure, HTTPException)
     text = f"{request.method} {shown(request.url.path)}: {failure.detail}"
-    return JSONResponse({"error": text}, failure.status_code, failure.headers)
+    content = error_content(HTTPException(failure.status_code, text)) if _is_openai(request) else {"error": text}
+    return JSONResponse(content, failure.status_code, failure.headers)
+
+
+def _is_openai(request: Request) -> bool:
+    """Whether a path is one of OpenAI's interface, which has its own form of errors."""
+    path: str = request.scope["path"]
+    return path.startswith("/v1/")
 
 
 def _json_bytes(request: Request) -> int | None:

@@ -6,9 +6,13 @@ idle connections would take all descriptors of the process.
 
 import asyncio
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from autosplit.webservice.limits import ServerLimits
@@ -21,6 +25,9 @@ KEPT_FILES = 192
 
 CONNECTION = "autosplit.connection"
 """Key of a request's connection in its ASGI scope."""
+
+MODEL = "autosplit.model"
+"""Key of the name of a request's model in its ASGI scope, once it is known to be in service."""
 
 _FULL = b'{"error":"the server has no connection left; try again later"}'
 _REFUSAL = (
@@ -98,3 +105,18 @@ def limited_protocol(limits: ServerLimits) -> type[LimitedConnection]:
     if num_files != resource.RLIM_INFINITY:
         limits = replace(limits, connections=min(limits.connections, max(1, num_files - KEPT_FILES)))
     return type("Connection", (LimitedConnection,), {"limits": limits, "open_connections": set()})
+
+
+@contextmanager
+def cancelled_with_caller(request: Request) -> Iterator[None]:
+    """A block that ends once the caller has left. Raises: HTTPException: the caller left; nobody reads that."""
+    connection: LimitedConnection = request.scope[CONNECTION]
+    connection.work = asyncio.current_task()
+    try:
+        yield
+    except asyncio.CancelledError:
+        if connection in connection.open_connections:  # the server ends
+            raise
+        raise HTTPException(499, "the caller left") from None
+    finally:
+        connection.work = None

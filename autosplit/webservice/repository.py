@@ -3,6 +3,7 @@
 import itertools
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,8 +14,12 @@ from pathlib import Path
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.networks import deploy
 from autosplit.errors import RefusedError, UsageError, raise_faults
+from autosplit.generating.forecast import replicas_of
+from autosplit.generating.generators import Generator
+from autosplit.generating.opening import generator_on, side_by_side
 from autosplit.loadedplan import load
 from autosplit.parsing import shown
+from autosplit.running.engine import Engine
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.service import ShapedService
 from autosplit.tracing.importing import same_function
@@ -41,6 +46,9 @@ class ServedModel:
         kept: what it needs while it runs; closed once it was unloaded.
         free: axes of inputs and outputs that may have any size up to the spec's.
         service: joins and pads requests of several sizes; None for requests of one size, which go to the network.
+        generator: goes on with sequences, where the model is one that generates; it has no inputs and outputs then.
+        replicas: the networks of its further replicas, where the model generates: a sequence stays in one.
+        created_s: when it was loaded, in seconds since 1970.
     """
 
     name: str
@@ -51,6 +59,22 @@ class ServedModel:
     kept: ExitStack = field(repr=False, compare=False)
     free: Free = field(default_factory=dict)
     service: ShapedService | None = None
+    generator: Generator | None = None
+    replicas: tuple[str, ...] = ()
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def num_sequences(self) -> dict[str, int] | None:
+        """Sequences without and with a place in the caches; None where the model does not generate."""
+        found = self.generator
+        return None if found is None else {"num_waiting": found.num_waiting, "num_running": found.num_running}
+
+    def close(self, *, drain: bool) -> None:
+        """End what sends requests to the network, after the last answer; sequences fail without ``drain``."""
+        if self.service is not None:
+            self.service.close()
+        if self.generator is not None:
+            self.generator.close(drain=drain)
 
 
 class Repository:
@@ -92,10 +116,10 @@ class Repository:
     def is_ready(self, model: ServedModel) -> bool:
         """Whether each copy of each stage of a model is at work."""
         try:
-            engine = self._host[model.network]
+            engines = [self._host[network] for network in (model.network, *model.replicas)]
         except (UsageError, RefusedError):
             return False
-        return engine.failure is None and all(worker.state != "dead" for worker in engine.health())
+        return all(engine.failure is None and all(worker.state != "dead" for worker in engine.health()) for engine in engines)
 
     def load(self, name: str) -> "Future[None]":
         """Load a model, or load its plan file again: requests go to the new version once all of its stages are ready.
@@ -113,8 +137,7 @@ class Repository:
         """End the calls under way. The host closes the networks."""
         self._thread.shutdown(cancel_futures=True)
         for model in self.served:
-            if model.service is not None:
-                model.service.close()
+            model.close(drain=False)
             model.kept.close()
 
     def _call(self, work: "partial[None]") -> "Future[None]":
@@ -131,19 +154,30 @@ class Repository:
         spec = read_plan(files[name]).model.spec
         loaded = load(files[name], next((one for one in self._trusted if same_function(one, spec)), None))
         graph, specs, family = loaded.traced.graph, loaded.traced.specs, loaded.family
-        inputs, outputs = (tuple(specs[one] for one in names) for names in (graph.inputs, graph.outputs))
+        generates = loaded.plan.sequences is not None
+        names = ((), ()) if generates else (graph.inputs, graph.outputs)
+        inputs, outputs = (tuple(specs[one] for one in some) for some in names)
         raise_faults(UsageError, f"model '{name}' cannot be served", unserved((*inputs, *outputs)))
         version = next(self._versions.setdefault(name, itertools.count(1)))
-        with ExitStack() as kept:
-            workspace = kept.enter_context(Workspace())
-            network = f"{name}/{version}"
+        with ExitStack() as kept, ExitStack() as undone:
+            workspace, engines = kept.enter_context(Workspace()), list[Engine]()
+            network, plans = f"{name}/{version}", replicas_of(loaded.plan) if generates else [loaded.plan]
+            networks = [network, *(f"{network}/{number}" for number in range(1, len(plans)))]
             variants, symbolic = ((), None) if family is None else (family.variants[1:], family.symbolic)
-            engine = deploy(self._host, network, loaded.traced, loaded.plan, loaded.machine, workspace, variants, symbolic)
-            service, free = (
-                (None, FIXED) if family is None else (ShapedService(family, engine), {**family.dims, **family.out_dims})
-            )
+            for its_name, plan in zip(networks, plans, strict=True):
+                engines.append(deploy(self._host, its_name, loaded.traced, plan, loaded.machine, workspace, variants, symbolic))
+                undone.callback(self._host.remove_network, its_name)
+            service, free, generator = None, FIXED, None
+            if family is not None and generates:
+                pairs = zip(engines, plans, strict=True)
+                generator = side_by_side([generator_on(one, family, plan, len(plans)) for one, plan in pairs], loaded.plan)
+            elif family is not None:
+                service, free = ShapedService(family, engines[0]), {**family.dims, **family.out_dims}
             before = self._served.get(name)
-            self._served[name] = ServedModel(name, version, network, inputs, outputs, kept.pop_all(), free, service)
+            self._served[name] = ServedModel(
+                name, version, network, inputs, outputs, kept.pop_all(), free, service, generator, tuple(networks[1:])
+            )
+            undone.pop_all()
         if before is not None:
             self._remove(before)
 
@@ -155,6 +189,6 @@ class Repository:
 
     def _remove(self, model: ServedModel) -> None:
         with model.kept:
-            if model.service is not None:
-                model.service.close()
-            self._host.remove_network(model.network)
+            model.close(drain=True)
+            for network in (model.network, *model.replicas):
+                self._host.remove_network(network)

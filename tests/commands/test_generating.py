@@ -3,10 +3,12 @@ import json
 import pytest
 from generating.caches import BUCKETS, VOCABULARY, Pipeline, expected
 from typer.testing import CliRunner
+from webservice.generators import tokenizer
 
 from autosplit import cli
 from autosplit.generating.generators import Generator
 from autosplit.generating.sequences import Capacity
+from autosplit.generating.texts import Texts
 from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.plan import PYTHON_OBJECT, UNKNOWN, Plan, Stage
 from autosplit.values.planfile import write_plan
@@ -21,7 +23,8 @@ def asked(monkeypatch):
 
     def generator(model, machine, constraints, **options):
         found.update(options, model=model, num_stages=constraints.num_stages)
-        return Generator(Pipeline(3, 80), BUCKETS, Capacity(3, 80, VOCABULARY), 1)
+        texts = Texts(tokenizer())
+        return Generator(Pipeline(3, 80), BUCKETS, Capacity(3, 80, VOCABULARY), 1, texts=texts)
 
     monkeypatch.setattr("autosplit.generation.generator", generator)
     monkeypatch.setattr("autosplit.commands.generating.start", lambda backends: 0.0)
@@ -34,6 +37,15 @@ def test_one_prompt_is_streamed(asked):
     assert [int(word) for word in done.stdout.split()] == expected([1, 2, 3], 5)
     assert (asked["prompt"], asked["new"], asked["num_stages"]) == (3, 5, 2)
     assert "1 sequences, 5 tokens" in done.stderr
+
+
+def test_text_is_streamed_and_cannot_steer_the_terminal(asked, monkeypatch):
+    monkeypatch.setattr("autosplit.generating.texts.load_texts", lambda spec: Texts(tokenizer()))
+    monkeypatch.setattr(Texts, "decoded", lambda self, ids: "".join(f"\x1b{one}" for one in ids))
+    done = CliRunner().invoke(cli.app, [*SPEC, "--prompt", "w5 w6", "--max-new-tokens", "3"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout == "".join(f"\\x1b{one}" for one in expected([5, 6], 3)) + "\n"
+    assert asked["prompt"] == 2
 
 
 def test_several_prompts_and_json(asked):
@@ -50,6 +62,8 @@ def test_several_prompts_and_json(asked):
     ("words", "fault"),
     [
         ([], "give --prompt-ids 1,2,3"),
+        (["--prompt", "a text"], "the model has no tokenizer at hand"),
+        (["--prompt", "a text", "--prompt-ids", "1"], "as texts or as ids, not both"),
         (["--prompt-ids", "1,x"], "'1,x' is not ids of tokens"),
         (["--prompt-ids", "1", "--eos", "end"], "--eos 'end' is not ids"),
         (["--prompt-ids", "1", "--temperature", "-1"], "temperature must be at least 0"),
