@@ -86,13 +86,16 @@ class CachedDecoder(nn.Module):
         """Logits ``[min(N, max_sequences), vocabulary]`` of the first tokens of a step."""
         with _given(_running, _Tokens(slots, positions)):
             logits: torch.Tensor = self.model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits
-        return logits.squeeze(0)
+        return logits
 
     def _first_rows(self, head: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The input of the head for those tokens alone."""
+        """The input ``[min(N, max_sequences), size]`` of the head for those tokens alone.
+
+        Without the batch of one: torch views three dimensions as two for a product, by a rule that does not hold for one token.
+        """
         hidden, *others = args
         rows = torch.arange(_sym_min(hidden.shape[1], self.max_sequences), device=hidden.device)
-        return hidden.index_select(1, rows), *others
+        return hidden.squeeze(0).index_select(0, rows), *others
 
 
 def cached(model: nn.Module, max_sequences: int, max_length: int) -> nn.Module:
