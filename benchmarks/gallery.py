@@ -30,7 +30,9 @@ def execute(path: Path) -> None:
     """Run a notebook in an empty folder, and write it with its outputs."""
     notebook = nbformat.read(path, as_version=4)
     with TemporaryDirectory() as empty:
-        NotebookClient(notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": empty}}).execute()
+        NotebookClient(
+            notebook, timeout=900, kernel_name="python3", coalesce_streams=True, resources={"metadata": {"path": empty}}
+        ).execute()
     for cell in notebook.cells:
         for name in ("execution", *TIMES):
             cell.metadata.pop(name, None)
