@@ -18,7 +18,7 @@ from autosplit.generating.scheduler import Scheduler
 from autosplit.generating.sequences import Generation, Step, num_giving
 from autosplit.generating.steps import TOKENS, StepFamily
 from autosplit.planning.predicting import predict
-from autosplit.reports.outcomes import Answers
+from autosplit.reports.outcomes import TokenRates
 from autosplit.shapes.batching import Bucket
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
@@ -28,7 +28,7 @@ StageSeconds = Mapping[int, Sequence[float]]
 """Tokens of a step to the seconds of each stage."""
 
 
-def forecast(plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile | None) -> Answers | None:
+def forecast(plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile | None) -> TokenRates | None:
     """The rates and times of sequences that come at once, as many as the caches hold; None where a measurement is missing.
 
     Args:
@@ -102,7 +102,7 @@ def between(known: StageSeconds, sizes: Sequence[int]) -> StageSeconds:
     return found
 
 
-def simulated(stage_s: StageSeconds, devices: Sequence[str], sequences: Sequences) -> Answers:
+def simulated(stage_s: StageSeconds, devices: Sequence[str], sequences: Sequences) -> TokenRates:
     """Rates and times of ``max_sequences`` sequences that come at once; as many steps are under way as there are devices.
 
     Args:
@@ -111,7 +111,7 @@ def simulated(stage_s: StageSeconds, devices: Sequence[str], sequences: Sequence
         sequences: the sequences.
 
     >>> simulated({1: [0.5, 0.5], 9: [1.0, 2.0]}, ["a", "b"], Sequences(prompt=8, new=3, max_sequences=1))
-    Answers(tokens_per_s=0.6, first_token_s=3.0, per_token_s=1.0)
+    TokenRates(tokens_per_s=0.6, first_token_s=3.0, per_token_s=1.0)
     """
     buckets = [Bucket(number, {TOKENS: size}, sum(stage_s[size])) for number, size in enumerate(stage_s)]
     scheduler = Scheduler(buckets, sequences.max_sequences, len(set(devices)))
@@ -134,4 +134,4 @@ def simulated(stage_s: StageSeconds, devices: Sequence[str], sequences: Sequence
             break
         now_s, step = under_way.popleft()
         scheduler.finish(step, [0] * num_giving(step.parts))
-    return Answers.of(times_s, now_s)
+    return TokenRates.of(times_s, now_s)

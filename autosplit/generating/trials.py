@@ -33,7 +33,7 @@ from autosplit.planning.baselines import (
 )
 from autosplit.progress import Progress, progress_shown
 from autosplit.reports.judging import judge, still_running
-from autosplit.reports.outcomes import PLAN, Answers, Outcome
+from autosplit.reports.outcomes import PLAN, Outcome, TokenRates
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.reports.runreport import RunReport
 from autosplit.running.engine import Engine
@@ -68,15 +68,15 @@ class _Contender:
     stats: Callable[[], RunStats]
     tokens: list[list[int]]
     num_sequences: int
-    predicted: Answers | None = None
-    rounds: list[Answers] = field(default_factory=list)
+    predicted: TokenRates | None = None
+    rounds: list[TokenRates] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
     def begin(self, prompts: Prompts) -> None:
         """Run one round."""
         begun_s = time.perf_counter()
         times_s = self.run(prompts)
-        self.rounds.append(Answers.of(times_s, time.perf_counter() - begun_s))
+        self.rounds.append(TokenRates.of(times_s, time.perf_counter() - begun_s))
         self.seconds += [times[-1] for times in times_s]
 
     def outcome(self, fault: str) -> Outcome:
@@ -94,8 +94,8 @@ class _Contender:
             stats=self.stats(),
             fault=fault,
             in_flight=self.num_sequences,
-            answers=Answers.middle(self.rounds),
-            predicted=self.predicted,
+            token_rates=TokenRates.middle(self.rounds),
+            predicted_token_rates=self.predicted,
         )
 
 
@@ -182,7 +182,7 @@ def _run_rounds(
         running = still_running(rates, keep)
 
 
-def _contender(generator: Generator, plan: Plan, predicted: Answers | None, family: StepFamily) -> _Contender:
+def _contender(generator: Generator, plan: Plan, predicted: TokenRates | None, family: StepFamily) -> _Contender:
     """A generator that has answered some prompts, so that what it needs is loaded."""
     new = family.sequences.new
     tokens = generator.generate(_prompts(family, 0)[:NUM_CHECKED], max_new_tokens=min(new, MOST_CHECKED))

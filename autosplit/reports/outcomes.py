@@ -72,7 +72,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class TokenRates:
     """What a generator does with sequences that come at once.
 
     Attributes:
@@ -86,20 +86,20 @@ class Answers:
     per_token_s: float
 
     @staticmethod
-    def of(times_s: Sequence[Sequence[float]], elapsed_s: float) -> "Answers":
+    def of(times_s: Sequence[Sequence[float]], elapsed_s: float) -> "TokenRates":
         """Of the seconds at which each sequence got each new token, from the time when all came.
 
-        >>> Answers.of([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], 4.0)
-        Answers(tokens_per_s=1.5, first_token_s=1.5, per_token_s=1.0)
+        >>> TokenRates.of([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], 4.0)
+        TokenRates(tokens_per_s=1.5, first_token_s=1.5, per_token_s=1.0)
         """
         each = [(times[-1] - times[0]) / (len(times) - 1) for times in times_s if len(times) > 1]
         first_s = median(times[0] for times in times_s)
-        return Answers(sum(map(len, times_s)) / elapsed_s, first_s, median(each) if each else nan)
+        return TokenRates(sum(map(len, times_s)) / elapsed_s, first_s, median(each) if each else nan)
 
     @staticmethod
-    def middle(rounds: "Sequence[Answers]") -> "Answers":
+    def middle(rounds: "Sequence[TokenRates]") -> "TokenRates":
         """The median of each figure over rounds."""
-        return Answers(*(median(getattr(one, name) for one in rounds) for name in Answers.__slots__))
+        return TokenRates(*(median(getattr(one, name) for one in rounds) for name in TokenRates.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Outcome:
         fault: which numbers are wrong, and in which backend; empty if the outputs are equal.
         in_flight: requests in flight in the full rounds, from one thread; 0 where it is not known.
         loads: the curve of throughput and latency, for requests of several sizes.
-        answers: the rates and times of a generator, whose items are tokens; ``predicted`` the forecast of them.
+        token_rates: of a generator, whose items are tokens; ``predicted_token_rates``: the forecast of them.
     """
 
     plan: Plan
@@ -136,8 +136,8 @@ class Outcome:
     fault: str = ""
     in_flight: int = 0
     loads: tuple[Load, ...] = ()
-    answers: Answers | None = None
-    predicted: Answers | None = None
+    token_rates: TokenRates | None = None
+    predicted_token_rates: TokenRates | None = None
 
     @property
     def throughput_per_s(self) -> float:
@@ -151,8 +151,8 @@ class Outcome:
 
     def figures(self, objective: str) -> dict[str, float]:
         """Measured beside predicted, for a table; the figure that the objective asks for comes first."""
-        if self.answers is not None:
-            return self._token_figures(self.answers)
+        if self.token_rates is not None:
+            return self._token_figures(self.token_rates)
         predicted = self.plan.prediction
         rate = {"items_per_s": self.throughput_per_s}
         alone = {"latency_s": self.latency.p50_s}
@@ -160,15 +160,15 @@ class Outcome:
             return {**alone, "spread": _shown_spread(self.alone_s), "predicted_s": predicted.latency_s or nan, **rate}
         return {**rate, "spread": _shown_spread(self.rounds_per_s), "predicted_per_s": predicted.throughput_per_s or nan, **alone}
 
-    def _token_figures(self, answers: Answers) -> dict[str, float]:
+    def _token_figures(self, rates: TokenRates) -> dict[str, float]:
         """Measured beside predicted, of a generator."""
-        told = self.predicted or Answers(nan, nan, nan)
+        told = self.predicted_token_rates or TokenRates(nan, nan, nan)
         return {
             "tokens_per_s": self.throughput_per_s,
             "predicted_tokens_per_s": told.tokens_per_s,
-            "first_token_s": answers.first_token_s,
+            "first_token_s": rates.first_token_s,
             "predicted_first_token_s": told.first_token_s,
-            "per_token_s": answers.per_token_s,
+            "per_token_s": rates.per_token_s,
             "predicted_per_token_s": told.per_token_s,
             "spread": _shown_spread(self.rounds_per_s),
         }

@@ -97,7 +97,7 @@ class RunReport:
 
         Each pair ran with one number of threads, because another number changes the last bits of many kernels.
         """
-        if self.best.answers is not None:
+        if self.best.token_rates is not None:
             return (
                 "First new tokens are those of one process on torch eager, whose steps were compared with the model when traced."
             )
@@ -117,7 +117,7 @@ class RunReport:
             f"{load.in_flight}: {load.per_s:.4g}/s, {1e3 * load.latency.p50_s:.4g} ms, {1e3 * load.latency.p99_s:.4g} ms"
             for load in self.best.loads
         )
-        if self.best.answers is not None:
+        if self.best.token_rates is not None:
             return f"Rates and times are those of {self.best.in_flight} sequences that come at once."
         told = f"Throughput is that of submit, from one thread with {self.best.in_flight} requests in flight."
         return f"{told} In flight: requests/s, p50, p99: {curve}." if curve else told
@@ -125,7 +125,7 @@ class RunReport:
     @property
     def request(self) -> str:
         """The items of a request, in words."""
-        if self.best.answers is not None:
+        if self.best.token_rates is not None:
             return "sequences of tokens"
         if not self.batch:
             return "requests of several sizes"
@@ -193,7 +193,7 @@ class RunReport:
                 "backend": predicted[stats.stage].backend,
                 "ops": len(predicted[stats.stage].ops),
                 "predicted_s": predicted[stats.stage].load_s or None,
-                "busy_s": stats.busy.p50_s if self.best.answers is None else stats.busy.mean_s,
+                "busy_s": stats.busy.p50_s if self.best.token_rates is None else stats.busy.mean_s,
                 "wait_s": stats.wait.p50_s,
                 "transfer_s": stats.transfer.p50_s,
                 "resident_bytes": stats.resident_bytes,
@@ -239,8 +239,10 @@ class RunReport:
                 name: {
                     "predicted_per_s": outcome.plan.prediction.throughput_per_s or None,
                     "stages": [[list(stage.devices), stage.backend, len(stage.ops)] for stage in outcome.plan.stages],
-                    "answers": None if outcome.answers is None else asdict(outcome.answers),
-                    "predicted": None if outcome.predicted is None else asdict(outcome.predicted),
+                    "token_rates": None if outcome.token_rates is None else asdict(outcome.token_rates),
+                    "predicted_token_rates": (
+                        None if outcome.predicted_token_rates is None else asdict(outcome.predicted_token_rates)
+                    ),
                     "spread": outcome.spread,
                     "rounds_per_s": list(outcome.rounds_per_s),
                     "latency": asdict(outcome.latency),

@@ -36,7 +36,7 @@ from autosplit.webservice.repository import Repository, ServedModel
 NO_TOKENIZER = "model '{}' has no tokenizer at hand; send the ids of the tokens, and read 'token_ids' of the answer"
 
 
-class Answers:
+class CompletionAnswers:
     """The answers to one request, each a sequence whose tokens come to the event loop.
 
     Args:
@@ -174,11 +174,11 @@ class Completions:
                 answers.cancel()
             return JSONResponse(answer(asked, _joined(found), answers.num_prompt))
 
-    async def _begun(self, asked: Asked, model: ServedModel, end_s: float) -> Answers:
+    async def _begun(self, asked: Asked, model: ServedModel, end_s: float) -> CompletionAnswers:
         """The sequences of a request, under way, on the newest version of its model."""
         while True:
             assert model.generator is not None
-            answers = Answers(model.generator, asked, end_s)
+            answers = CompletionAnswers(model.generator, asked, end_s)
             try:
                 await run_in_threadpool(answers.begin, model.name, self._bodies.limits.queue_s)
             except BaseException as failure:
@@ -215,7 +215,7 @@ class Completions:
         return model
 
 
-async def _events(asked: Asked, answers: Answers, pieces: AsyncIterator[Piece]) -> AsyncIterator[str]:
+async def _events(asked: Asked, answers: CompletionAnswers, pieces: AsyncIterator[Piece]) -> AsyncIterator[str]:
     """A streamed answer, as server-sent events. A failure is the last one, as the status has been sent."""
     num_new, spoke = 0, set[int]()
     try:

@@ -45,17 +45,17 @@ def test_every_way_runs_the_same_sequences_in_the_same_rounds(found):
     outcomes = found.report.outcomes
     assert {"plan", "all cores (eager)", GENERATE} <= set(outcomes)
     assert {"replicas (eager)", "even split (eager)"} <= {*outcomes, *found.report.left_out}
-    assert all(one.answers.tokens_per_s > 0 and one.answers.first_token_s > 0 for one in outcomes.values())
+    assert all(one.token_rates.tokens_per_s > 0 and one.token_rates.first_token_s > 0 for one in outcomes.values())
     assert all(not one.fault for one in outcomes.values())
-    told = outcomes["plan"].predicted
+    told = outcomes["plan"].predicted_token_rates
     assert 0 < told.first_token_s < SEQUENCES.new / told.tokens_per_s * SEQUENCES.max_sequences
-    assert outcomes[GENERATE].predicted is None
+    assert outcomes[GENERATE].predicted_token_rates is None
     assert found.report.chosen != GENERATE
     assert found.plan.sequences == SEQUENCES
     row = found.report.rows()[0]
     assert {"tokens_per_s", "predicted_tokens_per_s", "first_token_s", "predicted_first_token_s", "per_token_s"} <= set(row)
     data = found.report.to_dict()["outcomes"]["plan"]
-    assert data["answers"]["tokens_per_s"] == outcomes["plan"].throughput_per_s
+    assert data["token_rates"]["tokens_per_s"] == outcomes["plan"].throughput_per_s
     assert data["predicted"]["per_token_s"] == told.per_token_s
 
 
