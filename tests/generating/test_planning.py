@@ -56,7 +56,7 @@ def test_every_way_runs_the_same_sequences_in_the_same_rounds(found):
     assert {"tokens_per_s", "predicted_tokens_per_s", "first_token_s", "predicted_first_token_s", "per_token_s"} <= set(row)
     data = found.report.to_dict()["outcomes"]["plan"]
     assert data["token_rates"]["tokens_per_s"] == outcomes["plan"].throughput_per_s
-    assert data["predicted"]["per_token_s"] == told.per_token_s
+    assert data["predicted_token_rates"]["per_token_s"] == told.per_token_s
 
 
 def test_what_is_faster_but_no_plan_is_said(found):
