@@ -37,8 +37,6 @@ class LoadedPlan:
 
     def open(self) -> Service:
         """The plan as a running service. Raises: UsageError: it is the plan of a generator."""
-        if self.plan.sequences is not None:
-            raise UsageError("the plan is of a generator; use autosplit.open_generator(loaded.family, loaded.plan)")
         return open_pipeline(self.family or self.traced, self.plan, self.machine)
 
     def placed(self) -> Placed:

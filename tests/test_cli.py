@@ -246,7 +246,7 @@ def test_demands_that_cannot_be_met_are_named(
     assert pinned.exit_code == 1 and "'nothing' matches no op" in pinned.stderr
     capped = inside(*known, "--memory", "1kB", cwd=tmp_path, monkeypatch=monkeypatch)
     assert capped.exit_code == 1
-    assert "no plan fits: a worker takes " in capped.stderr and "the largest cap is 1000 B. Raise a cap." in capped.stderr
+    assert "no plan fits: a worker takes " in capped.stderr and "and its cap is 1000 B. Raise a cap." in capped.stderr
     assert not (tmp_path / "plan.yaml").exists()
 
 

@@ -43,8 +43,8 @@ MODEL_HELP = (
 )
 
 GENERATE_HELP = (
-    "For a language model that goes on with sequences: prompt=128,new=64 (tokens), max_sequences=16 (side by side), "
-    "max_length=1024; what is left out is as here."
+    "Plan a language model for sequences: prompt=128,new=64; further max_sequences=16 (side by side) and max_length=1024 "
+    "(tokens); what is left out is as here."
 )
 
 MEMORY_HELP = (
@@ -251,7 +251,7 @@ class Search(Profile):
     stages: Annotated[int | None, typer.Option(min=1, help="Number of stages.")] = None
     max_stages: Annotated[int | None, typer.Option(min=1, help="Most stages.")] = None
     objective: Annotated[
-        str, typer.Option(help="throughput, latency, or (search only) pareto: the front of both and memory.")
+        str, typer.Option(help="throughput, latency, or (search only) pareto; that is the front of both and memory.")
     ] = "throughput"
     pin: Annotated[list[str] | None, typer.Option(help="PATTERN=DEVICE: these ops on that device (again for more).")] = None
     forbid: Annotated[list[str] | None, typer.Option(help="PATTERN=DEVICE: these ops never on that device.")] = None

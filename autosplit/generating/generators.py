@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
@@ -176,8 +176,14 @@ class Generator:
 
     def stats(self, *, clear: bool = False) -> GenerationStats:
         """Times and tokens of the sequences that ended since the start, or since the last call with ``clear``."""
+        with self.tally() as tally:
+            return tally.stats(clear=clear)
+
+    @contextmanager
+    def tally(self) -> Iterator[Tally]:
+        """Its counts of sequences, which do not change meanwhile."""
         with self._changed:
-            return self._tally.stats(clear=clear)
+            yield self._tally
 
     def close(self, *, drain: bool = True) -> None:
         """Finish the sequences that were taken in (``drain``) or fail them, then end every worker.

@@ -41,9 +41,7 @@ class SideBySide(Generator):
     def stats(self, *, clear: bool = False) -> GenerationStats:
         """Times and tokens of the sequences of all generators; as ``Generator.stats``."""
         with ExitStack() as held:
-            for one in self.generators:
-                held.enter_context(one._changed.lock)
-            first, *others = (one._tally for one in self.generators)
+            first, *others = [held.enter_context(one.tally()) for one in self.generators]
             return first.stats(*others, clear=clear)
 
     def close(self, *, drain: bool = True) -> None:
