@@ -228,9 +228,9 @@ def page(kept: dict[str, Any]) -> str:
     )
     lines[-1] += f"those of {next(iter(WAYS))} before the first that differs, with one sequence."
     lines[-1] += (
-        " A decode rate is taken of the time for all tokens less that for one; a program that computes prompts otherwise "
+        " A decode rate is taken of the time for all tokens less that for one: where one took nearly as long as all, it is "
     )
-    lines[-1] += "for one token gets too high a rate, or none (openvino-genai)."
+    lines[-1] += "beyond the bound, or missing."
     for name, entry in kept.items():
         if entry["rounds"]:
             lines += ["", *section(name, entry)]
