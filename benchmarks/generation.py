@@ -28,6 +28,7 @@ import torch
 from autosplit.devices.discovering import describe
 from autosplit.devices.limits import affinity
 from autosplit.files import write_atomic
+from autosplit.generating.bounds import memory_bytes_per_s
 from autosplit.scratch import scratch_folder
 from autosplit.tracing.loading import load_model
 from benchmarks.generation_peers import WAYS
@@ -48,22 +49,10 @@ NUM_PROMPT, NUM_NEW = 128, 25
 END_S = 30.0
 """Seconds that a process may take to end."""
 
-READ_BYTES = 400 << 20
-"""Bytes that are read to measure the bandwidth of memory: more than the caches hold."""
 
 GENAI = "onnxruntime-genai"
 OURS = {f"autosplit, {backend}": backend for backend in ("onnxruntime", "eager")}
 BANDWIDTH = "bandwidth"
-
-
-def read_bytes_per_s(values: torch.Tensor) -> float:
-    """The bandwidth of memory: the fastest of three ways to read ``values``."""
-    found = 0.0
-    for read in (values.sum, lambda: values.dot(values), lambda: values.view(-1, 1024).mv(values[:1024])):
-        begun_s = time.perf_counter()
-        read()
-        found = max(found, values.nbytes / (time.perf_counter() - begun_s))
-    return found
 
 
 @contextmanager
@@ -119,7 +108,7 @@ def measure(name: str, given: argparse.Namespace, kept: dict[str, Any], until_s:
     entry = kept.setdefault(name, {"rounds": [], "failures": {}, "versions": {}})
     if len(entry["rounds"]) >= given.rounds or time.monotonic() > until_s:
         return
-    cores, random_ids, values = affinity()[: given.threads], random.Random(0), torch.ones(READ_BYTES // 4)
+    cores, random_ids = affinity()[: given.threads], random.Random(0)
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
         entry["weight_bytes"], entry["threads"] = save_model(MODELS[name], folder), given.threads
@@ -138,8 +127,7 @@ def measure(name: str, given: argparse.Namespace, kept: dict[str, Any], until_s:
             print(f"{name}: {way}: {said}", flush=True)
         while len(entry["rounds"]) < given.rounds and time.monotonic() < until_s:
             os.sched_setaffinity(0, cores)
-            torch.set_num_threads(given.threads)
-            found: dict[str, Any] = {BANDWIDTH: read_bytes_per_s(values)}
+            found: dict[str, Any] = {BANDWIDTH: memory_bytes_per_s(given.threads)}
             vocabulary = range(10, 30_000)
             for batch in BATCHES:
                 prompts = [random_ids.choices(vocabulary, k=NUM_PROMPT) for _ in range(batch)]

@@ -10,7 +10,7 @@ Slot 0 is scratch: no sequence has it, so that a step may be padded with zeros a
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -104,60 +104,53 @@ def _attended_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, 
 _library.register_fake("autosplit::attend", _attended_shape)
 
 
-def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    state_keys: torch.Tensor,
-    state_values: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> torch.Tensor:
-    """The operator ``autosplit::attend``; arguments as for ``KVCache.forward``.
+class _Call(NamedTuple):
+    """The arguments of the operator; see ``KVCache.forward``. States are ``[slots, num_heads, max_length, dim]``."""
 
-    The states ``[slots, num_heads, max_length, dim]`` are written, and the schema does not say so: torch would copy them at each
-    call of a graph, or not, as its passes decide. It is safe because no other op reads a state, and because a step that runs
-    again writes the same rows again. Tokens at positions from max_length on are not kept. Only places that the sequence has
-    written are read, never what another one left in the slot: a mask would not hide its NaN.
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    state_keys: torch.Tensor
+    state_values: torch.Tensor
+    slots: torch.Tensor
+    positions: torch.Tensor
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+def attend(*arguments: Any, **options: Any) -> torch.Tensor:
+    """The operator ``autosplit::attend``.
+
+    The states are written, and the schema does not say so: torch would copy them at each call of a graph, or not, as its passes
+    decide. It is safe because no other op reads a state, and because a step that runs again writes the same rows again. Tokens at
+    positions from max_length on are not kept. Only places that the sequence has written are read, never what another one left in
+    the slot: a mask would not hide its NaN.
     """
-    found = q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
-    alone = q.is_cpu and q.dtype == state_keys.dtype == torch.float32
-    options = scale, window, softcap
-    if not alone:
-        _keep(k, v, state_keys, state_values, slots, positions)
-    if not alone or _alone(q, k, v, state_keys, state_values, slots, positions, *options, found)():
-        _attend_slots(q, state_keys, state_values, slots, positions, *options, found, 2 if alone else 1)
+    found, run = prepare_attend(*arguments, **options)
+    run()
     return found
 
 
 _operators.impl("attend", attend, "CompositeExplicitAutograd")
 
 
-def prepare_attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    state_keys: torch.Tensor,
-    state_values: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> tuple[torch.Tensor, Callable[[], object]]:
-    """The answer of ``attend`` and a function that computes it anew from the memory of the same tensors."""
-    given = q, k, v, state_keys, state_values, slots, positions, scale, window, softcap
+def prepare_attend(*arguments: Any, **options: Any) -> tuple[torch.Tensor, Callable[[], object]]:
+    """The memory of the answer of ``attend``, and a function that computes it from what is in the arguments by then."""
+    given = _Call(*arguments, **options)
     found = _attended_shape(*given)
-    if q.dtype != torch.float32:
-        return found, lambda: found.copy_(attend(*given))
-    call = _alone(*given, found)
+    if given.q.is_cpu and given.q.dtype == given.state_keys.dtype == torch.float32:
+        attend_alone = _alone(given, found)
 
-    def run() -> None:
-        if call():
-            _attend_slots(q, state_keys, state_values, slots, positions, scale, window, softcap, found, 2)
+        def run() -> None:
+            if attend_alone():
+                _attend_slots(given, found, least=2)
+    else:
+
+        def run() -> None:
+            found.zero_()
+            _keep(given)
+            _attend_slots(given, found, least=1)
 
     return found, run
 
@@ -165,34 +158,21 @@ def prepare_attend(
 PREPARED[torch.ops.autosplit.attend.default] = prepare_attend
 
 
-def _alone(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    state_keys: torch.Tensor,
-    state_values: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    found: torch.Tensor,
-) -> Callable[[], int]:
-    """A call of ``attend_rows``."""
+def _alone(given: _Call, found: torch.Tensor) -> Callable[[], int]:
+    """A call of ``attend_rows``, which keeps the keys and values, too."""
     from autosplit.generating.rows import attend_rows  # loads numba
 
-    num_slots, _, length, _ = state_keys.shape
+    num_slots, _, length, _ = given.state_keys.shape
     powers = np.empty(length, np.float32)
-    tensors = q, k, v, state_keys, state_values, slots, positions
     call: Callable[..., int] = attend_rows
     return partial(
         call,
-        *[tensor.detach().numpy() for tensor in tensors],
-        np.float32(scale),
-        window or 0,
-        np.float32(softcap or 0),
+        *[tensor.detach().numpy() for tensor in given[:7]],
+        np.float32(given.scale),
+        given.window or 0,
+        np.float32(given.softcap or 0),
         np.empty(num_slots, np.int64),
-        np.empty(q.shape[3], np.float32),
+        np.empty(given.q.shape[3], np.float32),
         np.empty(length, np.float32),
         powers,
         powers.view(np.int32),
@@ -200,32 +180,22 @@ def _alone(
     )
 
 
-def _attend_slots(
-    q: torch.Tensor,
-    state_keys: torch.Tensor,
-    state_values: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    found: torch.Tensor,
-    least: int,
-) -> None:
+def _attend_slots(given: _Call, found: torch.Tensor, least: int) -> None:
     """Attend for the tokens of slots with at least ``least`` of them, in a call for each slot."""
-    (_, num_kv, length, _), dim = state_keys.shape, state_values.shape[3]
-    num_each, count = q.shape[1] // num_kv, len(slots)
+    q, window = given.q, given.window
+    (_, num_kv, length, _), dim = given.state_keys.shape, given.state_values.shape[3]
+    num_each, count = q.shape[1] // num_kv, len(given.slots)
     grouped, answers = q[0].reshape(num_kv, num_each, count, -1), found.view(count, num_kv, num_each, dim)
-    position_of = positions.tolist()
-    for slot, rows in _rows_by_slot(slots.tolist()).items():
+    position_of = given.positions.tolist()
+    for slot, rows in _rows_by_slot(given.slots.tolist()).items():
         if len(rows) < least:
             continue
         first, last = min(position_of[row] for row in rows), max(position_of[row] for row in rows)
         start, end = 0 if window is None else max(0, first + 1 - window), min(last + 1, length)
-        keys, values = state_keys[None, slot, :, start:end], state_values[None, slot, :, start:end]
+        keys, values = given.state_keys[None, slot, :, start:end], given.state_values[None, slot, :, start:end]
         some = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else torch.tensor(rows)
-        mask = _visible(positions[some], start, end, window).repeat(num_each, 1)
-        made = _attention(grouped[None, :, :, some].flatten(2, 3), keys, values, mask, scale, softcap)
+        mask = _visible(given.positions[some], start, end, window).repeat(num_each, 1)
+        made = _attention(grouped[None, :, :, some].flatten(2, 3), keys, values, mask, given.scale, given.softcap)
         answers[some] = made.view(num_kv, num_each, len(rows), dim).permute(2, 0, 1, 3)
 
 
@@ -239,19 +209,12 @@ def _rows_by_slot(slot_of: Sequence[int]) -> dict[int, list[int]]:
     return found
 
 
-def _keep(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    state_keys: torch.Tensor,
-    state_values: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-) -> None:
+def _keep(given: _Call) -> None:
     """Write the keys and values of tokens to their places in the states."""
-    rows = positions < state_keys.shape[2]
-    places = slots[rows], positions[rows]
-    state_keys[places[0], :, places[1]] = k[0, :, rows].transpose(0, 1)
-    state_values[places[0], :, places[1]] = v[0, :, rows].transpose(0, 1)
+    rows = given.positions < given.state_keys.shape[2]
+    places = given.slots[rows], given.positions[rows]
+    given.state_keys[places[0], :, places[1]] = given.k[0, :, rows].transpose(0, 1)
+    given.state_values[places[0], :, places[1]] = given.v[0, :, rows].transpose(0, 1)
 
 
 def _visible(positions: torch.Tensor, start: int, end: int, window: int | None) -> torch.Tensor:

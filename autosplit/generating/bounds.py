@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autosplit.generating.forecast import num_stages_of, replicas_of, stage_seconds
+from autosplit.generating.forecast import num_devices_of, replicas_of, stage_seconds
 from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.steps import TOKENS, StepFamily
 from autosplit.planning.predicting import moved_s
@@ -25,10 +25,10 @@ BOUNDS = {"weights_s": "memory bandwidth", "cache_s": "cache", "transfer_s": "tr
 """The limits in words."""
 
 
-def memory_bytes_per_s() -> float:
-    """The bandwidth of memory for one thread here: the fastest of three ways to read ``READ_BYTES``."""
+def memory_bytes_per_s(num_threads: int = 1) -> float:
+    """The bandwidth of memory for so many threads here: the fastest of three ways to read ``READ_BYTES``."""
     values, found, threads = torch.ones(READ_BYTES // 4), 0.0, torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(num_threads)
     try:
         ways: list[tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = [
             (torch.sum, (values,)),
@@ -61,7 +61,7 @@ def phase_rows(
     """
     plan, *others = replicas_of(plan)
     known, sequences = stage_seconds(plan, family, machine, profile), family.sequences
-    group, context = sequences.side_by_side((1 + len(others)) * num_stages_of(plan)), sequences.prompt + sequences.new / 2
+    group, context = sequences.largest_group((1 + len(others)) * num_devices_of(plan)), sequences.prompt + sequences.new / 2
     state_bytes = {
         node.name: sum(weight(family.variants[0].program, name).nbytes for name in states_of(node))
         for node in family.variants[0].program.graph.nodes

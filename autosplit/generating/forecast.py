@@ -41,7 +41,7 @@ def forecast(plan: Plan, family: StepFamily, machine: Machine, profile: PhasePro
     if profile is None or not is_measured(plan, profile):
         return None
     known, sequences = stage_seconds(single, family, machine, profile), family.sequences
-    share = replace(sequences, max_sequences=sequences.side_by_side(1 + len(others)))
+    share = replace(sequences, max_sequences=sequences.largest_group(1 + len(others)))
     found = simulated(between(known, family.allowed[TOKENS]), [stage.devices[0] for stage in single.stages], share)
     return replace(found, tokens_per_s=found.tokens_per_s * sequences.max_sequences / share.max_sequences)
 
@@ -62,8 +62,8 @@ def replicas_of(plan: Plan) -> list[Plan]:
     ]
 
 
-def num_stages_of(plan: Plan) -> int:
-    """The steps under way at most: one for each device."""
+def num_devices_of(plan: Plan) -> int:
+    """The devices of a plan; so many steps are under way at most."""
     return len({device for stage in plan.stages for device in stage.devices})
 
 

@@ -176,14 +176,14 @@ class Generator:
 
     def stats(self, *, clear: bool = False) -> GenerationStats:
         """Times and tokens of the sequences that ended since the start, or since the last call with ``clear``."""
-        with self.tally() as tally:
-            return tally.stats(clear=clear)
+        with self.tallies() as (first, *others):
+            return first.stats(*others, clear=clear)
 
     @contextmanager
-    def tally(self) -> Iterator[Tally]:
-        """Its counts of sequences, which do not change meanwhile."""
+    def tallies(self) -> Iterator[Sequence[Tally]]:
+        """The counts of sequences, which do not change meanwhile."""
         with self._changed:
-            yield self._tally
+            yield [self._tally]
 
     def close(self, *, drain: bool = True) -> None:
         """Finish the sequences that were taken in (``drain``) or fail them, then end every worker.

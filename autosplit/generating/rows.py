@@ -14,7 +14,10 @@ LEAST = np.float32(-126)
 """The smallest power of two of a float32."""
 
 EXP2 = tuple(map(np.float32, (0.9999999251, 0.6931530726, 0.2401536223, 0.0558263026, 0.0089893585, 0.0018775691)))
-"""A polynomial for powers of two from 0 to 1: least squares, weighted to equal relative errors, of 1.6e-7 at most."""
+"""A polynomial for powers of two from 0 to 1: least squares, weighted to equal relative errors, of 1.6e-7 at most.
+
+``math.exp`` is compiled to a call for each number: with it 16 tokens take 1.1 to 1.2 times as long, and one token 0.93 times.
+"""
 
 
 SIGNATURE = (

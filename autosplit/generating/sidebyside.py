@@ -1,15 +1,13 @@
 """SideBySide: several generators with the same weights as one; a sequence goes to the one with the fewest, and stays there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-
-import torch
+from typing import Any
 
 from autosplit.generating.generators import Generator
-from autosplit.generating.sampling import Sampling
-from autosplit.generating.tallies import GenerationStats
+from autosplit.generating.tallies import Tally
 from autosplit.values.plan import Plan
 
 
@@ -38,11 +36,11 @@ class SideBySide(Generator):
         """Sequences that have a slot."""
         return sum(one.num_running for one in self.generators)
 
-    def stats(self, *, clear: bool = False) -> GenerationStats:
-        """Times and tokens of the sequences of all generators; as ``Generator.stats``."""
+    @contextmanager
+    def tallies(self) -> Iterator[Sequence[Tally]]:
+        """The counts of all generators; as ``Generator.tallies``."""
         with ExitStack() as held:
-            first, *others = [held.enter_context(one.tally()) for one in self.generators]
-            return first.stats(*others, clear=clear)
+            yield [tally for one in self.generators for tally in held.enter_context(one.tallies())]
 
     def close(self, *, drain: bool = True) -> None:
         """Close all generators; as ``Generator.close``."""
@@ -50,14 +48,6 @@ class SideBySide(Generator):
             for one in self.generators:
                 closing.callback(one.close, drain=drain)
 
-    def _submit(
-        self,
-        prompt: Sequence[int] | torch.Tensor,
-        sampling: Sampling,
-        priority: int = 0,
-        deadline_s: float | None = None,
-        timeout_s: float | None = None,
-        on_token: Callable[[int], None] | None = None,
-    ) -> "Future[list[int]]":
+    def _submit(self, *given: Any, **options: Any) -> "Future[list[int]]":
         chosen = min(self.generators, key=lambda one: one.num_running + one.num_waiting)
-        return chosen._submit(prompt, sampling, priority, deadline_s, timeout_s, on_token)
+        return chosen._submit(*given, **options)

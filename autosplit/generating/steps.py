@@ -113,6 +113,6 @@ def step_traffic(sequences: Sequences, num_groups: int = 1, chunk: int = CHUNK) 
     >>> step_traffic(Sequences(prompt=128, new=64, max_sequences=4)).counts
     {(4,): 60.0, (132,): 4.0}
     """
-    group, largest = sequences.side_by_side(num_groups), sequences.max_sequences + chunk
+    group, largest = sequences.largest_group(num_groups), sequences.max_sequences + chunk
     prefills = sequences.max_sequences * sequences.prompt / (largest - group)
     return Traffic((TOKENS,), {(group,): max(num_groups * sequences.new - prefills, 0.0), (largest,): prefills})

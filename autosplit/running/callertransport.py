@@ -27,6 +27,7 @@ from autosplit.running.monitor import WorkerHealth
 from autosplit.running.request import Request
 from autosplit.running.turns import Turns
 from autosplit.running.wiring import Wiring, require_here
+from autosplit.values.machine import HOST_KINDS
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Context
@@ -59,7 +60,7 @@ class CallerTransport:
         [stage] = wiring.stages
         stage.refuse_isolated()
         for device in stage.devices:
-            if device.kind not in ("cpu", "null"):
+            if device.kind not in HOST_KINDS:
                 raise PlanError(f"the caller's process computes on cores, and '{device.name}' is an accelerator; use workers")
         self.wiring = wiring
         self.pace = FixedPace(len(stage.devices))

@@ -316,7 +316,7 @@ def _caller_faults(stages: Sequence[Stage], machine: Machine) -> list[str]:
         faults += [
             f"'{name}' is not a set of cores, and the caller's process computes on cores only"
             for name in stage.devices
-            if known.get(name, "cpu") not in ("cpu", "null")
+            if known.get(name, "cpu") not in HOST_KINDS
         ]
     return faults
 

@@ -31,7 +31,7 @@ class Sequences:
             faults = [f"prompt {self.prompt} and new {self.new} are beyond max_length {self.max_length}"]
         raise_faults(UsageError, "no sequences", faults)
 
-    def side_by_side(self, num_groups: int) -> int:
+    def largest_group(self, num_groups: int) -> int:
         """The most sequences in one of ``num_groups`` groups, as stages or replicas divide them."""
         return ceil(self.max_sequences / num_groups)
 

@@ -10,7 +10,7 @@ def test_text_and_back():
     found = parse_sequences("prompt=12, new=3", Sequences(max_sequences=5))
     assert found == Sequences(12, 3, 5)
     assert parse_sequences(str(found)) == found
-    assert [found.side_by_side(groups) for groups in (1, 2, 5)] == [5, 3, 1]
+    assert [found.largest_group(groups) for groups in (1, 2, 5)] == [5, 3, 1]
 
 
 @pytest.mark.parametrize(
