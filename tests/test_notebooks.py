@@ -21,7 +21,7 @@ LEAST_PICTURES = {
 }
 WITHOUT_TORCH = ("2_what_if.ipynb", "3_judging_a_plan_by_hand.ipynb", "5_judging_a_given_split.ipynb")
 WITH_TORCH = tuple(name for name in LEAST_PICTURES if name not in WITHOUT_TORCH)
-CPU_LIMIT_S = 90.0
+CPU_LIMIT_S = 50.0
 """Limit for the CPU seconds of a kernel with its workers, about twice what it takes."""
 
 STRICT = "import warnings\nwarnings.simplefilter('error')"

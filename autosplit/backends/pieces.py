@@ -108,11 +108,10 @@ def _is_custom(node: fx.Node) -> bool:
 
 def write_pieces(program: StageProgram, folder: Path) -> dict[Path, StageProgram]:
     """The programs that a runtime computes, by their folders, which are made: one of pieces, or the stage as it is in its own."""
-    whole, program = program, simplified(program)
-    found = pieces(program.module.graph)
-    if not any(piece.custom for piece in found):
-        return {folder: whole}
-    specs = _specs(program)
+    if not any(map(_is_custom, program.module.graph.nodes)):
+        return {folder: program}
+    program = simplified(program)
+    found, specs = pieces(program.module.graph), _specs(program)
     programs = {}
     for number, piece in enumerate(found):
         if not piece.custom:
