@@ -28,6 +28,9 @@ EXPLAIN_S = 1.0
 PREDICTION_ERROR = 0.04
 """Median error of predictions before anything runs: 3.6 % for 72 plans (``benchmarks/accuracy.md``, AMD EPYC), rounded up."""
 
+HOPELESS = 0.8
+"""A candidate that is predicted to reach less than this share of the best measured plan is not run."""
+
 Subject = tuple[Traced, Profile]
 """The model traced for one microbatch, and its profile."""
 
@@ -188,3 +191,10 @@ class Trial:
             "speed_against_first": float("nan") if self.times_first is None else self.times_first,
             "note": self.note,
         }
+
+
+def is_hopeful(question: Question, plan: Plan, best: Trial) -> bool:
+    """Whether a plan is predicted to reach ``HOPELESS`` of the best candidate."""
+    if question.constraints.objective == "throughput":
+        return plan.prediction.throughput_per_s > HOPELESS * (best.measured_per_s or 0.0)
+    return HOPELESS * plan.prediction.latency_s < best.plan.prediction.latency_s

@@ -6,6 +6,7 @@ from statistics import geometric_mean, median
 
 import numpy as np
 
+from autosplit.deploying.bench import Contender
 from autosplit.measuring.rounds import SLOW_RATIO
 from autosplit.running.messages import WorkerEvent
 from autosplit.values.machine import places
@@ -175,3 +176,9 @@ def shares_s(spans: Sequence[Sequence[Span]]) -> list[list[float]]:
     clock_ns = np.concatenate([[0.0], np.cumsum(np.diff(edges) / np.maximum(1, running))])
     shares_ns = iter(clock_ns[np.searchsorted(edges, ends)] - clock_ns[np.searchsorted(edges, begins)])
     return [[float(next(shares_ns)) / 1e9 for _ in worker] for worker in spans]
+
+
+def taken_of(entry: Contender, since_ns: int = 0) -> tuple[Samples, ...]:
+    """``taken_s`` of a plan on a bench, for requests that began after ``since_ns``."""
+    told = [spans_of(events) for events in entry.pipeline.events()]
+    return taken_s(entry.plan, [[span for span in spans if span[0] >= since_ns] for spans in told])

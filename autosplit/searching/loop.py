@@ -5,6 +5,7 @@ then the other usual ways. The loop ends when the planner comes back to a plan t
 or when its part of the budget is spent.
 Optuna (Akiba et al., 2019) then varies the number of stages, replication, the queue depth, threads, backend and microbatch. It
 begins with the planner's answer; a trial whose prediction is far behind the best measured plan is pruned without running.
+At last, the candidates that measured alike run beside each other in longer rounds.
 """
 
 import time
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autosplit import tables
-from autosplit.deploying.bench import FIRST_S, Bench, Contender
+from autosplit.deploying.bench import FIRST_S, Bench
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup, round_s
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, WorkerError
@@ -25,14 +26,14 @@ from autosplit.progress import Progress, quiet
 from autosplit.reports.judging import is_simpler
 from autosplit.reports.outcomes import PLAN, Ratio
 from autosplit.searching import candidates
-from autosplit.searching.candidates import Subject, Trial, answer, asking, breaks_caps, explained, is_worth
-from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
+from autosplit.searching.candidates import HOPELESS, Subject, Trial, answer, asking, breaks_caps, explained, is_hopeful, is_worth
+from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, taken_of
+from autosplit.searching.final import FINAL_SHARE, finalists, run_final
 from autosplit.searching.journal import open_study
 from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, space
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Samples
 
 NUM_ROUNDS = 3
 ROUND_S = 0.4
@@ -49,9 +50,6 @@ ALONE_SHARE = 1 / 30
 PLANNING_SHARE, LEAST_PLANNING_S = 0.2, 1.0
 """Share of the budget for one question to the planner, and least seconds of the first and the last question. A second is enough:
 for ResNet-50, BERT, ViT, GPT-2 and others, 10 s gave the same plans, and only bounds grew."""
-
-HOPELESS = 0.8
-"""A candidate that is predicted to reach less than this share of the best measured plan is not run."""
 
 MAX_TRIALS = 24
 FIRST = "first"
@@ -154,6 +152,7 @@ def _search(
             hunt.correct(*candidates.run_order(question, first, usual))
             progress("search", min(1.0, hunt.spent()), "trying plans of other shapes")
             hunt.tune(study)
+            hunt.decide()
             progress("search", 1.0, "ending the candidates")
         found = hunt.result()
         progress("search", 1.0, "looking for the bound of the best candidate")
@@ -200,6 +199,8 @@ class _Hunt:
         """The profiles with all corrections since."""
         self._seen: list[Seen] = []
         self.trials: list[Trial] = []
+        self._ended: list[Trial] = []
+        """The candidates of the final, which decides."""
         self._uncut: set[int] = set()
         """Microbatches that the model cannot be traced or measured for."""
         self._progress = progress
@@ -221,9 +222,9 @@ class _Hunt:
 
         One that was measured to break a cap counts only where all do.
         """
-        subject, footprints = self.subject, self._footprints
-        over = [breaks_caps(self.question, one.plan, subject(one.plan.microbatch), footprints) for one in self.ran]
-        ran = [trial for trial, is_over in zip(self.ran, over, strict=True) if not is_over] or self.ran
+        subject, footprints, ran = self.subject, self._footprints, self._ended or self.ran
+        over = [breaks_caps(self.question, one.plan, subject(one.plan.microbatch), footprints) for one in ran]
+        ran = [trial for trial, is_over in zip(ran, over, strict=True) if not is_over] or ran
         top = max(ran, key=lambda trial: trial.times_first or 0.0)
         simpler = [trial for trial in ran if is_simpler(trial.plan, top.plan) and trial.level_with(top)]
         return max(simpler, key=lambda trial: trial.times_first or 0.0, default=top)
@@ -244,7 +245,7 @@ class _Hunt:
         key = plan_key(self.question.constraints)
         for other in others:
             is_due = self.spent() < CORRECTING_SHARE or key(other) < key(first)
-            if is_due and self._is_hopeful(other) and self._is_worth_a_run(other):
+            if is_due and is_hopeful(self.question, other, self.best()) and self._is_worth_a_run(other):
                 self._measure(other, {})
         while self.spent() < CORRECTING_SHARE:
             try:
@@ -261,19 +262,12 @@ class _Hunt:
         traced, profile = self.subject(best.microbatch)
         return is_worth(self.question, plan, predict(best, traced.graph, self.question.machine, profile))
 
-    def _is_hopeful(self, plan: Plan) -> bool:
-        """Whether a plan is predicted to reach ``HOPELESS`` of the best candidate."""
-        best = self.best()
-        if self.question.constraints.objective == "throughput":
-            return plan.prediction.throughput_per_s > HOPELESS * (best.measured_per_s or 0.0)
-        return HOPELESS * plan.prediction.latency_s < best.plan.prediction.latency_s
-
     def tune(self, study: Study) -> None:
         """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
         for parameters in first_trials(self.question, self.best().plan):
             study.enqueue_trial(parameters, skip_if_exists=True)
         for _ in range(MAX_TRIALS):
-            if self.spent() >= 1:
+            if self.spent() >= 1 - FINAL_SHARE:
                 return
             trial = study.ask(space(self.question, self._subject_for is not None))
             value = self._try(asked_of(trial.params))
@@ -281,6 +275,15 @@ class _Hunt:
                 study.tell(trial, state=PRUNED)
             else:
                 study.tell(trial, value)
+
+    def decide(self) -> None:
+        """Run the candidates beside each other that their rounds do not tell apart."""
+        if level := finalists(self.ran, self.best()):
+            self._tell(f"the final of {len(level)} candidates")
+            objective = self.question.constraints.objective
+            self._ended = run_final(self.bench, objective, FIRST, level, self.subject, lambda: self.spent() > 1)
+            ended = {trial.plan.hash: trial for trial in self._ended}
+            self.trials = [ended.get(trial.plan.hash, trial) for trial in self.trials]
 
     def _plan(self, microbatch: int, asked: Mapping[str, Any]) -> Plan:
         """The planner's answer within a share of the time that is left."""
@@ -319,7 +322,7 @@ class _Hunt:
             return None
         if known := self._measured(plan):
             return known.times_first
-        if not self._is_hopeful(plan):
+        if not is_hopeful(self.question, plan, self.best()):
             self.trials.append(Trial(asked, plan, note=f"predicted below {HOPELESS:.0%} of the best measured"))
             return None
         return self._measure(plan, asked).times_first
@@ -338,8 +341,8 @@ class _Hunt:
             before, alone, begun_ns = len(first.rounds_per_s), len(first.rounds_alone_s), time.monotonic_ns()
             names, num_items = list(dict.fromkeys([FIRST, name])), self._num_items(plan)
             self._run_rounds(names, num_items)
-            meanwhile = _taken(first, begun_ns)
-            taken = meanwhile if entry is first else _taken(entry)
+            meanwhile = taken_of(first, begun_ns)
+            taken = meanwhile if entry is first else taken_of(entry)
             if self.question.constraints.objective == "latency":
                 self.bench.run_round(names, 0, num_items)  # this figure is only for the table
         except (AutosplitError, OSError) as failure:
@@ -391,9 +394,3 @@ class _Hunt:
         """Items of a full round of a candidate."""
         per_s = plan.prediction.throughput_per_s
         return int(min(1e6, self._round_s * per_s)) if per_s < float("inf") else 1000
-
-
-def _taken(entry: Contender, since_ns: int = 0) -> tuple[Samples, ...]:
-    """Seconds of each worker's device that a request took, for requests that began after ``since_ns``."""
-    told = [spans_of(events) for events in entry.pipeline.events()]
-    return taken_s(entry.plan, [[span for span in spans if span[0] >= since_ns] for spans in told])

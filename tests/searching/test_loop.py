@@ -524,7 +524,7 @@ def test_a_plan_for_latency_is_corrected_by_requests_alone(
         return entry  # type: ignore[no-any-return]
 
     bench.load = load
-    monkeypatch.setattr(loop, "_taken", lambda entry, since_ns=0: (Samples((ran[-1],)),))
+    monkeypatch.setattr(loop, "taken_of", lambda entry, since_ns=0: (Samples((ran[-1],)),))
     hunt._measure(first, {})
     assert predict(first, GRAPH, TWO, hunt.subject(1)[1]).prediction.latency_s == pytest.approx(seen_s, rel=0.01)
 
@@ -556,7 +556,7 @@ def test_a_slow_time_of_the_machine_does_not_stay_in_the_profile(bench: Any, mon
     first, second = (planned(hunt.question, num_stages=count) for count in (1, 2))
     bench.functions += [increment]
     told = iter([[8.0], [4.0], [2.2, 2.2]])
-    monkeypatch.setattr(loop, "_taken", lambda entry, since_ns=0: tuple(Samples((seconds,)) for seconds in next(told)))
+    monkeypatch.setattr(loop, "taken_of", lambda entry, since_ns=0: tuple(Samples((seconds,)) for seconds in next(told)))
     bottlenecks_s = []
     for measured in (first, second):
         hunt._measure(measured, {})
