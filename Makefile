@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster bench-hosts test test-fast trial check sizes format docs bench-planner bench-runtime bench-models bench-accuracy profiles pictures gallery fuzz chaos dist clean
+.PHONY: help install demo demo-cluster bench-hosts test test-fast trial check sizes format docs bench-planner bench-runtime bench-gpu bench-models bench-accuracy profiles pictures gallery fuzz chaos dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -68,6 +68,9 @@ bench-planner: install ## planner table: workload, reference value, ours, bound,
 
 bench-runtime: install ## ring, empty stages, peers, soak
 	$(BIN)/python -m benchmarks.runtime
+
+bench-gpu: install ## a model larger than its accelerator, under ten caps, on the simulated one
+	$(BIN)/python -m benchmarks.gpu
 
 bench-models: install ## the best way to run each model here
 	$(BIN)/python -m benchmarks.models

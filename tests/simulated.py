@@ -68,7 +68,7 @@ class Event:
             self.reach(mark)
             queue.time_s = max(queue.time_s, self.at_s)
 
-        queue.waiting.append(wait)
+        wait() if queue.running else queue.waiting.append(wait)
 
     def synchronise(self) -> None:
         self.owner.calls["event.synchronise"] += 1

@@ -2,8 +2,8 @@
 
 Its tensors hide CPU tensors. Torch calls ``compute`` for every op on them, which refuses what a real device refuses: an op that
 also reads a tensor of the host or of another device, a read by the host outside a queue, and memory beyond the cap. Time is
-simulated, never slept: each queue has a clock, an op takes ``OP_S``, and copies take turns on a bus of ``BUS_BYTES_PER_S``. The
-host takes no time.
+simulated, never slept: each queue has a clock, an op takes ``OP_S``, and copies take turns on a bus of ``BUS_BYTES_PER_S`` in
+each direction. The host takes no time.
 Processes see what others hold by names of abstract sockets, which end with their process.
 """
 
@@ -47,14 +47,14 @@ class Memory:
         most_bytes: its size.
         held: address of an allocation to its bytes and the number of tensors that use it.
         running: the queue whose work is done now; None while the host does something else.
-        copies: begin and end in seconds of the last copies over the bus.
+        copies: begin and end in seconds of the last copies to the device and from it.
     """
 
     index: int
     most_bytes: int = TOTAL_BYTES
     held: dict[int, list[int]] = field(default_factory=dict)
     running: Queue | None = None
-    copies: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
+    copies: tuple[deque[tuple[float, float]], ...] = field(default_factory=lambda: (deque(maxlen=64), deque(maxlen=64)))
     devices: ClassVar[dict[int, "Memory"]] = {}
 
     @property
@@ -75,16 +75,16 @@ class Memory:
         if not self.held[address][1]:
             del self.held[address]
 
-    def spend(self, num_copied_bytes: int | None) -> None:
+    def spend(self, num_copied_bytes: int | None, leaves: bool) -> None:
         """Let the running queue spend the time of an op, or of a copy, which takes the first gap between others on the bus."""
         if self.running is None:
             return
         begin_s, seconds = self.running.time_s, OP_S if num_copied_bytes is None else num_copied_bytes / BUS_BYTES_PER_S
         if num_copied_bytes is not None:
-            for other_begin_s, other_end_s in sorted(self.copies):
+            for other_begin_s, other_end_s in sorted(self.copies[leaves]):
                 if begin_s + seconds > other_begin_s:
                     begin_s = max(begin_s, other_end_s)
-            self.copies.append((begin_s, begin_s + seconds))
+            self.copies[leaves].append((begin_s, begin_s + seconds))
         self.running.time_s = begin_s + seconds
 
 
@@ -123,7 +123,7 @@ def compute(op: Any, *args: Any, **kwargs: Any) -> Any:
     if memory.running is None and mine and (leaves or not (is_copy or op.is_view)):
         raise RuntimeError(f"{op}: the host reads memory of simulated:{memory.index} outside a queue")
     if not op.is_view:
-        memory.spend(sum(t.nbytes for t in tensors[-1:]) if is_copy and len(mine) < 1 + (len(tensors) > 1) else None)
+        memory.spend(sum(t.nbytes for t in tensors[-1:]) if is_copy and len(mine) < 1 + (len(tensors) > 1) else None, leaves)
     own = {id(tensor.raw): tensor for tensor in mine}
     kwargs |= {"device": torch.device("cpu")} if "device" in kwargs else {}
     bare = _pytree.tree_map_only(Held, lambda held: held.raw, (args, kwargs))

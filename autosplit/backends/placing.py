@@ -180,7 +180,7 @@ def place_runnable(
     computing = accelerator.queue()
     run, recordable = place(accelerator, computing)
     accelerator.synchronise()  # another queue copies the weights
-    note = "" if recordable else "its runtime launches the kernels itself"
+    note = "" if recordable else "its kernels are launched one by one"
     contexts: list[RequestContext] = []
     for _ in range(NUM_CONTEXTS):
         sources = tuple(StagedTensor(accelerator, spec) for spec in inputs)

@@ -4,6 +4,7 @@ problem       ops, devices, transfers and rules as arrays; blocks
 wires         network cards and uplinks that values between hosts share
 graphproblem  the problem of putting a graph on a machine
 hostways      the way of values over hosts
+streaming     the waits of a block for weights that are streamed
 cost          evaluates blocks: loads and memory
 pieces        the latency of one sample
 faults        the rules that blocks break

@@ -1,19 +1,21 @@
 """The one evaluator: the cost of any solution of a problem, in float64.
 
 Each block pays its compute, each value that it sends (once for each destination block, or once in all with ``send_once``) and
-each value that it receives from outside. A block on r devices gives each of them every r-th sample, so each pays 1/r of that.
-The load of a device is the sum over its blocks. The model with ``send_once`` and transfers paid by accelerators only is the one
-of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020).
+each value that it receives from outside. A streamed block pays the waits for its weights as transfers. A block on r devices gives
+each of them every r-th sample, so each pays 1/r of that. The load of a device is the sum over its blocks. The model with
+``send_once`` and transfers paid by accelerators only is the one of Tarnawski et al., "Efficient Algorithms for Device Placement
+of DNN Graph Operators" (NeurIPS 2020).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.hostways import hosts_of, sent_forward
 from autosplit.costs.problem import HOST, Block, Floats, Problem
+from autosplit.costs.streaming import waits_s
 from autosplit.costs.wires import Sent
 
 TOLERANCE = 1e-9
@@ -91,6 +93,7 @@ def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
     for number, (block, moves) in enumerate(zip(blocks, moves_s(problem, blocks), strict=True)):
         for device, moved_s in zip(block.devices, moves, strict=True):
             work_s = float(problem.compute_s[list(block.ops), device].sum())
+            moved_s += waits_s(problem, block, device)
             compute_s[device] += work_s / len(block.devices)
             transfer_s[device] += moved_s / len(block.devices)
             block_s[number] = max(block_s[number], max(work_s, moved_s) if problem.overlap else work_s + moved_s)
@@ -173,12 +176,27 @@ def memory_bytes(problem: Problem, blocks: Sequence[Block]) -> Floats:
 
 
 def _block_bytes(problem: Problem, blocks: Sequence[Block]) -> Floats:
-    """The bytes of the weights of each block, each once, shape (num_blocks,)."""
+    """The bytes of the weights of each block on a device, each once, shape (num_blocks,)."""
     home = block_of(problem, blocks)
     held = np.bincount(home, problem.op_bytes, len(blocks)).astype(np.float64)
     for weight in problem.weights:
         held[np.unique(home[list(weight.users)])] += weight.num_bytes
-    return held
+    return np.minimum(held, [block.resident_bytes for block in blocks])
+
+
+def streamed(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
+    """The blocks, of which those that do not fit their devices are streamed where that is possible.
+
+    Several blocks on a device have room in proportion to their weights.
+    """
+    if not any(problem.pinned_s_per_byte):
+        return list(blocks)
+    found, full = [], problem.memory_bytes / np.maximum(memory_bytes(problem, blocks), 1.0)
+    for block, num_bytes in zip(blocks, _block_bytes(problem, blocks).tolist(), strict=True):
+        share = float(full[list(block.devices)].min())
+        streams = share < 1 and all(problem.pinned_s_per_byte[device] for device in block.devices)
+        found.append(replace(block, resident_bytes=int(share * num_bytes)) if streams else block)
+    return found
 
 
 def _holders(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.bool_]:

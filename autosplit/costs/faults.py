@@ -7,6 +7,7 @@ import numpy as np
 
 from autosplit.costs.cost import TOLERANCE, block_of, memory_bytes, pool_bytes
 from autosplit.costs.problem import Block, Problem
+from autosplit.costs.streaming import parts_on
 from autosplit.tables import bytes_text
 
 
@@ -50,6 +51,15 @@ def _shape_faults(problem: Problem, blocks: Sequence[Block]) -> list[str]:
 
 def _memory_faults(problem: Problem, blocks: Sequence[Block]) -> list[str]:
     faults = []
+    for block in blocks:
+        if block.resident_bytes < np.inf and parts_on(problem, block) is None:
+            names = ", ".join(f"'{problem.devices[device]}'" for device in block.devices)
+            largest = max(block.ops, key=lambda op: problem.op_bytes[op])
+            faults.append(
+                f"the weights of {len(block.ops)} ops on {names} can neither stay nor be streamed: "
+                f"{bytes_text(block.resident_bytes)} have no room for two buffers beside shared weights, and op "
+                f"'{problem.ops[largest]}' has {bytes_text(problem.op_bytes[largest])}"
+            )
     for device, (held, cap) in enumerate(zip(memory_bytes(problem, blocks), problem.memory_bytes, strict=True)):
         if held > cap * (1 + TOLERANCE):
             faults.append(f"device '{problem.devices[device]}' holds {bytes_text(held)}, and its cap is {bytes_text(cap)}")

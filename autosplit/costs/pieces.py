@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from autosplit.costs.cost import block_of, crossings_of
 from autosplit.costs.hostways import Chain, hosts_of
 from autosplit.costs.problem import HOST, Block, Floats, Problem
+from autosplit.costs.streaming import waits_s
 from autosplit.values.graph import few_runs
 
 
@@ -51,7 +52,7 @@ class TimedPiece:
     Attributes:
         block: number of the block that it is a part of.
         devices: the devices of the block; a sample is on one of them.
-        work_s: seconds of compute on each device, shape (num_replicas,).
+        work_s: seconds of compute on each device, with a share of the block's waits for streamed weights, shape (num_replicas,).
         moved_s: seconds of sending and receiving on each device, shape (num_replicas,).
         sources: the pieces that it reads, HOST for the host, to the way of their values.
     """
@@ -96,11 +97,12 @@ def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedP
             way, size = reads[target][source], float(problem.net_bytes[net])
             s_per_byte = problem.wires.way_s_per_byte(chain.way(source, target))
             reads[target][source] = PieceTransfer(way.delay_s, way.num_bytes + size, way.wired_s + size * s_per_byte)
+    waits = [np.array([waits_s(problem, block, k) for k in block.devices]) / len(block.ops) for block in blocks]
     made = [
         TimedPiece(
             owner[number],
             part.devices,
-            problem.compute_s[list(part.ops)][:, list(part.devices)].sum(axis=0),
+            problem.compute_s[list(part.ops)][:, list(part.devices)].sum(axis=0) + len(part.ops) * waits[owner[number]],
             moved[number],
             reads[number],
         )

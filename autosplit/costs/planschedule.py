@@ -7,6 +7,7 @@ from autosplit.costs.problem import HOST as PROBLEM_HOST
 from autosplit.costs.problem import Block, Problem
 from autosplit.costs.schedule import Schedule, simulate
 from autosplit.costs.simulation import LinkOf, SimStage, free_link
+from autosplit.costs.streaming import pass_s
 from autosplit.costs.wires import Wires
 from autosplit.errors import PlanError, raise_faults
 from autosplit.values.graph import Graph
@@ -15,6 +16,7 @@ from autosplit.values.machine import HOST
 from autosplit.values.placement import placement_faults
 from autosplit.values.plan import Plan, Stage
 from autosplit.values.profile import Profile
+from autosplit.values.residency import Parts, parts_of
 
 NOWHERE = PieceTransfer(0.0, 0.0, 0.0)
 """A transfer without values, for a piece that only waits for another one on its device."""
@@ -65,13 +67,24 @@ def schedule_plan(
         plan: the plan; its ``queue_depth`` is the number of slots.
         graph: its graph.
         profile: measured seconds of the graph.
-        link: link between two devices by name, usually ``machine.link``.
+        link: link between two devices by name, usually ``machine.link``; that of the host brings streamed weights.
         num_requests: passes of the graph, or as many times ``microbatches``.
         arrivals_s: when each request comes; None for all at once.
         wires: network cards and uplinks between hosts, usually ``machine.wires``.
-    Raises: ProfileError: a stage's backend was not measured on its device.
+    Raises: ProfileError: a stage's backend was not measured on its device. PlanError: a streamed stage has no room for buffers.
     """
-    stages = plan_stages(plan, graph, lambda stage, device: profile.stage_s(stage.ops, device, stage.backend, stage.threads))
+
+    def stage_s(stage: Stage, device: str) -> float:
+        setting = device, stage.backend, stage.threads
+        if stage.resident_bytes is None:
+            return profile.stage_s(stage.ops, *setting)
+        own_bytes, shared_bytes = graph.own_bytes(stage.ops)
+        parts = parts_of(own_bytes, shared_bytes, stage.resident_bytes)
+        raise_faults(PlanError, f"stage '{stage.name}' cannot be streamed", [] if parts else ["it has no room for two buffers"])
+        copy_s = [size * link(HOST, device).pinned_s_per_byte for size in own_bytes]
+        return pass_s([profile.op_s(op, *setting) for op in stage.ops], copy_s, parts or Parts())
+
+    stages = plan_stages(plan, graph, stage_s)
     return simulate(
         stages,
         num_requests,

@@ -6,7 +6,7 @@ holds ops and the devices that run them; several devices are replicas of the blo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -114,6 +114,7 @@ class Problem:
         wires: network cards and uplinks between hosts; the name of a device says its host. ``planners.wired`` plans around them.
         reasons: why (op, device) is not allowed, in words, for messages.
         host_s: seconds of the host's work for each sample, which a device pays as part of sending to the host; for messages.
+        pinned_s_per_byte: seconds in which a byte of streamed weights comes to each device; 0 where none may be streamed.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Problem:
     wires: Wires = NO_WIRES
     reasons: Mapping[tuple[int, int], str] = field(default_factory=dict)
     host_s: float = 0.0
+    pinned_s_per_byte: tuple[float, ...] = ()
 
     @property
     def num_ops(self) -> int:
@@ -149,6 +151,28 @@ class Problem:
     def total_bytes(self) -> float:
         """Bytes of all weights, each once."""
         return float(self.op_bytes.sum()) + sum(weight.num_bytes for weight in self.weights)
+
+    def with_streams(self, seconds: float) -> "Problem":
+        """The problem whose caps are larger by the bytes of weights that come in so many seconds.
+
+        A planner that knows no streams finds the blocks; a bound of this problem holds for all whose streams take that long. An
+        op whose weights are larger than a cap has no place there.
+        """
+        rates = np.array(self.pinned_s_per_byte or np.zeros(self.num_devices))
+        if not seconds or not rates.any():
+            return self
+        more = np.divide(seconds, rates, out=np.zeros(self.num_devices), where=rates > 0)
+        large = (self.op_bytes[:, None] > self.memory_bytes) & (rates > 0)
+        why = {
+            (op, device): f"op '{self.ops[op]}': its weights alone are larger than the cap, streamed or not"
+            for op, device in np.argwhere(large).tolist()
+        }
+        return replace(
+            self,
+            memory_bytes=self.memory_bytes + more,
+            compute_s=np.where(large, np.inf, self.compute_s),
+            reasons={**self.reasons, **why},
+        )
 
     @cached_property
     def processor_of(self) -> NDArray[np.int64]:
@@ -250,7 +274,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Ops that run together, and the devices that run them; several devices are replicas and take turns."""
+    """Ops that run together, and the devices that run them; several devices are replicas and take turns.
+
+    Each device holds at most ``resident_bytes`` of weights, and the others are streamed to it; infinite if all stay.
+    """
 
     ops: tuple[int, ...]
     devices: tuple[int, ...]
+    resident_bytes: float = np.inf

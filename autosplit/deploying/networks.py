@@ -132,7 +132,7 @@ def _module(
     if stage.streams > 1:
         require_streams(get_backend(stage.backend))
     folder = workspace.add(program, stage.backend, precision, devices, first)
-    return StageFolder(folder, stage.backend, precision, program.packages, trust=True)
+    return StageFolder(folder, stage.backend, precision, program.packages, trust=True, resident_bytes=stage.resident_bytes)
 
 
 def deploy(

@@ -28,6 +28,7 @@ Queue = Any
 
 CALIBRATION_SIZE = 512
 CALIBRATION_PASSES = 10
+PINNED_BYTES = 32 << 20
 _REPEATS = 20
 _NUM_AGREEING = 3
 _AGREEMENT = 0.02
@@ -170,11 +171,8 @@ def open_all(_: object, names: Sequence[str], providers: Mapping[str, str]) -> d
 
 
 def calibration_s(accelerator: Accelerator) -> float:
-    """Fastest time of the calibration kernel (matrix products in float32) by events, in seconds.
-
-    Repeats end when three lie within 2 % of the fastest: an idle device has to raise its clock first.
-    """
-    queue, start, end = accelerator.queue(), accelerator.event(), accelerator.event()
+    """Fastest time of the calibration kernel (matrix products in float32) by events, in seconds."""
+    queue = accelerator.queue()
     one, two, result = (
         accelerator.empty(4 * CALIBRATION_SIZE**2).view(torch.float32).view(CALIBRATION_SIZE, CALIBRATION_SIZE) for _ in range(3)
     )
@@ -188,10 +186,29 @@ def calibration_s(accelerator: Accelerator) -> float:
             torch.mm(one, two, out=result)
 
     accelerator.enqueue(queue, fill)
-    found: list[float] = []
+    return _fastest_s(accelerator, queue, multiply)
+
+
+def pinned_s_per_byte(accelerator: Accelerator) -> float:
+    """Seconds in which the device copies a byte of pinned memory of the host to itself, by events."""
+    num_bytes = max(1, min(PINNED_BYTES, accelerator.facts().free_bytes // 4))
+    here, there = accelerator.staging(num_bytes), accelerator.empty(num_bytes)
+
+    def copy() -> None:
+        there.copy_(here, non_blocking=True)
+
+    return _fastest_s(accelerator, accelerator.queue(), copy) / num_bytes
+
+
+def _fastest_s(accelerator: Accelerator, queue: Queue, work: Work) -> float:
+    """Fastest time of some work by events, in seconds.
+
+    Repeats end when three lie within 2 % of the fastest: an idle device has to raise its clock first.
+    """
+    start, end, found = accelerator.event(), accelerator.event(), list[float]()
     for _ in range(_REPEATS):
         start.record(queue)
-        accelerator.enqueue(queue, multiply)
+        accelerator.enqueue(queue, work)
         end.record(queue)
         end.synchronise()
         found.append(end.seconds_since(start))

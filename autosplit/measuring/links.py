@@ -82,7 +82,9 @@ def measure_links(opened: LinkRings, workers: Workers, others: Sequence[Device] 
         warm, cold = measure_request_overhead(cores[:MAX_DEVICES])
         names = {device.name for device in everything if device.kind == "cpu"}
         links = [with_overhead(link, names, warm, cold) for link in links]
-    return links
+    there = [device.name for device in opened.devices if is_accelerator(device)]
+    pinned = workers.call(MeasuringWorker.pinned_s_per_byte, dict.fromkeys(there, ()))
+    return [replace(one, pinned_s_per_byte=pinned.get(one.target, 0.0)) if one.source == HOST else one for one in links]
 
 
 def fit(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

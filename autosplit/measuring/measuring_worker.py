@@ -65,6 +65,10 @@ class MeasuringWorker:
         found = self._accelerator
         return kernel_s(self._cores, 0.0, seconds) if found is None else accelerators.calibration_s(found)
 
+    def pinned_s_per_byte(self) -> float:
+        """Seconds in which a byte of pinned memory comes to the device; 0 for cores."""
+        return 0.0 if self._accelerator is None else accelerators.pinned_s_per_byte(self._accelerator)
+
     def play(self, end: LinkEnd) -> EndTimes:
         """One end of the measurement of a link."""
         if self._place is None:

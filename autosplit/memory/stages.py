@@ -118,6 +118,8 @@ def within(machine: Machine, taken: Mapping[str, int]) -> Machine:
 def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, known: Known, ring_bytes: int) -> StageMemory:
     stage = plan.stages[number]
     weight_bytes, kind = graph.stage_bytes(stage.ops), _kind(stage)
+    if stage.resident_bytes is not None:
+        weight_bytes = min(weight_bytes, stage.resident_bytes)
     arena_bytes = _arena_bytes(graph, stage, values) * stage.streams
     found, others = known.get(key_of(plan, stage)), _of(known, kind, stage.backend)
     base_bytes = 0 if plan.process == "caller" else max((one.base_bytes for one in others), default=0)

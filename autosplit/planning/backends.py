@@ -14,6 +14,7 @@ from math import inf, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.cost import streamed
 from autosplit.costs.judge import Judged, judge
 from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.planning.predicting import counts_stages, grouped, problem_on, threads_on
@@ -73,13 +74,15 @@ class Backends:
         """
         there = [self.settings[k].backend for group in self.groups for k in group]
         loose = replace(self._replicated(there), min_stage_s=0.0)
-        return grouped(self.problem, self.groups, self.devices), replace(loose, max_latency_s=inf) if self.mixed else loose
+        problem = grouped(self.problem, self.groups, self.devices).with_streams(self.question.streaming_s)
+        return problem, replace(loose, max_latency_s=inf) if self.mixed else loose
 
     def with_one_each(self, choice: Mapping[str, str]) -> tuple[Problem, Demands]:
         """The problem and demands with one backend on each device. Ops that it refuses go to others that may run there."""
         chosen = [setting.backend == choice[setting.device] for setting in self.settings]
         groups = [sorted(group, key=lambda k: not chosen[k])[: None if self.mixed else 1] for group in self.groups]
-        return grouped(self.problem, groups, self.devices, first=True), self._replicated(choice.values())
+        problem = grouped(self.problem, groups, self.devices, first=True).with_streams(self.question.streaming_s)
+        return problem, self._replicated(choice.values())
 
     def _replicated(self, backends: Iterable[str]) -> Constraints:
         """The demands, with at most as many replicas as devices that have a backend in common."""
@@ -122,6 +125,8 @@ class Backends:
         if not all(ways):
             return []
         rows = [[part for way in ways for part in way[end]] for end in (0, -1)]
+        if self.question.streaming_s:
+            rows = [streamed(self.problem, row) for row in rows]
         return rows if rows[0] != rows[1] else rows[:1]
 
     def _ways(self, block: Block) -> list[list[Block]]:

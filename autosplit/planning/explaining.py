@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from autosplit.arguments import checked
-from autosplit.costs.cost import CLOSED, TOLERANCE, Loads
+from autosplit.costs.cost import CLOSED, TOLERANCE, Loads, streamed
 from autosplit.costs.judge import Judged, judge
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
@@ -236,7 +236,8 @@ def _changes(problem: Problem, device: int, demands: Demands) -> Iterator[tuple[
     t = problem.transfers
     if t.send_s_per_byte.any() or t.receive_s_per_byte.any():
         wide = replace(t, send_s_per_byte=t.send_s_per_byte / 2, receive_s_per_byte=t.receive_s_per_byte / 2)
-        yield "twice the bandwidth", (replace(problem, transfers=wide), demands)
+        pinned = tuple(seconds / 2 for seconds in problem.pinned_s_per_byte)
+        yield "twice the bandwidth", (replace(problem, transfers=wide, pinned_s_per_byte=pinned), demands)
     if np.isfinite(problem.memory_bytes).any() or problem.pools:
         yield NO_CAPS, (replace(problem, memory_bytes=np.full(problem.num_devices, np.inf), pools=()), demands)
     if problem.groups:
@@ -271,6 +272,7 @@ def _with_twin(problem: Problem, device: int) -> Problem:
         compute_s=np.hstack([problem.compute_s, problem.compute_s[:, [device]]]),
         transfers=Transfers(*(grown(table, table[pair]) for table, pair in zip(t.arrays(), ends, strict=True))),
         memory_bytes=np.append(problem.memory_bytes, problem.memory_bytes[device]),
+        pinned_s_per_byte=problem.pinned_s_per_byte and (*problem.pinned_s_per_byte, problem.pinned_s_per_byte[device]),
         pools=tuple(Pool((*p.devices, count), p.num_bytes) if device in p.devices else p for p in problem.pools),
     )
 
@@ -302,9 +304,10 @@ def _change(
     """The best plan after a change. The plan itself counts too, so a change never makes things worse."""
     own_s = min(value_s, judge(problem, demands, blocks).objective_s)
     try:
-        solution = solve(problem, demands, time_limit_s=time_limit_s, name_conflict=False)
+        solution = solve(problem.with_streams(np.inf), demands, time_limit_s=time_limit_s, name_conflict=False)
     except InfeasibleError:
         return Change(words, own_s, value_s / own_s if own_s > 0 else 1.0, 0.0, proved=False)
-    best_s = min(own_s, solution.objective_s)
-    proved = solution.gap == 0.0 and solution.objective_s <= own_s * (1 + TOLERANCE)
+    found = judge(problem, demands, streamed(problem, solution.blocks))
+    best_s = own_s if found.faults else min(own_s, found.objective_s)
+    proved = solution.gap == 0.0 and best_s <= solution.objective_s * (1 + TOLERANCE)
     return Change(words, best_s, value_s / best_s if best_s > 0 else 1.0, min(best_s, solution.bound_s), proved)

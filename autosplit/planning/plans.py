@@ -22,6 +22,7 @@ from autosplit.planning.backends import MAX_CHOICES, MAX_PROVING, Backends, back
 from autosplit.planning.predicting import bounded, predicted
 from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints, Demands
+from autosplit.values.machine import HOST
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 
 LEAST_S = 0.1
@@ -29,6 +30,9 @@ LEAST_S = 0.1
 
 RELAXED_SHARE = 0.3
 """Share of the time for the problem with each op at its cheapest backend; its bound is the only one that holds for all plans."""
+
+NUM_STREAMED, CLOSE = 7, 0.02
+"""Most questions about plans with streams, and the share of T at which the search for it ends."""
 
 SMALL_SHARE = 0.2
 """Share of the time limit that is the work of each question for a small problem."""
@@ -47,7 +51,8 @@ def plan_model(question: Question) -> Plan:
     """The best plan that is found, with a bound that holds for every mixture of backends. Caps count weights alone.
 
     A mixture gives each stage a backend; stages of several backends on one device follow each other. The plan is optimal if
-    it meets the bound. If the number of stages is limited, each device has one backend.
+    it meets the bound. If the number of stages is limited, each device has one backend. Where a model is larger than an
+    accelerator, weights may be streamed to it (``_streamed``).
 
     Raises: InfeasibleError: no choice of backends meets the constraints. ProfileError: the profile lacks a measurement.
     """
@@ -57,7 +62,70 @@ def plan_model(question: Question) -> Plan:
             return []
         return [solve(problem, demands, time_limit_s=left_s, seed=question.seed, log=question.log)]
 
-    return min(_plans(question, ask), key=plan_key(question.constraints))
+    key = plan_key(question.constraints)
+    if not _may_stream(question):
+        return min(_plans(question, ask), key=key)
+    found = list[Plan]()
+    with suppress(InfeasibleError):  # weights may have to be streamed
+        found += _plans(question, ask)
+    bound_s, streamed = _streamed(question, ask, min((plan.prediction.bottleneck_s for plan in found), default=inf))
+    return bounded(min([*found, *streamed], key=key), bound_s)
+
+
+def _may_stream(question: Question) -> bool:
+    """Whether the model is larger than an accelerator to which weights can be streamed.
+
+    States stay where they are, and so do weights that several sizes share.
+    """
+    graph, machine = question.graph, question.machine.with_measured(question.profile.links)
+    full = [
+        device.name for device in machine.devices if device.memory_bytes is not None and device.memory_bytes < graph.weight_bytes
+    ]
+    keeps = question.profile.shapes is not None or any(op.operator.startswith("autosplit.") for op in graph.ops)
+    return not keeps and any(machine.link(HOST, name).pinned_s_per_byte for name in full)
+
+
+def _streamed(question: Question, ask: SolveProblem, best_s: float) -> tuple[float, list[Plan]]:
+    """A bound on all plans, and plans with streamed stages.
+
+    No solver knows streams. A plan that takes T seconds for a request has at most as many weights beyond the cap of a device as
+    its link brings in T seconds, and solvers know caps: each question has caps that are larger by these bytes. Its answers get
+    the time of their streams afterwards. T is looked for by bisection between the bound of unlimited streams and the best plan so
+    far. A plan takes at least T seconds, or at least the bound of the question with T.
+
+    Args:
+        ask: as for ``_plans``.
+        best_s: seconds of the best plan without streams; infinite if there is none.
+    Raises: InfeasibleError: there is no plan at all.
+    """
+    found, bound_s, streaming_s = list[Plan](), 0.0, inf
+    most_replicas = min(question.constraints.max_replicas, len(question.machine.devices))
+    low_s, high_s, every_fits = least_s(replace(question, streaming_s=inf)), best_s, True
+    for _ in range(NUM_STREAMED):
+        limit_s = question.time_limit_s / (1 if streaming_s == inf else NUM_STREAMED)
+        part = replace(question, streaming_s=streaming_s * most_replicas, time_limit_s=limit_s)
+        plan = None
+        try:
+            found += (plans := _plans(part, ask))
+            plan = min(plans, key=lambda one: one.prediction.bottleneck_s)
+        except InfeasibleError:
+            if best_s == inf and not found:
+                raise
+        taken_s = inf if plan is None else plan.prediction.bottleneck_s
+        if streaming_s == inf:
+            every_fits, low_s = plan is not None, max(low_s, 0.0 if plan is None else plan.prediction.bound_s)
+            bound_s = low_s
+        elif plan is not None:
+            bound_s = max(bound_s, min(streaming_s, plan.prediction.bound_s))
+        if taken_s <= streaming_s * (1 + CLOSE) or (plan is None and not every_fits):
+            high_s = min(high_s, streaming_s)
+        else:
+            low_s = max(low_s, streaming_s)
+        high_s = min(high_s, taken_s)
+        if not 0 < low_s * (1 + CLOSE) < high_s < inf:
+            break
+        streaming_s = (low_s * high_s) ** 0.5
+    return bound_s, found
 
 
 def plan_front(question: Question) -> list[Plan]:
@@ -265,7 +333,8 @@ def _plan(there: Backends, judged: Judged, method: str, status: Status = "feasib
         settings = [there.settings[device] for device in block.devices]
         ops, devices = (tuple(there.problem.ops[op] for op in block.ops), tuple(setting.device for setting in settings))
         threads = min(setting.threads for setting in settings)
-        stages.append(Stage(f"stage{number}", ops, devices, settings[0].backend, threads))
+        kept = None if block.resident_bytes == inf else int(block.resident_bytes)
+        stages.append(Stage(f"stage{number}", ops, devices, settings[0].backend, threads, resident_bytes=kept))
     if judged.faults:
         cut = f" in microbatches of {question.microbatch}" if judged.num_parts > 1 else ""
         raise InfeasibleError(

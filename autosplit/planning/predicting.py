@@ -5,6 +5,7 @@ Planners know ops and devices by their numbers only. This module turns names int
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from autosplit.values.machine import HOST as HOST_NAME
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, Prediction
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Setting
+from autosplit.values.samples import STREAMING, Setting
 
 
 def bounded(plan: Plan, bound_s: float) -> Plan:
@@ -138,6 +139,9 @@ def problem_on(
         processors=() if alone else tuple(sorted(set(places)).index(place) for place in places),
         reasons=reasons,
         host_s=host_s,
+        pinned_s_per_byte=tuple(
+            charged.link(HOST_NAME, one.device).pinned_s_per_byte if one.backend in STREAMING else 0.0 for one in settings
+        ),
     ).verify()
 
 
@@ -171,6 +175,7 @@ def grouped(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[s
         memory_bytes=problem.memory_bytes[[group[0] for group in groups]],
         pools=_pools_of(problem, [group[0] for group in groups]),
         processors=(),
+        pinned_s_per_byte=tuple(max(problem.pinned_s_per_byte[k] for k in row) for row in rows[:-1] if problem.pinned_s_per_byte),
         reasons={(op, k): problem.reasons[op, groups[k][0]] for op, k in np.argwhere(np.isinf(compute_s)).tolist()},
     )
 
@@ -220,6 +225,7 @@ def blocks_of(plan: Plan, graph: Graph, settings: Sequence[Setting]) -> list[Blo
         Block(
             tuple(graph.index[op] for op in stage.ops),
             tuple(place[Setting(name, stage.backend, stage.threads)] for name in stage.devices),
+            inf if stage.resident_bytes is None else stage.resident_bytes,
         )
         for stage in plan.stages
     ]
@@ -265,7 +271,7 @@ def problem_of(
     compute_s, blocks = problem.compute_s.copy(), []
     for block in blocks_of(plan, graph, settings):
         homes = tuple(names.index(settings[number].device) for number in block.devices)
-        blocks.append(Block(block.ops, homes))
+        blocks.append(replace(block, devices=homes))
         for number, home in zip(block.devices, homes, strict=True):
             compute_s[list(block.ops), home] = problem.compute_s[list(block.ops), number]
     groups = [[k, *(m for m in range(len(settings)) if settings[m].device == name and m != k)] for k, name in enumerate(names)]

@@ -27,6 +27,8 @@ class Question:
         machine: devices, memory caps and measured links.
         backends: the backends that a device may run.
         constraints: the user's demands.
+        streaming_s: seconds of each request in which the link of an accelerator may bring it weights. It may hold as many more
+            bytes of weights than its cap as come in that time.
         queue_depth: slots of each ring.
         microbatch: items that pass the stages together; None for the whole request.
         max_threads: most threads of a stage; None for one for each core of its device.
@@ -42,6 +44,7 @@ class Question:
     machine: Machine
     backends: tuple[str, ...]
     constraints: Constraints = field(default_factory=Constraints)
+    streaming_s: float = 0.0
     queue_depth: int = QUEUE_DEPTH
     microbatch: int | None = None
     max_threads: int | None = None

@@ -76,6 +76,8 @@ class StageFolder:
     trust: bool = False
     """Whether the user trusts the maker of the folder. If not, native code in it is refused, and so are operators that are not
     known to be safe."""
+    resident_bytes: int | None = None
+    """Bytes of weights on an accelerator, if the others are streamed to it; None if all stay."""
 
     @property
     def kind(self) -> str:
@@ -92,7 +94,8 @@ class StageFolder:
         """Bytes of the weights, as plans count them; a backend that packs them differently may need more."""
         from autosplit.tracing.splitting import saved_weight_bytes
 
-        return saved_weight_bytes(self.folder)
+        num_bytes = saved_weight_bytes(self.folder)
+        return num_bytes if self.resident_bytes is None else min(num_bytes, self.resident_bytes)
 
     def import_packages(self) -> None:
         """Import the backend and the user's operators, and let torch initialise its libraries."""
@@ -128,7 +131,9 @@ class StageFolder:
             )
 
     def _place(self, backend: "Backend", accelerator: Accelerator, device: str) -> "Runnable":
+        from autosplit.backends.lowering import in_precision
         from autosplit.backends.placing import place_runnable
+        from autosplit.backends.streaming import streamed_runnable
         from autosplit.tracing.splitting import load_stage
 
         facts = accelerator.facts()
@@ -140,6 +145,8 @@ class StageFolder:
         program = load_stage(self.folder, trust=self.trust)
 
         def place(device: Accelerator, queue: Queue) -> "tuple[Runnable, bool]":
+            if self.resident_bytes is not None:  # a recorded graph would hold one order of two queues
+                return streamed_runnable(in_precision(program, self.precision), self.resident_bytes, device, queue), False
             return backend.place(self.folder, device, queue, self.precision, self.trust)
 
         return place_runnable(accelerator, place, program.inputs, program.outputs)

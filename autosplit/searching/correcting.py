@@ -41,7 +41,7 @@ def corrected(profile: Profile, plan: Plan, taken: Sequence[Samples], moves_s: S
     """The profile with a plan's stages as they ran, with busy neighbours.
 
     A stage takes all seconds of its worker for a request, less those predicted for transfers, so that the prediction of the plan
-    then equals its measurement.
+    then equals its measurement. The seconds of a streamed stage depend on its cap, and say nothing of its ops elsewhere.
 
     Args:
         profile: the profile to correct.
@@ -52,7 +52,7 @@ def corrected(profile: Profile, plan: Plan, taken: Sequence[Samples], moves_s: S
     workers = plan.workers
     devices = {setting.device for _, setting in workers}
     for (stage, setting), own, moved in zip(workers, taken, moves_s, strict=True):
-        if own.samples_s:
+        if own.samples_s and stage.resident_bytes is None:
             samples = Samples(tuple(max(0.0, seconds - moved) for seconds in own.samples_s))
             profile = profile.with_stage(stage.ops, setting, samples, sorted(devices - {setting.device}))
     return profile

@@ -11,6 +11,7 @@ Each can be written and read, and has one ``verify()``. In the order in which th
     profile      Profile: measurements with the seconds that planners take of them
     constraints  Constraints: pins, forbids, colocations, counts, latency limit; the ops that a pattern matches
     placement    the faults of a placement of ops on stages
+    residency    which weights of a stage stay on an accelerator, and which are streamed
     plan         Stage, Plan, Prediction; explanation: why a plan is not faster; planfile: plan.yaml
     timeline     actions of stages over time, predicted or measured, with views and a Chrome trace
     dot          graphs and plans in the DOT language of Graphviz

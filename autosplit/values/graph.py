@@ -5,6 +5,7 @@ An op produces one or more values and reads values and weights. A value is what 
 tuple, so a cut never carries a tuple.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -114,6 +115,14 @@ class Graph:
     def stage_bytes(self, ops: tuple[str, ...]) -> int:
         """Bytes of the weights that the named ops read, each once."""
         return sum(weight.num_bytes for weight in self.stage_weights(ops).values())
+
+    def own_bytes(self, ops: Iterable[str]) -> tuple[list[int], int]:
+        """For each named op the bytes of weights that no other op reads, and the bytes of their other weights together."""
+        readers = Counter(name for op in self.ops for name in dict.fromkeys(op.weights))
+        read = [dict.fromkeys(self.ops[self.index[op]].weights) for op in ops]
+        own = [sum(self.weights[name].num_bytes for name in names if readers[name] == 1) for names in read]
+        shared = {name for names in read for name in names if readers[name] > 1}
+        return own, sum(self.weights[name].num_bytes for name in shared)
 
     def runs(self, ops: Iterable[str], label: Mapping[str, object]) -> list[tuple[str, ...]]:
         """The named ops in few sets with one label each; a set reads only from itself and from the sets before it.

@@ -9,7 +9,8 @@ class Link:
 
     Sending occupies the source, receiving the target. Latency occupies neither (a wake-up): it delays a request but costs no
     throughput. ``cold_send_s`` and ``cold_receive_s`` are the fixed parts if each request replaces the last-level cache, 0 if not
-    measured.
+    measured. ``pinned_s_per_byte`` is the time for a byte of pinned memory of the host, which an accelerator copies by itself, as
+    it does with streamed weights; 0 if not measured.
     """
 
     source: str
@@ -21,6 +22,7 @@ class Link:
     receive_s_per_byte: float
     cold_send_s: float = 0.0
     cold_receive_s: float = 0.0
+    pinned_s_per_byte: float = 0.0
 
     def when_cold(self) -> "Link":
         """The link of a model whose requests replace the last-level cache."""

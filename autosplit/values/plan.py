@@ -12,6 +12,7 @@ from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST_KINDS, Device, Machine, overlaps
 from autosplit.values.placement import placement_faults
+from autosplit.values.residency import least_bytes, streaming_faults
 from autosplit.values.samples import Precision, Setting, backend_fault
 from autosplit.values.sequences import Sequences
 from autosplit.values.shapes import Shapes
@@ -35,7 +36,7 @@ class StageMemory:
     """Predicted bytes of one replica of a stage.
 
     Attributes:
-        weight_bytes: its weights, each once.
+        weight_bytes: its weights, each once; of a streamed stage those that stay on the device, and two buffers.
         arena_bytes: largest sum of bytes of values that are live at an op, times the number of streams; inputs lie in rings.
         backend_bytes: bytes that its backend takes beside weights and values: copies of weights, scratch memory, free blocks.
         ring_bytes: slots of the rings that bring its inputs, and of the rings that take its results to the host. On an
@@ -76,6 +77,8 @@ class Stage:
         streams: requests that each replica works on at once; they share its threads and one copy of its weights.
         memory: predicted memory of each replica (``memory.stages``); None where it was not counted.
         precision: the precision in which it computes, if it is not that of the plan.
+        resident_bytes: bytes of its weights on its accelerator, if the others are streamed from the host (``residency``); None if
+            all stay.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Stage:
     streams: int = 1
     memory: StageMemory | None = None
     precision: Precision | None = None
+    resident_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +179,20 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """Identity of placement: stages, devices, backends, threads, streams, microbatch, queue depth, precision, process,
-        buckets."""
+        """Identity of placement: stages, devices, backends, threads, streams, residency, microbatch, queue depth, precision,
+        process, buckets."""
         stages = [[s.ops, s.devices, s.backend, s.threads, *([s.streams] if s.streams > 1 else [])] for s in self.stages]
         mixed = [[stage.precision for stage in self.stages]] if any(stage.precision for stage in self.stages) else []
+        streamed = (
+            [[stage.resident_bytes for stage in self.stages]] if any(s.resident_bytes is not None for s in self.stages) else []
+        )
         process = [] if self.process == "workers" else [self.process]
         sizes = {} if self.shapes is None else {dim: list(found) for dim, found in self.shapes.buckets.items()}
         buckets: list[dict[str, Any]] = [] if self.shapes is None else [sizes]
         if self.shapes is not None and self.shapes.dynamic:
             buckets.append({"dynamic": sorted(self.shapes.dynamic)})
         placed = [self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision]
-        return content_hash([*placed, *process, *mixed, *buckets])
+        return content_hash([*placed, *process, *mixed, *streamed, *buckets])
 
     @property
     def precisions(self) -> list[Precision]:
@@ -207,7 +214,8 @@ class Plan:
 
         Checked: the graph's hash, each op on one stage, tensors that go to the same or a later stage, devices and backends that
         exist, threads within the device's cores, streams within the threads, memory caps (weights, each once a device, and what
-        stages take beside them), microbatch, queue depth, precision; that no two devices of the plan have a core in common.
+        stages take beside them), microbatch, queue depth, precision; that streamed stages are on accelerators, on a backend that
+        streams, with room for two buffers; that no two devices of the plan have a core in common.
         """
         check_graph(self.graph_hash, graph)
         faults = [*placement_faults(self.placement, graph), *_device_faults(self.stages, graph, machine)]
@@ -296,7 +304,8 @@ class Plan:
 
 def _how(stage: Stage) -> str:
     streams = [f"{stage.streams} streams"] if stage.streams > 1 else []
-    return ", ".join([stage.backend, *streams, *([stage.precision] if stage.precision else [])])
+    streamed = ["streamed"] if stage.resident_bytes is not None else []
+    return ", ".join([stage.backend, *streams, *streamed, *([stage.precision] if stage.precision else [])])
 
 
 def check_graph(graph_hash: str, graph: Graph) -> None:
@@ -343,6 +352,10 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
                 faults.append(f"stage '{stage.name}' has {what}={count}; at least 1 is needed")
         if stage.streams > max(1, stage.threads):
             faults.append(f"stage '{stage.name}' has streams={stage.streams} and threads={stage.threads}; each stream takes one")
+        if stage.resident_bytes is not None:
+            least = least_bytes(*graph.own_bytes(op for op in stage.ops if op in graph.index))
+            told = streaming_faults(stage.devices, stage.backend, stage.resident_bytes, least)
+            faults += [f"stage '{stage.name}' {fault}" for fault in told]
     used = [device for device in machine.devices if any(device.name in stage.devices for stage in stages)]
     faults += [f"{fault}; a plan uses one of them" for fault in overlaps(used)]
     return faults + list(cap_faults(stages, machine.devices, graph).values())
@@ -352,13 +365,14 @@ def held_on(device: Device, stages: Sequence[Stage], devices: Iterable[Device], 
     """Bytes in the memory of a device: of weights, and of what stages take beside them.
 
     The stages on other devices that share the memory count, too. Each device has every weight of its stages once, and the
-    context of each worker.
+    context of each worker. Of a streamed stage its ``resident_bytes`` count.
     """
     weights = beside = 0
     for one in {device.name: device, **{other.name: other for other in devices if other.shares == device.name}}.values():
         there = [stage for stage in stages if one.name in stage.devices]
         beside += one.context_bytes * len(there)
-        weights += graph.stage_bytes(tuple(op for stage in there for op in stage.ops if op in graph.index))
+        resident = tuple(op for stage in there if stage.resident_bytes is None for op in stage.ops if op in graph.index)
+        weights += graph.stage_bytes(resident) + sum(stage.resident_bytes or 0 for stage in there)
         beside += sum(stage.memory.beside_bytes for stage in there if stage.memory is not None)
     return weights, beside
 

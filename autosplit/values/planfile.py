@@ -24,6 +24,7 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import parse_device
 from autosplit.values.placement import ops_are, unknown_op
 from autosplit.values.plan import QUEUE_DEPTH, UNKNOWN, Plan, Prediction, Process, Source, Stage, StageMemory, Status, check_graph
+from autosplit.values.residency import Residency, least_bytes
 from autosplit.values.samples import Precision, backend_fault
 from autosplit.values.sequences import Sequences
 from autosplit.values.shapes import Shapes
@@ -65,6 +66,7 @@ def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
                 "threads": stage.threads,
                 "streams": stage.streams,
                 **({"precision": stage.precision} if stage.precision is not None else {}),
+                **({"residency": "streamed", "resident_bytes": stage.resident_bytes} if stage.resident_bytes is not None else {}),
                 "ops": spans(stage.ops, graph),
                 "num_ops": len(stage.ops),
                 "weight_bytes": graph.stage_bytes(stage.ops),
@@ -118,6 +120,8 @@ class _StageEntry(_Strict):
     threads: int = Field(default=1, ge=1)
     streams: int = Field(default=1, ge=1)
     precision: Precision | None = None
+    residency: Residency = "resident"
+    resident_bytes: int | None = Field(default=None, ge=0)
     num_ops: int | None = None
     weight_bytes: int | None = None
     load_s: float = 0.0
@@ -129,6 +133,15 @@ class _StageEntry(_Strict):
         for name in names:
             parse_device(name)
         return names
+
+    @field_validator("resident_bytes")
+    @classmethod
+    def _resident(cls, num_bytes: int | None, info: ValidationInfo) -> int | None:
+        if num_bytes is not None and info.data.get("residency") == "resident":
+            raise ValueError(
+                f"stage '{info.data.get('name')}' has resident_bytes, and all its weights stay; add residency: streamed"
+            )
+        return num_bytes
 
     @field_validator("backend")
     @classmethod
@@ -187,7 +200,18 @@ class PlanFile(_Strict):
         check_graph(self.made_from.graph, graph)
         ops = _ops_of(self.stages, graph)
         stages = tuple(
-            Stage(s.name, ops[number], tuple(s.devices), s.backend, s.threads, s.load_s, s.streams, s.memory, s.precision)
+            Stage(
+                s.name,
+                ops[number],
+                tuple(s.devices),
+                s.backend,
+                s.threads,
+                s.load_s,
+                s.streams,
+                s.memory,
+                s.precision,
+                _resident_bytes(s, ops[number], graph),
+            )
             for number, s in ((number, self.stages[number]) for number in _sorted_stages(ops, graph))
         )
         plan = Plan(
@@ -226,6 +250,13 @@ def _figures(plan: Plan) -> str:
     stages_s += [float(stage.memory.beside_bytes) for stage in plan.stages if stage.memory is not None]
     prediction = [float(value) for value in astuple(plan.prediction)]
     return content_hash([stages_s, prediction, {device: float(load_s) for device, load_s in plan.loads_s.items()}])
+
+
+def _resident_bytes(stage: _StageEntry, ops: Sequence[str], graph: Graph) -> int | None:
+    """The bytes of weights on the device of a streamed stage; the least that works if the file does not say."""
+    if stage.residency == "resident" or stage.resident_bytes is not None:
+        return stage.resident_bytes
+    return least_bytes(*graph.own_bytes(ops))
 
 
 def _ops_of(stages: Sequence[_StageEntry], graph: Graph) -> list[tuple[str, ...]]:

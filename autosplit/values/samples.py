@@ -21,6 +21,9 @@ ESTIMATED = "estimated"
 BACKENDS = ("eager", "onnxruntime", "openvino", "inductor")
 """Names of the backends."""
 
+STREAMING = ("eager",)
+"""Those that can stream weights to an accelerator."""
+
 
 def backend_fault(*names: str) -> str:
     """The fault of unknown names of backends, '' if all are known.
