@@ -20,7 +20,8 @@ from autosplit.devices.discovering import Devices, absent_devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError, names
 from autosplit.exporting import base as targets
-from autosplit.generating.phases import PhaseProfile, demands_of, measure_phases, stored_phases
+from autosplit.generating.choosing import best_plan
+from autosplit.generating.phases import PhaseProfile, measure_phases, stored_phases
 from autosplit.generating.steps import StepFamily
 from autosplit.generating.trials import compare_generators
 from autosplit.keeping import keep_runs, keep_search, stored_profile
@@ -139,11 +140,17 @@ def search(
         if profile.shapes is None:
             raise UsageError("the profile is of requests of one size; measure the model that was traced with sizes=")
         setup, budget = replace(setup, keep=None), replace(as_budget(budget), search_s=0.0)
-        constraints = demands_of(constraints) if isinstance(traced, StepFamily) else constraints
+        if isinstance(traced, StepFamily) and isinstance(profile, PhaseProfile):
+            answers: list[SearchResult] = []
+
+            def ask(demands: Constraints) -> Plan:
+                answers.append(search(traced.variants[0], profile, devices, demands, setup=setup, budget=budget))
+                return answers[-1].plan
+
+            plan = best_plan(traced, profile, _machine(devices, setup), constraints, ask)
+            return replace(answers[0], plan=plan)
         found = search(traced.variants[0], profile, devices, constraints, setup=setup, budget=budget)
-        sequences = traced.sequences if isinstance(traced, StepFamily) else None
-        shapes = shapes_of(traced, found.plan, profile.shapes)
-        return replace(found, plan=replace(found.plan, shapes=shapes, sequences=sequences))
+        return replace(found, plan=replace(found.plan, shapes=shapes_of(traced, found.plan, profile.shapes)))
     machine, budget = _machine(devices, setup), as_budget(budget)
     measured = measured_backends(profile, machine)
     parts = Microbatches(traced, machine, replace(setup, progress=False, remeasure=False), measure)

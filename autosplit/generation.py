@@ -28,6 +28,8 @@ def generator(
     max_length: int = 1024,
     prompt: int = 128,
     new: int = 64,
+    first_token_s: float | None = None,
+    per_token_s: float | None = None,
     setup: Setup = SETUP,
     budget: Budget | float = BUDGET,
 ) -> Generator:
@@ -42,10 +44,12 @@ def generator(
     Args:
         model: a spec, a causal language model of transformers, or a module that calls ``autosplit.KVCache``.
         devices: the devices, or their names, as a list or with commas between; by default all of this machine.
-        constraints: demands on the plan. Stages have no replicas, as a sequence belongs to the caches of one.
+        constraints: demands on the plan. Stages have no replicas, as a sequence belongs to the caches of one; whole models may
+            stand side by side. The objective ``latency`` is the time from one token of a sequence to its next one.
         max_sequences: sequences side by side; others wait.
         max_length: tokens of a sequence, those of its prompt included.
         prompt, new: tokens of a usual prompt and of its answer, for which the plan is made.
+        first_token_s, per_token_s: limits, as for ``Sequences``.
         setup: backends, precision, store, and the progress function.
         budget: limits of time, or seconds for the planner.
     Raises: ModelError: the model has no caches that stages can keep. UsageError: numbers do not fit, or there are hosts.
@@ -53,15 +57,16 @@ def generator(
     """
     if setup.hosts is not None:
         raise UsageError("the caches of a generator are on this machine; leave out the hosts of the setup")
-    wanted, machine = demands_of(constraints), as_machine(devices)
-    wanted.require_consistent(machine)
+    machine = as_machine(devices)
+    demands_of(constraints).require_consistent(machine)
     prompt = min(prompt, max_length)
-    sequences = Sequences(prompt, min(new, max_length - prompt + 1), max_sequences, max_length)
+    new = min(new, max_length - prompt + 1)
+    sequences = Sequences(prompt, new, max_sequences, max_length, first_token_s, per_token_s)
     with progress_shown(setup.progress) as progress:
         setup = replace(setup, progress=progress)
         progress("trace", 0.0, "loading the model and capturing its graph")
         family = trace(model, generate=sequences)
         progress("trace", 1.0, "done")
         profile = measure(family, machine, setup=setup, then_search=True)
-        found = search(family, profile, machine, wanted, setup=setup, budget=budget)
+        found = search(family, profile, machine, constraints, setup=setup, budget=budget)
         return open_generator(family, found.plan, machine)

@@ -137,7 +137,8 @@ def _steps(model: Model, sequences: Sequences, trust: bool) -> StepFamily:
         assert isinstance(loaded.module, nn.Module)  # only a .pt2 file holds anything else
         module, source = loaded.module, Source(loaded.spec)
     family = step_family(module, sequences.max_sequences, sequences.max_length, prompt=sequences.prompt, new=sequences.new)
-    return replace(family, variants=tuple(replace(traced, source=source) for traced in family.variants))
+    variants = tuple(replace(traced, source=source) for traced in family.variants)
+    return replace(family, variants=variants, sequences=sequences)
 
 
 def _spec_axes(model: loading.Model, allowed: Mapping[str, Sizes]) -> Places:

@@ -159,11 +159,12 @@ def add_forecast(given: Any, plan: Any, family: Any, profile: Any, machine: Any,
     """Add the forecast of a generator to the data and the views, and with ``--explain`` what bounds each phase."""
     from autosplit.commands.report import table
     from autosplit.generating.bounds import memory_bytes_per_s, phase_rows
-    from autosplit.generating.forecast import forecast
+    from autosplit.generating.forecast import forecast, host_text
 
     told: Any = forecast(plan, family, machine, profile)  # never None: the profile was measured for this plan
-    data["forecast"] = {"sequences": asdict(family.sequences), **asdict(told)}
-    views.append(table([asdict(told)], f"predicted for sequences that come at once: {family.sequences}"))
+    host = host_text(plan, told, family.sequences, profile.host)
+    data["forecast"] = {"sequences": family.sequences.given, **asdict(told), "host": host}
+    views.append(table([asdict(told)], f"predicted for sequences that come at once: {family.sequences}", host))
     if given.explain:
         bytes_per_s = memory_bytes_per_s()
         data["phases"] = {"memory_bytes_per_s": bytes_per_s, "rows": phase_rows(plan, family, machine, profile, bytes_per_s)}

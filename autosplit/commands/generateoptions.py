@@ -9,10 +9,17 @@ import typer
 from autosplit.commands.options import MeasuredModel, seconds
 from autosplit.errors import UsageError
 from autosplit.values.constraints import Constraints
+from autosplit.values.sequences import Sequences, sequence_numbers
 
 if TYPE_CHECKING:
     from autosplit.deploying.setup import Budget
     from autosplit.generating.texts import Texts
+
+
+GENERATE_HELP = (
+    "What the caches hold: max_sequences=16 (side by side), max_length=1024 (tokens, those of the prompt included); further as "
+    "for search. The prompts and --max-new-tokens give the rest."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +53,7 @@ class Generate(Sampled):
         list[str] | None, typer.Option(help="Text of a prompt, for a model in a folder with tokenizer.json. Again for more.")
     ] = None
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the plan, for autosplit serve.")] = None
-    max_sequences: Annotated[int, typer.Option(help="Sequences side by side; others wait.")] = 16
-    max_length: Annotated[int, typer.Option(help="Most tokens of a sequence, those of its prompt included.")] = 1024
+    generate: Annotated[str | None, typer.Option(help=GENERATE_HELP)] = None
     stages: Annotated[int | None, typer.Option(min=1, help="Number of stages.")] = None
     time_limit: Annotated[str | None, typer.Option(help="Most time of the planner for a set of backends.")] = None
 
@@ -62,6 +68,17 @@ class Generate(Sampled):
         if self.prompt:
             return list(map(required(texts).ids, self.prompt))
         return [_ids("--prompt-ids", text) for text in self.prompt_ids or ()]
+
+    def sequences(self, longest: int) -> Sequences:
+        """The sequences to plan for, with a longest prompt of so many tokens. Raises: UsageError: they do not fit."""
+        numbers = {} if self.generate is None else sequence_numbers(self.generate)
+        room, needed = numbers.get("max_length", Sequences().max_length), longest + self.max_new_tokens - 1
+        if needed > room:
+            raise UsageError(
+                f"max_length is {room}, and the longest prompt has {longest} tokens, after which --max-new-tokens asks for "
+                f"{self.max_new_tokens}; raise the first (--generate max_length={needed}) or lower the last"
+            )
+        return Sequences(**{"prompt": longest, "new": self.max_new_tokens} | numbers)
 
     @property
     def constraints(self) -> Constraints:

@@ -30,12 +30,8 @@ def generate(given: Generate) -> None:
     texts = load_texts(given.model)
     prompts, ends = given.prompts(texts), texts.ends if texts is not None and given.prompt else ()
     Sampling(**sampling)  # tracing takes a while
-    longest = max(map(len, prompts))
-    if given.plan is None and longest + given.max_new_tokens - 1 > given.max_length:
-        raise UsageError(
-            f"--max-length is {given.max_length}, and the longest prompt has {longest} tokens, after which "
-            f"--max-new-tokens asks for {given.max_new_tokens}; raise the first or lower the last"
-        )
+    if given.plan is not None:
+        given.require_default(["generate"], "the plan says what its caches hold")
     say_kept(given)
     devices = None if given.plan is None else ",".join(_planned(given.plan).devices)
     with opened_machine(given, devices) as (machine, _), bars(err) as progress:
@@ -46,10 +42,7 @@ def generate(given: Generate) -> None:
                 given.model,
                 machine,
                 given.constraints,
-                max_sequences=given.max_sequences,
-                max_length=given.max_length,
-                prompt=longest,
-                new=given.max_new_tokens,
+                **given.sequences(max(map(len, prompts))).given,
                 setup=given.setup(progress, log(given)),
                 budget=given.spending(),
             )

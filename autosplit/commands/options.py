@@ -44,7 +44,7 @@ MODEL_HELP = (
 
 GENERATE_HELP = (
     "Plan a language model for sequences: prompt=128,new=64; further max_sequences=16 (side by side) and max_length=1024 "
-    "(tokens); what is left out is as here."
+    "(tokens); what is left out is as here. Limits: first_token_s=2, per_token_s=0.05."
 )
 
 MEMORY_HELP = (

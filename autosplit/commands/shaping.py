@@ -12,9 +12,9 @@ ONE_SIZE = ("cluster", "explain", "front", "peers", "pick", "picture", "simulate
 
 NO_SEQUENCES = (
     *(flag for flag in ONE_SIZE if flag != "explain"),
-    *("batch", "seq_len", "values", "traffic", "objective", "max_latency", "max_replicas", "requests", "report"),
+    *("batch", "seq_len", "values", "traffic", "max_latency", "requests", "report"),
 )
-"""Flags that a generator does not have."""
+"""Flags that a generator does not have. Limits on its tokens are given with its sequences."""
 
 
 def traffic_of(
@@ -26,6 +26,8 @@ def traffic_of(
     """
     if sequences is not None:
         given.require_default([flag for flag in NO_SEQUENCES if hasattr(given, flag)], "a model that generates has none of this")
+        if getattr(given, "objective", "") == "pareto":
+            raise UsageError("a generator has no front of plans; give --objective throughput or latency")
         return None
     if not allowed:
         given.require_default(["traffic"], "traffic is for requests of several sizes, such as --seq-len 16..512")

@@ -273,7 +273,8 @@ def loss_note(job: Job, moved: Plan, rule: str) -> str:
     own, theirs = (predict(plan, graph, machine, job.profile).prediction for plan in (job.plan, moved))
     gained = theirs.throughput_per_s / own.throughput_per_s - 1
     change = f"{gained:.1%} gained" if gained > 0 else f"{-gained:.1%} lost"
-    return f"{changed}, {theirs.throughput_per_s:.4g} items/s predicted instead of {own.throughput_per_s:.4g}: {change}"
+    unit = "items" if job.plan.sequences is None else "steps"
+    return f"{changed}, {theirs.throughput_per_s:.4g} {unit}/s predicted instead of {own.throughput_per_s:.4g}: {change}"
 
 
 def write_onnx_apart(program: StageProgram, path: Path) -> None:

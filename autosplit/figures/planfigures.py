@@ -55,7 +55,7 @@ def plot_stage_balance(plan: Plan, stats: RunStats | None = None) -> Picture:
     )
     axes.set_ylabel(f"time for each request [{unit}]")
     axes.margins(y=0.12)
-    title(figure, f"Stage balance: {rate:.4g} items/s predicted")
+    title(figure, f"Stage balance: {rate:.4g} {plan.item}/s predicted")
     if measured:
         marks = [Patch(color=GREY, label="left: predicted")]
         names = ("right: computing", "sending", "waiting")
@@ -110,7 +110,7 @@ def plot_plans(plans: Mapping[str, Plan]) -> Picture:
         axes.set_yticks(range(len(loads[name])), list(loads[name]))
         axes.invert_yaxis()
         gap = f", within {plan.prediction.gap:.1%} of the best possible" if plan.prediction.bound_s > 0 else ""
-        axes.set_title(f"{name}: {plan.prediction.throughput_per_s:.4g} items/s predicted{gap}", fontsize=10, loc="left")
+        axes.set_title(f"{name}: {plan.prediction.throughput_per_s:.4g} {plan.item}/s predicted{gap}", fontsize=10, loc="left")
         bare(axes)
     panels[-1].set_xlabel(f"time that the device is busy for each request [{unit}]")
     return figure

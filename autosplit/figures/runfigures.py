@@ -88,7 +88,9 @@ def _draw_baselines(figure: FigureBase, report: RunReport) -> None:
     axes.set_yticks(range(len(names)), [report.label(name) for name in names])
     axes.invert_yaxis()
     axes.margins(x=0.75)  # room for the figures beside the bars
-    axes.set_xlabel("latency of a request alone, measured [ms]" if for_latency else "throughput, measured [items/s]")
+    plan = report.plan.plan
+    latency = "latency of a request alone" if plan.sequences is None else "time from a token to the next one"
+    axes.set_xlabel(f"{latency}, measured [ms]" if for_latency else f"throughput, measured [{plan.item}/s]")
     title(figure, f"{report.model}: the {report.searched} and its baselines; the chosen way is '{report.label(report.chosen)}'")
     bare(axes)
 

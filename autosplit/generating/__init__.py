@@ -12,9 +12,11 @@
     tallies    what the sequences of a generator took
     texts      text to token ids and back, by the tokenizer in the folder of a checkpoint
     generators Generator: takes sequences from any thread, as futures, lists or streams
+    hostcost   what a step costs beside its stages, measured with one that only reads memory
     phases     the ops of a step, measured in both phases: decoding and prompts
     forecast   the rates and times of a plan: the scheduler on a clock of its own
-    bounds     what bounds each phase: computing, reading weights or caches, sending
+    bounds     what bounds each phase: computing, reading weights or caches, sending, the host
+    choosing   the plan with the best forecast within the limits of the sequences
     sidebyside SideBySide: the replicas of a plan as one generator
     opening    open_generator: a plan as a running generator
     trials     a plan beside the usual ways, in rounds of the same sequences

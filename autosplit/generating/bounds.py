@@ -1,4 +1,4 @@
-"""What bounds each stage of a generator in each phase: computing, reading weights, reading caches, or sending tensors.
+"""What bounds each stage of a generator in each phase: computing, reading weights or caches, sending tensors, or the host.
 
 A step of decoding computes little for each weight that it reads, so the bandwidth of memory usually bounds it, and arithmetic a
 prefill (Pope et al., "Efficiently scaling transformer inference", MLSys 2023).
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autosplit.generating.forecast import num_devices_of, replicas_of, stage_seconds
+from autosplit.generating.forecast import num_devices_of, pays_for_host, replicas_of, stage_seconds
 from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.steps import TOKENS, StepFamily
 from autosplit.planning.predicting import moved_s
@@ -21,7 +21,13 @@ from autosplit.values.plan import Plan
 READ_BYTES = 256 << 20
 """Bytes that are read to measure the bandwidth of memory: more than the caches of a processor hold."""
 
-BOUNDS = {"weights_s": "memory bandwidth", "cache_s": "cache", "transfer_s": "transfer", "compute_s": "compute"}
+BOUNDS = {
+    "weights_s": "memory bandwidth",
+    "cache_s": "cache",
+    "transfer_s": "transfer",
+    "host_s": "host",
+    "compute_s": "compute",
+}
 """The limits in words."""
 
 
@@ -44,12 +50,19 @@ def memory_bytes_per_s(num_threads: int = 1) -> float:
     return found
 
 
+def state_bytes(family: StepFamily) -> dict[str, int]:
+    """The bytes of the caches that each op of a step keeps."""
+    program = family.variants[0].program
+    return {node.name: sum(weight(program, name).nbytes for name in states_of(node)) for node in program.graph.nodes}
+
+
 def phase_rows(
     plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile, bytes_per_s: float
 ) -> list[dict[str, Any]]:
     """One row for each stage and phase: its predicted seconds, and the seconds of each limit; the largest one bounds it.
 
-    ``compute_s`` is what reading weights and caches at the full bandwidth and sending leave of the predicted seconds.
+    ``host_s`` is the host's work on the device that hands over an answer, where the host has no core of its own. ``compute_s`` is
+    what reading weights and caches at the full bandwidth, sending and the host leave of the predicted seconds.
 
     Args:
         plan: the plan; of replicas the first ones count.
@@ -62,23 +75,23 @@ def phase_rows(
     plan, *others = replicas_of(plan)
     known, sequences = stage_seconds(plan, family, machine, profile), family.sequences
     group, context = sequences.largest_group((1 + len(others)) * num_devices_of(plan)), sequences.prompt + sequences.new / 2
-    state_bytes = {
-        node.name: sum(weight(family.variants[0].program, name).nbytes for name in states_of(node))
-        for node in family.variants[0].program.graph.nodes
-    }
-    rows = []
+    states = state_bytes(family)
+    rows, pays = [], pays_for_host(plan, family, machine, profile)
     for tokens in sorted(known):
+        host_s = pays * profile.host.processor.of(min(tokens, sequences.max_sequences))
         decodes, traced = tokens <= sequences.max_sequences, family.at({TOKENS: tokens})
         sent_s = moved_s(plan, traced.graph, machine, profile.phases[tokens])
         for number, stage in enumerate(plan.stages):
-            cache_bytes = sum(state_bytes.get(op, 0) for op in stage.ops)
+            cache_bytes = sum(states[op] for op in stage.ops)
             weight_bytes = family.graph.stage_bytes(stage.ops) - cache_bytes
             read = group * context + (0 if decodes else sequences.prompt / 2)
             read_bytes = cache_bytes * read / ((sequences.max_sequences + 1) * sequences.max_length)
+            own_s = host_s if traced.graph.producer[traced.graph.outputs[0]] in stage.ops else 0.0
             limits = {
                 "weights_s": weight_bytes / bytes_per_s,
                 "cache_s": read_bytes / bytes_per_s,
-                "transfer_s": sent_s[number],
+                "transfer_s": max(sent_s[number] - own_s, 0.0),
+                "host_s": own_s,
             }
             limits["compute_s"] = max(known[tokens][number] - sum(limits.values()), 0.0)
             rows.append(

@@ -1,5 +1,7 @@
 """Forecast: the scheduler runs a plan's steps on a clock of its own, for the seconds that the evaluator gives each stage.
 
+Between the answer of a step and the next step of its sequences lies the time of the host (``hostcost``).
+
 ``planning.predicting.predict`` gives the seconds of a stage in each phase that was measured; at other numbers of tokens they lie
 on a line between these.
 """
@@ -12,14 +14,16 @@ from functools import partial
 import numpy as np
 
 from autosplit.errors import PlanError
+from autosplit.generating.hostcost import NOTHING, HostCost
 from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.scheduler import Scheduler
 from autosplit.generating.sequences import Generation, Step, num_giving
 from autosplit.generating.steps import TOKENS, StepFamily
-from autosplit.planning.predicting import predict
+from autosplit.planning.predicting import charge, predict
 from autosplit.reports.outcomes import TokenRates
 from autosplit.shapes.batching import Bucket
+from autosplit.tables import seconds_text
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.sequences import Sequences
@@ -37,13 +41,48 @@ def forecast(plan: Plan, family: StepFamily, machine: Machine, profile: PhasePro
         machine: the devices.
         profile: the measurements of both phases.
     """
-    single, *others = replicas_of(plan)
+    pipelines, sequences = replicas_of(plan), family.sequences
     if profile is None or not is_measured(plan, profile):
         return None
-    known, sequences = stage_seconds(single, family, machine, profile), family.sequences
-    share = replace(sequences, max_sequences=sequences.largest_group(1 + len(others)))
-    found = simulated(between(known, family.allowed[TOKENS]), [stage.devices[0] for stage in single.stages], share)
-    return replace(found, tokens_per_s=found.tokens_per_s * sequences.max_sequences / share.max_sequences)
+    share = replace(sequences, max_sequences=sequences.largest_group(len(pipelines)))
+    found = list[TokenRates]()
+    for one in pipelines:
+        stage_s = between(stage_seconds(one, family, machine, profile), family.allowed[TOKENS])
+        pays = pays_for_host(one, family, machine, profile)
+        found.append(simulated(stage_s, [stage.devices[0] for stage in one.stages], share, profile.host, pays=pays))
+    return side_by_side_rates(found, sequences.max_sequences / share.max_sequences)
+
+
+def side_by_side_rates(found: Sequence[TokenRates], num_shares: float) -> TokenRates:
+    """The rates of pipelines that get an equal share of the sequences each: all end with the slowest one.
+
+    >>> side_by_side_rates([TokenRates(6.0, 1.0, 0.1), TokenRates(4.0, 2.0, 0.3)], 2)
+    TokenRates(tokens_per_s=8.0, first_token_s=1.5, per_token_s=0.2)
+    """
+    middle = TokenRates.middle(found)
+    return replace(middle, tokens_per_s=num_shares * min(one.tokens_per_s for one in found))
+
+
+def foretold(plan: Plan, told: TokenRates | None) -> Plan:
+    """The plan with a forecast as its prediction: new tokens per second, and as its latency the time per token.
+
+    The bottleneck and its bound stay those of a step.
+    """
+    if told is None:
+        return plan
+    rates = replace(plan.prediction, throughput_per_s=told.tokens_per_s, latency_s=told.per_token_s)
+    return replace(plan, prediction=rates)
+
+
+def host_text(plan: Plan, told: TokenRates, sequences: Sequences, host: HostCost) -> str:
+    """The host's share of the time from one token of a sequence to its next one, in words."""
+    single, *others = replicas_of(plan)
+    group = sequences.largest_group((1 + len(others)) * num_devices_of(single))
+    host_s = host.turnaround.of(group)
+    return (
+        f"the host is predicted to take {seconds_text(host_s)} between steps of {group} sequence{'s' * (group != 1)}, "
+        f"{host_s / told.per_token_s:.0%} of the time per token"
+    )
 
 
 def replicas_of(plan: Plan) -> list[Plan]:
@@ -71,6 +110,12 @@ def is_measured(plan: Plan, profile: PhaseProfile) -> bool:
     """Whether both phases were measured where the plan runs, and in its precision."""
     same = all(precision == profile.precision for precision in plan.precisions)
     return same and all(setting in profile.measured for _, setting in plan.workers)
+
+
+def pays_for_host(plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile) -> bool:
+    """Whether the stage that hands over an answer pays the host's processor time: the host has no core of its own."""
+    machine = machine.around({device for stage in plan.stages for device in stage.devices})
+    return charge(family.graph, machine, profile)[1] > 0
 
 
 def stage_seconds(plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile) -> StageSeconds:
@@ -102,19 +147,23 @@ def between(known: StageSeconds, sizes: Sequence[int]) -> StageSeconds:
     return found
 
 
-def simulated(stage_s: StageSeconds, devices: Sequence[str], sequences: Sequences) -> TokenRates:
+def simulated(
+    stage_s: StageSeconds, devices: Sequence[str], sequences: Sequences, host: HostCost = NOTHING, *, pays: bool = False
+) -> TokenRates:
     """Rates and times of ``max_sequences`` sequences that come at once; as many steps are under way as there are devices.
 
     Args:
         stage_s: seconds of each stage for each variant.
         devices: the device of each stage, which runs one step at a time.
         sequences: the sequences.
+        host: what a step costs at the host, which takes one answer at a time.
+        pays: whether the seconds of the last stage hold the processor time of the host.
 
     >>> simulated({1: [0.5, 0.5], 9: [1.0, 2.0]}, ["a", "b"], Sequences(prompt=8, new=3, max_sequences=1))
     TokenRates(tokens_per_s=0.6, first_token_s=3.0, per_token_s=1.0)
     """
     buckets = [Bucket(number, {TOKENS: size}, sum(stage_s[size])) for number, size in enumerate(stage_s)]
-    scheduler = Scheduler(buckets, sequences.max_sequences, len(set(devices)))
+    scheduler = Scheduler(buckets, sequences.max_sequences, len(set(devices)), sequences.per_token_s)
     now_s, times_s = 0.0, [list[float]() for _ in range(sequences.max_sequences)]
 
     def note(times: list[float], token: int) -> None:
@@ -123,7 +172,7 @@ def simulated(stage_s: StageSeconds, devices: Sequence[str], sequences: Sequence
     for times in times_s:
         sampling = Sampling(max_new_tokens=sequences.new)
         scheduler.add(Generation([0] * sequences.prompt, sequences.prompt, sampling, on_token=partial(note, times)))
-    free_s, under_way = dict.fromkeys(devices, 0.0), deque[tuple[float, Step]]()
+    free_s, host_free_s, under_way = dict.fromkeys(devices, 0.0), 0.0, deque[tuple[float, Step]]()
     while True:
         while (step := scheduler.next_step()) is not None:
             done_s = now_s
@@ -132,6 +181,10 @@ def simulated(stage_s: StageSeconds, devices: Sequence[str], sequences: Sequence
             under_way.append((done_s, step))
         if not under_way:
             break
-        now_s, step = under_way.popleft()
+        done_s, step = under_way.popleft()
+        count = len(step.parts)
+        begun_s = max(done_s - pays * host.processor.of(count), host_free_s)
+        host_free_s = begun_s + host.processor.of(count)
+        now_s = max(now_s, done_s, begun_s + host.turnaround.of(count))
         scheduler.finish(step, [0] * num_giving(step.parts))
     return TokenRates.of(times_s, now_s)

@@ -59,7 +59,7 @@ class Generator:
         capacity: what its caches hold.
         num_stages: steps under way at most.
         queue_capacity: sequences that may wait for a slot before ``submit`` blocks or refuses.
-        plan: the stages of the pipeline.
+        plan: the stages of the pipeline, and the sequences for which it was made, whose limit on the time per token counts.
         graph: the graph that the plan divides; ``write_plan(generator.plan, generator.graph, path)`` keeps both.
         texts: the tokenizer of the model; None if there is none at hand.
         opened: closes the pipeline and what it needs; by default others do.
@@ -82,7 +82,9 @@ class Generator:
             raise UsageError(f"queue_capacity must be at least 1 sequence, but is {queue_capacity}")
         self.pipeline, self.capacity, self.plan, self.graph, self.texts = pipeline, capacity, plan, graph, texts
         self._queue_capacity, self._opened = queue_capacity, opened or ExitStack()
-        self._scheduler = Scheduler(buckets, capacity.max_sequences, num_stages)
+        sequences = None if plan is None else plan.sequences
+        per_token_s = None if sequences is None else sequences.per_token_s
+        self._scheduler = Scheduler(buckets, capacity.max_sequences, num_stages, per_token_s)
         self._answers = deque[tuple[Step, "Future[Any]"]]()
         self._tally = Tally(self._scheduler.counts)
         self._is_open = True

@@ -4,19 +4,22 @@ A step of decoding takes a token of each sequence of a group, and reads every we
 prompts beside such tokens. So a plan is cut for the seconds of both, each as often as it comes.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import inf, isinf
 
 from autosplit.deploying.setup import Setup
+from autosplit.devices.limits import affinity
 from autosplit.errors import UsageError
+from autosplit.generating.hostcost import MOST_US, NOTHING, HostCost, measure_host
 from autosplit.generating.steps import TOKENS, StepFamily, step_traffic
+from autosplit.measuring.links import MAX_DEVICES
 from autosplit.progress import progress_shown
 from autosplit.shapes.profiles import with_fewer_bytes
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Machine
+from autosplit.values.machine import HOST, Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
 from autosplit.values.shapes import Shapes, Traffic, sizes_text
@@ -24,20 +27,31 @@ from autosplit.values.shapes import Shapes, Traffic, sizes_text
 
 @dataclass(frozen=True, repr=False)
 class PhaseProfile(Profile):
-    """The mean seconds of each op under the traffic of a generator; ``phases``: tokens of a step to its own measurements."""
+    """The mean seconds of each op under the traffic of a generator.
+
+    Attributes:
+        phases: tokens of a step to its own measurements.
+        host: what a step costs beside its stages. Where the host has no core of its own, the stage that hands over an answer
+            pays the host's processor time, as it pays for requests.
+    """
 
     phases: Mapping[int, Profile] = field(default_factory=dict)
+    host: HostCost = NOTHING
 
 
 def demands_of(constraints: Constraints | None) -> Constraints:
     """The demands on the plan of a generator: no stage has replicas of its own, as a sequence stays in one pipeline.
 
-    Raises: UsageError: another objective than throughput.
+    The planner is asked for the fewest seconds of a stage; ``choosing`` knows the objective.
+
+    Raises: UsageError: a limit of the latency of a request is given.
     """
     wanted = constraints or Constraints()
-    if wanted.objective != "throughput" or wanted.max_latency_s != math.inf:
-        raise UsageError("generators are planned for tokens per second; leave out latency (max_sequences=1 is for single ones)")
-    return replace(wanted, max_replicas=1)
+    if wanted.max_latency_s != inf:
+        raise UsageError(
+            "a generator has limits on its tokens in place of max_latency: --generate per_token_s=0.05,first_token_s=2"
+        )
+    return replace(wanted, objective="throughput", max_replicas=1)
 
 
 def num_groups_on(machine: Machine) -> int:
@@ -56,7 +70,7 @@ def measure_phases(
         machine: the devices.
         setup: as for ``measure``.
         measure: ``api.measure``.
-    Raises: UsageError: there are hosts, or a number of tokens is not allowed. Others as ``measure``.
+    Raises: UsageError: there are hosts, or a number of tokens is not allowed. Others as ``measure`` and ``measure_host``.
     """
     if setup.hosts is not None:
         raise UsageError("the caches of a generator are on this machine; leave out the hosts")
@@ -64,7 +78,20 @@ def measure_phases(
     with progress_shown(setup.progress) as progress:
         setup = replace(setup, progress=progress)
         phases = {tokens: measure(family.at({TOKENS: tokens}), machine, setup=setup) for tokens in _measured_at(family, flow)}
-    return mixed_phases(family, phases, flow)
+        progress("profile", 1.0, "timing the host")
+        host = _host_of(family, machine, phases)
+    return mixed_phases(family, phases, flow, host)
+
+
+def _host_of(family: StepFamily, machine: Machine, phases: Mapping[int, Profile]) -> HostCost:
+    """What a step costs at the host, while the devices compute steps as long as those of decoding."""
+    decoding = phases[min(phases)]
+    step_s = min(decoding.whole_s(*setting) for setting in decoding.measured)
+    here = affinity()
+    cores = [f"cpu:{device.cores[0]}" for device in machine.layouts[0].devices if device.cores and device.cores[0] in here]
+    most_us = MOST_US if isinf(step_s) else round(1e6 * step_s)
+    group = family.sequences.largest_group(num_groups_on(machine))
+    return measure_host(tuple(cores[:MAX_DEVICES]) or (f"cpu:{here[0]}",), group, most_us)
 
 
 def stored_phases(family: StepFamily, machine: Machine, stored: Callable[[Traced], Profile | None]) -> PhaseProfile | None:
@@ -72,7 +99,7 @@ def stored_phases(family: StepFamily, machine: Machine, stored: Callable[[Traced
     flow = traffic_on(family, machine).verify(family.allowed)
     found = {tokens: stored(family.at({TOKENS: tokens})) for tokens in _measured_at(family, flow)}
     phases = {tokens: profile for tokens, profile in found.items() if profile is not None}
-    return mixed_phases(family, phases, flow) if len(phases) == len(found) else None
+    return mixed_phases(family, phases, flow, _host_of(family, machine, phases)) if len(phases) == len(found) else None
 
 
 def _measured_at(family: StepFamily, traffic: Traffic) -> list[int]:
@@ -91,18 +118,21 @@ def traffic_on(family: StepFamily, machine: Machine) -> Traffic:
     return Traffic((TOKENS,), counts)
 
 
-def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Traffic) -> PhaseProfile:
+def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Traffic, host: HostCost = NOTHING) -> PhaseProfile:
     """The profile of the largest step with the mean seconds of each op; settings that one phase lacks are left out.
 
     Args:
         family: the steps.
         phases: tokens of a step to its measurements.
         traffic: how often each comes.
+        host: what a step costs beside its stages.
     """
+    host_s = {tokens: host.processor.of(min(tokens, family.sequences.max_sequences)) for tokens in phases}
+    phases = {tokens: _with_host(profile, host_s[tokens]) for tokens, profile in phases.items()}
     shares = dict.fromkeys(phases, 0.0) | {tokens: share for (tokens,), share in traffic.shares.items()}
     num_bytes = {tokens: _value_bytes(family.at({TOKENS: tokens}).graph) for tokens in phases}
     most, share = family.largest[TOKENS], sum(shares[tokens] * num_bytes[tokens] for tokens in phases) / max(num_bytes.values())
-    profile = with_fewer_bytes(phases[most], share)
+    profile = with_fewer_bytes(_with_host(phases[most], sum(shares[tokens] * host_s[tokens] for tokens in phases)), share)
     settings = [setting for setting in profile.measured if all(setting in one.measured for one in phases.values())]
     profile = replace(profile, measured={setting: _mixed_in(setting, phases, shares, share) for setting in settings}, stages=())
     shapes = Shapes(
@@ -112,7 +142,13 @@ def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Tra
         unpaddable=dict(family.unpaddable),
     )
     parts = {one.name: getattr(profile, one.name) for one in fields(Profile)}
-    return PhaseProfile(**{**parts, "shapes": shapes}, phases=dict(phases)).verify()
+    return PhaseProfile(**{**parts, "shapes": shapes}, phases=phases, host=host).verify()
+
+
+def _with_host(profile: Profile, seconds: float) -> Profile:
+    """The profile with the host's seconds for a step in place of those for a request; taking its answer costs them."""
+    links = [link for link in profile.links if link.target == HOST]
+    return profile.with_links(replace(link, receive_s=seconds, cold_receive_s=seconds) for link in links)
 
 
 def _value_bytes(graph: Graph) -> int:

@@ -20,7 +20,8 @@ from autosplit.generating.steps import TOKENS
 from autosplit.shapes.batching import Bucket
 
 PROMPT_SHARE = 0.8
-"""Share of the seconds of steps that prompts may take from sequences that decode, whose time per token grows fivefold at most.
+"""Share of the seconds of steps that prompts may take from sequences that decode, whose time per token grows fivefold at most,
+where no limit on it is given. With a limit, prompts get what a step of decoding leaves of it.
 
 Steps with few sequences cost nearly as much as full ones, so prompts that wait long cost all of them: 16 prompts of 128 tokens
 that come at once, with 25 new tokens each, decode 1.8 times as fast as with a share of 0.5 (simulated, steps of 12 to 85 ms).
@@ -34,16 +35,18 @@ class Scheduler:
         buckets: the variants of a step with their seconds.
         max_sequences: sequences in the caches, in slots from 1.
         num_stages: steps under way at most.
+        per_token_s: most seconds from one token of a sequence to its next one, in the mean, while prompts come; None leaves
+            prompts ``PROMPT_SHARE``. Where decoding alone takes as long, prompts wait until sequences end.
 
     Attributes:
         ended: sequences that have left, whose futures wait for their results; the owner takes them away.
         counts: steps, tokens that ran in them (``prompt``, ``new``), and ``padding``.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], max_sequences: int, num_stages: int) -> None:
+    def __init__(self, buckets: Sequence[Bucket], max_sequences: int, num_stages: int, per_token_s: float | None = None) -> None:
         self._buckets = sorted(buckets, key=lambda bucket: bucket.sizes[TOKENS])
         self._most = self._buckets[-1].sizes[TOKENS]
-        self._num_stages = num_stages
+        self._num_stages, self._per_token_s = num_stages, per_token_s
         self._free = list(range(1, max_sequences + 1))
         self._waiting: list[tuple[int, int, Generation]] = []
         self._running: list[Generation] = []
@@ -191,7 +194,8 @@ class Scheduler:
                     free -= parts[-1].end - parts[-1].start
         if parts:
             step_s = self._bucket(self._most - free).seconds
-            self._credit_s += PROMPT_SHARE * step_s - (step_s - alone_s)
+            share = PROMPT_SHARE if self._per_token_s is None else max(0.0, 1 - alone_s / self._per_token_s)
+            self._credit_s += share * step_s - (step_s - alone_s)
         if not num_decoding or self._credit_s > 0:
             self._credit_s = 0.0
         return parts

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.errors import AutosplitError, UsageError
-from autosplit.generating.forecast import forecast
+from autosplit.errors import AutosplitError
+from autosplit.generating.choosing import limit_faults
+from autosplit.generating.forecast import forecast, foretold, host_text
 from autosplit.generating.generators import Generator
 from autosplit.generating.opening import capacity_of, open_generator
 from autosplit.generating.phases import PhaseProfile
@@ -33,7 +34,7 @@ from autosplit.planning.baselines import (
 )
 from autosplit.progress import Progress, progress_shown
 from autosplit.reports.judging import judge, still_running
-from autosplit.reports.outcomes import PLAN, Outcome, TokenRates
+from autosplit.reports.outcomes import PLAN, Outcome, TokenRates, mean_times_s
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.reports.runreport import RunReport
 from autosplit.running.engine import Engine
@@ -70,22 +71,22 @@ class _Contender:
     num_sequences: int
     predicted: TokenRates | None = None
     rounds: list[TokenRates] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
+    per_token_s: list[float] = field(default_factory=list)
 
     def begin(self, prompts: Prompts) -> None:
         """Run one round."""
         begun_s = time.perf_counter()
         times_s = self.run(prompts)
         self.rounds.append(TokenRates.of(times_s, time.perf_counter() - begun_s))
-        self.seconds += [times[-1] for times in times_s]
+        self.per_token_s += mean_times_s(times_s)
 
     def outcome(self, fault: str) -> Outcome:
-        """The measurements so far."""
-        latency = LatencyStats.of(self.seconds)
+        """The measurements so far; its latency is the time from one token of a sequence to its next one."""
+        latency = LatencyStats.of(self.per_token_s)
         return Outcome(
             self.plan,
             tuple(one.tokens_per_s for one in self.rounds),
-            (),
+            tuple(one.per_token_s for one in self.rounds),
             latency,
             latency,
             outputs_equal=not fault,
@@ -123,32 +124,34 @@ def compare_generators(
         baselines: whether the usual ways run too.
         setup: ``backends`` that a baseline must run on to become the plan, and ``progress``.
         budget: rounds.
-    Raises: UsageError: the objective is not throughput. AutosplitError: the plan cannot be run.
+    Raises: AutosplitError: the plan cannot be run.
     """
-    if plan.objective != "throughput":
-        raise UsageError(f"generators are compared by tokens per second, and the plan's objective is {plan.objective}")
-    plans, left_out = {PLAN: plan}, dict[str, str]()
+    plans, left_out, same = {PLAN: plan}, dict[str, str](), list[str]()
     if baselines:
-        found = baselines_of(family.graph, plan, machine, profile, isolate=True)
+        found = baselines_of(family.graph, _in_steps(plan), machine, profile, isolate=True)
         usual = {name: one for name, one in found.plans.items() if name.startswith(USUAL)}
         left_out = {name: reason for name, reason in found.left_out.items() if name.startswith(USUAL)}
         alike = {name: replace(one, shapes=plan.shapes, sequences=plan.sequences) for name, one in usual.items()}
-        plans |= {name: one for name, one in alike.items() if one.hash != plan.hash}
+        same = [name for name, one in alike.items() if one.hash == plan.hash]
+        plans |= {name: one for name, one in alike.items() if name not in same}
     memory = partial(count, family.graph, values=values_of(family.variants[0]), known=footprints_of(profile))
     plans, reference = {name: memory(one) for name, one in plans.items()}, without_autosplit(plans)
+    contenders = dict[str, _Contender]()
 
     def unfit(other: Plan, latency_s: float) -> list[str]:
         if other.chosen == GENERATE:
             return [NO_PLAN]
-        return unmet_demands(other, latency_s, family.graph, machine, constraints or Constraints(), setup.backends)
+        [rates, *_] = [TokenRates.middle(one.rounds) for one in contenders.values() if one.plan is other]
+        faults = unmet_demands(other, latency_s, family.graph, machine, constraints or Constraints(), setup.backends)
+        return faults + limit_faults(rates, family.sequences)
 
     with progress_shown(setup.progress) as progress, ExitStack() as opened:
-        contenders = dict[str, _Contender]()
         for number, (name, one) in enumerate(plans.items()):
             progress("run", 0.4 * number / len(plans), f"loading '{name}'")
             try:
                 generator = opened.enter_context(open_generator(family, one, machine))
-                contenders[name] = _contender(generator, one, forecast(one, family, machine, profile), family)
+                told = forecast(one, family, machine, profile)
+                contenders[name] = _contender(generator, foretold(one, told), told, family)
             except (AutosplitError, OSError) as failure:
                 if name == PLAN:
                     raise
@@ -159,44 +162,55 @@ def compare_generators(
         reference = reference if reference in contenders else PLAN
         faults = {name: _fault(one, contenders[reference]) for name, one in contenders.items()}
         outcomes = {name: one.outcome(faults[name]) for name, one in contenders.items()}
+        outcomes |= dict.fromkeys(same, outcomes[PLAN])
         progress("run", 1.0, "done")
     left_out |= {name: fault for name, fault in faults.items() if fault}
     error = family.variants[0].module_error
     verdict = judge(outcomes, plan.objective, constraints is None, unfit)
-    trace_error = None if error is None else error.relative
-    return RunReport(family.graph.name, 0, outcomes, verdict, left_out, trace_error=trace_error)
+    trace_error, told = None if error is None else error.relative, contenders[PLAN].predicted
+    notes = () if told is None or profile is None else (host_text(plan, told, family.sequences, profile.host),)
+    return RunReport(family.graph.name, 0, outcomes, verdict, left_out, notes, trace_error=trace_error)
+
+
+def _in_steps(plan: Plan) -> Plan:
+    """The plan with a prediction in steps per second, as its baselines have one by their seconds of a step."""
+    step_s = plan.prediction.bottleneck_s
+    return replace(plan, prediction=replace(plan.prediction, throughput_per_s=1 / step_s)) if step_s > 0 else plan
 
 
 def _run_rounds(
     contenders: Mapping[str, _Contender], family: StepFamily, budget: Budget, keep: Sequence[str], progress: Progress
 ) -> None:
     """Run interleaved rounds; a way that falls far behind stops."""
-    running = list(contenders)
+    running, for_latency = list(contenders), contenders[PLAN].plan.objective == "latency"
     for number in range(budget.num_rounds):
         progress("run", 0.4 + 0.6 * number / budget.num_rounds, f"round {number + 1} of {budget.num_rounds}")
-        prompts = _prompts(family, number + 1)
+        prompts = random_prompts(family, number + 1)
         names = running[number % len(running) :] + running[: number % len(running)]
         for name in names if number % 2 == 0 else names[::-1]:
             contenders[name].begin(prompts)
-        rates = {name: [one.tokens_per_s for one in contenders[name].rounds] for name in running}
+        done = {name: contenders[name].rounds for name in running}
+        rates = {
+            name: [1 / one.per_token_s if for_latency else one.tokens_per_s for one in found] for name, found in done.items()
+        }
         running = still_running(rates, keep)
 
 
 def _contender(generator: Generator, plan: Plan, predicted: TokenRates | None, family: StepFamily) -> _Contender:
     """A generator that has answered some prompts, so that what it needs is loaded."""
     new = family.sequences.new
-    tokens = generator.generate(_prompts(family, 0)[:NUM_CHECKED], max_new_tokens=min(new, MOST_CHECKED))
+    tokens = generator.generate(random_prompts(family, 0)[:NUM_CHECKED], max_new_tokens=min(new, MOST_CHECKED))
     return _Contender(
         plan,
-        partial(_asked_at_once, generator, new),
-        partial(_stats_of, generator),
+        partial(asked_at_once, generator, new),
+        partial(stats_of, generator),
         tokens,
         family.sequences.max_sequences,
         predicted,
     )
 
 
-def _asked_at_once(generator: Generator, new: int, prompts: Prompts) -> Times:
+def asked_at_once(generator: Generator, new: int, prompts: Prompts) -> Times:
     """Submit all prompts at once."""
     begun_s, times_s, futures = time.perf_counter(), Times(), list[Future[list[int]]]()
     for prompt in prompts:
@@ -209,7 +223,7 @@ def _asked_at_once(generator: Generator, new: int, prompts: Prompts) -> Times:
     return times_s
 
 
-def _stats_of(generator: Generator) -> RunStats:
+def stats_of(generator: Generator) -> RunStats:
     """The workers of a generator."""
     parts = generator.generators if isinstance(generator, SideBySide) else (generator,)
     found = [one.pipeline.stats() for one in parts if isinstance(one.pipeline, Engine)]
@@ -233,7 +247,7 @@ def _with_generate(module: nn.Module, family: StepFamily, machine: Machine) -> _
         return [times_s] * len(prompts)
 
     tokens = list[list[int]]()
-    run(_prompts(family, 0)[:NUM_CHECKED], min(sequences.new, MOST_CHECKED))
+    run(random_prompts(family, 0)[:NUM_CHECKED], min(sequences.new, MOST_CHECKED))
     first = list(tokens)
     nothing = RunStats(0, 0.0, LatencyStats.of([]), LatencyStats.of([]), (), 0)
     return _Contender(plan, run, lambda: nothing, first, sequences.max_sequences)
@@ -263,7 +277,7 @@ def _generated(module: Any, prompts: Prompts, new: int, note: Callable[[], None]
     return tokens
 
 
-def _prompts(family: StepFamily, seed: int) -> list[list[int]]:
+def random_prompts(family: StepFamily, seed: int) -> list[list[int]]:
     """As many prompts as the caches hold, of random tokens."""
     sequences, numbers = family.sequences, random.Random(seed)
     vocabulary = range(1, capacity_of(family).vocabulary)

@@ -89,7 +89,8 @@ def baselines_of(
             plans[name] = predict(baseline, graph, machine_of([baseline], whole_machine), profile)
     plans = _proved(with_streams_predicted(plans), plan.prediction.bound_s)
     if plan.objective == "throughput":
-        slow = out_of_reach(plans, plan.prediction.throughput_per_s, alone_s)
+        unit = "items" if plan.sequences is None else "steps"
+        slow = out_of_reach(plans, plan.prediction.throughput_per_s, alone_s, unit)
         kept = [without_autosplit(plans), f"{ALL_CORES} ({main})"]
         alike = len({device.kind for device in machine.devices}) == 1
         for name in [*kept, f"{REPLICAS} ({main})"] if alike else kept:
@@ -255,13 +256,16 @@ def without_autosplit(names: Iterable[str]) -> str:
     return next((name for name in (f"{ALL_CORES} (eager)", f"{ONE_DEVICE} (eager)") if name in found), "")
 
 
-def out_of_reach(plans: Mapping[str, Plan], planned_per_s: float, alone_s: Mapping[str, float]) -> dict[str, str]:
+def out_of_reach(
+    plans: Mapping[str, Plan], planned_per_s: float, alone_s: Mapping[str, float], unit: str = "items"
+) -> dict[str, str]:
     """The baselines that the profile of single devices rules out as the fastest, each with the reason.
 
     Args:
         plans: the baselines, predicted where the profile can.
         planned_per_s: items per second that the plan is predicted to reach.
         alone_s: backend name to seconds of a request on the fastest device while the others are idle.
+        unit: what is counted per second.
     """
     best_per_s = max([planned_per_s, *(plan.prediction.throughput_per_s for plan in plans.values())])
     uncertain = UNCERTAIN_QUICK if min(alone_s.values(), default=QUICK_S) < QUICK_S else UNCERTAIN
@@ -275,7 +279,7 @@ def out_of_reach(plans: Mapping[str, Plan], planned_per_s: float, alone_s: Mappi
         most_per_s *= uncertain
         if 0 < most_per_s < best_per_s:
             most, best = number_text(most_per_s), number_text(best_per_s)
-            reasons[name] = f"the best way is predicted at {best} items/s, which it cannot reach ({most} items/s at most)"
+            reasons[name] = f"the best way is predicted at {best} {unit}/s, which it cannot reach ({most} {unit}/s at most)"
     return reasons
 
 

@@ -71,6 +71,15 @@ class Load:
     latency: LatencyStats
 
 
+def mean_times_s(times_s: Sequence[Sequence[float]]) -> list[float]:
+    """The mean seconds from one new token of each sequence to its next one, where it has several.
+
+    >>> mean_times_s([[1.0, 2.0, 4.0], [3.0]])
+    [1.5]
+    """
+    return [(times[-1] - times[0]) / (len(times) - 1) for times in times_s if len(times) > 1]
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRates:
     """What a generator does with sequences that come at once.
@@ -92,7 +101,7 @@ class TokenRates:
         >>> TokenRates.of([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], 4.0)
         TokenRates(tokens_per_s=1.5, first_token_s=1.5, per_token_s=1.0)
         """
-        each = [(times[-1] - times[0]) / (len(times) - 1) for times in times_s if len(times) > 1]
+        each = mean_times_s(times_s)
         first_s = median(times[0] for times in times_s)
         return TokenRates(sum(map(len, times_s)) / elapsed_s, first_s, median(each) if each else nan)
 
@@ -109,8 +118,9 @@ class Outcome:
     Attributes:
         rounds_per_s: items per second in each round, all requests in flight that the rings hold; a plan that is far behind
             stops after a few rounds, and the fastest one and its rivals may run some more.
-        alone_s: median seconds of a request alone in the pipeline, in rounds of their own that interleave likewise.
-        latency: seconds of all requests that ran alone.
+        alone_s: median seconds of a request alone in the pipeline, in rounds of their own that interleave likewise. Of a
+            generator: median seconds from one token of a sequence to its next one, in the same rounds.
+        latency: seconds of all requests that ran alone; of a generator, those from one token to the next.
         loaded_latency: seconds of a request in the full pipeline, from its first stage to its answer.
         outputs_equal: equal bit for bit if every stage is exact, else within the tolerance of its backends.
         max_abs_error: largest difference from the unsplit model in f32 eager.
@@ -152,7 +162,7 @@ class Outcome:
     def figures(self, objective: str) -> dict[str, float]:
         """Measured beside predicted, for a table; the figure that the objective asks for comes first."""
         if self.token_rates is not None:
-            return self._token_figures(self.token_rates)
+            return self._token_figures(self.token_rates, objective)
         predicted = self.plan.prediction
         rate = {"items_per_s": self.throughput_per_s}
         alone = {"latency_s": self.latency.p50_s}
@@ -160,18 +170,15 @@ class Outcome:
             return {**alone, "spread": _shown_spread(self.alone_s), "predicted_s": predicted.latency_s or nan, **rate}
         return {**rate, "spread": _shown_spread(self.rounds_per_s), "predicted_per_s": predicted.throughput_per_s or nan, **alone}
 
-    def _token_figures(self, rates: TokenRates) -> dict[str, float]:
+    def _token_figures(self, rates: TokenRates, objective: str) -> dict[str, float]:
         """Measured beside predicted, of a generator."""
         told = self.predicted_token_rates or TokenRates(nan, nan, nan)
-        return {
-            "tokens_per_s": self.throughput_per_s,
-            "predicted_tokens_per_s": told.tokens_per_s,
-            "first_token_s": rates.first_token_s,
-            "predicted_first_token_s": told.first_token_s,
-            "per_token_s": rates.per_token_s,
-            "predicted_per_token_s": told.per_token_s,
-            "spread": _shown_spread(self.rounds_per_s),
-        }
+        rate = {"tokens_per_s": self.throughput_per_s, "predicted_tokens_per_s": told.tokens_per_s}
+        first = {"first_token_s": rates.first_token_s, "predicted_first_token_s": told.first_token_s}
+        each = {"per_token_s": rates.per_token_s, "predicted_per_token_s": told.per_token_s}
+        if objective == "latency":
+            return {**each, "spread": _shown_spread(self.alone_s), **rate, **first}
+        return {**rate, **first, **each, "spread": _shown_spread(self.rounds_per_s)}
 
     def against(self, other: "Outcome", objective: str) -> "Ratio":
         """How many times as good this plan is as the other one, round by round, so that drift of the machine cancels.

@@ -119,6 +119,9 @@ PYTHON_OBJECT = Source("")
 class Prediction:
     """The predicted seconds of each request of ``batch`` items, and the proved bound.
 
+    Of a generator, ``bottleneck_s`` and ``bound_s`` are of a step, ``throughput_per_s`` counts new tokens, and ``latency_s`` is
+    the time from one token of a sequence to its next one.
+
     No plan of the same kind has a bottleneck below ``bound_s`` in the same cost model; ``gap`` is ``1 - bound_s / bottleneck_s``.
     """
 
@@ -176,6 +179,11 @@ class Plan:
     def workers(self) -> list[tuple[Stage, Setting]]:
         """The stage and the setting of each worker, in the order of stages; replicas of a stage stand together."""
         return [(stage, Setting(name, stage.backend, stage.threads)) for stage in self.stages for name in stage.devices]
+
+    @property
+    def item(self) -> str:
+        """What its throughput counts: tokens of a generator, else items."""
+        return "items" if self.sequences is None else "tokens"
 
     @property
     def hash(self) -> str:
@@ -281,8 +289,11 @@ class Plan:
             return "nothing is predicted of this plan"
         gap = f"within {max(told.gap, 0) * 100:.0f} % of the best possible" if told.bound_s > 0 else "no lower bound is known"
         proved = "no plan can be better" if told.bound_s > 0 and self.status == "optimal" else gap
+        if self.sequences is not None and told.bound_s > 0:  # of a step: the forecast of tokens has no bound
+            proved = f"its busiest device is {gap}"
         terms = f" ({self.status}, gap {told.gap:.2%}, {self.method})" if verbose else ""
-        rate = f"{tables.number_text(told.throughput_per_s)} items/s, {tables.seconds_text(told.latency_s)} a request"
+        each = "a request" if self.sequences is None else "from a token of a sequence to its next one"
+        rate = f"{tables.number_text(told.throughput_per_s)} {self.item}/s, {tables.seconds_text(told.latency_s)} {each}"
         return f"{self.foretold}: {rate}; {proved}{terms}"
 
     def summary(self) -> str:
@@ -293,7 +304,7 @@ class Plan:
         where += "" if self.precision == "f32" else f" in {self.precision}"
         where += "" if self.process == "workers" else " in the caller's process"
         per_s = self.prediction.throughput_per_s
-        found = f"{tables.number_text(per_s)} items/s" if per_s else "nothing"
+        found = f"{tables.number_text(per_s)} {self.item}/s" if per_s else "nothing"
         return f"{where}: {found} {self.foretold} ({proof}, {self.method})"
 
     @property

@@ -77,7 +77,7 @@ def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
         ],
         "loads_s": dict(plan.loads_s),
         **({"shapes": _shapes_entry(plan.shapes)} if plan.shapes is not None else {}),
-        **({"sequences": asdict(plan.sequences)} if plan.sequences is not None else {}),
+        **({"sequences": plan.sequences.given} if plan.sequences is not None else {}),
         **({"why": asdict(plan.why)} if plan.why is not None and plan.why.plan == plan.hash else {}),
         "made_from": {
             "graph": plan.graph_hash,

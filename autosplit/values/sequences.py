@@ -1,11 +1,14 @@
 """Sequences: what a generator is planned and measured for. No torch."""
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import ceil
+from typing import Any
 
 from autosplit.arguments import checked
 from autosplit.errors import UsageError, raise_faults
+
+LIMITS = ("first_token_s", "per_token_s")
 
 
 @checked
@@ -17,16 +20,22 @@ class Sequences:
         prompt, new: tokens of a usual prompt and of its answer.
         max_sequences: sequences side by side.
         max_length: most tokens of a sequence, those of its prompt included.
-    Raises: UsageError: a number is below 1, or a usual sequence is longer than ``max_length``.
+        first_token_s, per_token_s: most seconds to the first new token of sequences that come at once, and from one token of a
+            sequence to its next one, in the mean of a sequence; None for no limit.
+    Raises: UsageError: a number is below 1, a limit is not above 0, or a usual sequence is longer than ``max_length``.
     """
 
     prompt: int = 128
     new: int = 64
     max_sequences: int = 16
     max_length: int = 1024
+    first_token_s: float | None = None
+    per_token_s: float | None = None
 
     def __post_init__(self) -> None:
-        faults = [f"{one.name} is {number}, and at least 1" for one in fields(self) if (number := getattr(self, one.name)) < 1]
+        counts = {name: number for name, number in self.given.items() if name not in LIMITS}
+        faults = [f"{name} is {number}, and at least 1" for name, number in counts.items() if number < 1]
+        faults += [f"{name} is {self.given[name]}, and above 0" for name in LIMITS if self.given.get(name, 1) <= 0]
         if not faults and self.prompt + self.new - 1 > self.max_length:
             faults = [f"prompt {self.prompt} and new {self.new} are beyond max_length {self.max_length}"]
         raise_faults(UsageError, "no sequences", faults)
@@ -35,24 +44,42 @@ class Sequences:
         """The most sequences in one of ``num_groups`` groups, as stages or replicas divide them."""
         return ceil(self.max_sequences / num_groups)
 
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are given, by their names."""
+        return {name: value for name, value in self.given.items() if name in LIMITS}
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields by their names, without limits that are not given."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
     def __str__(self) -> str:
-        return ",".join(f"{one.name}={getattr(self, one.name)}" for one in fields(self))
+        return ",".join(f"{name}={value}" for name, value in self.given.items())
 
 
 def parse_sequences(text: str, default: Sequences = Sequences()) -> Sequences:
     """The sequences in a text such as ``prompt=128,new=64``, the rest as in ``default``; the inverse of ``str``.
 
-    Raises: UsageError: a name is unknown, or comes twice, or has no number; numbers as for ``Sequences``.
+    Raises: UsageError: as ``sequence_numbers``, and as ``Sequences``.
 
-    >>> parse_sequences("prompt=8,max_sequences=2")
-    Sequences(prompt=8, new=64, max_sequences=2, max_length=1024)
+    >>> str(parse_sequences("prompt=8,max_sequences=2,per_token_s=0.05"))
+    'prompt=8,new=64,max_sequences=2,max_length=1024,per_token_s=0.05'
     """
-    known, found, faults = [one.name for one in fields(Sequences)], dict[str, int](), list[str]()
+    return replace(default, **sequence_numbers(text))
+
+
+def sequence_numbers(text: str) -> dict[str, Any]:
+    """The fields of ``Sequences`` that a text such as ``prompt=128,new=64`` gives.
+
+    Raises: UsageError: a name is unknown, or comes twice, or has no number.
+    """
+    known, found, faults = [one.name for one in fields(Sequences)], dict[str, Any](), list[str]()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,9})\s*", part)
-        if not match or match[1] not in known or match[1] in found:
+        match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,9})(\.\d{1,9})?\s*", part)
+        if not match or match[1] not in known or match[1] in found or (match[3] and match[1] not in LIMITS):
             faults.append(f"'{part:.60}' is not one of {', '.join(known)}, once each, with a number")
         else:
-            found[match[1]] = int(match[2])
+            found[match[1]] = float(f"{match[2]}{match[3] or ''}") if match[1] in LIMITS else int(match[2])
     raise_faults(UsageError, f"'{text:.60}' says no sequences; write prompt=128,new=64", faults)
-    return replace(default, **found)
+    return found

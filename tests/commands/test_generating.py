@@ -67,7 +67,8 @@ def test_several_prompts_and_json(asked):
         (["--prompt-ids", "1,x"], "'1,x' is not ids of tokens"),
         (["--prompt-ids", "1", "--eos", "end"], "--eos 'end' is not ids"),
         (["--prompt-ids", "1", "--temperature", "-1"], "temperature must be at least 0"),
-        (["--prompt-ids", "1,2", "--max-length", "8"], "--max-length is 8, and the longest prompt has 2 tokens"),
+        (["--prompt-ids", "1,2", "--generate", "max_length=8"], "max_length is 8, and the longest prompt has 2 tokens"),
+        (["--prompt-ids", "1,2", "--generate", "slots=8"], "'slots=8' is not one of prompt, new"),
         (["--prompt-ids", "1", "--cluster", "auto"], "leave out --cluster"),
     ],
 )
@@ -83,7 +84,8 @@ def test_flags_are_refused_before_a_model_is_loaded(asked, words, fault):
     [
         (["--generate", "prompt=x"], "'prompt=x' is not one of prompt, new"),
         (["--generate", "prompt=8", "--seq-len", "3", "--simulate", "9"], "leave out --simulate, --seq-len"),
-        (["--generate", "prompt=8", "--objective", "latency"], "leave out --objective"),
+        (["--generate", "prompt=8", "--objective", "pareto"], "give --objective throughput or latency"),
+        (["--generate", "prompt=8", "--max-latency", "50ms"], "leave out --max-latency"),
     ],
 )
 def test_sequences_are_refused_before_a_model_is_loaded(words, fault):

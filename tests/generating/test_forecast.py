@@ -6,13 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from autosplit.errors import PlanError
-from autosplit.generating.forecast import between, replicas_of, simulated
+from autosplit.generating.forecast import between, host_text, replicas_of, simulated
 from autosplit.generating.generators import Generator
+from autosplit.generating.hostcost import NOTHING, HostCost, PerStep
 from autosplit.generating.phases import PhaseProfile, mixed_phases, stored_phases, traffic_on
 from autosplit.generating.sequences import Capacity
 from autosplit.generating.sidebyside import SideBySide
 from autosplit.generating.steps import TOKENS
-from autosplit.values.machine import Machine, parse_device
+from autosplit.reports.outcomes import TokenRates
+from autosplit.values.links import Link
+from autosplit.values.machine import HOST, Machine, parse_device
 from autosplit.values.plan import PYTHON_OBJECT, UNKNOWN, Plan, Stage
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
@@ -33,6 +36,37 @@ def test_two_stages_keep_two_groups_under_way():
     assert found.per_token_s == pytest.approx((18 + 16) / 4 / 2)
     assert found.tokens_per_s == pytest.approx(10 / 28)
     assert one_after_the_other.tokens_per_s < found.tokens_per_s
+
+
+def test_the_host_takes_its_time_between_steps():
+    """Tokens come half a second after their step, of which the host computes a quarter; a stage may pay for that."""
+    seconds, sequences = {1: [1.0], 9: [2.0]}, Sequences(prompt=8, new=3, max_sequences=1, max_length=20)
+    host = HostCost(turnaround=PerStep(0.25, 0.25), processor=PerStep(0.25, 0.0))
+    assert simulated(seconds, ["a"], sequences, host) == TokenRates(3 / 5.5, 2.5, 1.5)
+    assert simulated(seconds, ["a"], sequences, host, pays=True) == TokenRates(3 / 4.75, 2.25, 1.25)
+
+
+def test_the_share_of_the_host_is_said():
+    host, told = HostCost(PerStep(0.01, 0.02), PerStep(0.0, 0.0)), TokenRates(1.0, 1.0, 0.5)
+    words = "the host is predicted to take 50.00 ms between steps of 2 sequences, 10% of the time per token"
+    assert host_text(PLAN, told, Sequences(max_sequences=8), host) == words
+
+
+def test_one_host_answers_one_pipeline_after_another():
+    """Two groups on two stages of a second each: a host that needs two seconds for a step is the bottleneck."""
+    sequences = Sequences(prompt=1, new=20, max_sequences=2, max_length=40)
+    slow = HostCost(turnaround=PerStep(2.0, 0.0), processor=PerStep(2.0, 0.0))
+    found = simulated({1: [1.0, 1.0], 2: [1.0, 1.0]}, ["a", "b"], sequences, slow)
+    assert found.per_token_s == pytest.approx(4.0, rel=0.05)
+
+
+def test_a_limit_on_the_time_per_token_holds_while_prompts_come():
+    """A long prompt beside a sequence that decodes: prompts get what the limit leaves of a step."""
+    seconds = {1: [1.0], 2: [1.0], 9: [5.0]}
+    free = Sequences(prompt=40, new=30, max_sequences=2, max_length=80)
+    found = {limit: simulated(seconds, ["a"], replace(free, per_token_s=limit)) for limit in (None, 1.2)}
+    assert found[None].per_token_s > 1.2 >= found[1.2].per_token_s
+    assert found[1.2].first_token_s > found[None].first_token_s
 
 
 def test_sizes_between_two_that_were_measured():
@@ -74,6 +108,12 @@ def test_an_op_takes_its_mean_seconds_of_both_phases():
     found = mixed_phases(family, {9: measured(9), 1: measured(1)}, flow.verify(family.allowed))
     assert found.op_s("a", "cpu:0", "eager") == pytest.approx((16.5 * 1 + 3.5 * 9) / 20)
     assert found.op_s("b", "cpu:0", "eager") == pytest.approx(1.0)
+    host = HostCost(PerStep(9.0, 0.0), PerStep(0.5, 0.25))
+    links = (Link("cpu:0", HOST, 0.0, 1.0, 0.0, 1.0, 0.0), Link(HOST, "cpu:0", 0.0, 1.0, 0.0, 1.0, 0.0))
+    phases = {tokens: replace(measured(tokens), links=links) for tokens in (9, 1)}
+    told = mixed_phases(family, phases, flow.verify(family.allowed), host)
+    assert [[link.receive_s for link in told.phases[tokens].links] for tokens in (1, 9)] == [[0.75, 1.0], [1.0, 1.0]]
+    assert told.links[0].receive_s == pytest.approx((16.5 * 0.75 + 3.5 * 1.0) / 20)
     assert (found.graph_hash, dict(found.shapes.buckets), sorted(found.phases)) == ("9", {TOKENS: (1, 2, 9)}, [1, 9])
 
 
@@ -84,7 +124,8 @@ def test_an_op_that_is_refused_in_one_phase_is_refused():
     assert found.table(SimpleNamespace(hash="9"), Setting("cpu:0", "eager", 1)).keys() == {"a"}
 
 
-def test_a_phase_that_no_store_holds_gives_no_profile():
+def test_a_phase_that_no_store_holds_gives_no_profile(monkeypatch):
+    monkeypatch.setattr("autosplit.generating.phases.measure_host", lambda *asked: NOTHING)
     family, machine = Steps(), Machine.of([parse_device("cpu:0")])
     assert isinstance(stored_phases(family, machine, lambda one: measured(one.tokens)), PhaseProfile)
     assert stored_phases(family, machine, lambda one: measured(one.tokens) if one.tokens == 9 else None) is None

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 import autosplit
-from autosplit.errors import UsageError
+from autosplit.errors import InfeasibleError, UsageError
 from autosplit.generating.bounds import phase_rows
+from autosplit.generating.forecast import forecast
 from autosplit.generating.trials import GENERATE, NO_PLAN
 from autosplit.values.sequences import Sequences
 from tests.generating.decodermodels import decoder, generated, prompts
@@ -50,6 +51,7 @@ def test_every_way_runs_the_same_sequences_in_the_same_rounds(found):
     told = outcomes["plan"].predicted_token_rates
     assert 0 < told.first_token_s < SEQUENCES.new / told.tokens_per_s * SEQUENCES.max_sequences
     assert outcomes[GENERATE].predicted_token_rates is None
+    assert any("the host is predicted to take" in note for note in found.report.notes)
     assert found.report.chosen != GENERATE
     assert found.plan.sequences == SEQUENCES
     row = found.report.rows()[0]
@@ -94,6 +96,8 @@ def test_each_phase_has_a_bound(found, family, split_plan):
     rows = phase_rows(split_plan, family, found.machine, found.profile, bytes_per_s=1e9)
     assert [(row["phase"], row["tokens"]) for row in rows] == [("decode", 1)] * 2 + [("prefill", 130)] * 2
     assert all(row["predicted_s"] > 0 and row["cache_bytes"] > 0 for row in rows)
+    assert found.profile.host.processor.of(1) > 0
+    assert [row["host_s"] for row in rows if row["stage"] == split_plan.stages[0].name] == [0.0, 0.0]
     slow = phase_rows(split_plan, family, found.machine, found.profile, bytes_per_s=1.0)
     assert {row["bound by"] for row in slow} == {"memory bandwidth"}
     held = sum(row["weight_bytes"] + row["cache_bytes"] for row in rows[:2])
@@ -121,8 +125,28 @@ def test_the_split_of_another_tool_is_judged(family):
     assert all(row["items_per_s"] > 0 for row in judged.rows())
 
 
-def test_other_objectives_are_refused(family, found):
-    with pytest.raises(UsageError, match="planned for tokens per second"):
-        autosplit.search(family, found.profile, "cpu:0,cpu:1", autosplit.Constraints(objective="latency"))
+def test_plans_for_the_time_per_token_and_within_limits(family, found):
+    """The plan with the least time per token is no slower than the one with the most tokens per second, by the same forecast."""
+
+    def searched(sequences=SEQUENCES, **demands):
+        asked = replace(family, sequences=sequences), found.profile, "cpu:0,cpu:1", autosplit.Constraints(**demands)
+        return autosplit.search(*asked, setup=autosplit.Setup(progress=False), budget=autosplit.Budget(search_s=0, planner_s=1))
+
+    fast, quick = searched().plan, searched(objective="latency").plan
+    assert (fast.objective, quick.objective) == ("throughput", "latency")
+    assert quick.prediction.latency_s <= fast.prediction.latency_s
+    assert quick.prediction.throughput_per_s <= fast.prediction.throughput_per_s
+    assert "tokens/s" in fast.summary() and "tokens/s" in fast.predicted()
+    told = forecast(fast, family, found.machine, found.profile)
+    assert (fast.prediction.throughput_per_s, fast.prediction.latency_s) == (told.tokens_per_s, told.per_token_s)
+    easy = replace(SEQUENCES, per_token_s=60.0, first_token_s=600.0)
+    assert searched(easy).plan.sequences == easy
+    with pytest.raises(InfeasibleError, match=r"at most 1\.0 us from a token to the next one \(at best .*, or fewer sequences"):
+        searched(replace(SEQUENCES, per_token_s=1e-6))
+
+
+def test_a_limit_on_the_latency_of_a_request_is_refused(family, found):
+    with pytest.raises(UsageError, match="limits on its tokens in place of max_latency"):
+        autosplit.search(family, found.profile, "cpu:0,cpu:1", autosplit.Constraints(max_latency_s=1.0))
     with pytest.raises(UsageError, match="has inputs and sizes of its own"):
         autosplit.trace(family.module, generate="prompt=3", sizes={"seq": "2..3"})

@@ -10,6 +10,8 @@ def test_text_and_back():
     found = parse_sequences("prompt=12, new=3", Sequences(max_sequences=5))
     assert found == Sequences(12, 3, 5)
     assert parse_sequences(str(found)) == found
+    limited = parse_sequences("prompt=12,per_token_s=0.05,first_token_s=2")
+    assert (limited.limits, parse_sequences(str(limited))) == ({"first_token_s": 2.0, "per_token_s": 0.05}, limited)
     assert [found.largest_group(groups) for groups in (1, 2, 5)] == [5, 3, 1]
 
 
@@ -20,6 +22,8 @@ def test_text_and_back():
         ("prompt=1,prompt=2", "'prompt=2' is not one of"),
         ("tokens=1", "'tokens=1' is not one of"),
         ("new=-1", "'new=-1' is not one of"),
+        ("new=1.5", "'new=1.5' is not one of"),
+        ("per_token_s=0", "per_token_s is 0.0, and above 0"),
         ("new=0", "new is 0, and at least 1"),
         ("prompt=1024", "prompt 1024 and new 64 are beyond max_length 1024"),
     ],

@@ -1,0 +1,229 @@
+"""Plans of a generator beside each other: two stages, replicas, equal layers, one device; forecasts beside measurements.
+
+    python -m benchmarks.generation_plans [--models 25M] [--backend onnxruntime] [--rounds 3] [--parts equal-16,equal-8,unequal]
+    python -m benchmarks.generation_plans --write-table
+
+``equal-16`` and ``equal-8`` run so many sequences on two cores. ``unequal`` runs 16 while another process works on the second
+core all the time, so that a worker has half of it. Each part measures the model as its cores are then. Rounds interleave: in
+each, every plan gets the same sequences at once. Parts are kept in benchmarks/generation_plans.json as they end.
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import autosplit
+from autosplit.devices.discovering import as_machine, describe
+from autosplit.devices.limits import affinity
+from autosplit.files import write_atomic
+from autosplit.generating.bounds import state_bytes
+from autosplit.generating.forecast import forecast
+from autosplit.generating.phases import PhaseProfile
+from autosplit.generating.steps import StepFamily
+from autosplit.generating.trials import asked_at_once, random_prompts, stats_of
+from autosplit.memory.stages import count
+from autosplit.planning.baselines import ONE_DEVICE, REPLICAS, baseline_plan
+from autosplit.planning.givensplits import read_given
+from autosplit.planning.moduleunits import layer_lists
+from autosplit.reports.outcomes import TokenRates
+from autosplit.tracing.aliasing import values_of
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+from benchmarks.generation import MODELS
+from benchmarks.pages import table
+
+RESULTS, TABLE = Path("benchmarks/generation_plans.json"), Path("benchmarks/generation_plans.md")
+PROMPT, NEW, LENGTH = 128, 64, 256
+PARTS = {"equal-16": 16, "equal-8": 8, "unequal": 16}
+"""The sequences of each part."""
+
+CHOSEN, TWO_STAGES, EQUAL_LAYERS = "searched", "two stages", "equal layers"
+PLANNER_S = 5.0
+GOALS = (
+    ("equal-16", TWO_STAGES, REPLICAS, 0.95),
+    ("equal-8", TWO_STAGES, EQUAL_LAYERS, 1.2),
+    ("equal-16", TWO_STAGES, EQUAL_LAYERS, 1.2),
+    ("unequal", CHOSEN, EQUAL_LAYERS, 1.3),
+)
+"""A part, two plans, and the least ratio of their tokens per second."""
+
+
+def spin(core: int) -> None:
+    """Count on a core for ever."""
+    import os
+
+    os.sched_setaffinity(0, [core])
+    while True:
+        pass
+
+
+@contextmanager
+def taken(core: int) -> Iterator[None]:
+    """Another process that works on a core all the time."""
+    process = multiprocessing.get_context("spawn").Process(target=spin, args=(core,), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def plans_of(
+    family: StepFamily, profile: PhaseProfile, machine: Machine, backend: str, setup: autosplit.Setup
+) -> dict[str, Plan]:
+    """The plans of a part by their names."""
+    budget = autosplit.Budget(search_s=0, planner_s=PLANNER_S)
+
+    def searched(**demands: Any) -> Plan:
+        return autosplit.search(family, profile, machine, autosplit.Constraints(**demands), setup=setup, budget=budget).plan
+
+    found = {CHOSEN: searched(), TWO_STAGES: searched(num_stages=2, max_replicas=1)}
+    graph, [num_layers] = family.graph, layer_lists(family.graph).values()
+    everything, like = tuple(op.name for op in graph.ops), found[TWO_STAGES]
+    equal = read_given(f"{num_layers - num_layers // 2},{num_layers // 2}", graph, machine)
+    placed = {
+        EQUAL_LAYERS: [(ops, [machine[device]]) for ops, device in zip(equal.stages, equal.devices, strict=True)],
+        REPLICAS: [(everything, machine.devices)],
+        ONE_DEVICE: [(everything, machine.devices[:1])],
+    }
+    for name, stages in placed.items():
+        plan = baseline_plan(graph, like.source, name, backend, stages)
+        found[name] = replace(plan, shapes=like.shapes, sequences=like.sequences)
+    return {name: count(graph, plan, values_of(family.variants[0])) for name, plan in found.items()}
+
+
+def run_part(model: str, part: str, backend: str, num_rounds: int) -> dict[str, Any]:
+    """Measure, plan and run the plans of a part."""
+    cores = affinity()[:2]
+    machine = as_machine([f"cpu:{core}" for core in cores])
+    with ExitStack() as stack:
+        if part == "unequal":
+            stack.enter_context(taken(cores[1]))
+        asked = f"prompt={PROMPT},new={NEW},max_sequences={PARTS[part]},max_length={LENGTH}"
+        family = autosplit.trace(MODELS[model], generate=asked)
+        setup = autosplit.Setup(backends=backend, progress=False)
+        profile = autosplit.measure(family, machine, setup=setup)
+        assert isinstance(family, StepFamily) and isinstance(profile, PhaseProfile)
+        states = state_bytes(family)
+        ways, opened, found = {}, {}, dict[str, dict[str, Any]]()
+        for name, plan in plans_of(family, profile, machine, backend, setup).items():
+            told = forecast(plan, family, machine, profile)
+            weights = [
+                family.graph.stage_bytes(one.ops) - sum(states[op] for op in one.ops) for one in plan.stages for _ in one.devices
+            ]
+            found[name] = {
+                "stages": [[list(one.devices), len(one.ops)] for one in plan.stages],
+                "weight_bytes": weights,
+                "predicted_bytes": [one.memory.held_bytes for one in plan.stages for _ in one.devices if one.memory is not None],
+                "predicted": None if told is None else asdict(told),
+                "rounds": [],
+            }
+            if plan.hash not in opened:
+                opened[plan.hash] = stack.enter_context(autosplit.open_generator(family, plan, machine))
+            ways[name] = opened[plan.hash]
+            print(f"{model}, {part}: {name}: {found[name]}", flush=True)
+        for generator in opened.values():
+            generator.generate(random_prompts(family, 0), max_new_tokens=4)
+        for number in range(num_rounds):
+            for name in list(ways)[:: -1 if number % 2 else 1]:
+                begun_s = time.perf_counter()
+                times_s = asked_at_once(ways[name], NEW, random_prompts(family, number + 1))
+                found[name]["rounds"].append(asdict(TokenRates.of(times_s, time.perf_counter() - begun_s)))
+            print(f"{model}, {part}: round {number + 1} of {num_rounds}", flush=True)
+        for name, generator in ways.items():
+            found[name]["held_bytes"] = [one.held_bytes for one in stats_of(generator).stages]
+    return {"cpu": describe().facts["cpu"], "backend": backend, "host": host_of(profile), "plans": found}
+
+
+def host_of(profile: PhaseProfile) -> dict[str, Any]:
+    """What a step costs at the host, as plain data."""
+    return {name: line._asdict() for name, line in profile.host._asdict().items()}
+
+
+def middle(plan: Mapping[str, Any], figure: str) -> float:
+    """The median of a figure over the rounds."""
+    return median(one[figure] for one in plan["rounds"])
+
+
+def rows_of(plans: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each plan of a part."""
+    rows = []
+    for name, plan in plans.items():
+        rates = [one["tokens_per_s"] for one in plan["rounds"]]
+        cells = [name, " ".join(f"{'+'.join(devices)}: {num_ops}" for devices, num_ops in plan["stages"])]
+        for figure, factor in (("tokens_per_s", 1.0), ("first_token_s", 1e3), ("per_token_s", 1e3)):
+            told, found = plan["predicted"][figure], middle(plan, figure)
+            cells.append(f"{factor * found:.0f} / {factor * told:.0f} ({told / found - 1:+.0%})")
+        cells.append(f"{(max(rates) - min(rates)) / median(rates):.0%}")
+        cells.append(" + ".join(f"{one / 1e6:.0f}" for one in plan["weight_bytes"]))
+        held = zip(plan["held_bytes"], plan["predicted_bytes"], strict=True)
+        cells.append(" + ".join(f"{one / 1e6:.0f} / {told / 1e6:.0f}" for one, told in held))
+        rows.append(cells)
+    return rows
+
+
+def ratio(plans: Mapping[str, Any], one: str, other: str) -> float:
+    """The median over rounds of the tokens per second of a plan over those of another one."""
+    pairs = zip(plans[one]["rounds"], plans[other]["rounds"], strict=True)
+    return median(a["tokens_per_s"] / b["tokens_per_s"] for a, b in pairs)
+
+
+def page(kept: Mapping[str, Any]) -> str:
+    """The page of all models and parts."""
+    lines = ["# Plans of a generator", "", "Written by `python -m benchmarks.generation_plans`; rounds are in its JSON file.", ""]
+    lines += [
+        f"Prompts of {PROMPT} tokens and answers of {NEW}, as many at once as the part says, in interleaved rounds. Rates and "
+        "times are medians of the rounds, measured / predicted (error). Memory is that of each worker, measured / predicted, "
+        "without its process and rings. `unequal`: another process works on the second core all the time."
+    ]
+    titles = ["plan", "ops on cores", "tokens/s", "first token, ms", "time per token, ms", "spread", "weights, MB", "memory, MB"]
+    for model, parts in kept.items():
+        errors = {figure: errors_of(parts.values(), figure) for figure in ("tokens_per_s", "first_token_s", "per_token_s")}
+        lines += ["", f"## {model}"]
+        for part, entry in parts.items():
+            lines += ["", f"### {model}, {part}", "", f"On {entry['backend']}, {entry['cpu']}."]
+            step = entry["host"]["turnaround"]
+            each_s = step["step_s"] + PARTS[part] / 2 * step["sequence_s"]
+            lines[-1] += f" A step of {PARTS[part] // 2} sequences takes {1e3 * each_s:.2f} ms at the host."
+            lines += ["", table(titles, rows_of(entry["plans"]))]
+        lines += ["", f"### {model}, goals", ""]
+        for part, one, other, goal in GOALS:
+            if part in parts:
+                lines.append(f"- {part}: {one} over {other} {ratio(parts[part]['plans'], one, other):.2f} (goal {goal})")
+        for name, found in errors.items():
+            lines.append(f"- predicted {name}: off by {median(found):.0%} in the median, {max(found):.0%} at most (goal 5 %)")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def errors_of(parts: Any, figure: str) -> Sequence[float]:
+    """The errors of the forecasts of all plans, as shares."""
+    plans = [plan for entry in parts for plan in entry["plans"].values()]
+    return [abs(plan["predicted"][figure] / middle(plan, figure) - 1) for plan in plans]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="25M", help=f"names with commas between, of {', '.join(MODELS)}")
+    parser.add_argument("--backend", default="onnxruntime")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; others stay as they are kept")
+    parser.add_argument("--write-table", action="store_true", help="only write the page anew")
+    given = parser.parse_args()
+    kept: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    for name in [] if given.write_table else given.models.split(","):
+        for part in given.parts.split(","):
+            kept.setdefault(name, {})[part] = run_part(name, part, given.backend, given.rounds)
+            write_atomic(RESULTS, json.dumps(kept, indent=1) + "\n")
+    TABLE.write_text(page(kept), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
