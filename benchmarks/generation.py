@@ -158,7 +158,7 @@ def section(name: str, entry: dict[str, Any]) -> list[str]:
     rows = []
     for way in names:
         most = rates[way][-1]
-        memory_mb = max(answer["memory_bytes"] for one in rounds for answer in one[way].values()) / 1e6
+        memory_mb = max(answer["memory_bytes"] for answer in rounds[-1][way].values()) / 1e6
         same = sum(_same(one[way]["1"]["ids"], one[reference]["1"]["ids"]) for one in rounds) / len(rounds)
         spread = [one[way][str(BATCHES[-1])]["tokens_per_s"] for one in rounds] if most else [1.0]
         cells = [
@@ -215,6 +215,7 @@ def page(kept: dict[str, Any]) -> str:
     )
     lines[-1] += f"those of {next(iter(WAYS))} before the first that differs, with one sequence."
     lines[-1] += " A decode rate counts the tokens of the time in which all sequences have their first token and none its last."
+    lines[-1] += " Memory is that of the last round, of a way with all its processes."
     for name, entry in kept.items():
         if entry["rounds"]:
             lines += ["", *section(name, entry)]
