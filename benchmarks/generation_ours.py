@@ -4,7 +4,6 @@ python -m benchmarks.generation_ours BACKEND FOLDER THREADS
 """
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from autosplit.generating.opening import open_generator
 from autosplit.generating.steps import step_family
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
-from benchmarks.generation_peers import Prompts, serve, unmarked
+from benchmarks.generation_peers import Generate, Mark, Prompts, serve
 
 MAX_SEQUENCES, MAX_LENGTH = 16, 256
 
 
-def start(backend: str, folder: Path, threads: int) -> Callable[[Prompts, int], dict[str, Any]]:
+def start(backend: str, folder: Path, threads: int) -> Generate:
     """Open the generator on the first cores."""
     module: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
     family = step_family(module, MAX_SEQUENCES, MAX_LENGTH)
@@ -31,11 +30,15 @@ def start(backend: str, folder: Path, threads: int) -> Callable[[Prompts, int], 
     plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN)
     generator = open_generator(family, plan, Machine.of([parse_device(device)]))
 
-    def generate(prompts: Prompts, new: int) -> list[int]:
-        first: list[int] = generator.generate(prompts, max_new_tokens=new, temperature=0.0)[0]
+    def generate(prompts: Prompts, new: int, mark: Mark) -> list[int]:
+        futures = [
+            generator.submit(prompt, on_token=lambda _, number=number: mark(number), max_new_tokens=new)
+            for number, prompt in enumerate(prompts)
+        ]
+        first, *_ = [future.result() for future in futures]
         return first
 
-    return unmarked(generate)
+    return generate
 
 
 if __name__ == "__main__":

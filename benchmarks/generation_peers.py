@@ -3,8 +3,9 @@
     python -m benchmarks.generation_peers WAY FOLDER THREADS
 
 FOLDER holds a model of transformers with its tokenizer. The process converts it for its way, says ``{"version": ...}``, and
-answers each line ``{"prompts": [[id, ...], ...], "new": 24}`` with the seconds until the first token of all prompts, the seconds
-of the rest, the new ids of the first prompt, and its memory. It needs nothing of autosplit.
+answers each line ``{"prompts": [[id, ...], ...], "new": 24}`` with the seconds until all prompts have their first token and
+until all have their last, the tokens per second between, the new ids of the first prompt, and its memory. It needs nothing of
+autosplit.
 """
 
 import contextlib
@@ -20,40 +21,36 @@ from pathlib import Path
 from typing import Any
 
 Prompts = list[list[int]]
-Generate = Callable[[Prompts, int], list[int]]
+Mark = Callable[..., None]
+"""Called with the numbers of the sequences that have a further token now."""
+
+Generate = Callable[[Prompts, int, Mark], list[int]]
 """From prompts of equal length and a number of new tokens to the new ids of the first prompt."""
 
-Marked = Callable[[Prompts, int, Callable[[], None]], list[int]]
-"""As ``Generate``; the last argument is called when the first token of each prompt is there."""
 
+def timed(generate: Generate, prompts: Prompts, new: int) -> dict[str, Any]:
+    """What is sent for a request; a program may let sequences begin and end one after the other.
 
-def marked(generate: Marked) -> Callable[[Prompts, int], dict[str, Any]]:
-    """Time a way that tells when its first tokens are there."""
+    The rate counts tokens of the time in which all sequences have a first token and none has its last.
+    """
+    begun_s, times_s = time.perf_counter(), [list[float]() for _ in prompts]
 
-    def timed(prompts: Prompts, new: int) -> dict[str, Any]:
-        begun_s, first_s = time.perf_counter(), list[float]()
-        ids = generate(prompts, new, lambda: first_s.append(time.perf_counter()))
-        return answer(ids, first_s[0] - begun_s, time.perf_counter() - first_s[0])
+    def mark(*numbers: int) -> None:
+        now_s = time.perf_counter() - begun_s
+        for number in numbers:
+            times_s[number].append(now_s)
 
-    return timed
-
-
-def unmarked(generate: Generate) -> Callable[[Prompts, int], dict[str, Any]]:
-    """Time a way that does not: the rest is what ``new`` tokens take longer than one."""
-
-    def timed(prompts: Prompts, new: int) -> dict[str, Any]:
-        begun_s = time.perf_counter()
-        generate(prompts, 1)
-        first_s = time.perf_counter() - begun_s
-        ids = generate(prompts, new)
-        return answer(ids, first_s, time.perf_counter() - begun_s - 2 * first_s)
-
-    return timed
-
-
-def answer(ids: list[int], first_s: float, rest_s: float) -> dict[str, Any]:
-    """What is sent for a request."""
-    return {"first_s": first_s, "rest_s": rest_s, "ids": ids, "memory_bytes": memory_bytes(os.getpid())}
+    ids = generate(prompts, new, mark)
+    first_s, end_s = max(one[0] for one in times_s), min(one[-1] for one in times_s)
+    inside = [[at for at in one if first_s <= at <= end_s] for one in times_s]
+    rates = [(len(one) - 1) / (one[-1] - one[0]) for one in inside if len(one) > 1]
+    return {
+        "first_s": first_s,
+        "tokens_per_s": sum(rates) if len(rates) == len(prompts) else None,
+        "all_s": max(one[-1] for one in times_s),
+        "ids": ids,
+        "memory_bytes": memory_bytes(os.getpid()),
+    }
 
 
 def memory_bytes(pid: int) -> int:
@@ -65,22 +62,21 @@ def memory_bytes(pid: int) -> int:
     return 0
 
 
-def transformers_generate(cache: str | None) -> Callable[[Path, int], Callable[[Prompts, int], dict[str, Any]]]:
+def transformers_generate(cache: str | None) -> Callable[[Path, int], Generate]:
     """``generate`` of transformers with a kind of cache, by default one that grows."""
 
-    def start(folder: Path, threads: int) -> Callable[[Prompts, int], dict[str, Any]]:
+    def start(folder: Path, threads: int) -> Generate:
         import torch
         from transformers import AutoModelForCausalLM, StoppingCriteriaList
 
         torch.set_num_threads(threads)
         model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
 
-        def generate(prompts: Prompts, new: int, mark: Callable[[], None]) -> list[int]:
-            ids, unmarked = torch.tensor(prompts), [mark]
+        def generate(prompts: Prompts, new: int, mark: Mark) -> list[int]:
+            ids = torch.tensor(prompts)
 
             def after_token(ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-                if unmarked:
-                    unmarked.pop()()
+                mark(*range(len(ids)))
                 return torch.zeros(len(ids), dtype=torch.bool)
 
             with torch.inference_mode():
@@ -91,12 +87,12 @@ def transformers_generate(cache: str | None) -> Callable[[Path, int], Callable[[
             tokens: list[int] = found[0, len(prompts[0]) :].tolist()
             return tokens
 
-        return marked(generate)
+        return generate
 
     return start
 
 
-def onnxruntime_genai(folder: Path, threads: int) -> Callable[[Prompts, int], dict[str, Any]]:
+def onnxruntime_genai(folder: Path, threads: int) -> Generate:
     """onnxruntime-genai in f32 on the file that its own builder makes."""
     import numpy as np
     import onnxruntime_genai as genai
@@ -110,7 +106,7 @@ def onnxruntime_genai(folder: Path, threads: int) -> Callable[[Prompts, int], di
     config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
     model = genai.Model(config)
 
-    def generate(prompts: Prompts, new: int, mark: Callable[[], None]) -> list[int]:
+    def generate(prompts: Prompts, new: int, mark: Mark) -> list[int]:
         length = len(prompts[0])
         params = genai.GeneratorParams(model)
         params.set_search_options(
@@ -118,16 +114,15 @@ def onnxruntime_genai(folder: Path, threads: int) -> Callable[[Prompts, int], di
         )  # fmt: skip
         generator = genai.Generator(model, params)
         generator.append_tokens(np.array(prompts, dtype=np.int32))
-        for step in range(new):
+        for _ in range(new):
             generator.generate_next_token()
-            if step == 0:
-                mark()
+            mark(*range(len(prompts)))
         return [int(token) for token in generator.get_sequence(0)[length:]]
 
-    return marked(generate)
+    return generate
 
 
-def openvino_genai(folder: Path, threads: int) -> Callable[[Prompts, int], dict[str, Any]]:
+def openvino_genai(folder: Path, threads: int) -> Generate:
     """openvino-genai in f32 with its paged attention, on a stateful model."""
     target = folder / "openvino-genai"
     write_stateful(folder, target)
@@ -136,15 +131,24 @@ def openvino_genai(folder: Path, threads: int) -> Callable[[Prompts, int], dict[
     import openvino_genai as genai  # after torch, which does not load after its libraries
 
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    pipeline = genai.LLMPipeline(str(target), "CPU", **settings)
+    scheduling = genai.SchedulerConfig()
+    scheduling.cache_size = 1  # GB, ten times what the caches of 16 sequences take
+    pipeline = genai.ContinuousBatchingPipeline(str(target), scheduling, "CPU", settings)
 
-    def generate(prompts: Prompts, new: int) -> list[int]:
-        ids = np.array(prompts, dtype=np.int64)
-        given = genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
-        options = {"max_new_tokens": new, "min_new_tokens": new, "ignore_eos": True, "do_sample": False}
-        return [int(token) for token in pipeline.generate(given, **options).tokens[0]]
+    def generate(prompts: Prompts, new: int, mark: Mark) -> list[int]:
+        options = genai.GenerationConfig(max_new_tokens=new, min_new_tokens=new, ignore_eos=True, do_sample=False)
+        given = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+        handles = [pipeline.add_request(number, ids, options) for number, ids in enumerate(given)]
+        first: list[int] = []
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+            ready = [number for number, handle in enumerate(handles) if handle.can_read()]
+            mark(*ready)
+            made = [next(iter(handles[number].read().values())).generated_ids for number in ready]
+            first += made[0] if 0 in ready else []
+        return first
 
-    return unmarked(generate)
+    return generate
 
 
 def write_stateful(folder: Path, target: Path) -> None:
@@ -215,10 +219,10 @@ def write_stateful(folder: Path, target: Path) -> None:
     config.save_pretrained(target)
 
 
-def llama_cpp(kind: str) -> Callable[[Path, int], Callable[[Prompts, int], dict[str, Any]]]:
+def llama_cpp(kind: str) -> Callable[[Path, int], Generate]:
     """llama.cpp with matrices in ``F32`` or ``F16``, by its server in this process."""
 
-    def start(folder: Path, threads: int) -> Callable[[Prompts, int], dict[str, Any]]:
+    def start(folder: Path, threads: int) -> Generate:
         import xllamacpp
 
         path = folder / f"{kind}.gguf"
@@ -230,21 +234,26 @@ def llama_cpp(kind: str) -> Callable[[Path, int], Callable[[Prompts, int], dict[
         params.verbosity = 0
         server = xllamacpp.Server(params)
 
-        def generate(prompts: Prompts, new: int) -> list[int]:
-            found: dict[int, Any] = {}
+        def generate(prompts: Prompts, new: int, mark: Mark) -> list[int]:
+            found: dict[int, str] = dict.fromkeys(range(len(prompts)), "")
 
             def ask(number: int) -> None:
-                options = {"n_predict": new, "ignore_eos": True, "temperature": 0, "cache_prompt": False}
-                found[number] = server.handle_completions({"prompt": prompts[number], **options})
+                options = {"n_predict": new, "ignore_eos": True, "temperature": 0, "cache_prompt": False, "stream": True}
+
+                def take(part: dict[str, Any]) -> None:
+                    mark(number)
+                    found[number] += part["choices"][0]["text"]
+
+                server.handle_completions({"prompt": prompts[number], **options}, take)
 
             threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(prompts))]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-            return [int(word) for word in found[0]["choices"][0]["text"].split("w")[1:]]
+            return [int(word) for word in found[0].split("w")[1:]]
 
-        return unmarked(generate)
+        return generate
 
     return start
 
@@ -309,13 +318,13 @@ WAYS = {
 """Each way with its package."""
 
 
-def serve(start: Callable[[Path, int], Callable[[Prompts, int], dict[str, Any]]], package: str, words: list[str]) -> None:
+def serve(start: Callable[[Path, int], Generate], package: str, words: list[str]) -> None:
     """Answer the requests on stdin until it ends; what a runtime prints goes to stderr."""
     folder, threads = Path(words[0]), int(words[1])
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
-        run = start(folder, threads)
+        generate = start(folder, threads)
         said: dict[str, Any] = {"version": version(package)}
     except Exception as failure:  # a way that is not installed or refuses the model is left out, and named
         lines = str(failure).strip().splitlines() or [type(failure).__name__]
@@ -323,7 +332,7 @@ def serve(start: Callable[[Path, int], Callable[[Prompts, int], dict[str, Any]]]
     print(json.dumps(said), file=out, flush=True)
     for line in sys.stdin if "version" in said else ():
         request = json.loads(line)
-        print(json.dumps(run(request["prompts"], request["new"])), file=out, flush=True)
+        print(json.dumps(timed(generate, request["prompts"], request["new"])), file=out, flush=True)
 
 
 if __name__ == "__main__":

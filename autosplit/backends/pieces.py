@@ -9,9 +9,8 @@ itself, so what an operator keeps between calls is the stage's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx
@@ -19,16 +18,24 @@ from torch import fx
 from autosplit.backends.base import Runnable, on_threads
 from autosplit.backends.eager import program_runnable
 from autosplit.backends.onnxfile import open_onnx, whole_folder
-from autosplit.backends.translating import GROUPED
-from autosplit.compat.torchparts import OpOverload, schema_of
+from autosplit.backends.simplifying import is_custom, simplified, specs_of
 from autosplit.tracing.flattening import is_op, is_pick
-from autosplit.tracing.operators import defined_in
 from autosplit.tracing.programs import PREPARED, weight
 from autosplit.tracing.splitting import StageProgram, load_stage, part_of, save_stage
-from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, fake_mode, spec_of
+from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
 
 PIECES = "pieces"
 """Folder of the pieces, inside the stage's folder."""
+
+
+VIEWS = (
+    torch.ops.aten.view.default,
+    torch.ops.aten.transpose.int,
+    torch.ops.aten.permute.default,
+    torch.ops.aten.slice.Tensor,
+    torch.ops.aten.unsqueeze.default,
+)
+"""Ops that give another view of the same memory."""
 
 
 class Piece(NamedTuple):
@@ -44,53 +51,31 @@ def pieces(graph: fx.Graph) -> list[Piece]:
     """The pieces of a flat graph, in an order in which each finds its inputs.
 
     The number of a piece is the number of changes between custom and other ops on the longest way to it: custom ops are in pieces
-    with odd numbers.
+    with odd numbers. Views of what custom ops make, or of what they alone read, are with them.
     """
-    numbers: dict[fx.Node, int] = {}
+    in_torch, numbers = _in_torch(graph), dict[fx.Node, int]()
     for node in graph.nodes:
         if is_pick(node):
             numbers[node] = numbers[node.all_input_nodes[0]]
         elif is_op(node):
             before = max((numbers.get(source, 0) for source in node.all_input_nodes), default=0)
-            numbers[node] = before + (before % 2 != _is_custom(node))
+            numbers[node] = before + (before % 2 != (node in in_torch))
     members: dict[int, list[fx.Node]] = {}
     for node, number in numbers.items():
         members.setdefault(number, []).append(node)
     return [_piece(number % 2 == 1, members[number]) for number in sorted(members)]
 
 
-def simplified(program: StageProgram) -> StageProgram:
-    """The stage without repeated ops, and with ``x / sqrt(y)`` for ``x * rsqrt(y)``, which ONNX Runtime fuses to a norm.
-
-    Layers repeat views of the same positions, which would be a value between pieces for each layer.
-    """
-    nodes = [node for node in program.module.graph.nodes if is_op(node) or is_pick(node)]
-    inputs, outputs = ([spec.name for spec in specs] for specs in (program.inputs, program.outputs))
-    module = part_of(program.module, nodes, inputs, outputs, "Stage")
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
-        roots = [source for source in node.all_input_nodes if source.target is torch.ops.aten.rsqrt.default]
-        if roots and len(node.all_input_nodes) == 2:
-            _divide(node, roots[0])
-    first: dict[tuple[str, ...], fx.Node] = {}
-    for node in list(module.graph.nodes):
-        if not is_op(node) or _is_custom(node) or node.name in outputs:
-            continue
-        kept = first.setdefault((str(node.target), repr(node.args), repr(node.kwargs)), node)
-        if kept is not node:
-            node.replace_all_uses_with(kept)
-            module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
-    module.recompile()
-    return replace(program, module=module)
-
-
-def _divide(node: fx.Node, root: fx.Node) -> None:
-    """Make a product with a reciprocal root a division by the root."""
-    [factor] = [source for source in node.all_input_nodes if source is not root]
-    with node.graph.inserting_before(node):
-        divisor = node.graph.call_function(torch.ops.aten.sqrt.default, root.args)
-    divisor.meta = dict(root.meta)
-    node.target, node.args = torch.ops.aten.div.Tensor, (factor, divisor)
+def _in_torch(graph: fx.Graph) -> set[fx.Node]:
+    """The custom ops, and views that only they read or that read what they make; a view of memory that stays costs nothing."""
+    found = {node for node in graph.nodes if is_custom(node)}
+    for node in reversed(graph.nodes):
+        if node.target in VIEWS and node.users and all(reader in found for reader in node.users):
+            found.add(node)
+    for node in graph.nodes:
+        if node.target in VIEWS and node.all_input_nodes[0] in found:
+            found.add(node)
+    return found
 
 
 def _piece(custom: bool, nodes: Sequence[fx.Node]) -> Piece:
@@ -100,18 +85,12 @@ def _piece(custom: bool, nodes: Sequence[fx.Node]) -> Piece:
     return Piece(custom, tuple(nodes), tuple(node.name for node in read if node not in inside), tuple(outputs))
 
 
-def _is_custom(node: fx.Node) -> bool:
-    """Whether it is an operator of the user or of autosplit that torch.onnx has no translation of."""
-    target = node.target
-    return isinstance(target, OpOverload) and schema_of(target).name not in GROUPED and bool(defined_in(target))
-
-
 def write_pieces(program: StageProgram, folder: Path) -> dict[Path, StageProgram]:
     """The programs that a runtime computes, by their folders, which are made: one of pieces, or the stage as it is in its own."""
-    if not any(map(_is_custom, program.module.graph.nodes)):
+    if not any(map(is_custom, program.module.graph.nodes)):
         return {folder: program}
     program = simplified(program)
-    found, specs = pieces(program.module.graph), _specs(program)
+    found, specs = pieces(program.module.graph), specs_of(program)
     programs = {}
     for number, piece in enumerate(found):
         if not piece.custom:
@@ -151,7 +130,7 @@ def in_pieces(
     if not (folder / PIECES).is_dir():
         return load(folder)
     program = simplified(load_stage(folder, trust=trust))
-    specs = _specs(program)
+    specs = specs_of(program)
     sources = [empty_like_spec(spec) for spec in program.inputs]
     values = dict(zip((spec.name for spec in program.inputs), sources, strict=True))
     calls = list[Callable[[], object]]()
@@ -178,17 +157,31 @@ def in_pieces(
 
 
 def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Tensor]) -> Linked | None:
-    """A piece of one op that can be prepared."""
-    [node, *others] = piece.nodes
-    if others or node.target not in PREPARED:
-        return None
+    """A piece of ops that can be prepared, and of views."""
+    known, calls = dict(values), list[Callable[[], object]]()
 
     def tensor(source: fx.Node) -> torch.Tensor:
-        return weight(program.module, str(source.target)) if source.op == "get_attr" else values[source.name]
+        return weight(program.module, str(source.target)) if source.op == "get_attr" else known[source.name]
 
-    prepare: Any = PREPARED[node.target]
-    found, run = prepare(*fx.map_arg(node.args, tensor), **fx.map_arg(node.kwargs, tensor))
-    return Linked([found], run)
+    for node in piece.nodes:
+        args, kwargs, target = (
+            fx.map_arg(node.args, tensor),
+            fx.map_arg(node.kwargs, tensor),
+            cast(Callable[..., Any], node.target),
+        )
+        if target in PREPARED:
+            known[node.name], call = PREPARED[target](*args, **kwargs)
+            calls.append(call)
+        elif target in VIEWS:
+            known[node.name] = target(*args, **kwargs)
+        else:
+            return None
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return Linked([known[name] for name in piece.outputs], calls[0] if len(calls) == 1 else run)
 
 
 def _copied(call: Runnable, inputs: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> Linked:
@@ -204,25 +197,3 @@ def _copied(call: Runnable, inputs: Sequence[torch.Tensor], specs: Sequence[Tens
 
 def _module(program: StageProgram, piece: Piece) -> fx.GraphModule:
     return part_of(program.module, piece.nodes, piece.inputs, piece.outputs, "Piece")
-
-
-def _specs(program: StageProgram) -> Mapping[str, TensorSpec]:
-    """The specs of all values of a stage, from its inputs' alone."""
-    found = _Specs(program.module)
-    with fake_mode([]), torch.no_grad():
-        found.run(*(empty_like_spec(spec) for spec in program.inputs))
-    return found.specs
-
-
-class _Specs(fx.Interpreter):
-    """Runs a graph and keeps the specs of its values."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.specs: dict[str, TensorSpec] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, torch.Tensor):
-            self.specs[n.name] = spec_of(n.name, value)
-        return value

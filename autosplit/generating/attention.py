@@ -25,7 +25,7 @@ _library: Any = torch.library  # its functions have no types
 _operators = _library.Library("autosplit", "FRAGMENT")
 _operators.define(
     "attend(Tensor q, Tensor k, Tensor v, Tensor state_keys, Tensor state_values, Tensor slots, Tensor positions, float scale, "
-    "int? window=None, float? softcap=None) -> Tensor"
+    "int? window=None, float? softcap=None, Tensor? cos=None, Tensor? sin=None) -> Tensor"
 )
 
 
@@ -105,7 +105,10 @@ _library.register_fake("autosplit::attend", _attended_shape)
 
 
 class _Call(NamedTuple):
-    """The arguments of the operator; see ``KVCache.forward``. States are ``[slots, num_heads, max_length, dim]``."""
+    """The arguments of the operator; see ``KVCache.forward``. States are ``[slots, num_heads, max_length, dim]``.
+
+    With ``cos`` and ``sin``, of N x rotary_dim elements, it rotates q and k first (see ``backends.simplifying``).
+    """
 
     q: torch.Tensor
     k: torch.Tensor
@@ -117,6 +120,8 @@ class _Call(NamedTuple):
     scale: float
     window: int | None = None
     softcap: float | None = None
+    cos: torch.Tensor | None = None
+    sin: torch.Tensor | None = None
 
 
 def attend(*arguments: Any, **options: Any) -> torch.Tensor:
@@ -140,17 +145,19 @@ def prepare_attend(*arguments: Any, **options: Any) -> tuple[torch.Tensor, Calla
     given = _Call(*arguments, **options)
     found = _attended_shape(*given)
     if given.q.is_cpu and given.q.dtype == given.state_keys.dtype == torch.float32:
-        attend_alone = _alone(given, found)
+        turned = given._replace(q=torch.empty(given.q.shape))
+        attend_alone = _alone(given, turned.q, found)
 
         def run() -> None:
             if attend_alone():
-                _attend_slots(given, found, least=2)
+                _attend_slots(turned, found, least=2)
     else:
 
         def run() -> None:
             found.zero_()
-            _keep(given)
-            _attend_slots(given, found, least=1)
+            turned = given if given.cos is None else given._replace(q=_turned(given, given.q), k=_turned(given, given.k))
+            _keep(turned)
+            _attend_slots(turned, found, least=1)
 
     return found, run
 
@@ -158,12 +165,12 @@ def prepare_attend(*arguments: Any, **options: Any) -> tuple[torch.Tensor, Calla
 PREPARED[torch.ops.autosplit.attend.default] = prepare_attend
 
 
-def _alone(given: _Call, found: torch.Tensor) -> Callable[[], int]:
-    """A call of ``attend_rows``, which keeps the keys and values, too."""
+def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[[], int]:
+    """A call of ``attend_rows``, which keeps the keys and values, too, and rotates the queries into ``turned``."""
     from autosplit.generating.rows import attend_rows  # loads numba
 
     num_slots, _, length, _ = given.state_keys.shape
-    powers = np.empty(length, np.float32)
+    powers, count = np.empty(length, np.float32), len(given.slots)
     call: Callable[..., int] = attend_rows
     return partial(
         call,
@@ -171,8 +178,9 @@ def _alone(given: _Call, found: torch.Tensor) -> Callable[[], int]:
         np.float32(given.scale),
         given.window or 0,
         np.float32(given.softcap or 0),
+        *[np.empty((count, 0), np.float32) if one is None else one.detach().view(count, -1).numpy() for one in given[10:]],
+        turned[0].numpy(),
         np.empty(num_slots, np.int64),
-        np.empty(given.q.shape[3], np.float32),
         np.empty(length, np.float32),
         powers,
         powers.view(np.int32),
@@ -197,6 +205,15 @@ def _attend_slots(given: _Call, found: torch.Tensor, least: int) -> None:
         mask = _visible(given.positions[some], start, end, window).repeat(num_each, 1)
         made = _attention(grouped[None, :, :, some].flatten(2, 3), keys, values, mask, given.scale, given.softcap)
         answers[some] = made.view(num_kv, num_each, len(rows), dim).permute(2, 0, 1, 3)
+
+
+def _turned(given: _Call, rows: torch.Tensor) -> torch.Tensor:
+    """Queries or keys after their rotation; see ``rows.turn``."""
+    assert given.cos is not None and given.sin is not None
+    cos, sin = (one.view(len(given.slots), -1) for one in (given.cos, given.sin))
+    part, rest = rows[..., : cos.shape[1]], rows[..., cos.shape[1] :]
+    first, second = part.chunk(2, -1)
+    return torch.cat([part * cos + torch.cat([-second, first], -1) * sin, rest], -1)
 
 
 def _rows_by_slot(slot_of: Sequence[int]) -> dict[int, list[int]]:

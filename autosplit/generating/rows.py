@@ -21,9 +21,27 @@ EXP2 = tuple(map(np.float32, (0.9999999251, 0.6931530726, 0.2401536223, 0.055826
 
 
 SIGNATURE = (
-    "int64(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,::1], f4[:,:,:,::1], i8[:], i8[:], f4, i8, f4, i8[::1], f4[::1], "
-    "f4[::1], f4[::1], i4[::1], f4[:,:,:,::1])"
+    "int64(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,::1], f4[:,:,:,::1], i8[:], i8[:], f4, i8, f4, f4[:,:], f4[:,:], "
+    "f4[:,:,::1], i8[::1], f4[::1], f4[::1], i4[::1], f4[:,:,:,::1])"
 )
+
+
+@summing("void(f4[:], f4[:], f4[:], f4[::1])")
+def turn(row: Array, cos: Array, sin: Array, turned: Array) -> None:
+    """Rotate pairs of elements, which are half of ``rotary_dim`` apart, by the angles of a position (Su et al., RoFormer, 2021).
+
+    Args:
+        row: ``[dim]``, of which the elements from rotary_dim on stay as they are.
+        cos, sin: ``[rotary_dim]``.
+        turned: ``[dim]``, the answer.
+    """
+    half = len(cos) // 2
+    for part in range(half):
+        first, second = row[part], row[half + part]
+        turned[part] = first * cos[part] - second * sin[part]
+        turned[half + part] = second * cos[half + part] + first * sin[half + part]
+    for part in range(2 * half, len(row)):
+        turned[part] = row[part]
 
 
 @summing(SIGNATURE)
@@ -38,8 +56,10 @@ def attend_rows(  # noqa: C901 - one compiled loop
     scale: np.float32,
     window: int,
     softcap: np.float32,
+    cos: Array,
+    sin: Array,
+    turned: Array,
     counts: Array,
-    query: Array,
     scores: Array,
     powers: Array,
     powers_bits: Array,
@@ -54,8 +74,10 @@ def attend_rows(  # noqa: C901 - one compiled loop
         scale: factor of the scores.
         window: places that a token sees; 0 for all.
         softcap: as for ``KVCache.forward``; 0 for none.
-        counts: int64 ``[slots]``, to work in, as float32 ``query`` ``[dim]``, ``scores`` and ``powers`` ``[max_length]``, and
-            ``powers_bits``, the memory of ``powers`` as int32.
+        cos, sin: float32 ``[N, rotary_dim]``, by which q and k are rotated; rotary_dim is 0 where they are as they should be.
+        turned: float32 ``[heads, N, dim]``, becomes q after its rotation.
+        counts: int64 ``[slots]``, to work in, as float32 ``scores`` and ``powers`` ``[max_length]``, and ``powers_bits``, the
+            memory of ``powers`` as int32.
         found: float32 ``[1, N, heads, value_dim]``; rows of other tokens become zeros.
     Returns: the number of tokens of slots with several; slot 0 counts where there is no other, for else it is padding.
     """
@@ -64,10 +86,11 @@ def attend_rows(  # noqa: C901 - one compiled loop
     counts[:] = 0
     for row in range(len(slots)):
         counts[slots[row]] += 1
+        for head in range(q.shape[1]):
+            turn(q[0, head, row], cos[row], sin[row], turned[head, row])
         if positions[row] < length:
             for kv in range(num_kv):
-                for part in range(dim):
-                    state_keys[slots[row], kv, positions[row], part] = k[0, kv, row, part]
+                turn(k[0, kv, row], cos[row], sin[row], state_keys[slots[row], kv, positions[row]])
                 for part in range(value_dim):
                     state_values[slots[row], kv, positions[row], part] = v[0, kv, row, part]
     num_others = 0
@@ -82,18 +105,30 @@ def attend_rows(  # noqa: C901 - one compiled loop
         count = end - start
         for head in range(q.shape[1]):
             answer = found[0, row, head]
-            for part in range(dim):
-                query[part] = q[0, head, row, part]
+            query = turned[head, row]
             keys, values = state_keys[slots[row], head // num_each], state_values[slots[row], head // num_each]
             top = np.float32(-np.inf)
-            for place in range(count):
+            in_fours = count - count % 4
+            for place in range(0, in_fours, 4):  # several sums at once, for the processor waits for one
+                first = second = third = fourth = np.float32(0)
+                at = start + place
+                for part in range(dim):
+                    value = query[part]
+                    first += value * keys[at, part]
+                    second += value * keys[at + 1, part]
+                    third += value * keys[at + 2, part]
+                    fourth += value * keys[at + 3, part]
+                scores[place], scores[place + 1], scores[place + 2], scores[place + 3] = first, second, third, fourth
+            for place in range(in_fours, count):
                 score = np.float32(0)
                 for part in range(dim):
                     score += query[part] * keys[start + place, part]
-                score *= scale
-                if softcap:
-                    score = np.float32(math.tanh(score / softcap)) * softcap
                 scores[place] = score
+            for place in range(count):
+                scores[place] *= scale
+            if softcap:
+                for place in range(count):
+                    scores[place] = np.float32(math.tanh(scores[place] / softcap)) * softcap
             for place in range(count):
                 top = max(top, scores[place])
             for place in range(count):
@@ -113,7 +148,6 @@ def attend_rows(  # noqa: C901 - one compiled loop
                 scores[place] *= powers[place]
                 total += scores[place]
             answer[:] = 0
-            in_fours = count - count % 4
             for place in range(0, in_fours, 4):
                 first, second, third, fourth = scores[place], scores[place + 1], scores[place + 2], scores[place + 3]
                 at = start + place

@@ -4,14 +4,16 @@ The last stage samples, so that token ids travel back to the host and logits do 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from autosplit.arguments import checked
 from autosplit.errors import BRIEF, UsageError, raise_faults
+from autosplit.tracing.programs import PREPARED
 
 MAX_SEED = 2**53
 """Seeds travel as float64, which holds every whole number below this one."""
@@ -98,12 +100,15 @@ def _sample(
         sampling: float64 [N, 5], ``Sampling.row`` of each token; zeros, as in padding, take the largest logit.
     Returns: int64 [R]; -1 in a row with a logit that is not a number, with infinity, or without any finite logit.
     """
-    within = positions < state_history.shape[1]
-    state_history[slots[within], positions[within]] = ids[within]
-    best, tokens = logits.max(1)
-    settings = sampling[: len(logits)].tolist()
-    for row, (temperature, top_p, top_k, seed, penalty) in enumerate(settings):
-        if temperature == 0 and penalty in (0, 1):
+    # numpy takes a tenth of the time of torch for the largest of a row, and half of it for a few ids
+    history, slot_of, places = state_history.numpy(), slots.numpy(), positions.numpy()
+    within = places < history.shape[1]
+    history[slot_of[within], places[within]] = ids.numpy()[within]
+    wide = (logits.float() if logits.dtype == torch.bfloat16 else logits).detach().numpy()
+    best = wide.argmax(1)  # of a row with NaN its place
+    tokens = np.where(np.isfinite(wide[np.arange(len(wide)), best]), best, -1)
+    for row, (temperature, top_p, top_k, seed, penalty) in enumerate(sampling.numpy()[: len(wide)].tolist()):
+        if tokens[row] < 0 or (temperature == 0 and penalty in (0, 1)):
             continue
         scores = logits[row].double()
         if penalty != 1:
@@ -114,7 +119,13 @@ def _sample(
             tokens[row] = scores.argmax()
         else:
             tokens[row] = _drawn(scores / temperature, top_p, int(top_k), _uniform(int(seed), int(positions[row])))
-    return tokens.masked_fill_(~best.isfinite(), -1)
+    return torch.from_numpy(tokens)
+
+
+def _prepared(logits: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+    """Memory of an answer, and a function that computes it from what is in the arguments by then."""
+    found = torch.empty(len(logits), dtype=torch.int64)
+    return found, lambda: found.copy_(_sample(logits, *others))
 
 
 def _shaped(logits: torch.Tensor, state_history: torch.Tensor, ids: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -130,6 +141,7 @@ _operators.define(
 _operators.impl("sample", _sample, "CPU")
 _library.register_fake("autosplit::sample", _shaped, lib=_operators)
 SAMPLE = torch.ops.autosplit.sample.default
+PREPARED[SAMPLE] = _prepared
 
 
 def _drawn(scores: torch.Tensor, top_p: float, top_k: int, uniform: float) -> torch.Tensor:

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from autosplit.backends.base import get_backend, require_streams
-from autosplit.backends.pieces import pieces, simplified
+from autosplit.backends.pieces import pieces
+from autosplit.backends.simplifying import simplified
 from autosplit.errors import BackendError
 from autosplit.generating.attention import KVCache
 from autosplit.tracing.capturing import trace
@@ -75,6 +76,41 @@ def test_repeated_ops_are_merged_and_norms_divide():
     names = [str(node.target) for node in found.module.graph.nodes if node.op == "call_function"]
     assert (names.count("aten.pow.Tensor_Scalar"), names.count("aten.div.Tensor"), "aten.rsqrt.default" in names) == (1, 1, False)
     torch.testing.assert_close(found.module(x), program.module(x))
+
+
+class Rotated(nn.Module):
+    """Attention whose queries and keys are rotated: whole, or their first elements alone, or in a way of its own."""
+
+    def __init__(self, rotary_dim: int, sign: int, rows: int, columns: int) -> None:
+        super().__init__()
+        self.rotary_dim, self.sign, self.rows, self.columns = rotary_dim, sign, rows, columns
+        self.cache = KVCache(2, 16, 2, 8)
+
+    def rotated(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        part, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim :]
+        first, second = part[..., : self.rotary_dim // 2], part[..., self.rotary_dim // 2 :]
+        turned = torch.cat((-second, first) if self.sign < 0 else (second, first), -1)
+        part = part * angles.cos() + turned * angles.sin()
+        return part if self.rotary_dim == x.shape[-1] else torch.cat([part, rest], -1)
+
+    def forward(self, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        angles = positions[: self.rows, None] * torch.ones(1, self.columns)
+        heads = x.view(1, -1, 2, 8).transpose(1, 2)
+        return self.cache(self.rotated(heads, angles), self.rotated(heads * 2, angles), heads, slots, positions)
+
+
+@pytest.mark.parametrize(
+    ("rotary_dim", "sign", "rows", "columns", "num_left"),
+    [(8, -1, 2, 8, 0), (4, -1, 2, 4, 0), (8, 1, 2, 8, 2), (8, -1, 1, 8, 2), (8, -1, 2, 1, 2)],
+)
+def test_rotations_become_a_part_of_attention(rotary_dim, sign, rows, columns, num_left):
+    """Others stay: of another sign, with a table of one row or of one column."""
+    inputs = (torch.rand(2, 16), torch.tensor([1, 2]), torch.tensor([3, 4]))
+    program = unsplit(trace(load_model(Rotated(rotary_dim, sign, rows, columns).eval(), inputs=inputs)))
+    found = simplified(program)
+    assert sum(node.target is torch.ops.aten.cat.default for node in found.module.graph.nodes) == num_left
+    torch.testing.assert_close(found.module(*inputs), program.module(*inputs))
+    assert [piece.custom for piece in pieces(found.module.graph)] == [False, True]  # with views of x in the second
 
 
 @pytest.mark.parametrize("name", RUNTIMES)

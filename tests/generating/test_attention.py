@@ -83,6 +83,30 @@ def test_tokens_beyond_the_length_are_not_kept():
     assert torch.equal(cache.keys, before)
 
 
+@pytest.mark.parametrize("rotary_dim", [DIM, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_queries_and_keys_are_rotated(rotary_dim, dtype):
+    """A chunk and single tokens, all elements or the first ones alone, in machine code and in torch."""
+    slots, positions = torch.tensor([1, 2, 2, 2]), torch.tensor([5, 0, 1, 2])
+    q, k, v = (tensor.to(dtype) for tensor in tokens(4))
+    angles = (positions[:, None] * torch.tensor([1.0, 0.1])[: rotary_dim // 4].repeat_interleave(2)).repeat(1, 2).to(dtype)
+
+    def rotated(x):
+        first, second = x[..., :rotary_dim].chunk(2, -1)
+        part = x[..., :rotary_dim] * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+        return torch.cat([part, x[..., rotary_dim:]], -1)
+
+    def attended(q, k, *tables):
+        torch.manual_seed(0)
+        states = [torch.randn(3, KV_HEADS, LENGTH, dim, dtype=dtype) for dim in (DIM, 5)]
+        found = torch.ops.autosplit.attend(q, k, v, *states, slots, positions, 0.3, None, None, *tables)
+        return found, *states
+
+    made = attended(q, k, angles.cos()[None, None], angles.sin()[None, None])
+    for value, expected in zip(made, attended(rotated(q), rotated(k)), strict=True):
+        torch.testing.assert_close(value, expected)
+
+
 def test_a_prepared_call_reads_the_same_memory_anew():
     """Tokens alone of their slots, then a chunk, then padding, in one memory: what an earlier call left there is not read."""
     cache, other = filled(), KVCache(SEQUENCES, LENGTH, KV_HEADS, DIM, value_dim=5)

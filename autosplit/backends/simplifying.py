@@ -1,0 +1,154 @@
+"""Simplify a stage with custom operators before it is cut into pieces, as no runtime sees more of it than one piece.
+
+Repeated ops are merged: layers repeat views of the same positions, which would be a value between pieces for each layer.
+Norms get the form that ONNX Runtime fuses. Rotations of queries and keys become a part of ``autosplit::attend``.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from autosplit.backends.translating import GROUPED
+from autosplit.compat.torchparts import OpOverload, schema_of
+from autosplit.tracing.flattening import is_op, is_pick
+from autosplit.tracing.operators import defined_in
+from autosplit.tracing.splitting import StageProgram, part_of
+from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, fake_mode, spec_of
+
+ATTEND = "autosplit::attend"
+"""The operator that can rotate queries and keys itself."""
+
+aten = torch.ops.aten
+
+
+class Rotation(NamedTuple):
+    """A value before its rotation, the tables of cosines and sines, and how many of its first elements are rotated."""
+
+    source: fx.Node
+    cos: fx.Node
+    sin: fx.Node
+    size: int
+
+
+def simplified(program: StageProgram) -> StageProgram:
+    """The stage with fewer ops and the same values."""
+    nodes = [node for node in program.module.graph.nodes if is_op(node) or is_pick(node)]
+    inputs, outputs = ([spec.name for spec in specs] for specs in (program.inputs, program.outputs))
+    module = part_of(program.module, nodes, inputs, outputs, "Stage")
+    for node in module.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+        roots = [source for source in node.all_input_nodes if source.target is aten.rsqrt.default]
+        if roots and len(node.all_input_nodes) == 2:
+            _divide(node, roots[0])
+    first: dict[tuple[str, ...], fx.Node] = {}
+    for node in list(module.graph.nodes):
+        if not is_op(node) or is_custom(node) or node.name in outputs:
+            continue
+        kept = first.setdefault((str(node.target), repr(node.args), repr(node.kwargs)), node)
+        if kept is not node:
+            node.replace_all_uses_with(kept)
+            module.graph.erase_node(node)
+    attends = [node for node in module.graph.nodes if is_op(node) and schema_of(node.target).name == ATTEND]
+    shapes = {name: spec.shape for name, spec in specs_of(program).items()} if attends else {}
+    for node in attends:
+        _rotate_inside(node, shapes)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return replace(program, module=module)
+
+
+def is_custom(node: fx.Node) -> bool:
+    """Whether it is an operator of the user or of autosplit that torch.onnx has no translation of."""
+    target = node.target
+    return isinstance(target, OpOverload) and schema_of(target).name not in GROUPED and bool(defined_in(target))
+
+
+def specs_of(program: StageProgram) -> Mapping[str, TensorSpec]:
+    """The specs of all values of a stage, from its inputs' alone."""
+    found = _Specs(program.module)
+    with fake_mode([]), torch.no_grad():
+        found.run(*(empty_like_spec(spec) for spec in program.inputs))
+    return found.specs
+
+
+class _Specs(fx.Interpreter):
+    """Runs a graph and keeps the specs of its values."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.specs: dict[str, TensorSpec] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, torch.Tensor):
+            self.specs[n.name] = spec_of(n.name, value)
+        return value
+
+
+def _divide(node: fx.Node, root: fx.Node) -> None:
+    """Make a product with a reciprocal root, ``x * rsqrt(y)``, a division by the root, ``x / sqrt(y)``."""
+    [factor] = [source for source in node.all_input_nodes if source is not root]
+    with node.graph.inserting_before(node):
+        divisor = node.graph.call_function(aten.sqrt.default, root.args)
+    divisor.meta = dict(root.meta)
+    node.target, node.args = aten.div.Tensor, (factor, divisor)
+
+
+def _rotate_inside(attend: fx.Node, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Let an attention rotate its queries and keys itself, if both are rotated by the same tables of a row for each token."""
+    q, k = (_rotation(source, shapes) for source in attend.args[:2])
+    if q is None or k is None or q[1:] != k[1:]:
+        return
+    table = (shapes[q.source.name][2], q.size)
+    if all(
+        tuple(shape[-2:]) == table and math.prod(shape) == math.prod(table) for shape in (shapes[q.cos.name], shapes[q.sin.name])
+    ):
+        attend.args = (q.source, k.source, *attend.args[2:])
+        attend.kwargs = {**attend.kwargs, "cos": q.cos, "sin": q.sin}
+
+
+def _rotation(node: Any, shapes: Mapping[str, Sequence[int]]) -> Rotation | None:
+    """What a value is the rotation of: ``x * cos + cat(-x2, x1) * sin`` with the halves of x (Su et al., RoFormer, 2021).
+
+    Elements behind those that are rotated may stay as they are: ``cat(rotated, rest)``.
+    """
+    match node:
+        case fx.Node(target=aten.cat.default, args=([fx.Node() as part, fx.Node() as rest], -1 | 3)):
+            found = _rotation(part, shapes)
+            whole = found and _whole(found.source, rest, shapes)
+            return found._replace(source=whole) if found and whole else None
+        case fx.Node(
+            target=aten.add.Tensor,
+            args=(
+                fx.Node(target=aten.mul.Tensor, args=(fx.Node() as x, fx.Node() as cos)),
+                fx.Node(target=aten.mul.Tensor, args=(fx.Node() as swapped, fx.Node() as sin)),
+            ),
+        ):
+            return Rotation(x, cos, sin, shapes[x.name][-1]) if _swapped(swapped, shapes) is x else None
+    return None
+
+
+def _swapped(node: fx.Node, shapes: Mapping[str, Sequence[int]]) -> fx.Node | None:
+    """The value x of ``cat(-x2, x1)``."""
+    match node:
+        case fx.Node(
+            target=aten.cat.default,
+            args=([fx.Node(target=aten.neg.default, args=(fx.Node() as second,)), fx.Node() as first], -1 | 3),
+        ):
+            return _whole(first, second, shapes) if shapes[first.name] == shapes[second.name] else None
+    return None
+
+
+def _whole(first: fx.Node, second: fx.Node, shapes: Mapping[str, Sequence[int]]) -> fx.Node | None:
+    """The value whose last axis two values divide: its first elements, and all others."""
+    match first, second:
+        case (
+            fx.Node(target=aten.slice.Tensor, args=(fx.Node() as x, -1 | 3, 0, _)),
+            fx.Node(target=aten.slice.Tensor, args=(y, -1 | 3, start, _)),
+        ):
+            sizes = [shapes[node.name][-1] for node in (first, second, x)]
+            return x if x is y and start == sizes[0] and sizes[0] + sizes[1] == sizes[2] else None
+    return None
