@@ -21,7 +21,7 @@ def best_blocks(problem: Problem, demands: Demands) -> tuple[tuple[Block, ...], 
         raise UsageError(f"brute force takes at most {MAX_OPS} ops, and there are {problem.num_ops}; use another planner")
     best: tuple[Block, ...] = ()
     best_s = inf
-    for parts in _ordered_partitions(problem.num_ops, _most_blocks(problem, demands)):
+    for parts in _ordered_partitions(problem, demands):
         for devices in product(_device_sets(problem.num_devices, demands.max_replicas), repeat=len(parts)):
             used = [device for group in devices for device in group]
             if not demands.reuse and len(set(used)) < len(used):
@@ -46,9 +46,13 @@ def _device_sets(num_devices: int, most: int) -> list[tuple[int, ...]]:
     return [group for size in range(1, min(most, num_devices) + 1) for group in combinations(range(num_devices), size)]
 
 
-def _ordered_partitions(num_ops: int, most: int) -> Iterator[list[list[int]]]:
-    """Every way to put the ops into an ordered row of at most ``most`` non-empty parts."""
-    for count in range(1, most + 1):
+def _ordered_partitions(problem: Problem, demands: Demands) -> Iterator[list[list[int]]]:
+    """Every way to put the ops into an ordered row of non-empty parts; of contiguous ones those in which no value goes back.
+
+    The judge refuses the others on all devices, and there are many more of them.
+    """
+    num_ops, order = problem.num_ops, problem.order if demands.contiguous else ()
+    for count in range(1, _most_blocks(problem, demands) + 1):
         for labels in product(range(count), repeat=num_ops):
-            if len(set(labels)) == count:
+            if len(set(labels)) == count and all(labels[before] <= labels[after] for before, after in order):
                 yield [[op for op in range(num_ops) if labels[op] == part] for part in range(count)]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,11 +114,10 @@ def imports(module: str, source: str) -> Iterator[Import]:
             yield Import(module, node.lineno, target, id(node) in guarded, id(node) in inside)
 
 
+@cache
 def package_imports() -> list[Import]:
+    """All imports of the package. They are read by the tests and not at the collection, which each test process pays."""
     return [found for module, path in MODULES.items() for found in imports(module, path.read_text(encoding="utf-8"))]
-
-
-IMPORTS = package_imports()
 
 
 def wrong_imports(found: list[Import]) -> list[str]:
@@ -157,16 +157,16 @@ def test_every_module_has_one_place_and_every_place_its_module() -> None:
 
 
 def test_imports_go_up() -> None:
-    assert wrong_imports(IMPORTS) == []
+    assert wrong_imports(package_imports()) == []
 
 
 def test_packages_are_imported_where_they_belong() -> None:
-    assert misplaced_packages(IMPORTS) == []
+    assert misplaced_packages(package_imports()) == []
 
 
 def test_measuring_and_running_load_no_solver() -> None:
     """Each command took 1 s longer since the memory account was imported from a module that asks the planner."""
-    at_start = [one for one in IMPORTS if not (one.typing_only or one.in_function)]
+    at_start = [one for one in package_imports() if not (one.typing_only or one.in_function)]
     loaded, waiting = set[str](), {"autosplit.api"}
     while waiting:
         loaded |= waiting
