@@ -65,7 +65,7 @@ PADDED, EAGER, ONNX, OPENVINO, OURS = "padded to the longest", "torch eager", "O
 ONE_PROGRAM = "one program"
 
 MOST_SIZES = 16
-"""Most sizes for one program: tracing each takes three passes of the model, here for each number of rows."""
+"""Most sizes for one program, here for each number of rows."""
 
 Submit = Callable[[dict[str, torch.Tensor]], "Future[Any]"]
 
