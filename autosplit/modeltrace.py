@@ -14,7 +14,7 @@ from autosplit.errors import BRIEF, AutosplitError, ModelError, UsageError, name
 from autosplit.generating.steps import StepFamily, step_family
 from autosplit.tracing import capturing, loading
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.family import Family, Places, named_tensors, trace_family
+from autosplit.tracing.family import At, Family, Places, named_tensors, trace_family
 from autosplit.tracing.loading import Inputs
 from autosplit.tracing.padding import with_checked_padding
 from autosplit.values.plan import PYTHON_OBJECT, Source
@@ -121,8 +121,11 @@ def trace(
     if shapes is None:
         shapes = _program_axes(loaded) if isinstance(loaded.module, ExportedProgram) else _spec_axes(loaded, allowed)
     family = with_checked_padding(trace_family(loaded, shapes, allowed))
-    make = family.make
-    return replace(family, variants=tuple(map(kept, family.variants)), make=lambda at: kept(make(at)))
+
+    def make(sizes: At, num_draws: int = 0) -> Traced:
+        return kept(family.make(sizes, num_draws))
+
+    return replace(family, variants=tuple(map(kept, family.variants)), make=make)
 
 
 def _steps(model: Model, sequences: Sequences, trust: bool) -> StepFamily:

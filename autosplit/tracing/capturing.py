@@ -2,7 +2,8 @@
 
 ``torch.export`` in its non-strict form captures the model; ``run_decompositions({})`` makes it functional and leaves every
 operator as it is (the usual table of decompositions changes the last bits). One real pass records the strides and alignment of
-every value. Then the graph is compared with the model itself (``verifying``).
+every value. Then the graph is compared with the model itself (``verifying``). A trace that is not compared needs no real pass:
+fake tensors tell the layouts.
 """
 
 import contextlib
@@ -31,9 +32,9 @@ from autosplit.tracing.callbinding import bind, leaf_places, signature_of
 from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.flattening import Fixed
 from autosplit.tracing.loading import WITHOUT_WEIGHTS, Model, frozen_dimensions, is_static
-from autosplit.tracing.programs import Observer, weight, weight_names
-from autosplit.tracing.tensorspec import TensorSpec, differences, fake_mode, laid_out, layout, spec_of
-from autosplit.tracing.verifying import own_storage, verify
+from autosplit.tracing.programs import observed, weight, weight_names
+from autosplit.tracing.tensorspec import TensorSpec, differences, laid_out, layout, spec_of
+from autosplit.tracing.verifying import NUM_DRAWS, own_storage, verify
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.plan import PYTHON_OBJECT, Source
 
@@ -132,12 +133,12 @@ class Traced:
         return self.graph._repr_html_()
 
 
-def trace(model: Model, *, check: bool = True) -> Traced:
+def trace(model: Model, *, num_draws: int = NUM_DRAWS) -> Traced:
     """Trace a model to one flat graph for the shapes of its example inputs.
 
     Args:
         model: in eval mode.
-        check: compare the graph with the model.
+        num_draws: inputs on which the graph is compared with the model, the example ones first. With 0 nothing is computed.
     Raises: TraceError: the model cannot be captured (a branch on data, a cache object), or not in a form that may be cut
         (changed buffers, random numbers), or the graph computes something else than the model.
 
@@ -153,37 +154,33 @@ def trace(model: Model, *, check: bool = True) -> Traced:
         with architectures.without_caches(model.module) as num_caches:
             if model.source.spec or not num_caches or "Cache" not in str(failure):
                 raise
-            found = trace(model, check=check)
+            found = trace(model, num_draws=num_draws)
         return replace(found, notes=(*found.notes, WITHOUT_CACHE))
-    traced = flattened(model, exported, check)
+    traced = flattened(model, exported, num_draws)
     return replace(traced, notes=(*traced.notes, *frozen_dimensions(model.module, traced.example_inputs)))
 
 
-def flattened(model: Model, exported: ExportedProgram, check: bool) -> Traced:
+def flattened(model: Model, exported: ExportedProgram, num_draws: int) -> Traced:
     """The trace of a decomposed static export; errors as for ``trace``."""
     if not any(map(flattening.sorts_integers, exported.graph.nodes)):
-        return traced_of(model, exported, flattening.flatten(model.name, exported), check)
+        return traced_of(model, exported, flattening.flatten(model.name, exported), num_draws)
     try:
-        return traced_of(model, exported, flattening.flatten(model.name, exported, stable_sort=True), check)
+        return traced_of(model, exported, flattening.flatten(model.name, exported, stable_sort=True), num_draws)
     except TraceError:  # the order of equal integers shows in the outputs
-        return traced_of(model, exported, flattening.flatten(model.name, exported), check)
+        return traced_of(model, exported, flattening.flatten(model.name, exported), num_draws)
 
 
-def traced_of(model: Model, exported: ExportedProgram, flat: flattening.Flat, check: bool) -> Traced:
-    """Run the flat program once for its layouts, and compare it with the model; ``exported`` says only how it is called."""
+def traced_of(model: Model, exported: ExportedProgram, flat: flattening.Flat, num_draws: int) -> Traced:
+    """Run the flat program once for its layouts, and compare it with the model; ``exported`` says only how it is called.
+
+    With 0 ``num_draws`` the layouts are those of fake tensors.
+    """
     in_spec, out_spec = exported.call_spec.in_spec, exported.call_spec.out_spec
     given = _leaves(in_spec, model.args, model.kwargs)
     example_inputs = tuple(value for leaf, value in zip(flat.in_leaves, given, strict=True) if not isinstance(leaf, Fixed))
-    specs: dict[str, TensorSpec] = {}
-
-    def see(node: fx.Node, value: Any) -> None:
-        if isinstance(value, torch.Tensor) and node.op != "get_attr":
-            specs[node.name] = spec_of(node.name, value)
-
     notes = model.notes
     try:
-        with fake_mode(example_inputs) if WITHOUT_WEIGHTS in notes else torch.inference_mode():
-            outputs = Observer(flat.program, see).run(*example_inputs)
+        outputs, specs = observed(flat.program, example_inputs, computed=num_draws > 0 and WITHOUT_WEIGHTS not in notes)
         graph = _graph(model.name, flat.program, specs)
         traced = Traced(
             graph, flat.program, in_spec, out_spec, example_inputs, specs, flat.in_leaves, flat.out_leaves, model.source,
@@ -191,19 +188,20 @@ def traced_of(model: Model, exported: ExportedProgram, flat: flattening.Flat, ch
             unread=tuple(name for name in _state_names(model.module) if name not in graph.weights),
         )  # fmt: skip
         absent = devicecopies.absent_kinds(flat.copied)
-        if absent and check:
+        if absent and num_draws:
             notes = (*notes, f"the model copies to {', '.join(absent)}, which torch does not see here: it was not compared")
-        if absent or WITHOUT_WEIGHTS in notes or not check:
+        if absent or WITHOUT_WEIGHTS in notes or not num_draws:
             return replace(traced, notes=notes)
         found = model.module
         module = flattening.move_reserved(found).module() if isinstance(found, ExportedProgram) else found
-        error, said = verify(model.name, module, traced.run, model.args, model.kwargs, traced.unflatten_outputs(outputs))
+        found_outputs = traced.unflatten_outputs(outputs)
+        error, said = verify(model.name, module, traced.run, model.args, model.kwargs, found_outputs, num_draws)
     except TraceError:
         raise
     except Exception as failure:
         if is_interrupt(failure):
             raise KeyboardInterrupt from None
-        raise _fails_itself(model, (_own_failure(model) if check else None) or failure) from failure
+        raise _fails_itself(model, (_own_failure(model) if num_draws else None) or failure) from failure
     return replace(traced, module_error=error, notes=(*notes, *said))
 
 

@@ -1,14 +1,16 @@
 """A model at several sizes: traces with the same ops over the same weights, so that one list of stages fits all of them.
 
-One export with symbolic sizes gives all of them (``resizing``). Where torch makes none, each variant is traced on its own, and
-must have the ops of the others.
+One export with symbolic sizes gives all of them (``resizing``): the largest, the smallest and all small ones with a 1 are
+compared with the module, and others need no pass of the model. Where torch makes none, each variant is traced on its own,
+compared, and must have the ops of the others.
 """
 
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import product
+from typing import Any, Protocol
 
 import torch
 from torch.export import Dim, ExportedProgram, ShapesCollection
@@ -18,12 +20,11 @@ from autosplit.errors import BRIEF, TraceError, UsageError, close_names, raise_f
 from autosplit.tracing import architectures
 from autosplit.tracing.callbinding import leaf_places, signature_of
 from autosplit.tracing.capturing import Traced, export, flattened, trace, traced_of
-from autosplit.tracing.differing import NumericalError
-from autosplit.tracing.flattening import Flat, move_reserved
-from autosplit.tracing.loading import WITHOUT_WEIGHTS, Model, dense_inputs
+from autosplit.tracing.flattening import Flat
+from autosplit.tracing.loading import Model, dense_inputs
 from autosplit.tracing.programs import user_line
 from autosplit.tracing.resizing import Resizable, resizable
-from autosplit.tracing.verifying import compare, own_storage
+from autosplit.tracing.verifying import own_storage
 from autosplit.values.graph import Graph
 from autosplit.values.shapes import Sizes, size_fault, sizes_text
 
@@ -32,6 +33,14 @@ Places = Mapping[str, Mapping[int, str]]
 
 At = Mapping[str, int]
 """One size for each dimension."""
+
+
+class Make(Protocol):
+    """Traces the model at given sizes, and compares it with the module on ``num_draws`` inputs."""
+
+    def __call__(self, sizes: At, num_draws: int = 0) -> Traced:
+        """Raises: TraceError: the model has other ops there, or the graph computes something else."""
+
 
 MASK = "attention_mask"
 """The parameter that tells models of transformers what is padding."""
@@ -54,7 +63,7 @@ class Family:
         shapes: parameter of the model to axis to dimension.
         masks: inputs that a call may leave out: ones at each place of a request, zeros where it is padded.
         unpaddable: dimension to the reason why padding along it changes answers; dimensions that may be padded are left out.
-        make: traces the model at other sizes.
+        make: traces the model at other sizes, each once.
         symbolic: the export with symbolic sizes, of which stages for every size are made; None where torch made none.
     """
 
@@ -66,7 +75,7 @@ class Family:
     shapes: Places = field(default_factory=dict)
     masks: tuple[str, ...] = ()
     unpaddable: Mapping[str, str] = field(default_factory=dict)
-    make: Callable[[At], Traced] = field(repr=False, default=lambda sizes: _unmade(sizes))
+    make: Make = field(repr=False, default=lambda sizes, num_draws=0: _unmade(sizes))
     symbolic: Resizable | None = field(repr=False, default=None)
 
     @property
@@ -150,7 +159,9 @@ def trace_family(
     with architectures.without_caches(None if model.source.spec else model.module):
         make, symbolic = _maker(model_of, axes, allowed)
         largest, low = {dim: sizes[-1] for dim, sizes in allowed.items()}, _apart(allowed)
-        variants = [make(at) for at in (largest, low)]
+        variants = [make(at, 1) for at in (largest, low)]
+        for at in _with_ones(allowed):
+            make(at, 1)
     names = variants[0].graph.inputs
     dims = {name: dict(axes[place]) for place, name in enumerate(names) if axes.get(place)}
     out_dims = {name: _out_axes(variants, (largest, low), name) for name in variants[0].graph.outputs}
@@ -227,6 +238,16 @@ def _apart(allowed: Mapping[str, Sizes]) -> dict[str, int]:
     return found
 
 
+def _with_ones(allowed: Mapping[str, Sizes]) -> list[At]:
+    """Small sizes with each choice of the dimensions that may be 1.
+
+    An export with symbolic sizes holds for all that are at least 2, by torch's guards. At 1 the module may do something else.
+    """
+    one_or_more = {dim: sizes[:2] if sizes[0] == 1 else sizes[:1] for dim, sizes in allowed.items()}
+    found = [dict(zip(allowed, sizes, strict=True)) for sizes in product(*one_or_more.values())]
+    return [at for at in found if 1 in at.values()]
+
+
 def _out_axes(variants: Sequence[Traced], sizes: Sequence[At], name: str) -> dict[int, str]:
     """The axes of an output that are as long as a dimension; '' for an axis whose size is something else of the sizes."""
     shapes = [variant.graph.values[name].shape for variant in variants]
@@ -236,8 +257,11 @@ def _out_axes(variants: Sequence[Traced], sizes: Sequence[At], name: str) -> dic
 
 def _maker(
     model_of: Callable[[At], Model], axes: Mapping[int, Mapping[int, str]], allowed: Mapping[str, Sizes]
-) -> tuple[Callable[[At], Traced], Resizable | None]:
-    """A function that traces the model at given sizes, and compares it with the module; and the symbolic export."""
+) -> tuple[Make, Resizable | None]:
+    """A function that traces the model at given sizes, and the symbolic export.
+
+    A trace of the symbolic export needs no pass of the model. One that is made anew is compared with the module in any case.
+    """
     largest = {dim: sizes[-1] for dim, sizes in allowed.items()}
     full = model_of(largest)
     try:
@@ -246,21 +270,32 @@ def _maker(
         free = {dim for dim, sizes in allowed.items() if len(sizes) > 1}
         named = {names[place]: {axis: dim for axis, dim in found.items() if dim in free} for place, found in axes.items()}
         plan = resizable(exported, named)
-        first = flattened(full, plan.static(largest), check=False)
+        first = flattened(full, plan.static(largest), 1)
     except TraceError as failure:
         if tied := TIED.search(str(failure.__cause__)):
             raise TraceError(
                 f"model '{full.name}' needs '{tied[1]}' and '{tied[2]}' to be equal; give both axes one name in shapes"
             ) from failure
-        return _one_by_one(model_of, largest, failure), None
+        return _once(*_one_by_one(model_of, largest, failure), largest), None
     flat = Flat(first.program, first.in_leaves, first.out_leaves, first.copied)
 
-    def make(sizes: At) -> Traced:
-        there = model_of(sizes)
-        found = first if sizes == largest else traced_of(there, exported, plan.at(flat, sizes), check=False)
-        return _checked(there, found)
+    def make(sizes: At, num_draws: int = 0) -> Traced:
+        return traced_of(model_of(sizes), exported, plan.at(flat, sizes), num_draws)
 
-    return make, replace(plan, renamed=dict(zip(first.graph.inputs, names, strict=True)))
+    return _once(make, first, largest), replace(plan, renamed=dict(zip(first.graph.inputs, names, strict=True)))
+
+
+def _once(make: Make, first: Traced, largest: At) -> Make:
+    """The function with a memory: it makes a trace again only to compare it with the module."""
+    known = {tuple(largest.values()): first}
+
+    def found(sizes: At, num_draws: int = 0) -> Traced:
+        at = tuple(sizes[dim] for dim in largest)
+        if at not in known or (num_draws and known[at].module_error is None):
+            known[at] = make(sizes, num_draws)
+        return known[at]
+
+    return found
 
 
 def _symbolic(model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapping[str, Sizes]) -> Any:
@@ -276,22 +311,22 @@ def _symbolic(model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapp
     return found
 
 
-def _one_by_one(model_of: Callable[[At], Model], largest: At, symbolic_failure: TraceError) -> Callable[[At], Traced]:
-    """A function that traces the model anew for each size. Raises: TraceError: the model cannot be traced at all."""
-    first = trace(model_of(largest), check=False)
+def _one_by_one(model_of: Callable[[At], Model], largest: At, symbolic_failure: TraceError) -> tuple[Make, Traced]:
+    """A function that traces the model anew for each size, and the largest trace. Raises: TraceError: none can be made."""
+    first = trace(model_of(largest), num_draws=1)
 
-    def make(sizes: At) -> Traced:
+    def make(sizes: At, num_draws: int = 0) -> Traced:
         there = model_of(sizes)
-        found = first if sizes == largest else trace(there, check=False)
+        found = trace(there, num_draws=max(num_draws, 1))
         if fault := _other_ops(first, found):
             apart = ", ".join(f"'{dim}' {largest[dim]} and {size}" for dim, size in sizes.items() if size != largest[dim])
             raise TraceError(
                 f"model '{there.name}' computes with other ops at other sizes ({apart}): {fault}. Give only sizes at which it "
                 f"has the same ops, or compute with tensors there. With symbolic sizes: {symbolic_failure}"
             ) from symbolic_failure
-        return _checked(there, found)
+        return found
 
-    return make
+    return make, first
 
 
 def _other_ops(first: Traced, other: Traced) -> str:
@@ -306,18 +341,6 @@ def _other_ops(first: Traced, other: Traced) -> str:
             line = user_line(next(node for node in traced.program.graph.nodes if node.name == op.name))
             return f"op '{op.name}' ({op.operator}{f', {line}' if line else ''}) is not in both"
     return "they return other values"
-
-
-def _checked(model: Model, traced: Traced) -> Traced:
-    """The trace with its error against the module, on the example inputs. Raises: TraceError: they differ."""
-    if WITHOUT_WEIGHTS in model.notes:
-        return traced
-    module = move_reserved(model.module).module() if isinstance(model.module, ExportedProgram) else model.module
-    args, kwargs = own_storage((model.args, dict(model.kwargs)))
-    with torch.inference_mode():
-        own = module(*args, **kwargs)
-        error: NumericalError = compare(model.name, traced.run(*model.args, **model.kwargs), own)
-    return replace(traced, module_error=error)
 
 
 def _unmade(sizes: At) -> Traced:

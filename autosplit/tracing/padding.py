@@ -78,7 +78,7 @@ def _checkable(family: Family, dim: str) -> At:
 
 def _mixing(family: Family, dim: str, small: At, large: At) -> str:
     """The op that mixes padding into the answers of a request of these small sizes, in words; '' if none does."""
-    exact, padded = family.at(small), family.at(large)
+    exact, padded = family.make(small, 1), family.at(large)
     for inputs in distinct_inputs(exact.example_inputs, 2):
         wanted = _values(exact, inputs)
         specs = [padded.specs[name] for name in padded.graph.inputs]

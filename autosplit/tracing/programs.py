@@ -10,14 +10,17 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from autosplit.compat.torchparts import OpOverload, schema_of
+from autosplit.compat.torchparts import FakeTensor, OpOverload, schema_of
 from autosplit.errors import PlanError
+from autosplit.memory.lives import ALIGNMENT
 from autosplit.tracing.operators import allowed_graph, defined_in
+from autosplit.tracing.tensorspec import TensorSpec, fake_mode, spec_of
 
 KINDS: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
@@ -54,6 +57,27 @@ class Observer(fx.Interpreter):
         value = super().run_node(n)
         self._see(n, value)
         return value
+
+
+def observed(
+    program: fx.GraphModule, inputs: Sequence[torch.Tensor], *, computed: bool
+) -> tuple[Sequence[torch.Tensor], dict[str, TensorSpec]]:
+    """The outputs of a program, and the layout of every value: computed, or those of fake tensors, which take no time."""
+    specs: dict[str, TensorSpec] = {}
+
+    def see(node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and node.op != "get_attr":
+            spec = spec_of(node.name, value)
+            if isinstance(value, FakeTensor) and value.numel():  # it has no address; torch's memory begins on a boundary
+                spec = replace(spec, offset_bytes=int(value.storage_offset()) * value.element_size() % ALIGNMENT)
+            specs[node.name] = spec
+
+    if computed:
+        with torch.inference_mode():
+            return Observer(program, see).run(*inputs), specs
+    with fake_mode(inputs) as mode, torch.no_grad():
+        fakes = [value if isinstance(value, FakeTensor) else mode.from_tensor(value) for value in inputs]
+        return Observer(program, see).run(*fakes), specs
 
 
 def weight_names(graph: fx.Graph) -> list[str]:

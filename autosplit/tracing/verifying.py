@@ -71,7 +71,13 @@ def own_storage(inputs: Any) -> Any:
 
 
 def verify(
-    name: str, module: Callable[..., Any], run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], found: Any
+    name: str,
+    module: Callable[..., Any],
+    run: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    found: Any,
+    num_draws: int = NUM_DRAWS,
 ) -> tuple[NumericalError, tuple[str, ...]]:
     """Compare a graph with its module.
 
@@ -82,36 +88,36 @@ def verify(
         args: positional example inputs.
         kwargs: example inputs by name.
         found: the graph's outputs on the example inputs.
+        num_draws: the example inputs, and fresh ones; with 1 the module is called once.
     Returns: the largest error over all draws, and sentences that the user should read.
     Raises: TraceError: the graph computes something else than the module. Whatever the module raises on its example inputs.
     """
     try:
-        return _largest_error(name, module, run, args, kwargs, found), ()
+        return _largest_error(name, module, run, args, kwargs, found, num_draws), ()
     except TraceError as failure:
         if not _has_fast_path(module):
             raise
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            return _largest_error(name, module, run, args, kwargs, found), (FAST_PATH,)
+            return _largest_error(name, module, run, args, kwargs, found, num_draws), (FAST_PATH,)
         except TraceError:
             raise failure from None
         finally:
             torch.backends.mha.set_fastpath_enabled(True)
 
 
-def compare(name: str, found: Any, own: Any) -> NumericalError:
-    """The error of one pass of a graph against its module. Raises: TraceError: they differ."""
-    if fault := _fault(found, own):
-        raise TraceError(f"the graph of model '{name}' computes something else than the model: {fault}")
-    return _error(found, own)
-
-
 def _largest_error(
-    name: str, module: Callable[..., Any], run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], found: Any
+    name: str,
+    module: Callable[..., Any],
+    run: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    found: Any,
+    num_draws: int,
 ) -> NumericalError:
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    draws = distinct_inputs([leaves[place] for place in places], NUM_DRAWS)
+    draws = distinct_inputs([leaves[place] for place in places], num_draws)
 
     def call(function: Callable[..., Any], draw: Leaves) -> Any:
         tensors = dict(zip(places, draw, strict=True))
@@ -124,7 +130,7 @@ def _largest_error(
         start = time.perf_counter()
         own = call(module, draws[0])
         is_slow = time.perf_counter() - start > SLOW_S
-        if not is_slow and (fault := _fault(call(module, draws[0]), own, REPEAT_TOLERANCE)):
+        if num_draws > 1 and not is_slow and (fault := _fault(call(module, draws[0]), own, REPEAT_TOLERANCE)):
             raise TraceError(
                 f"model '{name}' gives other outputs when it is called again with the same inputs: {fault}. It keeps state or "
                 "draws random numbers: take the state as an input and return it as an output, or make the noise an input."

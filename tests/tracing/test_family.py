@@ -1,10 +1,14 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from autosplit.compat.torchparts import FakeTensor
 from autosplit.errors import TraceError, UsageError
 from autosplit.tracing.family import trace_family
 from autosplit.tracing.loading import load_model
+
+aten = torch.ops.aten
 
 BERT = "transformers:BertModel?hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&vocab_size=100"
 
@@ -48,8 +52,8 @@ def test_variants_equal_the_module_bit_for_bit_and_share_ops_and_weights(bert):
     weights = {name: tensor.data_ptr() for name, tensor in found.variants[0].program.state_dict().items()}
     assert len(found.variants) == 7
     assert found.sizes[0] == {"batch": 4, "seq": 32}
+    assert found.variants[0].module_error.absolute == 0
     for variant, sizes in zip(found.variants, found.sizes, strict=True):
-        assert variant.module_error.absolute == 0
         assert [(op.name, op.operator, op.weights) for op in variant.graph.ops] == ops
         assert {name: tensor.data_ptr() for name, tensor in variant.program.state_dict().items()} == weights
         ids = torch.randint(1, 99, (sizes["batch"], sizes["seq"]))
@@ -58,6 +62,58 @@ def test_variants_equal_the_module_bit_for_bit_and_share_ops_and_weights(bert):
             own = model.module(input_ids=ids, attention_mask=mask)
         ours = variant.run(input_ids=ids, attention_mask=mask)
         assert torch.equal(ours.last_hidden_state, own.last_hidden_state)
+
+
+class Laid(nn.Module):
+    """Values that begin inside others, are expanded, or lie channels last."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1).to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        first, *_, last = self.conv(x).unbind(0)
+        return first[1:, 2:], last.transpose(0, 1)[1], first.sum(0, keepdim=True).expand(3, -1, -1)
+
+
+class Products(TorchDispatchMode):
+    """Counts the layers and convolutions of real tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        is_product = func.overloadpacket in (aten.linear, aten.addmm, aten.conv2d, aten.convolution)
+        self.count += is_product and not any(isinstance(value, FakeTensor) for value in args)
+        return func(*args, **(kwargs or {}))
+
+
+def test_further_size_needs_no_pass_and_has_the_layouts_of_one(bert):
+    image = torch.randn(2, 3, 8, 8)
+    laid = family_of(Laid(), (image,), {"x": {2: "rows"}}, rows=range(4, 17))
+    for family, at in (bert[1], {"batch": 2, "seq": 9}), (laid, {"rows": 7}):
+        with Products() as made:
+            found = family.at(at)
+            assert (family.at(at) is found, made.count) == (True, 0)
+            computed = family.make(at, 1)
+        assert made.count > 0
+        assert (found.module_error, computed.module_error.absolute) == (None, 0.0)
+        assert found.specs == computed.specs
+        assert found.graph.hash == computed.graph.hash
+
+
+class Alone(nn.Module):
+    """Doubles a single row of several elements, which no guard of an export tells from two rows."""
+
+    def forward(self, x):
+        return x * 2 if x.shape[0] == 1 and x.shape[1] > 1 else x * 1
+
+
+def test_model_that_does_something_else_at_a_size_of_1_is_refused():
+    sizes = {"rows": range(1, 5), "length": range(1, 9)}
+    with pytest.raises(TraceError, match="computes something else than the model"):
+        family_of(Alone(), (torch.randn(2, 4),), {"x": {0: "rows", 1: "length"}}, **sizes)
 
 
 def test_dimensions_of_inputs_and_outputs(bert):

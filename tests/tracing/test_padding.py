@@ -4,9 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from autosplit.tracing.differing import difference
 from autosplit.tracing.family import trace_family
 from autosplit.tracing.loading import load_model
-from autosplit.tracing.padding import cut, pad, with_checked_padding
+from autosplit.tracing.padding import TOLERANCE, cut, pad, with_checked_padding
 
 TEXT = "hidden_size=32&num_hidden_layers=1&num_attention_heads=2&intermediate_size=64&vocab_size=100"
 
@@ -59,6 +60,17 @@ class Normed(nn.Module):
         return self.norm(x.transpose(1, 2)).transpose(1, 2)
 
 
+class Function(nn.Module):
+    """A module from a function of one tensor."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
 class Strided(nn.Module):
     """A convolution that gives fewer elements than it gets."""
 
@@ -103,6 +115,46 @@ def test_output_that_is_shorter_than_the_input_cannot_be_cut_back():
 
 def test_one_size_needs_no_padding():
     assert of_module(Mean(), torch.randn(2, 8, 4), seq=(8,)).unpaddable == {}
+
+
+class Shifted(nn.Module):
+    """The element before each one."""
+
+    def forward(self, x):
+        return x - nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+
+
+class Centred(nn.Module):
+    """The elements without their mean."""
+
+    def forward(self, x):
+        return x - x.mean(1, keepdim=True)
+
+
+PARTS = [
+    *(Attention(), Causal(), Shifted(), Centred(), Function(lambda x: x.flip(1)), Function(lambda x: x.cumsum(1))),
+    *(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), Function(lambda x: x + x.shape[1])),
+]
+
+
+@given(
+    st.lists(st.sampled_from(PARTS), min_size=1, max_size=4), st.lists(st.integers(2, 15), min_size=3, max_size=3), st.randoms()
+)
+@settings(max_examples=6, deadline=None, derandomize=True)
+def test_random_model_is_padded_exactly_where_its_own_answers_stay(parts, sizes, random):
+    module = nn.Sequential(*parts).eval()
+    family = checked(load_model(module, inputs=(torch.randn(2, 8, 4),)), {"input": {1: "seq"}}, seq=range(2, 17))
+    torch.manual_seed(random.randrange(99))
+    changes = False
+    for size in sizes:
+        x = torch.randn(2, size, 4)
+        with torch.inference_mode():
+            own, padded = module(x), module(pad(x, (2, 16, 4)))
+        changes |= difference(padded[:, :size], own)[1] > TOLERANCE
+        assert torch.equal(family.at({"seq": size}).run(x), own)
+        if not family.unpaddable:
+            assert difference(family.variants[0].run(pad(x, (2, 16, 4)))[:, :size], own)[1] < TOLERANCE
+    assert changes == bool(family.unpaddable)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=3), st.sampled_from([torch.float32, torch.int64]))
