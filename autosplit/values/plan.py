@@ -160,14 +160,6 @@ class Plan:
     shapes: Shapes | None = None
     sequences: Sequences | None = None
 
-    def require_one_size(self, what: str) -> None:
-        """Raises: UsageError: the plan is for requests of several sizes, which ``what`` (such as 'a bundle') does not hold."""
-        if self.shapes is not None:
-            raise UsageError(
-                f"the plan is for requests of several sizes, and {what} holds stages of one; make a plan for one size "
-                "(--seq-len 128, --batch 1), or for each of them"
-            )
-
     @property
     def workers(self) -> list[tuple[Stage, Setting]]:
         """The stage and the setting of each worker, in the order of stages; replicas of a stage stand together."""
