@@ -127,12 +127,12 @@ def family_of(model: Traced | Family, plan: Plan) -> Family:
 
 
 def _programs(family: Family, plan: Plan) -> list[tuple[StageProgram, ...]]:
-    """The program of each stage at each size; the first takes every size where the plan says so."""
+    """The program of each stage at each size; the first of several takes every size where the plan says so."""
     dynamic, found = () if plan.shapes is None else plan.shapes.dynamic, split_each_size(family.variants, plan)
     if dynamic and family.symbolic is None:
         raise TraceError(f"model '{family.graph.name}' has no export with symbolic sizes, so a stage takes one size")
     return [
-        (freed(first, family.symbolic), *others) if stage.backend in dynamic and family.symbolic is not None else (first, *others)
+        (freed(first, family.symbolic), *others) if others and stage.backend in dynamic and family.symbolic else (first, *others)
         for stage, (first, *others) in zip(plan.stages, found, strict=True)
     ]
 
