@@ -2,7 +2,8 @@
 
 Modules in the order of their use::
 
-    driver       checks a manifest, and runs a bundle without torch; a copy lies in every bundle
+    bundlecheck  checks a manifest without torch; a copy lies in every bundle, and one of the next module
+    driver       fits requests to the variants of a network, and runs a bundle without torch
     manifest     Manifest: the table of parts, and the hash of every file
     containers   the model's answer as JSON
     weightpool   weights by content; packing: a bundle as one file

@@ -26,7 +26,7 @@ class BundlePart:
     Attributes:
         folder: the folder; its manifest was read, and its files were compared with it.
         weights_key, weights_bytes: key and size of the weights file.
-        part: the row of the table.
+        part: the row of the table, at the sizes of one variant; a part that ``is_free`` is whole.
         precision: of the network.
         same_machine: whether processor and versions are equal to the maker's.
         trust: whether the user trusts the maker of the bundle, so that the part may call every operator.
@@ -87,9 +87,9 @@ class BundlePart:
         part = self.part
         inputs, outputs = (tuple(map(port, specs)) for specs in (part.inputs, part.outputs))
         if part.backend == "onnxruntime":
-            stage = OnnxStage(self.folder / part.files[ONNX], inputs, outputs)
+            stage = OnnxStage(self.folder / part.files[ONNX], inputs, outputs, free=part.is_free)
             return onnxruntime.session_runnable(stage, threads, shared, optimised=False)
-        stage = OnnxStage(self.folder / part.files[IR], inputs, outputs)
+        stage = OnnxStage(self.folder / part.files[IR], inputs, outputs, free=part.is_free)
         turned = [k for k, (one, order) in enumerate(zip(outputs, part.output_orders, strict=True)) if tuple(order) != one.order]
         blob = self.folder / part.files[BLOB] if self.same_machine and BLOB in part.files else None
         chosen = openvino.settings(threads, self.precision, streams)

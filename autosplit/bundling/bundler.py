@@ -4,34 +4,36 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autosplit.arguments import checked
-from autosplit.backends.conformance import require_right
 from autosplit.bundling.containers import output_containers
-from autosplit.bundling.drafting import Finish, draft
-from autosplit.bundling.manifest import Manifest, Network, Part, file_of, write_manifest
+from autosplit.bundling.drafting import Draft, draft_each_size, written
+from autosplit.bundling.manifest import Manifest, Network, Part, Ranges, file_of, write_manifest
 from autosplit.bundling.nativedriver import write_native_driver
 from autosplit.bundling.packing import pack
 from autosplit.bundling.weightpool import WeightPool
+from autosplit.deploying.networks import split_each_size
 from autosplit.devices.discovering import cpu_name, versions
-from autosplit.errors import UsageError
+from autosplit.errors import TraceError, UsageError
 from autosplit.files import hidden_beside, unwritable
 from autosplit.progress import Progress, quiet
 from autosplit.scratch import scratch_folder
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.splitting import split
+from autosplit.tracing.family import Family
+from autosplit.tracing.freesizes import freed
+from autosplit.tracing.splitting import StageProgram
 from autosplit.values.machine import HOST, host_of
 from autosplit.values.plan import Plan
+from autosplit.values.shapes import sizes_text
 
-HERE, DRIVER = Path(__file__).parent, "driver.py"
+HERE, DRIVER = Path(__file__).parent, ("driver.py", "bundlecheck.py")
 
 
 @checked
 def write_bundle(
-    networks: Mapping[str, tuple[Traced, Plan]],
+    networks: Mapping[str, tuple[Traced | Family, Plan]],
     path: str | Path,
     *,
     zipped: bool = False,
@@ -41,13 +43,15 @@ def write_bundle(
     """Write plans as one bundle; weights of equal bytes are in it once. It appears whole or not at all.
 
     Args:
-        networks: the entry points: the name of each, its model, and its plan, which was verified.
+        networks: the entry points: the name of each, its model (traced with sizes for a plan of several), and its plan, which was
+            verified.
         path: the folder to make, or the file if ``zipped``; nothing may be there yet.
         zipped: one uncompressed file in place of a folder.
         trust: whether eager parts may call operators that need trust in their maker when the bundle is loaded.
         progress: called with the share of the parts that are made, for the step ``bundle``.
     Raises: UsageError: ``path`` is there or cannot be written, or a model returns what a bundle cannot hold. BackendError: a
-        backend refuses a stage. MissingExtraError: a backend is not installed. PlanError: an operator needs ``trust``.
+        backend refuses a stage. TraceError: a stage cannot take every size in one program. MissingExtraError: a backend is not
+        installed. PlanError: an operator needs ``trust``.
     """
     path = Path(path)
     require_absent(path)
@@ -57,41 +61,38 @@ def write_bundle(
 
 
 def fill_bundle(
-    networks: Mapping[str, tuple[Traced, Plan]], folder: Path, progress: Progress = quiet, *, trust: bool = False
+    networks: Mapping[str, tuple[Traced | Family, Plan]], folder: Path, progress: Progress = quiet, *, trust: bool = False
 ) -> Manifest:
     """Write the files of a bundle into an empty folder; arguments and errors as for ``write_bundle``."""
     mixed = [name for name, (_, plan) in networks.items() if len(set(plan.precisions)) > 1]
     if mixed:
         raise UsageError(f"network '{mixed[0]}' computes in several precisions, and a network of a bundle in one")
     for name, (_, plan) in networks.items():
-        plan.require_one_size(f"network '{name}' of a bundle")
         away = [device for stage in plan.stages for device in stage.devices if host_of(device) != HOST]
         if away:
             raise UsageError(
                 f"the plan of network '{name}' is on hosts of a cluster ('{away[0]}'), and a bundle runs on one machine; "
                 "make a plan without --cluster"
             )
-    answers = {name: output_containers(traced) for name, (traced, _) in networks.items()}  # before anything is compiled
+    families = {name: family_of(model, plan) for name, (model, plan) in networks.items()}
+    answers = {name: output_containers(family.variants[0]) for name, family in families.items()}  # before anything is compiled
     with scratch_folder() as scratch:
-        pool, drafts = WeightPool(), dict[str, list[tuple[Part, Finish]]]()
+        pool, drafts = WeightPool(), dict[str, list[Draft]]()
         num_parts = sum(len(plan.stages) for _, plan in networks.values())
-        for name, (traced, plan) in networks.items():
-            require_right(traced, plan)
+        for name, (_, plan) in networks.items():
             drafts[name] = []
-            for program, stage in zip(split(traced, [stage.ops for stage in plan.stages]), plan.stages, strict=True):
+            for programs, stage in zip(_programs(families[name], plan), plan.stages, strict=True):
                 number = sum(map(len, drafts.values()))
                 progress("bundle", number / num_parts, f"network '{name}', {stage.name} for {stage.backend}")
                 place = scratch / f"part{number}"
-                place.mkdir()
-                drafts[name].append(draft(program, stage, plan.precision, pool, place, trust))
+                drafts[name].append(draft_each_size(programs, stage, plan.precision, pool, place, trust))
         key, starts = pool.write(folder)
         made: dict[str, Network] = {}
-        for name, (traced, plan) in networks.items():
-            stems = (f"n{len(made)}p{k}" for k in range(len(drafts[name])))
-            finished = ((part, finish(folder, stem, starts)) for stem, (part, finish) in zip(stems, drafts[name], strict=True))
-            parts = [replace(part, files=files) for part, files in finished]
-            made[name] = _network(traced, plan, answers[name], parts)
-        shutil.copyfile(HERE / DRIVER, folder / DRIVER)
+        for name, (_, plan) in networks.items():
+            parts = [written(drafted, folder, f"n{len(made)}p{k}", starts) for k, drafted in enumerate(drafts[name])]
+            made[name] = _network(families[name], plan, answers[name], parts)
+        for module in DRIVER:
+            shutil.copyfile(HERE / module, folder / module)
         write_native_driver(folder, made, starts)
         backends = sorted({stage.backend for _, plan in networks.values() for stage in plan.stages})
         manifest = Manifest(
@@ -113,18 +114,50 @@ def require_absent(path: Path) -> None:
         raise UsageError(f"bundle '{path}' cannot be written: {why}; give another name")
 
 
-def _network(traced: Traced, plan: Plan, answer: Mapping[str, Any], parts: Sequence[Part]) -> Network:
+def family_of(model: Traced | Family, plan: Plan) -> Family:
+    """The model at the sizes of the plan; of a plan for one size, one variant without dimensions.
+
+    Raises: UsageError: the plan is for several sizes, and the model is traced for one. TraceError: as ``Family.at``.
+    """
+    if isinstance(model, Family):
+        return model if plan.shapes is None else model.only(plan.shapes.variants)
+    if plan.shapes is not None:
+        raise UsageError("the plan is for requests of several sizes, and the model is traced for one; trace it with sizes=")
+    return Family((model,), ({},), {}, {}, {})
+
+
+def _programs(family: Family, plan: Plan) -> list[tuple[StageProgram, ...]]:
+    """The program of each stage at each size; the first of several takes every size where the plan says so."""
+    dynamic, found = () if plan.shapes is None else plan.shapes.dynamic, split_each_size(family.variants, plan)
+    if dynamic and family.symbolic is None:
+        raise TraceError(f"model '{family.graph.name}' has no export with symbolic sizes, so a stage takes one size")
+    return [
+        (freed(first, family.symbolic), *others) if others and stage.backend in dynamic and family.symbolic else (first, *others)
+        for stage, (first, *others) in zip(plan.stages, found, strict=True)
+    ]
+
+
+def _network(family: Family, plan: Plan, answer: Mapping[str, Any], parts: Sequence[Part]) -> Network:
+    graph = family.graph
     return Network(
         source=plan.source,
-        graph=traced.graph.hash,
+        graph=graph.hash,
         plan=plan.hash,
         precision=plan.precision,
         microbatch=plan.microbatch,
         queue_depth=plan.queue_depth,
-        inputs=traced.graph.inputs,
-        outputs=traced.graph.outputs,
+        inputs=graph.inputs,
+        outputs=graph.outputs,
         parts=tuple(parts),
         answer=answer,
+        ranges=Ranges(
+            sizes={dim: sizes_text(found) for dim, found in family.allowed.items()},
+            inputs=family.dims,
+            outputs={name: {axis: dim for axis, dim in axes.items() if dim} for name, axes in family.out_dims.items()},
+            variants=family.sizes,
+            masks=family.masks,
+            unpaddable=family.unpaddable,
+        ),
     )
 
 

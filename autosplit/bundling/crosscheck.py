@@ -2,33 +2,38 @@
 
 from collections.abc import Iterable, Mapping
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from autosplit.backends.apart import apart
 from autosplit.backends.workspace import Reference
+from autosplit.bundling.bundler import family_of
 from autosplit.bundling.openbundle import load_bundle
 from autosplit.deploying.checking import threads_of, worst_error
 from autosplit.errors import BundleError
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import NumericalError
+from autosplit.tracing.family import Family
 from autosplit.values.plan import Plan
 
 
-def check_bundle(path: Path, networks: Mapping[str, tuple[Traced, Plan]]) -> dict[str, NumericalError]:
-    """The largest error of each network against the unsplit model in f32 eager, over several inputs.
+def check_bundle(path: Path, networks: Mapping[str, tuple[Traced | Family, Plan]]) -> dict[str, NumericalError]:
+    """The largest error of each network against the unsplit model in f32 eager, over several inputs of each of its sizes.
 
     Native code in the bundle is run, in a process apart: this is for its maker.
     Raises: BundleError: an error is above the tolerance of the plan's backends and precision. BackendError: the bundle ended the
         process.
     """
     found, path = {}, path.absolute()  # the process apart has another current folder
-    for name, (traced, plan) in networks.items():
-        reference = Reference.of(traced, threads_of(plan))
-        doing = f"while network '{name}' of bundle '{path}' was checked"
-        answers = torch.load(BytesIO(apart(_answers, path, name, _packed(reference.work), doing=doing)), weights_only=True)
-        worst, limit = worst_error(plan, reference, answers)
+    for name, (model, plan) in networks.items():
+        references = [Reference.of(traced, threads_of(plan)) for traced in family_of(model, plan).variants]
+        doing, work = f"while network '{name}' of bundle '{path}' was checked", [one for each in references for one in each.work]
+        answers = iter(torch.load(BytesIO(apart(_answers, path, name, _packed(work), doing=doing)), weights_only=True))
+        errors = [worst_error(plan, each, list(islice(answers, len(each.work)))) for each in references]
+        wrong = (pair for pair in errors if not pair[0].relative <= pair[1])
+        worst, limit = next(wrong, max(errors, key=lambda pair: pair[0].relative))
         if not worst.relative <= limit:
             raise BundleError(
                 f"network '{name}' of bundle '{path}' gives wrong numbers: output '{worst.output}' is off by "

@@ -2,7 +2,8 @@
 
 import json
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,7 +19,7 @@ from autosplit.backends.lowering import in_precision
 from autosplit.backends.onnxfile import OnnxStage, write_onnx
 from autosplit.backends.onnxruntime import fuse
 from autosplit.backends.ports import port
-from autosplit.bundling.manifest import BLOB, IR, LIBRARY, ONNX, PROGRAM, WEIGHTS, Part, StoredWeight
+from autosplit.bundling.manifest import BLOB, IR, LIBRARY, ONNX, PROGRAM, WEIGHTS, Form, Part, StoredWeight
 from autosplit.bundling.weightpool import WeightPool
 from autosplit.compat.runtimes import open_library
 from autosplit.errors import BackendError
@@ -30,8 +31,37 @@ from autosplit.values.plan import Stage
 Finish = Callable[[Path, str, Mapping[str, int]], dict[str, str]]
 """Writes the files of a part: from the folder, the stem of their names and the places of weights to file names by role."""
 
+Draft = tuple[Part, Sequence[Finish]]
+"""A part without its files, and what writes those of each variant; of a program for every size they are written once."""
+
 Made = tuple[Finish, tuple[StoredWeight, ...], tuple[tuple[int, ...], ...] | None]
 """What a backend adds to a part: its files, its weights, and the orders of its outputs where these are not the usual ones."""
+
+
+def draft_each_size(
+    programs: Sequence[StageProgram], stage: Stage, precision: Precision, pool: WeightPool, scratch: Path, trust: bool
+) -> Draft:
+    """As ``draft``, of a stage at the sizes of each variant, the largest first; one that takes every size is made once."""
+    drafts = []
+    for number, program in enumerate(programs[:1] if programs[0].free else programs):
+        place = scratch / str(number)
+        place.mkdir(parents=True)
+        drafts.append(draft(program, stage, precision, pool, place, trust))
+    parts = [part for part, _ in drafts]
+    first = parts[0]
+    if programs[0].free:
+        parts += [replace(first, inputs=program.inputs, outputs=program.outputs) for program in programs[1:]]
+    weights = {weight.spec.name: weight for part in parts for weight in part.weights}
+    forms = (Form(part.inputs, part.outputs, part.input_orders, part.output_orders, part.files) for part in parts[1:])
+    return replace(first, weights=tuple(weights.values()), variants=tuple(forms)), [finish for _, finish in drafts]
+
+
+def written(drafted: Draft, folder: Path, stem: str, starts: Mapping[str, int]) -> Part:
+    """The part of a draft, with its files, which are written; ``stem`` begins their names."""
+    part, finishes = drafted
+    files = [finish(folder, f"{stem}v{number}" if number else stem, starts) for number, finish in enumerate(finishes)]
+    forms = (replace(form, files=files[min(number, len(files) - 1)]) for number, form in enumerate(part.variants, 1))
+    return replace(part, files=files[0], variants=tuple(forms))
 
 
 def draft(

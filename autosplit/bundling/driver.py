@@ -4,49 +4,27 @@ from driver import Bundle
 bundle = Bundle()                        # the folder that this file lies in; a network's name where there are several
 answer = bundle.run({"x": array})        # one request: arrays by name or in order; returns what the model returns
 answers = bundle.run_many(requests, policy="pipelined")  # a thread for each part; "serial" runs them one by one
+
+A network for requests of several sizes takes any size within its ranges: a request is padded to the smallest variant that holds
+it, and its outputs are cut back. Masks that are left out are filled in.
 """
 
-import hashlib
 import io
-import json
 import math
 import os
 import queue
-import re
-import reprlib
 import threading
-from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-SCHEMA = 1
-MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
-FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
-NEEDED = {"eager": "program", "onnxruntime": "onnx", "openvino": "ir", "inductor": "library"}
-"""Backend to the role of the file that a part of it must have."""
-MAX_JSON_BYTES, MAX_BRACKETS, MAX_DEPTH, MAX_COUNT, MAX_QUEUE_DEPTH = 100_000_000, 2_000_000, 50, 1 << 40, 1024
-"""Limits of a manifest: its bytes, lists and objects, the containers of an answer inside each other, its integers and slots."""
-
-_TENSOR = {"name": str, "shape": [int], "stride": [int], "dtype": str, "offset_bytes": int}
-_PART = {
-    "name": str, "backend": str, "devices": [str], "threads": int, "streams": int, "load_s": float,
-    "inputs": [_TENSOR], "outputs": [_TENSOR], "input_orders": [[int]], "output_orders": [[int]], "files": {str: str},
-    "weights": [{"content": str, "spec": _TENSOR}], "weight_bytes": int, "operators": [str],
-}  # fmt: skip
-_NETWORK = {
-    "source": dict, "graph": str, "plan": str, "precision": str, "microbatch": int, "queue_depth": int,
-    "inputs": [str], "outputs": [str], "parts": [_PART], "answer": dict,
-}  # fmt: skip
-_MANIFEST = {
-    "key": str, "networks": {str: _NETWORK}, "files": {str: {"num_bytes": int, "sha256": str}}, "weights_key": str,
-    "versions": {str: str}, "cpu": str,
-}  # fmt: skip
-"""The types of all values in a manifest: ``[kind]`` is a list, ``{str: kind}`` an object with any names."""
+if TYPE_CHECKING or __package__:
+    from autosplit.bundling.bundlecheck import NEEDED, WEIGHTS, file_faults, filled, formed, masked_by, read_manifest, sizes_in
+else:  # in a bundle, where both files lie in one folder
+    from bundlecheck import NEEDED, WEIGHTS, file_faults, filled, formed, masked_by, read_manifest, sizes_in
 
 Values = dict[str, Any]
 Request = Mapping[str, Any] | Sequence[Any]
@@ -73,29 +51,37 @@ class Bundle:
         if name not in networks:
             raise ValueError(f"network {name!r} is not in the bundle; name one of {', '.join(networks)}")
         self.network: dict[str, Any] = networks[name]
-        parts = self.network["parts"]
-        made = {"onnxruntime": _onnxruntime, "openvino": _openvino}
         if faults := file_faults(folder, self.manifest["files"], verify):
             raise ValueError(f"bundle '{folder}' is damaged: {'; '.join(faults[:20])}. Make the bundle again.")
-        self._runs = []
-        for number, part in enumerate(parts):
-            if part["backend"] not in made:
-                raise ValueError(f"part '{part['name']}' is not for {' or '.join(made)}; autosplit.load_bundle runs it")
+        self._fit = Fitter(self.network, np.full)
+        self._runs = [self._loaded(folder, number, threads) for number in range(len(self.network["parts"]))]
+
+    def _loaded(self, folder: Path, number: int, threads: int | None) -> list["_Part"]:
+        """A part at the sizes of each variant; what was loaded of a file is used for each variant that names it."""
+        part, made = self.network["parts"][number], {"onnxruntime": _onnxruntime, "openvino": _openvino}
+        if part["backend"] not in made:
+            raise ValueError(f"part '{part['name']}' is not for {' or '.join(made)}; autosplit.load_bundle runs it")
+        calls, dead = dict[str, Callable[[list[Any]], Sequence[Any]]](), _dead(self.network, number)
+        found, num_threads = list[_Part](), threads or min(part["threads"], os.cpu_count() or 1)
+        for form in (formed(part, variant) for variant in range(1 + len(part["variants"]))):
+            file = form["files"][NEEDED[part["backend"]]]
             try:
-                call = made[part["backend"]](folder, part, self, threads or min(part["threads"], os.cpu_count() or 1))
+                if file not in calls:
+                    calls[file] = made[part["backend"]](folder, form, self, num_threads)
             except ImportError:
                 raise
             except Exception as failure:  # each runtime has its own classes
                 reason = " ".join(str(failure).split())[:300]
                 raise ValueError(f"{part['backend']} refuses part '{part['name']}' of '{folder}': {reason}") from failure
-            self._runs.append(_Part(part, call, _dead(parts, number, self.network)))
+            found.append(_Part(form, calls[file], dead))
+        return found
 
     def run(self, inputs: Request) -> Any:
         """What the model returns for one request, whose arrays are given by name or in order."""
-        values = self._checked(inputs)
-        for part in self._runs:
-            part.run(values)
-        return filled(self.network["answer"], values)
+        request = self._fit(inputs)
+        for parts in self._runs:
+            parts[request.variant].run(request.values)
+        return self._answer(request)
 
     def run_many(self, requests: Iterable[Request], policy: str = "serial", depth: int = 2) -> list[Any]:
         """The answers to many requests, in order; with ``policy="pipelined"`` at most ``depth`` wait before each part.
@@ -109,8 +95,8 @@ class Bundle:
         queues: list[queue.Queue[Any]] = [*(queue.Queue(depth) for _ in self._runs), queue.Queue()]
         errors: list[Exception] = []
         threads = [
-            threading.Thread(target=_work, args=(part, source, target, errors), name=part.name, daemon=True)
-            for part, source, target in zip(self._runs, queues, queues[1:], strict=False)
+            threading.Thread(target=_work, args=(parts, source, target, errors), name=parts[0].name, daemon=True)
+            for parts, source, target in zip(self._runs, queues, queues[1:], strict=False)
         ]
         for thread in threads:
             thread.start()
@@ -118,31 +104,111 @@ class Bundle:
             for request in requests:
                 if errors:
                     break
-                queues[0].put(self._checked(request))
+                queues[0].put(self._fit(request))
         finally:
             queues[0].put(None)
             for thread in threads:
                 thread.join()
         if errors:
             raise errors[0]
-        return [filled(self.network["answer"], values) for values in iter(queues[-1].get, None)]
+        return [self._answer(request) for request in iter(queues[-1].get, None)]
 
-    def _checked(self, inputs: Request) -> Values:
-        """The inputs by name, as arrays of the shapes and dtypes that the bundle was made for."""
-        names = self.network["inputs"]
+    def _answer(self, request: "Fitted") -> Any:
+        values = {name: self._fit.cut(name, request.values[name], request.sizes) for name in self.network["outputs"]}
+        return filled(self.network["answer"], values)
+
+
+class Fitted(NamedTuple):
+    """A request: the variant that takes it, its inputs by name with the variant's shapes, and its own sizes by dimension."""
+
+    variant: int
+    values: Values
+    sizes: dict[str, int]
+
+
+class Fitter:
+    """Finds the variant for a request and pads it, for arrays of numpy and tensors of torch alike.
+
+    Args:
+        network: the network of a manifest.
+        full: makes an array of a shape, a value and the name of a dtype.
+    """
+
+    def __init__(self, network: Mapping[str, Any], full: Callable[[Sequence[int], int, str], Any]) -> None:
+        self._names, self._ranges, self._full = network["inputs"], network["ranges"], full
+        forms = ([formed(part, k) for part in network["parts"]] for k in range(len(self._ranges["variants"])))
+        self._specs = [{spec["name"]: spec for form in one for spec in form["inputs"]} for one in forms]
+        pairs = (*self._ranges["inputs"].items(), *self._ranges["outputs"].items())
+        self._axes: dict[str, dict[int, str]] = {name: {int(axis): dim for axis, dim in axes.items()} for name, axes in pairs}
+
+    def __call__(self, inputs: Request) -> Fitted:
+        """The request. Raises: ValueError: names, shapes or dtypes do not fit, a size is outside its range, or none takes it."""
+        values = self._named(inputs)
+        sizes = self._sizes_of(values)
+        variant = self._variant_of(sizes)
+        for name, spec in self._specs[variant].items():
+            if name not in values:
+                continue
+            value, axes = values[name], self._axes.get(name, {})
+            shape = [sizes[axes[axis]] if axis in axes else size for axis, size in enumerate(spec["shape"])]
+            dtype = str(value.dtype).removeprefix("torch.")
+            if list(value.shape) != shape or dtype != spec["dtype"]:
+                raise ValueError(f"input '{name}' is {dtype}{list(value.shape)}, and {spec['dtype']}{shape} is expected")
+            if shape != spec["shape"]:
+                values[name] = self._full(spec["shape"], 0, spec["dtype"])
+                values[name][tuple(map(slice, shape))] = value
+        return Fitted(variant, values, sizes)
+
+    def cut(self, name: str, value: Any, sizes: Mapping[str, int]) -> Any:
+        """The part of an output that belongs to a request of these sizes; a view."""
+        axes = self._axes.get(name, {})
+        return value[tuple(slice(sizes[axes[axis]] if axis in axes else None) for axis in range(value.ndim))] if axes else value
+
+    def _named(self, inputs: Request) -> Values:
+        """The inputs by name, with masks of ones where they are left out."""
+        names, masks = self._names, self._ranges["masks"]
         given: dict[Any, Any] = dict(inputs) if isinstance(inputs, Mapping) else dict(enumerate(inputs))
         keys: Sequence[Any] = names if isinstance(inputs, Mapping) else range(len(names))
-        if set(given) != set(keys):
+        absent = [name for key, name in zip(keys, names, strict=True) if key not in given]
+        if not set(given) <= set(keys) or not set(absent) <= set(masks):
             raise ValueError(f"the inputs are {names}, and {sorted(map(str, given))} were given")
-        specs = {spec["name"]: spec for part in self.network["parts"] for spec in part["inputs"]}
-        values = {}
-        for key, name in zip(keys, names, strict=True):
-            spec, array = specs.get(name), np.asarray(given[key])
-            if spec is not None and (list(array.shape) != spec["shape"] or array.dtype != spec["dtype"]):
-                found, wanted = f"{array.dtype}{list(array.shape)}", f"{spec['dtype']}{spec['shape']}"
-                raise ValueError(f"input '{name}' is {found}, and {wanted} is expected")
-            values[name] = array
+        values = {name: given[key] for key, name in zip(keys, names, strict=True) if key in given}
+        values = {name: value if hasattr(value, "dtype") else np.asarray(value) for name, value in values.items()}
+        for name in absent:
+            shape = list(values[str(masked_by(self._ranges, name))].shape)
+            values[name] = self._full(shape, 1, self._specs[0].get(name, {"dtype": "int64"})["dtype"])
         return values
+
+    def _sizes_of(self, values: Values) -> dict[str, int]:
+        found, faults = dict[str, tuple[int, str]](), list[str]()
+        for name in self._names:
+            for axis, dim in self._axes.get(name, {}).items() if name in values else ():
+                size = values[name].shape[axis] if axis < values[name].ndim else 0
+                known, place = found.setdefault(dim, (size, f"'{name}' axis {axis}"))
+                if known != size:
+                    faults.append(f"'{dim}' is {known} in {place} and {size} in '{name}' axis {axis}")
+        for dim, text in self._ranges["sizes"].items():
+            size, place = found[dim]
+            if size < 1:
+                faults.append(f"the request is empty: '{dim}' is {size} in {place}, and sizes are {text}")
+            elif size not in sizes_in(text):
+                faults.append(f"'{dim}' is {size} in {place}, and sizes are {text}; make the bundle of a plan for wider sizes")
+        if faults:
+            raise ValueError(f"the request does not fit: {'; '.join(faults)}")
+        return {dim: size for dim, (size, _) in found.items()}
+
+    def _variant_of(self, sizes: Mapping[str, int]) -> int:
+        """The smallest variant that holds a request of these sizes."""
+        variants, exact = self._ranges["variants"], self._ranges["unpaddable"]
+        fits = [
+            number
+            for number, there in enumerate(variants)
+            if all(size == there[dim] if dim in exact else size <= there[dim] for dim, size in sizes.items())
+        ]
+        if not fits:
+            reason = next(iter(exact.values()), "a variant is missing")
+            raise ValueError(f"the bundle holds variants of {variants}, and none takes a request of {dict(sizes)}: {reason}")
+        return min(fits, key=lambda number: math.prod(variants[number].values()))
 
 
 class _Part:
@@ -169,7 +235,8 @@ class _Part:
             if list(value.shape) != shape or value.dtype != spec["dtype"]:
                 found, wanted = f"{value.dtype}{list(value.shape)}", f"{spec['dtype']}{shape}"
                 raise ValueError(f"part '{self.name}' makes '{spec['name']}' as {found}, and the manifest says {wanted}")
-            values[spec["name"]] = value.transpose(order)
+            # ONNX Runtime may call an integer 'longlong', numpy's other name of int64, which OpenVINO does not know
+            values[spec["name"]] = value.view(spec["dtype"]).transpose(order)
         for name in self._drop:
             del values[name]
 
@@ -183,7 +250,9 @@ def _onnxruntime(folder: Path, part: Mapping[str, Any], bundle: Bundle, threads:
     inputs, outputs = ([spec["name"] for spec in part[side]] for side in ("inputs", "outputs"))
     shapes = {port.name: port.shape for port in session.get_inputs()}
     made = {port.name for port in session.get_outputs()}
-    if shapes != dict(zip(inputs, _shapes(part, "input"), strict=True)) or not made >= set(outputs):
+    wanted = dict(zip(inputs, _shapes(part, "input"), strict=True))
+    fits = shapes.keys() == wanted.keys() and all(_holds(shapes[name], wanted[name]) for name in wanted)
+    if not fits or not made >= set(outputs):
         raise ValueError("its file has other inputs or outputs than the manifest says")
     return lambda values: session.run(outputs, dict(zip(inputs, values, strict=True)))
 
@@ -209,7 +278,9 @@ def _openvino(folder: Path, part: Mapping[str, Any], bundle: Bundle, threads: in
             model = None
     if model is None:
         model = _core().compile_model(_core().read_model(folder / part["files"]["ir"], folder / WEIGHTS), "CPU", settings)
-    if [list(port.shape) for port in model.inputs] != _shapes(part, "input") or len(model.outputs) != len(part["outputs"]):
+    shapes = [[size.get_length() if size.is_static else None for size in port.partial_shape] for port in model.inputs]
+    wanted = _shapes(part, "input")
+    if len(shapes) != len(wanted) or not all(map(_holds, shapes, wanted)) or len(model.outputs) != len(part["outputs"]):
         raise ValueError("its file has other inputs or outputs than the manifest says")
     request = model.create_infer_request()
 
@@ -229,17 +300,22 @@ def _core() -> Any:
     return openvino.Core()
 
 
-def _work(part: _Part, source: "queue.Queue[Any]", target: "queue.Queue[Any]", errors: list[Exception]) -> None:
+def _work(parts: Sequence[_Part], source: "queue.Queue[Any]", target: "queue.Queue[Any]", errors: list[Exception]) -> None:
     """Run a part on what comes until None comes; after an error only drain, so that no thread waits without end."""
-    for values in iter(source.get, None):
+    for request in iter(source.get, None):
         if errors:
             continue
         try:
-            part.run(values)
-            target.put(values)
+            parts[request.variant].run(request.values)
+            target.put(request)
         except Exception as failure:
             errors.append(failure)
     target.put(None)
+
+
+def _holds(shape: Sequence[Any], wanted: Sequence[int]) -> bool:
+    """Whether an input of a file takes arrays of this shape; an axis of a file that takes every size has no number."""
+    return len(shape) == len(wanted) and all(size == own for size, own in zip(wanted, shape, strict=True) if type(own) is int)
 
 
 def _shapes(part: Mapping[str, Any], side: str) -> list[list[int]]:
@@ -248,153 +324,9 @@ def _shapes(part: Mapping[str, Any], side: str) -> list[list[int]]:
     return [[spec["shape"][dim] for dim in order] for spec, order in pairs]
 
 
-def _dead(parts: Sequence[Mapping[str, Any]], number: int, network: Mapping[str, Any]) -> list[str]:
+def _dead(network: Mapping[str, Any], number: int) -> list[str]:
     """The values that part ``number`` reads or makes, and that nothing after it needs."""
+    parts = network["parts"]
     here = dict.fromkeys(spec["name"] for side in ("inputs", "outputs") for spec in parts[number][side])
     later = {spec["name"] for part in parts[number + 1 :] for spec in part["inputs"]} | set(network["outputs"])
     return [name for name in here if name not in later]
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a bundle, without ``manifest_faults``. Raises: ValueError: it is damaged, edited or of another version."""
-    path, again = folder / MANIFEST, "Make the bundle again."
-    try:
-        if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:  # to open a pipe would wait without end
-            raise ValueError(f"it is not a file of at most {MAX_JSON_BYTES} bytes")
-        text = path.read_bytes()
-        if text.count(b"[") + text.count(b"{") > MAX_BRACKETS:
-            raise ValueError(f"it has more than {MAX_BRACKETS} lists and objects")
-        manifest: dict[str, Any] = json.loads(text)
-    except (OSError, ValueError, RecursionError) as failure:
-        raise ValueError(f"'{path}' is missing, truncated or not JSON: {str(failure)[:200]}. {again}") from None
-    if type(found := manifest.get("schema") if type(manifest) is dict else None) is not int or found != SCHEMA:
-        raise ValueError(f"'{path}' has schema version {reprlib.repr(found)}, and this driver reads version {SCHEMA}. {again}")
-    if faults := manifest_faults(manifest):
-        raise ValueError(f"'{path}' is damaged: {'; '.join(faults)}. {again}")
-    return manifest
-
-
-def manifest_faults(manifest: Mapping[str, Any]) -> list[str]:
-    """A sentence for each of the first 20 faults. Without any, each value has its type, and each name leads somewhere."""
-    try:
-        rest = {name: value for name, value in manifest.items() if name not in ("schema", "key")}
-        text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-        if hashlib.sha256(text.encode()).hexdigest()[:16] != manifest.get("key"):
-            return ["it was changed after it was written"]
-        return list(islice(_type_faults(manifest, _MANIFEST, "manifest"), 20)) or list(islice(_faults(manifest), 20))
-    except RecursionError:
-        return ["its lists and objects are nested too deeply"]
-
-
-def _type_faults(value: Any, kind: Any, place: str) -> Iterator[str]:
-    """A sentence for each value of another type than ``kind`` (see ``_MANIFEST``), each with its place."""
-    if type(kind) is list and type(value) is list:
-        for number, item in enumerate(value):
-            yield from _type_faults(item, kind[0], f"{place}.{number}")
-    elif type(kind) is dict and type(value) is dict:
-        for name, one in (dict.fromkeys(value, kind[str]) if str in kind else kind).items():
-            if name in value:
-                yield from _type_faults(value[name], one, f"{place}.{name:.60}")
-            else:
-                yield f"{place} lacks '{name}'"
-        yield from (f"{place} has the name {name!a:.60}" for name in value if not name.isprintable())
-    else:
-        good, wanted = {
-            list: (False, "a list"),
-            str: (type(value) is str and value.isprintable(), "a printable text"),
-            int: (type(value) is int and 0 <= value <= MAX_COUNT, f"an integer from 0 to {MAX_COUNT}"),
-            float: (type(value) in (int, float) and 0 <= value < math.inf, "a number of at least 0"),
-            dict: (kind is dict and type(value) is dict, "an object"),
-        }[kind if type(kind) is type else type(kind)]
-        if not good:
-            yield f"{place} must be {wanted}, but is {reprlib.repr(value)}"
-
-
-def _faults(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each name or number in a manifest of the right types that does not fit to the rest."""
-    files = manifest["files"]
-    for name in files:
-        if not FILE_NAME.fullmatch(name) or name == MANIFEST:
-            yield f"file '{name:.60}' is not a plain name of a file in the bundle"
-    if WEIGHTS not in files or not manifest["networks"]:
-        yield f"it lists no '{WEIGHTS}', or it has no networks"
-    for name, network in manifest["networks"].items():
-        yield from (f"network '{name:.60}' {fault}" for fault in _network_faults(network, files))
-
-
-def _network_faults(network: Mapping[str, Any], files: Mapping[str, Any]) -> Iterator[str]:
-    made: dict[str, Any] = dict.fromkeys(network["inputs"])
-    if not network["parts"] or not network["outputs"] or len(made) < len(network["inputs"]):
-        yield "has no parts, no outputs, or an input twice"
-    if not 1 <= network["queue_depth"] <= MAX_QUEUE_DEPTH or not network["microbatch"]:
-        yield f"has queue_depth {network['queue_depth']} and microbatch {network['microbatch']}"
-    for part in network["parts"]:
-        yield from (f"has part '{part['name']:.60}', which {fault}" for fault in _part_faults(part, files, made))
-    yield from (f"has output '{name:.60}', which nothing makes" for name in network["outputs"] if name not in made)
-    try:
-        filled(network["answer"], dict.fromkeys(network["outputs"]))
-    except (LookupError, TypeError, ValueError, AttributeError) as failure:
-        yield f"has an answer that cannot be built: {type(failure).__name__} {str(failure)[:200]}"
-
-
-def _part_faults(part: Mapping[str, Any], files: Mapping[str, Any], made: dict[str, Any]) -> Iterator[str]:
-    """A sentence for each fault of a part. ``made``: shape and dtype of the values before it, None for inputs; its own join."""
-    if NEEDED.get(backend := part["backend"]) not in part["files"]:
-        yield f"has no file for {backend}" if backend in NEEDED else f"is for backend '{backend:.60}', which does not exist"
-    yield from (f"names file '{name:.60}', which is not in the bundle" for name in part["files"].values() if name not in files)
-    if not part["devices"] or part["threads"] < 1 or part["streams"] < 1:
-        yield f"has {len(part['devices'])} devices, {part['threads']} threads and {part['streams']} streams; each is at least 1"
-    for side in ("input", "output"):
-        dims, orders = [len(spec["shape"]) for spec in part[f"{side}s"]], part[f"{side}_orders"]
-        if [list(range(num)) for num in dims] != [sorted(order) for order in orders]:
-            yield f"has {side}s of {reprlib.repr(dims)} dimensions, which {reprlib.repr(orders)} do not put in order"
-    for spec in part["inputs"]:
-        if spec["name"] not in made:
-            yield f"reads value '{spec['name']:.60}', which is not there yet"
-        elif made[spec["name"]] not in (None, (spec["shape"], spec["dtype"])):
-            yield f"reads value '{spec['name']:.60}' with another shape or dtype than the part that makes it"
-    for spec in part["outputs"]:
-        if spec["name"] in made:
-            yield f"makes value '{spec['name']:.60}', which is there already"
-        made[spec["name"]] = (spec["shape"], spec["dtype"])
-
-
-def file_faults(folder: Path, files: Mapping[str, Mapping[str, Any]], hashed: bool) -> list[str]:
-    """A sentence for each file that is missing, a link, or of another size or (if ``hashed``) SHA-256 than noted."""
-    faults = []
-    for name, noted in files.items():
-        path = folder / name
-        if path.is_symlink() or not path.is_file():
-            faults.append(f"'{name}' is missing, or a link, which may lead out of the bundle")
-        elif (found := path.stat().st_size) != noted["num_bytes"]:
-            faults.append(f"'{name}' has {found} bytes, and the manifest says {noted['num_bytes']}: it is truncated or edited")
-        elif hashed:
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != noted["sha256"]:
-                    faults.append(f"'{name}' was changed after it was written")
-    return faults
-
-
-def filled(container: Mapping[str, Any], values: Mapping[str, Any], depth: int = 1) -> Any:
-    """The model's answer: its containers with the values at their places. Raises: one of many exceptions: they do not fit."""
-    if depth > MAX_DEPTH:
-        raise ValueError(f"more than {MAX_DEPTH} containers are inside each other")
-    [(kind, content)] = container.items()
-    if kind == "value":
-        return values[content]
-    if kind == "constant":
-        return content
-    if kind in ("list", "tuple"):
-        return (list if kind == "list" else tuple)(filled(item, values, depth + 1) for item in content)
-    if kind == "dict":
-        return {key: filled(item, values, depth + 1) for key, item in content}
-    if kind != "namedtuple":
-        raise ValueError(f"the answer has a container of kind {kind!r:.60}")
-    name, pairs = content
-    return _class(name, *(key for key, _ in pairs))(*(filled(item, values, depth + 1) for _, item in pairs))
-
-
-@lru_cache
-def _class(name: str, *fields: str) -> Any:
-    """A class of named tuples. Raises: ValueError, TypeError: a name is not an identifier."""
-    return namedtuple(name, fields)

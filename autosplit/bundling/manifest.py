@@ -5,13 +5,13 @@ A bundle is a flat folder: a file lies in it under a plain name, so no name can 
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from autosplit.bundling.driver import MANIFEST as MANIFEST
-from autosplit.bundling.driver import SCHEMA, file_faults, manifest_faults
-from autosplit.bundling.driver import WEIGHTS as WEIGHTS
+from autosplit.bundling.bundlecheck import MANIFEST as MANIFEST
+from autosplit.bundling.bundlecheck import SCHEMA, file_faults, manifest_faults
+from autosplit.bundling.bundlecheck import WEIGHTS as WEIGHTS
 from autosplit.errors import BundleError, DeviceError, raise_faults
 from autosplit.files import content_hash, file_hash, from_plain, read_mapping
 from autosplit.parsing import shown
@@ -41,6 +41,17 @@ class StoredWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """A part at the sizes of one variant: its values and files, as in the part itself."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    input_orders: tuple[tuple[int, ...], ...]
+    output_orders: tuple[tuple[int, ...], ...]
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A stage of a plan, ready to run.
 
@@ -55,6 +66,7 @@ class Part:
         weights: the weights that its program or library takes from the weights file.
         weight_bytes: bytes of weights that it holds when it is loaded.
         operators: the modules of custom operators that it calls, which the loading process must have imported.
+        variants: the part at the sizes of variant 1 and so on; its own values and files are those of variant 0, the largest.
     """
 
     name: str
@@ -71,6 +83,37 @@ class Part:
     weights: tuple[StoredWeight, ...]
     weight_bytes: int
     operators: tuple[str, ...] = ()
+    variants: tuple[Form, ...] = ()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether one program takes requests of every size."""
+        return bool(self.variants) and all(form.files == self.files for form in self.variants)
+
+    def at_each_size(self) -> "tuple[Part, ...]":
+        """The part once for each variant, from variant 0 on, each without other variants."""
+        own = replace(self, variants=())
+        return own, *(replace(own, **{one.name: getattr(form, one.name) for one in fields(form)}) for form in self.variants)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """The sizes that requests may have; of requests of one size, no dimensions and one variant.
+
+    Attributes:
+        sizes: dimension to its sizes, as in ``values.shapes.parse_sizes``.
+        inputs, outputs: value to axis to dimension.
+        variants: the sizes of each variant, by dimension.
+        masks: inputs that a request may leave out: ones at each place of it, zeros where it is padded.
+        unpaddable: dimension to the reason why padding along it changes answers.
+    """
+
+    sizes: Mapping[str, str]
+    inputs: Mapping[str, Mapping[int, str]]
+    outputs: Mapping[str, Mapping[int, str]]
+    variants: tuple[Mapping[str, int], ...]
+    masks: tuple[str, ...] = ()
+    unpaddable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +127,7 @@ class Network:
         inputs, outputs: the names of the values that a request gives and gets, in order.
         parts: in topological order.
         answer: the containers in which the model returns its outputs (see ``containers``).
+        ranges: the sizes of its requests.
     """
 
     source: Source
@@ -96,6 +140,7 @@ class Network:
     outputs: tuple[str, ...]
     parts: tuple[Part, ...]
     answer: Mapping[str, Any]
+    ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,4 +221,5 @@ def _part_faults(part: Part) -> Iterator[str]:
             parse_device(device)
         except DeviceError as failure:
             yield str(failure)
-    yield from filter(None, map(spec_fault, (*part.inputs, *part.outputs, *(weight.spec for weight in part.weights))))
+    values = (spec for form in part.at_each_size() for spec in (*form.inputs, *form.outputs))
+    yield from filter(None, map(spec_fault, (*values, *(weight.spec for weight in part.weights))))

@@ -2,8 +2,9 @@
 
 ::
 
-    autosplit bundle 1
+    autosplit bundle 2
     network NAME
+    variants COUNT
     input NAME DTYPE 0 NUM_DIMS SIZES... STRIDES...
     output NAME
     part LIBRARY THREADS
@@ -25,11 +26,14 @@ TABLE = "table.txt"
 
 
 def write_native_driver(folder: Path, networks: Mapping[str, Network], starts: Mapping[str, int]) -> None:
-    """Write the table and the sources, if a network has AOTInductor parts only; ``starts``: the places of the weights."""
+    """Write the table and the sources, if a network has AOTInductor parts only; ``starts``: the places of the weights.
+
+    A network of several variants is in the table at its largest sizes, for the driver to refuse it by name.
+    """
     native = {name: network for name, network in networks.items() if all(LIBRARY in part.files for part in network.parts)}
     if not native:
         return
-    lines = ["autosplit bundle 1"]
+    lines = ["autosplit bundle 2"]
     for name, network in native.items():
         lines += _lines(name, network, starts)
     (folder / TABLE).write_text("\n".join([*lines, "end"]) + "\n", encoding="utf-8")
@@ -39,6 +43,7 @@ def write_native_driver(folder: Path, networks: Mapping[str, Network], starts: M
 
 def _lines(name: str, network: Network, starts: Mapping[str, int]) -> Iterator[str]:
     yield f"network {' '.join(name.split())}"
+    yield f"variants {len(network.ranges.variants)}"
     specs = {spec.name: spec for part in network.parts for spec in part.inputs}
     yield from (f"input {_layout(specs[value], 0)}" for value in network.inputs if value in specs)
     yield from (f"output {value}" for value in network.outputs)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -12,9 +13,10 @@ import torch
 
 from autosplit.arguments import checked
 from autosplit.backends.base import named_backend
+from autosplit.bundling.bundlecheck import filled
 from autosplit.bundling.bundlepart import BundlePart
-from autosplit.bundling.driver import filled
-from autosplit.bundling.manifest import WEIGHTS, Manifest, Network, check_files
+from autosplit.bundling.driver import Fitter
+from autosplit.bundling.manifest import WEIGHTS, Manifest, Network, Part, check_files
 from autosplit.bundling.mapping import mapped_devices
 from autosplit.bundling.packing import unpacked
 from autosplit.bundling.partchain import as_one_stage
@@ -24,7 +26,7 @@ from autosplit.errors import BundleError, MissingExtraError, PlanError, UsageErr
 from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.stage import StagePlacement
+from autosplit.running.stage import StagePlacement, Variant
 from autosplit.running.wiring import faults_of
 from autosplit.values.machine import Device, parse_device
 from autosplit.versions import version_of
@@ -35,8 +37,8 @@ Policy = Literal["serial", "threads", "processes"]
 class OpenBundle:
     """A network of a bundle that runs; open until ``close``, best used in a ``with`` block.
 
-    ``engine`` takes requests as a Pipeline does: ``run``, ``run_many``, ``stream`` and ``submit`` of flat tensors. Its answers
-    are tuples of tensors in the order of ``outputs``.
+    ``engine`` takes requests as a Pipeline does: ``run``, ``run_many``, ``stream`` and ``submit`` of flat tensors, which have the
+    sizes of one of the variants. Its answers are tuples of tensors in the order of ``outputs``.
     """
 
     def __init__(self, manifest: Manifest, name: str, engine: Engine, opened: ExitStack) -> None:
@@ -44,6 +46,7 @@ class OpenBundle:
         self.name = name
         self.engine = engine
         self._opened = opened
+        self._fit = Fitter(asdict(self.network), _full)
 
     @property
     def network(self) -> Network:
@@ -58,7 +61,19 @@ class OpenBundle:
         return filled(self.network.answer, dict(zip(self.network.outputs, answer, strict=True)))
 
     def run(self, inputs: Sequence[torch.Tensor] | Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """One request, start to end: tensors in the order of the network's inputs, or by name."""
+        """One request, start to end: tensors in the order of the network's inputs, or by name.
+
+        Of several sizes, it may have any within the ranges: it runs padded on the smallest variant that holds it. Masks that are
+        left out are filled in. Raises: UsageError: the tensors do not fit, or a size is outside its range.
+        """
+        if self.network.ranges.sizes:
+            try:
+                request = self._fit(inputs)
+            except ValueError as failure:
+                raise UsageError(str(failure)) from None
+            answer = self.engine.run([request.values[name] for name in self.network.inputs])
+            made = zip(self.engine.wiring.outputs, answer, strict=True)
+            return tuple(self._fit.cut(name, value, request.sizes) for name, value in made)
         if isinstance(inputs, Mapping):
             if set(inputs) != set(self.network.inputs):
                 raise UsageError(f"the inputs are {', '.join(self.network.inputs)}, and given are {', '.join(inputs)}")
@@ -77,6 +92,10 @@ class OpenBundle:
 
     def __repr__(self) -> str:
         return f"OpenBundle({self.name!r}, {len(self.network.parts)} parts)"
+
+
+def _full(shape: Sequence[int], value: int, dtype: str) -> torch.Tensor:
+    return torch.full(tuple(shape), value, dtype=getattr(torch, dtype))
 
 
 @checked
@@ -167,27 +186,34 @@ def place_parts(folder: Path, manifest: Manifest, name: str, devices: Devices | 
     there = _devices(network, devices)
     installed = {package: version_of(package) for package in manifest.versions.keys() - {"python"}}
     same = manifest.cpu == cpu_name() and installed.items() <= manifest.versions.items()
-    return [
-        StagePlacement(
+
+    def module(part: Part) -> BundlePart:
+        return BundlePart(
+            folder=folder.resolve(),
+            weights_key=manifest.weights_key,
+            weights_bytes=manifest.files[WEIGHTS].num_bytes,
+            part=part,
+            precision=network.precision,
+            same_machine=same,
+            trust=trust,
+        )
+
+    def placement(part: Part, on: tuple[Device, ...]) -> StagePlacement:
+        forms = part.at_each_size()
+        modules = [module(part)] * len(forms) if part.is_free else [module(form) for form in forms]
+        return StagePlacement(
             name=part.name,
-            module=BundlePart(
-                folder=folder.resolve(),
-                weights_key=manifest.weights_key,
-                weights_bytes=manifest.files[WEIGHTS].num_bytes,
-                part=part,
-                precision=network.precision,
-                same_machine=same,
-                trust=trust,
-            ),
+            module=modules[0],
             inputs=part.inputs,
             outputs=part.outputs,
             devices=on,
             threads=max(1, min(part.threads, *(len(device.cores) or part.threads for device in on))),
             queue_depth=network.queue_depth,
             streams=part.streams,
+            variants=tuple(Variant(one, form.inputs, form.outputs) for one, form in zip(modules[1:], forms[1:], strict=True)),
         )
-        for part, on in zip(network.parts, mapped_devices(network.parts, there), strict=True)
-    ]
+
+    return [placement(part, on) for part, on in zip(network.parts, mapped_devices(network.parts, there), strict=True)]
 
 
 def _devices(network: Network, devices: Devices | None) -> tuple[Device, ...]:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from autosplit.running.stage import StagePlacement
+from autosplit.running.modules import Module
+from autosplit.running.stage import StagePlacement, Variant
 from autosplit.tracing.tensorspec import TensorSpec, announced, check_outputs, laid_out
 from autosplit.values.machine import Device
 
@@ -22,14 +23,17 @@ Step = Callable[[dict[str, torch.Tensor]], None]
 class PartChain:
     """Parts in topological order, joined by the names of their values: a module for the caller's process or for one worker.
 
+    It takes requests with the shapes of each variant of its parts.
+
     Attributes:
         parts: each with its threads; their devices are not used.
-        inputs, outputs: the values that the chain reads and makes, in order.
+        inputs: the values that the chain reads, in order, once for each variant.
+        outputs: the names of the values that it makes, in order.
     """
 
     parts: tuple[StagePlacement, ...]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: tuple[tuple[TensorSpec, ...], ...]
+    outputs: tuple[str, ...]
     warms_up: bool = True
 
     @property
@@ -56,22 +60,24 @@ class PartChain:
     def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """Load every part, each for its own number of threads. Raises: BackendError: a runtime refuses one."""
         steps = self._steps(threads, device, shared)
+        variants = {tuple(spec.shape for spec in specs): number for number, specs in reversed(list(enumerate(self.inputs)))}
 
         def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             values = self._named(inputs)
-            for part, step in steps:
+            for part, step in steps[variants[tuple(tuple(value.shape) for value in inputs)]]:
                 try:
                     step(values)
                 except Exception as failure:
                     raise RuntimeError(f"part '{part.name}': {type(failure).__name__}: {failure}") from failure
-            return [values[spec.name] for spec in self.outputs]
+            return [values[name] for name in self.outputs]
 
         return run
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Run the parts anew up to the one that raises, and ask it for its op."""
-        values = self._named(inputs)
-        for part, step in self._steps(1, "cpu:0", True):
+        values, shapes = self._named(inputs), [tuple(value.shape) for value in inputs]
+        variant = next(k for k, specs in enumerate(self.inputs) if [spec.shape for spec in specs] == shapes)
+        for part, step in self._steps(1, "cpu:0", True)[variant]:
             given = [values[spec.name] for spec in part.inputs]
             try:
                 step(values)
@@ -80,17 +86,21 @@ class PartChain:
         return None
 
     def _named(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {spec.name: value for spec, value in zip(self.inputs, inputs, strict=True)}
+        return {spec.name: value for spec, value in zip(self.inputs[0], inputs, strict=True)}
 
-    def _steps(self, threads: int, device: str, shared: bool) -> list[tuple[StagePlacement, Step]]:
-        """The parts, each with its step, which drops the values that nothing after it needs."""
+    def _steps(self, threads: int, device: str, shared: bool) -> list[list[tuple[StagePlacement, Step]]]:
+        """For each variant the parts, each with its step, which drops the values that nothing after it needs."""
         last = {spec.name: number for number, part in enumerate(self.parts) for spec in part.inputs}
-        kept = {spec.name for spec in self.outputs}
-        found = []
+        found: list[list[tuple[StagePlacement, Step]]] = [[] for _ in self.inputs]
         for number, part in enumerate(self.parts):
-            run = part.module.load(part.threads or threads, device, shared, part.streams)
-            dropped = [spec.name for spec in part.inputs if last[spec.name] == number and spec.name not in kept]
-            found.append((part, _step(part, run, dropped)))
+            loaded = list[tuple[Module, "Runnable"]]()
+            dropped = [spec.name for spec in part.inputs if last[spec.name] == number and spec.name not in self.outputs]
+            for steps, one in zip(found, part.at_each_size(), strict=True):
+                run = next((run for module, run in loaded if module == one.module), None)
+                if run is None:
+                    run = one.module.load(part.threads or threads, device, shared, part.streams)
+                    loaded.append((one.module, run))
+                steps.append((one, _step(one, run, dropped)))
         return found
 
 
@@ -111,9 +121,13 @@ def as_one_stage(
     name: str, parts: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], devices: Sequence[Device]
 ) -> StagePlacement:
     """The parts as one stage with a copy on each of these devices."""
-    read: Mapping[str, TensorSpec] = {spec.name: spec for part in parts for spec in part.inputs}
-    made: Mapping[str, TensorSpec] = {spec.name: spec for part in parts for spec in part.outputs}
-    sources = tuple(read[value] for value in inputs if value in read)
-    targets = tuple(made[value] for value in dict.fromkeys(outputs) if value in made)
+    sources, targets = list[tuple[TensorSpec, ...]](), list[tuple[TensorSpec, ...]]()
+    for one in zip(*(part.at_each_size() for part in parts), strict=True):
+        read: Mapping[str, TensorSpec] = {spec.name: spec for part in one for spec in part.inputs}
+        made: Mapping[str, TensorSpec] = {spec.name: spec for part in one for spec in part.outputs}
+        sources.append(tuple(read[value] for value in inputs if value in read))
+        targets.append(tuple(made[value] for value in dict.fromkeys(outputs) if value in made))
     threads = max(part.threads or 1 for part in parts)
-    return StagePlacement(name, PartChain(tuple(parts), sources, targets), sources, targets, tuple(devices), threads)
+    chain = PartChain(tuple(parts), tuple(sources), tuple(spec.name for spec in targets[0]))
+    others = tuple(Variant(chain, *pair) for pair in zip(sources[1:], targets[1:], strict=True))
+    return StagePlacement(name, chain, sources[0], targets[0], tuple(devices), threads, variants=others)

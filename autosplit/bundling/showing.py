@@ -10,7 +10,7 @@ from autosplit.tables import bytes_text
 
 
 def rows(manifest: Manifest) -> list[dict[str, Any]]:
-    """One row a part."""
+    """One row a part. ``variants``: the sizes for which it has programs."""
     return [
         {
             "network": name,
@@ -19,6 +19,7 @@ def rows(manifest: Manifest) -> list[dict[str, Any]]:
             "devices": " ".join(part.devices),
             "threads": part.threads,
             "streams": part.streams,
+            "variants": "every size" if part.is_free else 1 + len(part.variants),
             "inputs": " ".join(spec.name for spec in part.inputs),
             "outputs": " ".join(spec.name for spec in part.outputs),
             "weights": bytes_text(part.weight_bytes),
@@ -39,12 +40,14 @@ def needs(part: Part, manifest: Manifest) -> str:
 
 
 def summary(path: Path, manifest: Manifest) -> str:
-    """One sentence: the size of the bundle and of its weights."""
+    """One sentence: the sizes of requests, the size of the bundle and of its weights."""
     total = sum(file.num_bytes for file in manifest.files.values())
     weights = manifest.files[WEIGHTS].num_bytes
     count = len(manifest.networks)
+    ranges = {f"{dim} {text}": None for network in manifest.networks.values() for dim, text in network.ranges.sizes.items()}
+    sized = f" for requests of {', '.join(ranges)}" if ranges else ""
     made = ", ".join(f"{package} {version}" for package, version in manifest.versions.items())
     return (
-        f"{path}: {count} network{'s' * (count != 1)}, {bytes_text(total)}, of which weights are {bytes_text(weights)}; "
+        f"{path}: {count} network{'s' * (count != 1)}{sized}, {bytes_text(total)}, of which weights are {bytes_text(weights)}; "
         f"made on {manifest.cpu or 'an unknown processor'} with {made}"
     )

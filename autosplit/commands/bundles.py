@@ -42,7 +42,7 @@ def _make(given: Bundle, plans: list[str], path: Path) -> None:
             name = name if equals else loaded.traced.graph.name
             if name in networks:
                 raise UsageError(f"two networks are named '{name}'; name each, as in first={plans[0]} second={text}")
-            networks[name] = loaded.traced, loaded.plan.verify(loaded.traced.graph, loaded.machine)
+            networks[name] = loaded.family or loaded.traced, loaded.plan.verify(loaded.traced.graph, loaded.machine)
         manifest = write_bundle(networks, path, zipped=given.zip, trust=given.trust, progress=progress)
         progress("check", 0.0, "comparing its outputs with the model's")
         errors = check_bundle(path, networks)

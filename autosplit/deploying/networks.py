@@ -60,14 +60,10 @@ def place(
     if capped and any(stage.memory is None for stage in plan.stages):
         plan = count(traced.graph, plan, values_of(traced))
     plan.verify(traced.graph, machine)
-    for one in (traced, *variants):
-        require_right(one, plan)
-    programs = zip(*(split(one, [stage.ops for stage in plan.stages]) for one in (traced, *variants)), strict=True)
+    programs = split_each_size((traced, *variants), plan)
     found = []
     for number, (stage, precision, (program, *others)) in enumerate(zip(plan.stages, plan.precisions, programs, strict=True)):
         devices = tuple(machine[name] for name in stage.devices)
-        for other in others:
-            _require_same_weights(program, other)
         if program.states and len(devices) > 1:
             raise PlanError(
                 f"stage '{stage.name}' has {len(devices)} replicas and keeps states such as '{program.states[0]}', of which each "
@@ -100,6 +96,20 @@ def place(
                 variants=tuple(sizes),
             )
         )
+    return found
+
+
+def split_each_size(variants: Sequence[Traced], plan: Plan) -> list[tuple[StageProgram, ...]]:
+    """The program of each stage at the sizes of each variant, the largest first.
+
+    Raises: PlanError: a variant has other ops or weights. BackendError: a backend refuses a stage.
+    """
+    for one in variants:
+        require_right(one, plan)
+    found = list(zip(*(split(one, [stage.ops for stage in plan.stages]) for one in variants), strict=True))
+    for first, *others in found:
+        for other in others:
+            _require_same_weights(first, other)
     return found
 
 

@@ -6,20 +6,18 @@ from pathlib import Path
 from autosplit.backends.onnxfile import ONNX, missing_packages
 from autosplit.bundling.bundler import fill_bundle
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target, port_names, write_json, write_onnx_apart
-from autosplit.values.shapes import sizes_text
+from autosplit.exporting.base import Job, Target
 
 
 def write(job: Job, folder: Path) -> list[str]:
-    """Write the bundle, or for requests of several sizes the files alone.
+    """Write the bundle; for requests of several sizes each file takes every size, and its axes are named by dimension.
 
-    Raises: PlanError: a value between stages has a dtype that numpy does not have. TraceError: as ``Job.programs``.
+    Raises: PlanError: a value between stages has a dtype that numpy does not have. TraceError: as ``write_bundle``.
     """
     raise_faults(PlanError, f"the stages of '{job.traced.graph.name}' cannot be handed on", job.not_in_numpy())
-    if job.family is not None:
-        return _write_every_size(job, folder)
     stages = tuple(replace(stage, backend="onnxruntime", streams=1) for stage in job.plan.stages)
-    fill_bundle({job.traced.graph.name: (job.traced, replace(job.plan, stages=stages))}, folder)
+    shapes = None if job.plan.shapes is None else replace(job.plan.shapes, dynamic=("onnxruntime",))
+    fill_bundle({job.traced.graph.name: (job.family or job.traced, replace(job.plan, stages=stages, shapes=shapes))}, folder)
     return [
         f"stage '{stage.name}' has {count} {noun}: load the folder {count} times, and give each copy requests in turn"
         for stage in job.plan.stages
@@ -28,25 +26,11 @@ def write(job: Job, folder: Path) -> list[str]:
     ]
 
 
-def _write_every_size(job: Job, folder: Path) -> list[str]:
-    """Write an ONNX file for each stage, whose axes are named by dimension, and ``stages.json`` with their order and values."""
-    rows = []
-    for stage, program in zip(job.plan.stages, job.programs, strict=True):
-        write_onnx_apart(program, folder / f"{program.name}.onnx")
-        rows.append({"file": f"{program.name}.onnx", "devices": list(stage.devices), **port_names(program)})
-    graph = job.traced.graph
-    write_json(folder / "stages.json", {"inputs": list(graph.inputs), "outputs": list(graph.outputs), "stages": rows})
-    sizes = "; ".join(f"{dim} {sizes_text(found)}" for dim, found in job.family.allowed.items()) if job.family else ""
-    return [
-        f"axes have any size of {sizes}; run the stages of stages.json in their order (there is no driver.py for several sizes)"
-    ]
-
-
 TARGET = Target(
     name="onnxruntime",
     writes=(
-        "a bundle: an ONNX file for each stage, their weights, manifest.json, and driver.py, which needs numpy and onnxruntime; "
-        "for several sizes the files with named axes, and stages.json"
+        "a bundle: an ONNX file for each stage (for several sizes with named axes), their weights, manifest.json, and driver.py, "
+        "which needs numpy and onnxruntime"
     ),
     lacks="replicas and streams (load the folder several times), bf16, operators that ONNX does not have",
     checked="ONNX Runtime runs the driver in a process without torch, with equal outputs",

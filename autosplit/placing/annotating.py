@@ -20,8 +20,9 @@ from autosplit.planning.question import Question
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints, Objective
+from autosplit.values.graph import check_graph
 from autosplit.values.machine import Machine
-from autosplit.values.plan import Plan, check_graph
+from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
 Map = Mapping[str, SiteText] | Plan | None

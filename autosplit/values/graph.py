@@ -13,7 +13,7 @@ from typing import Any
 
 from autosplit import tables
 from autosplit.arguments import checked
-from autosplit.errors import GraphError, raise_faults
+from autosplit.errors import GraphError, PlanError, raise_faults
 from autosplit.files import content_hash, from_plain
 from autosplit.parsing import MALFORMED
 
@@ -235,3 +235,12 @@ def _runs_from(current: object, labels: Sequence[object], readers: Sequence[Sequ
             found.append(taken)
         waiting, current = left, labels[left[0]] if left else None
     return found
+
+
+def check_graph(graph_hash: str, graph: Graph) -> None:
+    """Raise PlanError unless a plan made for ``graph_hash`` is for this graph."""
+    if graph_hash != graph.hash:
+        raise PlanError(
+            f"the plan was made for graph {graph_hash}, and '{graph.name}' is {graph.hash}: another model, another batch size or "
+            "sequence length, or other versions. Search again."
+        )

@@ -9,10 +9,10 @@ from autosplit.arguments import checked
 from autosplit.errors import PlanError, UsageError, raise_faults
 from autosplit.files import content_hash
 from autosplit.values.explanation import Explanation
-from autosplit.values.graph import Graph
+from autosplit.values.graph import Graph, check_graph
 from autosplit.values.machine import HOST_KINDS, Device, Machine, overlaps
 from autosplit.values.placement import placement_faults
-from autosplit.values.residency import least_bytes, streaming_faults
+from autosplit.values.residency import streaming_faults
 from autosplit.values.samples import Precision, Setting, backend_fault
 from autosplit.values.sequences import Sequences
 from autosplit.values.shapes import Shapes
@@ -167,14 +167,6 @@ class Plan:
     shapes: Shapes | None = None
     sequences: Sequences | None = None
 
-    def require_one_size(self, what: str) -> None:
-        """Raises: UsageError: the plan is for requests of several sizes, which ``what`` (such as 'a bundle') does not hold."""
-        if self.shapes is not None:
-            raise UsageError(
-                f"the plan is for requests of several sizes, and {what} holds stages of one; make a plan for one size "
-                "(--seq-len 128, --batch 1), or for each of them"
-            )
-
     @property
     def workers(self) -> list[tuple[Stage, Setting]]:
         """The stage and the setting of each worker, in the order of stages; replicas of a stage stand together."""
@@ -319,15 +311,6 @@ def _how(stage: Stage) -> str:
     return ", ".join([stage.backend, *streams, *streamed, *([stage.precision] if stage.precision else [])])
 
 
-def check_graph(graph_hash: str, graph: Graph) -> None:
-    """Raise PlanError unless a plan made for ``graph_hash`` is for this graph."""
-    if graph_hash != graph.hash:
-        raise PlanError(
-            f"the plan was made for graph {graph_hash}, and '{graph.name}' is {graph.hash}: another model, another batch size or "
-            "sequence length, or other versions. Search again."
-        )
-
-
 def _caller_faults(stages: Sequence[Stage], machine: Machine) -> list[str]:
     """Why stages cannot run in the process of the caller."""
     faults = [f"the caller's process can hold one stage, and the plan has {len(stages)}"] if len(stages) > 1 else []
@@ -364,8 +347,8 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
         if stage.streams > max(1, stage.threads):
             faults.append(f"stage '{stage.name}' has streams={stage.streams} and threads={stage.threads}; each stream takes one")
         if stage.resident_bytes is not None:
-            least = least_bytes(*graph.own_bytes(op for op in stage.ops if op in graph.index))
-            told = streaming_faults(stage.devices, stage.backend, stage.resident_bytes, least)
+            own = graph.own_bytes(op for op in stage.ops if op in graph.index)
+            told = streaming_faults(stage.devices, stage.backend, stage.resident_bytes, *own)
             faults += [f"stage '{stage.name}' {fault}" for fault in told]
     used = [device for device in machine.devices if any(device.name in stage.devices for stage in stages)]
     faults += [f"{fault}; a plan uses one of them" for fault in overlaps(used)]

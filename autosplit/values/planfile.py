@@ -20,10 +20,10 @@ from autosplit.files import content_hash, read_mapping, validated, write_atomic
 from autosplit.parsing import shown
 from autosplit.values.constraints import Objective, matching_ops
 from autosplit.values.explanation import Explanation
-from autosplit.values.graph import Graph
+from autosplit.values.graph import Graph, check_graph
 from autosplit.values.machine import parse_device
 from autosplit.values.placement import ops_are, unknown_op
-from autosplit.values.plan import QUEUE_DEPTH, UNKNOWN, Plan, Prediction, Process, Source, Stage, StageMemory, Status, check_graph
+from autosplit.values.plan import QUEUE_DEPTH, UNKNOWN, Plan, Prediction, Process, Source, Stage, StageMemory, Status
 from autosplit.values.residency import Residency, least_bytes
 from autosplit.values.samples import Precision, backend_fault
 from autosplit.values.sequences import Sequences

@@ -81,8 +81,11 @@ def least_bytes(own_bytes: Sequence[int], shared_bytes: int) -> int:
     return total - max(0, max(saved, default=0))
 
 
-def streaming_faults(devices: Sequence[str], backend: str, resident_bytes: int, least: int) -> list[str]:
-    """Why the weights of a stage cannot be streamed, as predicates of the stage; ``least`` as ``least_bytes``."""
+def streaming_faults(
+    devices: Sequence[str], backend: str, resident_bytes: int, own_bytes: Sequence[int], shared_bytes: int
+) -> list[str]:
+    """Why the weights of a stage cannot be streamed, as predicates of the stage; bytes as for ``parts_of``."""
+    least = least_bytes(own_bytes, shared_bytes)
     faults = [
         f"is streamed, and '{name}' computes in the memory of the host, where its weights are; leave out 'residency'"
         for name in devices

@@ -180,7 +180,7 @@ def rename_file(data, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data.update(schema=2), "schema version 2, and this autosplit reads version 1"),
+        (lambda data: data.update(schema=1), "schema version 1, and this autosplit reads version 2"),
         (lambda data: rename_file(data, "../n0p0.json"), r"file '../n0p0.json' is not a plain name"),
         (lambda data: rename_file(data, "/etc/passwd"), r"file '/etc/passwd' is not a plain name"),
         (lambda data: data["files"].pop(WEIGHTS), f"it lists no '{WEIGHTS}'"),

@@ -150,6 +150,7 @@ def test_the_table_drives_the_driver_in_cpp(traced: Traced, path: Path, driver: 
 
 TOO_LONG = str(2**62)
 FAULTS: list[tuple[str, Callable[[list[str]], list[str]], str]] = [
+    ("variants", lambda words: ["variants", "4"], "this driver runs networks for requests of one size"),
     ("input", lambda words: [*words[:7], TOO_LONG, words[8]], "part 'n0p0.so' fails: input_handles[0]: unmatched stride value"),
     ("input", lambda words: [*words[:6], TOO_LONG, *words[7:]], "are negative or above 1099511627776 bytes"),
     ("input", lambda words: [*words[:6], "-1", *words[7:]], "are negative or above 1099511627776 bytes"),

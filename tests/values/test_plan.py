@@ -13,7 +13,6 @@ from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Prediction, Source, Stage
 from autosplit.values.planfile import read_plan, spans, write_plan
-from autosplit.values.shapes import Shapes
 
 MACHINE = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
 
@@ -324,15 +323,6 @@ def test_ops_of_two_stages_and_overlapping_spans_cost_no_time(tmp_path: Path) ->
     with pytest.raises(PlanError, match=r"names op 'xxx.*\.\.\.x*'"):
         written(tmp_path, ["x" * 1_000_000])
     assert time.process_time() - started_s < 10
-
-
-def test_a_plan_for_several_sizes_is_refused_where_stages_of_one_are_held() -> None:
-    shaped = replace(GOOD, shapes=Shapes({"x": {0: "batch"}}, {"batch": "1..8"}, {"batch": (2, 8)}))
-    GOOD.require_one_size("a bundle")
-    with pytest.raises(
-        UsageError, match="for requests of several sizes, and a bundle holds stages of one; make a plan for one size"
-    ):
-        shaped.require_one_size("a bundle")
 
 
 def test_devices_of_a_plan_have_no_core_in_common() -> None:

@@ -219,7 +219,7 @@ class Bundle {
     std::ifstream file;
     if (std::filesystem::is_regular_file(path)) file.open(path);
     std::string text, here;
-    require(std::getline(file, text) && text == "autosplit bundle 1", "'" + path + "' is missing, or of another version than 1");
+    require(std::getline(file, text) && text == "autosplit bundle 2", "'" + path + "' is missing, or of another version than 2");
     bool whole = false;
     while (std::getline(file, text)) {
       std::istringstream line(text);
@@ -241,6 +241,11 @@ class Bundle {
     std::string name;
     if (kind == "input") {
       inputs_.push_back(read_spec(line));
+    } else if (kind == "variants") {
+      int64_t num_variants = 0;
+      line >> num_variants;
+      require(num_variants == 1, "this driver runs networks for requests of one size, and this one is for several: run it with " +
+                                     std::string("autosplit.load_bundle, or make the bundle of a plan for one size"));
     } else if (kind == "output") {
       line >> name;
       outputs_.push_back(name);
