@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,15 @@ from autosplit.clusters import frames, hostprofile
 from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.handshake import dial
 from autosplit.costs.wires import Wires
-from autosplit.deploying.networks import deploy
+from autosplit.deploying.networks import deploy, place
 from autosplit.measuring.store import Store
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.pipelines import open_pipeline
+from autosplit.tracing.family import Family
 from autosplit.values.machine import HOST
 from autosplit.values.plan import UNKNOWN, Plan, Stage
+from autosplit.values.shapes import Shapes
 from autosplit.values.timeline import Action, chrome_trace
 
 ray_util = pytest.importorskip("ray.util", reason="a cluster of hosts needs Ray: pip install 'autosplit[ray]'")
@@ -74,6 +77,28 @@ def setup(cluster: autosplit.Cluster, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="module")
 def profile(traced: autosplit.Traced, setup: autosplit.Setup) -> autosplit.Profile:
     return autosplit.measure(traced, setup=setup)
+
+
+@pytest.fixture(scope="module")
+def family() -> Family:
+    return autosplit.trace("autosplit.examples.mlp:mlp?depth=4&width=32", sizes={"batch": "1..8"})
+
+
+def sized_halves(
+    family: Family, cluster: autosplit.Cluster, dynamic: tuple[str, ...] = (), ends: tuple[int, int] = (0, -1)
+) -> Plan:
+    """``halves`` with a variant for each of three sizes."""
+    shapes = Shapes({}, {"batch": "1..8"}, {"batch": (1, 3, 8)}, dynamic=dynamic)
+    return replace(halves(family.variants[0], cluster, ends=ends), shapes=shapes)
+
+
+def requests_of_three_sizes(num_requests: int) -> list[torch.Tensor]:
+    return [torch.randn((1, 2, 7)[number % 3], 32) for number in range(num_requests)]
+
+
+def require_right(family: Family, requests: list[torch.Tensor], answers: list[torch.Tensor]) -> None:
+    for x, y in zip(requests, answers, strict=True):
+        assert torch.allclose(y, family.at({"batch": len(x)}).run(x), atol=1e-6)
 
 
 def halves(traced: autosplit.Traced, cluster: autosplit.Cluster, stages: int = 2, ends: tuple[int, int] = (0, -1)) -> Plan:
@@ -212,6 +237,22 @@ def test_deadlines_and_refusals_hold_over_hosts(traced: autosplit.Traced, cluste
         assert all(torch.equal(answer.result(300), traced.run(x)) for answer in answers)
     with pytest.raises(autosplit.RefusedError, match="closed"):
         model.submit(x)
+
+
+@pytest.mark.parametrize("dynamic", [(), ("eager",)])
+def test_requests_of_several_sizes_run_over_hosts(family: Family, cluster: autosplit.Cluster, dynamic: tuple[str, ...]) -> None:
+    plan, requests = sized_halves(family, cluster, dynamic), requests_of_three_sizes(12)
+    with open_pipeline(family, plan, hosts=cluster) as model:
+        require_right(family, requests, list(model.stream(requests)))
+        stages = model.pipeline.wiring.stages
+        assert [stage.devices[0].host for stage in stages] == ["node-a", "node-c"]
+        assert {len(stage.at_each_size()) for stage in stages} == {3}
+        assert len({one.module for one in stages[0].at_each_size()}) == (1 if dynamic else 3)
+        with pytest.raises(autosplit.UsageError, match="'batch' is 9"):
+            model(torch.randn(9, 32))
+    with Workspace() as workspace:
+        largest = place(family.variants[0], replace(plan, shapes=None), cluster.machine, workspace)
+    assert [one.memory_bytes for one in stages] == [one.memory_bytes for one in largest], "weights count once, of all sizes"
 
 
 @contextmanager
