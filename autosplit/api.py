@@ -367,7 +367,7 @@ def auto(
     notes = (*absent, *traced.notes, *wanted.notes(traced.graph), *report.notes, *keep_search(found, setup))
     report = replace(report, notes=notes)
     if isinstance(traced, Family):
-        return AutoResult(machine, profile, found, report, traced.variants[0], family=traced)
+        return AutoResult(machine, profile, found, report, traced.variants[0], setup.hosts, traced)
     used = found.traced if report.best.plan.microbatch == found.plan.microbatch else traced
     return AutoResult(machine, found.profile, found, report, used, setup.hosts)
 

@@ -12,6 +12,7 @@ from autosplit.clusters.replanning import Replanner
 from autosplit.measuring.store import Store
 from autosplit.running.engine import Engine
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.resizing import Resizable
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
@@ -34,11 +35,20 @@ class Cluster(Fleet):
         return hostprofile.measure(traced, self, backends, precision, None if store is None else Store(store), remeasure)
 
     def engine_factory(
-        self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None
+        self,
+        variants: Sequence[Traced] = (),
+        plan: Plan | None = None,
+        profile: Profile | None = None,
+        symbolic: Resizable | None = None,
     ) -> Callable[..., Engine]:
         """What makes pipelines on these hosts, in place of ``Pipeline``.
 
-        With all three arguments, a pipeline plans anew for the hosts that are left when one is lost.
+        With variants, plan and profile, a pipeline plans anew for the hosts that are left when one is lost.
+
+        Args:
+            variants: the model at each size of the plan, the largest first; one for a plan of one size.
+            plan, profile: as for ``Replanner``.
+            symbolic: as for ``place``.
         """
-        replan = Replanner(traced, plan, profile) if traced and plan and profile else None
+        replan = Replanner(variants, plan, profile, symbolic) if variants and plan and profile else None
         return functools.partial(HostsPipeline, self, replan=replan)

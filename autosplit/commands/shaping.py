@@ -7,12 +7,12 @@ from autosplit.errors import UsageError
 from autosplit.values.sequences import Sequences, parse_sequences
 from autosplit.values.shapes import Sizes, Traffic, read_traffic
 
-ONE_SIZE = ("cluster", "explain", "front", "peers", "pick", "picture", "simulate", "arrival_rate", "trace", "watch")
+ONE_SIZE = ("explain", "front", "peers", "pick", "picture", "simulate", "arrival_rate", "trace", "watch")
 """Flags whose output is for plans of one size."""
 
 NO_SEQUENCES = (
     *(flag for flag in ONE_SIZE if flag != "explain"),
-    *("batch", "seq_len", "values", "traffic", "max_latency", "requests", "report"),
+    *("cluster", "batch", "seq_len", "values", "traffic", "max_latency", "requests", "report"),
 )
 """Flags that a generator does not have. Limits on its tokens are given with its sequences."""
 

@@ -170,7 +170,7 @@ def compare_sizes(
         traffic: how often each size comes; None for all sizes alike.
         profile: predicts the baselines.
         baselines: whether the usual ways run too.
-        setup: ``workspace``, ``backends`` and ``progress``.
+        setup: ``hosts``, ``workspace``, ``backends`` and ``progress``.
         budget: rounds, and their seconds.
     Raises: UsageError: the plan is for one size, or sizes of the traffic are not allowed. AutosplitError: the plan cannot be run.
     """
@@ -182,7 +182,8 @@ def compare_sizes(
     if not family.unpaddable:
         plans[LONGEST] = replace(plan, shapes=plan.shapes.longest).unpredicted()
     if baselines:
-        found = baselines_of(graph, plan, machine, profile, isolate=setup.isolate).plans
+        isolate = setup.isolate or setup.hosts is not None  # the caller is on one host
+        found = baselines_of(graph, plan, machine, profile, isolate=isolate).plans
         ranked = sorted(found, key=lambda name: -found[name].prediction.throughput_per_s)
         others = [name for name in ranked if replace(found[name], shapes=plan.shapes).hash != plan.hash]
         plans |= {name: replace(found[name], shapes=plan.shapes) for name in others[:MOST_BASELINES]}
@@ -191,7 +192,8 @@ def compare_sizes(
         return unmet_demands(other, latency_s, graph, machine, constraints or Constraints(), setup.backends)
 
     with progress_shown(setup.progress) as progress, Workspace() as own:
-        outcomes, left_out = _contest(family, plans, flow, machine, setup.workspace or own, budget, progress)
+        setup = replace(setup, workspace=setup.workspace or own)
+        outcomes, left_out = _contest(family, plans, flow, machine, setup, budget, progress)
     left_out |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
     error = family.variants[0].module_error
     verdict = judge(outcomes, plan.objective, constraints is None, unfit)
@@ -203,7 +205,7 @@ def _contest(
     plans: Mapping[str, Plan],
     traffic: Traffic,
     machine: Machine,
-    workspace: Workspace,
+    setup: Setup,
     budget: Budget,
     progress: Progress,
 ) -> tuple[dict[str, Outcome], dict[str, str]]:
@@ -213,7 +215,9 @@ def _contest(
     runners: dict[str, _Runner] = {}
     left_out: dict[str, str] = {}
     with ExitStack() as opened:
-        host = opened.enter_context(HostManager(engine_factory=Pipeline))
+        hosts, workspace = setup.hosts, setup.workspace
+        assert workspace is not None
+        host = opened.enter_context(HostManager(engine_factory=Pipeline if hosts is None else hosts.engine_factory()))
         for number, (name, plan) in enumerate(plans.items()):
             progress("run", 0.5 * number / len(plans), f"loading '{name}'")
             try:

@@ -73,7 +73,7 @@ def open_engine(
     arguments and errors are those of ``open_pipeline``.
     """
     machine = hosts.machine if hosts is not None else machine_of_plan(plan, devices)
-    engine_factory = hosts.engine_factory(variants[0], plan, profile) if hosts is not None else Pipeline
+    engine_factory = hosts.engine_factory(variants, plan, profile, symbolic) if hosts is not None else Pipeline
     with ExitStack() as opened:
         workspace = opened.enter_context(Workspace())
         host = opened.enter_context(HostManager(engine_factory=engine_factory))

@@ -12,7 +12,7 @@ import numpy as np
 
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.setup import Setup
-from autosplit.errors import TraceError, UsageError
+from autosplit.errors import TraceError
 from autosplit.progress import progress_shown
 from autosplit.shapes.buckets import MOST_VARIANTS, Buckets, Times
 from autosplit.shapes.timing import Seconds, Way, choose_way, named
@@ -41,10 +41,8 @@ def measure_sizes(
         machine: the devices.
         setup: as for ``measure``.
         measure: ``api.measure``.
-    Raises: UsageError: sizes of the traffic that are not allowed, too many that may not be padded, or several hosts.
+    Raises: UsageError: sizes of the traffic that are not allowed, or too many that may not be padded.
     """
-    if setup.hosts is not None:
-        raise UsageError("requests of several sizes run on one machine; leave out the hosts, or give one size")
     flow = (traffic or even_traffic(family.allowed)).verify(family.allowed)
     with progress_shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)

@@ -156,7 +156,7 @@ def _timed(
     if dynamic:
         plan = replace(plan, shapes=Shapes({}, {}, {}, dynamic=(backend,)))
     assert setup.workspace is not None
-    with HostManager(engine_factory=Pipeline) as host:
+    with HostManager(engine_factory=Pipeline if setup.hosts is None else setup.hosts.engine_factory()) as host:
         traced, *others = one.variants
         engine = deploy(host, backend, traced, plan, machine, setup.workspace, others, one.symbolic)
         if dynamic:

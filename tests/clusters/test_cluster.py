@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,25 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import autosplit
-from autosplit import scratch
+from autosplit import cli, scratch
 from autosplit.backends.workspace import Workspace
 from autosplit.clusters import frames, hostprofile
 from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.handshake import dial
 from autosplit.costs.wires import Wires
-from autosplit.deploying.networks import deploy
+from autosplit.deploying.networks import deploy, place
 from autosplit.measuring.store import Store
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.pipelines import open_pipeline
+from autosplit.tracing.family import Family
 from autosplit.values.machine import HOST
 from autosplit.values.plan import UNKNOWN, Plan, Stage
+from autosplit.values.planfile import read_plan
+from autosplit.values.shapes import Shapes
 from autosplit.values.timeline import Action, chrome_trace
 
 ray_util = pytest.importorskip("ray.util", reason="a cluster of hosts needs Ray: pip install 'autosplit[ray]'")
@@ -74,6 +79,33 @@ def setup(cluster: autosplit.Cluster, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="module")
 def profile(traced: autosplit.Traced, setup: autosplit.Setup) -> autosplit.Profile:
     return autosplit.measure(traced, setup=setup)
+
+
+@pytest.fixture(scope="module")
+def family() -> Family:
+    return autosplit.trace("autosplit.examples.mlp:mlp?depth=4&width=32", sizes={"batch": "1..8"})
+
+
+@pytest.fixture(scope="module")
+def sized_profile(family: Family, setup: autosplit.Setup) -> autosplit.Profile:
+    return autosplit.measure(family, setup=setup)
+
+
+def sized_halves(
+    family: Family, cluster: autosplit.Cluster, dynamic: tuple[str, ...] = (), ends: tuple[int, int] = (0, -1)
+) -> Plan:
+    """``halves`` with a variant for each of three sizes."""
+    shapes = Shapes({}, {"batch": "1..8"}, {"batch": (1, 3, 8)}, dynamic=dynamic)
+    return replace(halves(family.variants[0], cluster, ends=ends), shapes=shapes)
+
+
+def requests_of_three_sizes(num_requests: int) -> list[torch.Tensor]:
+    return [torch.randn((1, 2, 7)[number % 3], 32) for number in range(num_requests)]
+
+
+def require_right(family: Family, requests: list[torch.Tensor], answers: list[torch.Tensor]) -> None:
+    for x, y in zip(requests, answers, strict=True):
+        assert torch.allclose(y, family.at({"batch": len(x)}).run(x), atol=1e-6)
 
 
 def halves(traced: autosplit.Traced, cluster: autosplit.Cluster, stages: int = 2, ends: tuple[int, int] = (0, -1)) -> Plan:
@@ -188,6 +220,37 @@ def test_a_searched_plan_gives_the_answers_of_the_model(
     assert [row["device"] for row in rows] == [stage.devices[0] for stage in found.plan.stages]
 
 
+def test_a_range_is_measured_and_planned_over_hosts(
+    family: Family, sized_profile: autosplit.Profile, setup: autosplit.Setup, cluster: autosplit.Cluster
+) -> None:
+    names = {device.name for device in cluster.machine.devices}
+    assert {setting.device for setting in sized_profile.measured} == names
+    assert sized_profile.shapes is not None and sized_profile.shapes.buckets["batch"][-1] == 8
+    demands, budget = autosplit.Constraints(num_stages=2, max_replicas=1), autosplit.Budget(search_s=0.1, num_rounds=1)
+    result = autosplit.auto(family, constraints=demands, setup=setup, budget=budget)
+    outcomes = result.report.outcomes
+    assert len({stage.devices[0].partition("/")[0] for stage in result.plan.stages}) == 2
+    assert all(outcome.outputs_equal for outcome in outcomes.values()) and not result.report.left_out
+    assert {name for one in outcomes.values() for stage in one.plan.stages for name in stage.devices} <= names
+    requests = requests_of_three_sizes(6)
+    with result.open() as model:
+        require_right(family, requests, list(model.stream(requests)))
+
+
+def test_commands_take_a_range_over_hosts(cluster: autosplit.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autosplit.clusters.cluster.Cluster", lambda name: nullcontext(cluster))
+    plan, model = tmp_path / "plan.yaml", ("autosplit.examples.mlp:mlp?depth=4&width=32", "--batch", "1..8", "--backend", "eager")
+    demands = ("--budget", "0.1s", "--stages", "2", "--max-replicas", "1", "--profiles", tmp_path)
+    for words in (("auto", *model, *demands, "--rounds", "1"), ("search", *model, *demands), ("run", plan, "--rounds", "1")):
+        output = ("-o", plan) if words[0] != "run" else ("--no-baselines",)
+        found = CliRunner().invoke(cli.app, [str(word) for word in (*words, "--cluster", "local:3", *output)])
+        assert found.exit_code == 0, found.output
+        written = read_plan(plan)
+        assert written.shapes is not None and written.shapes.sizes == {"batch": "1..8"}
+        assert len({name.partition("/")[0] for name in written.devices}) == 2
+    assert "requests of several sizes" in found.output
+
+
 def test_a_plan_may_come_back_to_a_host_and_have_replicas_on_both(traced: autosplit.Traced, cluster: autosplit.Cluster) -> None:
     plan = halves(traced, cluster, stages=4)
     a, b, *_ = (device.name for device in cluster.machine.devices)
@@ -212,6 +275,22 @@ def test_deadlines_and_refusals_hold_over_hosts(traced: autosplit.Traced, cluste
         assert all(torch.equal(answer.result(300), traced.run(x)) for answer in answers)
     with pytest.raises(autosplit.RefusedError, match="closed"):
         model.submit(x)
+
+
+@pytest.mark.parametrize("dynamic", [(), ("eager",)])
+def test_requests_of_several_sizes_run_over_hosts(family: Family, cluster: autosplit.Cluster, dynamic: tuple[str, ...]) -> None:
+    plan, requests = sized_halves(family, cluster, dynamic), requests_of_three_sizes(12)
+    with open_pipeline(family, plan, hosts=cluster) as model:
+        require_right(family, requests, list(model.stream(requests)))
+        stages = model.pipeline.wiring.stages
+        assert [stage.devices[0].host for stage in stages] == ["node-a", "node-c"]
+        assert {len(stage.at_each_size()) for stage in stages} == {3}
+        assert len({one.module for one in stages[0].at_each_size()}) == (1 if dynamic else 3)
+        with pytest.raises(autosplit.UsageError, match="'batch' is 9"):
+            model(torch.randn(9, 32))
+    with Workspace() as workspace:
+        largest = place(family.variants[0], replace(plan, shapes=None), cluster.machine, workspace)
+    assert [one.memory_bytes for one in stages] == [one.memory_bytes for one in largest], "weights count once, of all sizes"
 
 
 @contextmanager
@@ -355,7 +434,11 @@ def test_a_silent_host_is_replaced(
 
 
 def test_a_lost_host_is_named_or_replaced(
-    traced: autosplit.Traced, profile: autosplit.Profile, cluster: autosplit.Cluster
+    traced: autosplit.Traced,
+    profile: autosplit.Profile,
+    family: Family,
+    sized_profile: autosplit.Profile,
+    cluster: autosplit.Cluster,
 ) -> None:
     """The last test: it ends the agent of a host, and two are left."""
     [x] = traced.example_inputs
@@ -364,8 +447,11 @@ def test_a_lost_host_is_named_or_replaced(
     with (
         open_pipeline(traced, plan, hosts=cluster) as alone,
         open_pipeline(traced, plan, hosts=cluster, profile=profile) as spare,
+        open_pipeline(family, sized_halves(family, cluster, ends=(0, 1)), hosts=cluster, profile=sized_profile) as sized,
     ):
         answers: dict[Any, list[Future[Any]]] = {model: [model.submit(x) for _ in range(30)] for model in (alone, spare)}
+        requests = requests_of_three_sizes(90)
+        of_sizes = [sized.submit(x) for x in requests]
         os.kill(cluster.hosts["node-b"].pid, signal.SIGKILL)
         with pytest.raises(autosplit.WorkerError, match="host 'node-b' was lost"):
             while True:
@@ -374,8 +460,12 @@ def test_a_lost_host_is_named_or_replaced(
         for answer in answers[alone]:
             assert answer.exception(300) is None or "node-b" in str(answer.exception(300))
         assert all(torch.equal(answer.result(300), traced.run(x)) for answer in [*answers[spare], spare.submit(x)])
-        [note] = spare.pipeline.replanned
-        assert "host 'node-b' was lost" in note
+        of_sizes += [sized.submit(x) for x in requests]
+        require_right(family, requests * 2, [answer.result(300) for answer in of_sizes])
+        assert {len(stage.at_each_size()) for stage in sized.pipeline.wiring.stages} == {3}
+        for model in (spare, sized):
+            [note] = model.pipeline.replanned
+            assert "host 'node-b' was lost" in note
         assert {row["device"].partition("/")[0] for row in spare.stats().rows()} <= {"node-a", "node-c"}
     assert set(cluster.lost) == {"node-b"}
     for _ in range(300):  # a small process outlives the agent and removes its files

@@ -1,6 +1,7 @@
 """Stages that run at every size in one program, on each backend that takes them."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import autosplit
 from autosplit.backends.base import get_backend
 from autosplit.backends.workspace import Workspace
 from autosplit.bundling.driver import Bundle
+from autosplit.clusters.replanning import Replanner
 from autosplit.errors import TraceError, UsageError
 from autosplit.exporting.base import TARGETS, get_target
 from autosplit.running.modules import StageFolder
@@ -22,8 +24,10 @@ from autosplit.shapes.service import ShapedService
 from autosplit.tracing.family import Family
 from autosplit.tracing.freesizes import freed
 from autosplit.tracing.splitting import load_stage, split, unsplit
+from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Process, Stage
 from autosplit.values.planfile import read_plan, write_plan
+from autosplit.values.profile import Profile
 from autosplit.values.shapes import Shapes, sizes_text
 
 SIZES = [{"batch": 1, "seq": 2}, {"batch": 3, "seq": 5}, {"batch": 4, "seq": 8}]
@@ -89,6 +93,12 @@ def test_stage_whose_inputs_lack_a_size_names_it_and_gets_variants(family: Famil
     assert shapes_of(family, plan, asked) == asked
     assert shapes_of(family, replace(plan, stages=tuple(parts)), asked).dynamic == ()
     assert shapes_of(family, replace(plan, stages=tuple(parts)), asked).buckets == {"batch": (1, 2, 3, 4), "seq": (2, 4, 6, 8)}
+    names = ("null:0", "null:1")  # each takes one part a thousand times faster, so that a new plan has the same cut
+    costs_s = {(op, name): 1.0 if (name == names[0]) == (n > joined) else 1e-3 for n, op in enumerate(ops) for name in names}
+    variants = [family.at(sizes) for sizes in plan.shapes.variants]  # type: ignore[union-attr]
+    with closing(Replanner(variants, plan, Profile.given(family.graph, costs_s), family.symbolic)) as replan:
+        stages = replan(Machine.of(map(parse_device, names)))
+    assert [len({one.module for one in stage.at_each_size()}) for stage in stages] == [len(variants)] * 2
 
 
 def _plan(family: Family, backend: str, num_stages: int, process: Process = "workers") -> Plan:
