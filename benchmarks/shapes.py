@@ -235,22 +235,26 @@ def alone(run: Callable[[dict[str, torch.Tensor]], Any], stack: ExitStack) -> Su
     return lambda inputs: pool.submit(called, inputs)
 
 
-def dynamic(ready: Prepared, subject: Subject, runtime: str, folder: Path) -> Callable[[dict[str, torch.Tensor]], Any]:
-    """The module exported with a dynamic axis, by a runtime's own ways."""
+def exported(ready: Prepared, subject: Subject) -> torch.export.ExportedProgram:
+    """The module with a dynamic axis, as both runtimes take it."""
     example, axes = ready.request(subject.most // 2 + 1), ready.family.dims
     args, kwargs = as_call(ready.family.variants[0], list(example.values()))
     collection: Any = torch.export.ShapesCollection
     dims, size = collection(), torch.export.Dim(subject.dim, min=subject.least, max=subject.most)
     for name, tensor in example.items():
         dims[tensor] = {axis: size for axis, dim in axes.get(name, {}).items() if dim == subject.dim}
-    exported = torch.export.export(ready.module, tuple(args), dict(kwargs), dynamic_shapes=dims, strict=False)
+    return torch.export.export(ready.module, tuple(args), dict(kwargs), dynamic_shapes=dims, strict=False)
+
+
+def dynamic(program: torch.export.ExportedProgram, runtime: str, folder: Path) -> Callable[[dict[str, torch.Tensor]], Any]:
+    """The exported module, by a runtime's own ways."""
     if runtime == ONNX:
         import onnxruntime
 
         path = folder / "dynamic.onnx"
-        program = torch.onnx.export(exported, dynamo=True, verbose=False)
-        assert program is not None
-        program.save(path, external_data=True)
+        converted = torch.onnx.export(program, dynamo=True, verbose=False)
+        assert converted is not None
+        converted.save(path, external_data=True)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = len(affinity())
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -259,9 +263,9 @@ def dynamic(ready: Prepared, subject: Subject, runtime: str, folder: Path) -> Ca
     import openvino
 
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": str(len(affinity())), "INFERENCE_PRECISION_HINT": "f32"}
-    compiled = openvino.Core().compile_model(openvino.convert_model(exported), "CPU", settings)
+    compiled = openvino.Core().compile_model(openvino.convert_model(program), "CPU", settings)
     infer = compiled.create_infer_request()
-    return lambda inputs: list(infer.infer([inputs[name].numpy() for name in example]).values())
+    return lambda inputs: list(infer.infer([value.numpy() for value in inputs.values()]).values())
 
 
 def peers(subject: Subject, ready: Prepared, backends: list[str], stack: ExitStack) -> dict[str, Submit]:
@@ -270,9 +274,10 @@ def peers(subject: Subject, ready: Prepared, backends: list[str], stack: ExitSta
     folder = stack.enter_context(Workspace()).folder
     torch.set_num_threads(len(affinity()))
     found[EAGER] = alone(ready.call, stack)
+    program = cache(partial(exported, ready, subject))
     for name in (ONNX, OPENVINO):
         try:
-            found[name] = alone(dynamic(ready, subject, name, folder), stack)
+            found[name] = alone(dynamic(program(), name, folder), stack)
         except Exception as failure:  # a runtime that cannot is left out, and said
             print(f"{name} is left out: {str(failure).splitlines()[0][:200]}", flush=True)
     for backend in backends:
@@ -329,7 +334,7 @@ def load(submit: Submit, requests: list[dict[str, torch.Tensor]], in_flight: int
 
 
 def measure(name: str, subject: Subject, given: argparse.Namespace, kept: dict[str, Any], until_s: float) -> None:
-    """Run the rounds that are missing, and keep each as it ends. After ``until_s`` only a first round begins."""
+    """Run the rounds that are missing, and keep each as it ends. None is prepared or repeated after ``until_s``."""
     entries = {histogram: kept.setdefault(f"{name}, {histogram}", {"rounds": []}) for histogram in ("log-normal", "flat")}
     backends, missing = given.backends.split(","), [one for one in entries if len(entries[one]["rounds"]) < given.rounds]
     if not missing:
@@ -339,8 +344,9 @@ def measure(name: str, subject: Subject, given: argparse.Namespace, kept: dict[s
         same = peers(subject, ready, backends, stack)
         print(f"{name}: {time.monotonic() - begun_s:.0f} s to trace it and open its peers", flush=True)
         for histogram in missing:
-            if any(entry["rounds"] for entry in entries.values()) and time.monotonic() > until_s:
-                return
+            if time.monotonic() > until_s:
+                print(f"{name}, {histogram}: left out, as its part of the time is over", flush=True)
+                continue
             sizes = sizes_of(subject, histogram)
             buckets = buckets_for(subject, ready, sizes, backends[0])
             entries[histogram]["buckets"] = f"{buckets[0].sentence}; for one program {buckets[1].sentence}"
@@ -466,7 +472,7 @@ def main() -> None:
         "--minutes",
         type=float,
         default=inf,
-        help="shared by the models: in its part each has a first round, and others while time is left; a later call goes on",
+        help="shared by the models: no histogram and no further round begins after the part of its model; a later call goes on",
     )
     parser.add_argument("--architectures", action="store_true", help="only trace architectures for a range of lengths")
     parser.add_argument("--write-table", action="store_true", help="only write the page anew")
@@ -481,6 +487,9 @@ def main() -> None:
     for place, name in enumerate(names):
         until_s = begun_s + 60 * given.minutes * (place + 1) / len(names)
         full = f"{name}{' (small)' * given.small}"
+        if time.monotonic() > begun_s + 60 * given.minutes:
+            print(f"{', '.join(names[place:])}: left out, as the {given.minutes:g} minutes are over", flush=True)
+            break
         if given.first_plan:
             time_first_plan(full, subjects[name], given.backends, kept)
         else:
