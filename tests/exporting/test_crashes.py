@@ -7,8 +7,8 @@ import torch
 from crashing_libraries import Opening
 from crashing_operators import Ending
 
-from autosplit.bundling import bundler
 from autosplit.bundling.bundler import write_bundle
+from autosplit.deploying import networks
 from autosplit.errors import BackendError
 from autosplit.exporting.base import Job, write_export
 from autosplit.tracing.capturing import Traced, trace
@@ -44,7 +44,7 @@ def test_a_crash_in_a_bundle_leaves_no_folder(ending: Traced, backend: str, tmp_
 
 
 def test_a_library_that_crashes_when_it_is_opened_costs_its_backend_only(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(bundler, "require_right", lambda traced, plan: None)  # it would try the ops, and refuse them already
+    monkeypatch.setattr(networks, "require_right", lambda traced, plan: None)  # it would try the ops, and refuse them already
     traced = trace(load_model(Opening().eval(), inputs=(torch.randn(2, 3),)))
     with pytest.raises(BackendError, match="was killed by SIGSEGV while inductor compiled stage 'stage0' for a bundle"):
         write_bundle({"opening": (traced, plan_of(traced, "inductor"))}, tmp_path / "out", trust=True)
