@@ -69,68 +69,47 @@ def named(family: Family, sizes: tuple[int, ...]) -> At:
 def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Machine, setup: Setup) -> tuple[Way, list[str]]:
     """The way with the fewest expected seconds, with its buckets; and notes on the other one and on backends that are left out.
 
-    Each backend that may win is timed at few sizes. One program for every size comes first: it takes the memory and the export of
-    one. Programs for variants are timed only where they may be faster, by what they save at the largest sizes.
+    Each backend that may win is timed at few sizes in both ways. One program for every size counts as better if it is as fast:
+    it takes the memory of one.
 
     Raises: AutosplitError: no backend runs the model at all of these sizes. UsageError: too many sizes that may not be padded.
     """
     sizes, notes = _first_sizes(family, traffic), list[str]()
     ranked = _ranked(profile)
     most, limit = most_variants(family, machine, next(iter(ranked)))
+    curves = _curves(family, ranked, sizes, machine, setup, notes)
     found, failures = list[Way](), list[AutosplitError]()
-    if family.symbolic is not None and setup.precision == "f32":
-        try:
-            free = _curves(family, ranked, sizes, machine, setup, notes, dynamic=True)
-            found.append(_bucketed(family, traffic, free, machine, setup, MOST_DYNAMIC, dynamic=True))
-        except AutosplitError as failure:
-            failures.append(failure)
-    for way in found:
-        own_s, told_s = way.buckets.expected_s, _told_s(family, traffic, way, ranked, most)
-        if own_s <= told_s:
-            notes.append(
-                f"{1e3 * own_s:.4g} ms a request by one program for every size; programs for variants were not timed: with their "
-                f"padding, and as fast as the measured one at the largest sizes, they would take {1e3 * told_s:.4g} ms"
-            )
-            return way, notes
     try:
-        curves = _curves(family, ranked, sizes, machine, setup, notes)
         found.append(_bucketed(family, traffic, curves, machine, setup, most))
-    except AutosplitError as failure:
+    except UsageError as failure:  # one program for every size may take what variants do not
         failures.append(failure)
     if most < MOST_VARIANTS:
         notes.append(f"{limit}, so that at most {most} variants are made")
+    if family.symbolic is not None and setup.precision == "f32":
+        try:
+            free = _curves(family, {name: ranked[name] for name in curves}, sizes, machine, setup, notes, dynamic=True)
+            found.append(_bucketed(family, traffic, free, machine, setup, MOST_DYNAMIC, dynamic=True))
+        except AutosplitError as failure:
+            failures.append(failure)
     if not found:
-        raise failures[-1]
-    best, expected_s = min(found, key=lambda way: way.buckets.expected_s), [way.buckets.expected_s for way in found]
+        raise failures[0]
+    best, expected_s = min(reversed(found), key=lambda way: way.buckets.expected_s), [way.buckets.expected_s for way in found]
     if len(found) > 1:
         notes.append(
-            f"{1e3 * expected_s[0]:.4g} ms a request by one program for every size, {1e3 * expected_s[1]:.4g} ms by a program "
+            f"{1e3 * expected_s[1]:.4g} ms a request by one program for every size, {1e3 * expected_s[0]:.4g} ms by a program "
             f"for each variant: {'the first' if best.dynamic else 'the second'} is taken"
         )
     return best, notes
 
 
-def _told_s(family: Family, traffic: Traffic, free: Way, ranked: Mapping[str, float], most: int) -> float:
-    """Expected seconds of a request by programs for variants, foretold from one program for every size; infinite if none fit.
-
-    They are taken to gain at each size what the fastest one gains at the largest sizes.
-    """
-    try:
-        buckets = choose_buckets(free.times, traffic, family.allowed, exact=family.unpaddable, most=most)
-    except UsageError:
-        return inf
-    largest = tuple(family.largest.values())
-    return buckets.expected_s * min(ranked.values()) / min(curve[largest] for curve in free.curves.values())
-
-
 def _ranked(profile: Profile) -> dict[str, float]:
-    """Backend to the seconds of the largest request on its fastest device, its neighbours idle; the fastest first.
+    """Backend to the seconds of the largest request on its fastest device, the fastest first.
 
     Raises: ProfileError: no backend takes all ops.
     """
     whole_s: dict[str, float] = {}
     for setting in profile.measured:
-        whole_s[setting.backend] = min(whole_s.get(setting.backend, inf), profile.whole_s(*setting, busy=False))
+        whole_s[setting.backend] = min(whole_s.get(setting.backend, inf), profile.whole_s(*setting))
     found = {name: whole_s[name] for name in sorted(whole_s, key=whole_s.__getitem__) if whole_s[name] < inf}
     if not found:
         raise ProfileError(f"no backend takes all ops of '{profile.graph_name}'")

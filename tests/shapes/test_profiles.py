@@ -1,14 +1,11 @@
 import pytest
 
-import autosplit
-from autosplit.shapes import timing
 from autosplit.shapes.buckets import Times, choose_buckets
 from autosplit.shapes.profiles import Point, mixed, weights_of
 from autosplit.values.links import shared_memory_link
-from autosplit.values.machine import Machine, parse_device
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
-from autosplit.values.shapes import Traffic, even_traffic
+from autosplit.values.shapes import Traffic
 
 SETTING = Setting("cpu:0", "eager", 1)
 OTHER = Setting("cpu:0", "openvino", 1)
@@ -51,19 +48,3 @@ def test_weights_keep_the_expected_seconds():
     assert sum(weights) == pytest.approx(1)
     assert sum(w * s for w, s in zip(weights, (100, 10, 40), strict=True)) == pytest.approx(buckets.expected_s)
     assert weights_of(buckets, LINEAR, traffic, [(100,)]) == [pytest.approx(1)]
-
-
-@pytest.mark.parametrize(("whole_s", "told"), [(8.0, "were not timed"), (0.8, "the second is taken")])
-def test_programs_for_variants_are_timed_only_where_they_could_win(monkeypatch, whole_s, told):
-    family = autosplit.trace("autosplit.examples.mlp:mlp?depth=1&width=8", sizes={"batch": "1..8"})
-    asked, machine = list[bool](), Machine.of([parse_device("cpu:0")])
-
-    def timed(family, backend, sizes, machine, setup, dynamic):
-        asked.append(dynamic)
-        return {at: at[0] * (1.0 if dynamic else 0.1) for at in ((8,), *sizes)}
-
-    monkeypatch.setattr(timing, "_timed", timed)
-    monkeypatch.setattr(timing, "_ranked", lambda profile: {"eager": whole_s})
-    way, notes = timing.choose_way(family, even_traffic(family.allowed), None, machine, autosplit.Setup(backends="eager"))
-    assert told in notes[-1]
-    assert (way.dynamic, all(asked)) == (whole_s == 8.0, whole_s == 8.0)

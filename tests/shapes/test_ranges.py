@@ -179,9 +179,10 @@ def _rows(x, count):
     return {"inputs": [{"name": "input_1", "datatype": "FP32", "shape": [count, 16], "data": x.flatten().tolist()}]}
 
 
-def test_trace_of_one_size_does_not_fit_the_plan_of_a_range_and_the_way_out_is_named(planned, tmp_path):
+def test_what_holds_stages_of_one_size_refuses_a_range_and_names_the_way_out(planned, tmp_path):
     loaded = autosplit.load(planned[0])
-    with pytest.raises(UsageError, match="the model is traced for one; trace it with sizes="):
+    way_out = r"holds stages of one; make a plan for one size \(--seq-len 128, --batch 1\), or for each of them"
+    with pytest.raises(UsageError, match=f"network 'mlp' of a bundle {way_out}"):
         autosplit.write_bundle({"mlp": (loaded.traced, loaded.plan)}, tmp_path / "bundle")
     with pytest.raises(UsageError, match="the model is traced for one; trace it with sizes="):
         autosplit.export(loaded.traced, loaded.plan, tmp_path / "export")
