@@ -181,8 +181,7 @@ def _rows(x, count):
 
 def test_what_holds_stages_of_one_size_refuses_a_range_and_names_the_way_out(planned, tmp_path):
     loaded = autosplit.load(planned[0])
-    way_out = r"holds stages of one; make a plan for one size \(--seq-len 128, --batch 1\), or for each of them"
-    with pytest.raises(UsageError, match=f"network 'mlp' of a bundle {way_out}"):
+    with pytest.raises(UsageError, match="the model is traced for one; trace it with sizes="):
         autosplit.write_bundle({"mlp": (loaded.traced, loaded.plan)}, tmp_path / "bundle")
     with pytest.raises(UsageError, match="the model is traced for one; trace it with sizes="):
         autosplit.export(loaded.traced, loaded.plan, tmp_path / "export")
