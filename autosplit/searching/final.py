@@ -1,7 +1,8 @@
 """The final of a search: the candidates that short rounds leave level run beside each other, in longer rounds.
 
-Where a request takes 0.3 s, a short round holds one request of each replica: replicas on two runtimes then measured alike
-although one was 1.3 times as fast. Candidates that measure level run in rounds that cancel the drift of the machine.
+A short round of a model whose request takes 0.3 s holds one request of each replica, which tells little. Rounds in which all
+finalists run cancel the drift of the machine. There is no final where the first candidates spend the budget, as those of a
+BERT do with 20 s.
 """
 
 from collections.abc import Callable, Sequence
