@@ -5,7 +5,6 @@ then the other usual ways. The loop ends when the planner comes back to a plan t
 or when its part of the budget is spent.
 Optuna (Akiba et al., 2019) then varies the number of stages, replication, the queue depth, threads, backend and microbatch. It
 begins with the planner's answer; a trial whose prediction is far behind the best measured plan is pruned without running.
-At last, the candidates that measured alike run beside each other in longer rounds.
 """
 
 import time
@@ -28,7 +27,6 @@ from autosplit.reports.outcomes import PLAN, Ratio
 from autosplit.searching import candidates
 from autosplit.searching.candidates import HOPELESS, Subject, Trial, answer, asking, breaks_caps, explained, is_hopeful, is_worth
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, taken_of
-from autosplit.searching.final import FINAL_SHARE, finalists, run_final
 from autosplit.searching.journal import open_study
 from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, space
 from autosplit.tracing.capturing import Traced
@@ -152,7 +150,6 @@ def _search(
             hunt.correct(*candidates.run_order(question, first, usual))
             progress("search", min(1.0, hunt.spent()), "trying plans of other shapes")
             hunt.tune(study)
-            hunt.decide()
             progress("search", 1.0, "ending the candidates")
         found = hunt.result()
         progress("search", 1.0, "looking for the bound of the best candidate")
@@ -199,8 +196,6 @@ class _Hunt:
         """The profiles with all corrections since."""
         self._seen: list[Seen] = []
         self.trials: list[Trial] = []
-        self._ended: list[Trial] = []
-        """The candidates of the final, which decides."""
         self._uncut: set[int] = set()
         """Microbatches that the model cannot be traced or measured for."""
         self._progress = progress
@@ -222,9 +217,9 @@ class _Hunt:
 
         One that was measured to break a cap counts only where all do.
         """
-        subject, footprints, ran = self.subject, self._footprints, self._ended or self.ran
-        over = [breaks_caps(self.question, one.plan, subject(one.plan.microbatch), footprints) for one in ran]
-        ran = [trial for trial, is_over in zip(ran, over, strict=True) if not is_over] or ran
+        subject, footprints = self.subject, self._footprints
+        over = [breaks_caps(self.question, one.plan, subject(one.plan.microbatch), footprints) for one in self.ran]
+        ran = [trial for trial, is_over in zip(self.ran, over, strict=True) if not is_over] or self.ran
         top = max(ran, key=lambda trial: trial.times_first or 0.0)
         simpler = [trial for trial in ran if is_simpler(trial.plan, top.plan) and trial.level_with(top)]
         return max(simpler, key=lambda trial: trial.times_first or 0.0, default=top)
@@ -267,7 +262,7 @@ class _Hunt:
         for parameters in first_trials(self.question, self.best().plan):
             study.enqueue_trial(parameters, skip_if_exists=True)
         for _ in range(MAX_TRIALS):
-            if self.spent() >= 1 - FINAL_SHARE:
+            if self.spent() >= 1:
                 return
             trial = study.ask(space(self.question, self._subject_for is not None))
             value = self._try(asked_of(trial.params))
@@ -275,15 +270,6 @@ class _Hunt:
                 study.tell(trial, state=PRUNED)
             else:
                 study.tell(trial, value)
-
-    def decide(self) -> None:
-        """Run the candidates beside each other that their rounds do not tell apart."""
-        if level := finalists(self.ran, self.best()):
-            self._tell(f"the final of {len(level)} candidates")
-            objective = self.question.constraints.objective
-            self._ended = run_final(self.bench, objective, FIRST, level, self.subject, lambda: self.spent() > 1)
-            ended = {trial.plan.hash: trial for trial in self._ended}
-            self.trials = [ended.get(trial.plan.hash, trial) for trial in self.trials]
 
     def _plan(self, microbatch: int, asked: Mapping[str, Any]) -> Plan:
         """The planner's answer within a share of the time that is left."""
