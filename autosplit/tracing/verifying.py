@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ FAST_PATH = (
 )
 
 Leaves = Sequence[torch.Tensor]
+Function = Callable[..., Any]
 
 
 def distinct_inputs(example: Leaves, count: int) -> list[tuple[torch.Tensor, ...]]:
@@ -72,8 +74,8 @@ def own_storage(inputs: Any) -> Any:
 
 def verify(
     name: str,
-    module: Callable[..., Any],
-    run: Callable[..., Any],
+    module: Function,
+    run: Function,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     found: Any,
@@ -92,14 +94,25 @@ def verify(
     Returns: the largest error over all draws, and sentences that the user should read.
     Raises: TraceError: the graph computes something else than the module. Whatever the module raises on its example inputs.
     """
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    draws = distinct_inputs([leaves[place] for place in places], num_draws)
+
+    def call(function: Function, draw: Leaves) -> Any:
+        tensors = dict(zip(places, draw, strict=True))
+        given = [tensors.get(place, leaf) for place, leaf in enumerate(leaves)]
+        positional, named = own_storage(pytree.tree_unflatten(given, spec))
+        return function(*positional, **named)
+
+    compare = partial(_largest_error, name, module, run, call, found, draws)
     try:
-        return _largest_error(name, module, run, args, kwargs, found, num_draws), ()
+        return compare(), ()
     except TraceError as failure:
         if not _has_fast_path(module):
             raise
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            return _largest_error(name, module, run, args, kwargs, found, num_draws), (FAST_PATH,)
+            return compare(), (FAST_PATH,)
         except TraceError:
             raise failure from None
         finally:
@@ -107,30 +120,15 @@ def verify(
 
 
 def _largest_error(
-    name: str,
-    module: Callable[..., Any],
-    run: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    found: Any,
-    num_draws: int,
+    name: str, module: Function, run: Function, call: Function, found: Any, draws: Sequence[Leaves]
 ) -> NumericalError:
-    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    draws = distinct_inputs([leaves[place] for place in places], num_draws)
-
-    def call(function: Callable[..., Any], draw: Leaves) -> Any:
-        tensors = dict(zip(places, draw, strict=True))
-        given = [tensors.get(place, leaf) for place, leaf in enumerate(leaves)]
-        positional, named = own_storage(pytree.tree_unflatten(given, spec))
-        return function(*positional, **named)
-
+    """The largest error over all draws; ``call`` gives a function the inputs of a draw."""
     with torch.inference_mode(), _attributes_kept(module), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         start = time.perf_counter()
         own = call(module, draws[0])
         is_slow = time.perf_counter() - start > SLOW_S
-        if num_draws > 1 and not is_slow and (fault := _fault(call(module, draws[0]), own, REPEAT_TOLERANCE)):
+        if len(draws) > 1 and not is_slow and (fault := _fault(call(module, draws[0]), own, REPEAT_TOLERANCE)):
             raise TraceError(
                 f"model '{name}' gives other outputs when it is called again with the same inputs: {fault}. It keeps state or "
                 "draws random numbers: take the state as an input and return it as an output, or make the noise an input."
