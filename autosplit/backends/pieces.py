@@ -164,11 +164,8 @@ def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Te
         return weight(program.module, str(source.target)) if source.op == "get_attr" else known[source.name]
 
     for node in piece.nodes:
-        args, kwargs, target = (
-            fx.map_arg(node.args, tensor),
-            fx.map_arg(node.kwargs, tensor),
-            cast(Callable[..., Any], node.target),
-        )
+        args, kwargs = fx.map_arg(node.args, tensor), fx.map_arg(node.kwargs, tensor)
+        target = cast(Callable[..., Any], node.target)
         if target in PREPARED:
             known[node.name], call = PREPARED[target](*args, **kwargs)
             calls.append(call)

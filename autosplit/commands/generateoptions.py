@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from autosplit.generating.texts import Texts
 
 
-GENERATE_HELP = (
+CACHES_HELP = (
     "What the caches hold: max_sequences=16 (side by side), max_length=1024 (tokens, those of the prompt included); further as "
     "for search. The prompts and --max-new-tokens give the rest."
 )
@@ -53,7 +53,7 @@ class Generate(Sampled):
         list[str] | None, typer.Option(help="Text of a prompt, for a model in a folder with tokenizer.json. Again for more.")
     ] = None
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the plan, for autosplit serve.")] = None
-    generate: Annotated[str | None, typer.Option(help=GENERATE_HELP)] = None
+    generate: Annotated[str | None, typer.Option(help=CACHES_HELP)] = None
     stages: Annotated[int | None, typer.Option(min=1, help="Number of stages.")] = None
     time_limit: Annotated[str | None, typer.Option(help="Most time of the planner for a set of backends.")] = None
 

@@ -16,7 +16,7 @@ from autosplit.values.machine import HOST
 from autosplit.values.placement import placement_faults
 from autosplit.values.plan import Plan, Stage
 from autosplit.values.profile import Profile
-from autosplit.values.residency import Parts, parts_of
+from autosplit.values.residency import parts_of
 
 NOWHERE = PieceTransfer(0.0, 0.0, 0.0)
 """A transfer without values, for a piece that only waits for another one on its device."""
@@ -80,9 +80,10 @@ def schedule_plan(
             return profile.stage_s(stage.ops, *setting)
         own_bytes, shared_bytes = graph.own_bytes(stage.ops)
         parts = parts_of(own_bytes, shared_bytes, stage.resident_bytes)
-        raise_faults(PlanError, f"stage '{stage.name}' cannot be streamed", [] if parts else ["it has no room for two buffers"])
+        if parts is None:
+            raise PlanError(f"stage '{stage.name}' cannot be streamed: its resident_bytes have no room for two buffers")
         copy_s = [size * link(HOST, device).pinned_s_per_byte for size in own_bytes]
-        return pass_s([profile.op_s(op, *setting) for op in stage.ops], copy_s, parts or Parts())
+        return pass_s([profile.op_s(op, *setting) for op in stage.ops], copy_s, parts)
 
     stages = plan_stages(plan, graph, stage_s)
     return simulate(

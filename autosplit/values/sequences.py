@@ -9,6 +9,7 @@ from autosplit.arguments import checked
 from autosplit.errors import UsageError, raise_faults
 
 LIMITS = ("first_token_s", "per_token_s")
+"""The fields that may be left out."""
 
 
 @checked
