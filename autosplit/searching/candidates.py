@@ -10,7 +10,7 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.errors import InfeasibleError, ProfileError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
-from autosplit.planning.baselines import baselines_with, machine_of, unmet_demands
+from autosplit.planning.baselines import UNCERTAIN, baselines_with, machine_of, unmet_demands
 from autosplit.planning.caps import plan_within_caps, with_fitting_slots
 from autosplit.planning.explaining import explain
 from autosplit.planning.plans import least_s, plan_key
@@ -27,9 +27,6 @@ EXPLAIN_S = 1.0
 
 PREDICTION_ERROR = 0.04
 """Median error of predictions before anything runs: 3.6 % for 72 plans (``benchmarks/accuracy.md``, AMD EPYC), rounded up."""
-
-HOPELESS = 0.8
-"""A candidate that is predicted to reach less than this share of the best measured plan is not run."""
 
 Subject = tuple[Traced, Profile]
 """The model traced for one microbatch, and its profile."""
@@ -78,23 +75,27 @@ def usual_plans(question: Question, traced: Traced, footprints: Footprints | Non
 
 
 def run_order(question: Question, planned: Plan, usual: Sequence[Plan]) -> list[Plan]:
-    """The plans that are worth a run: the best usual one, then the others, the best prediction first.
+    """The plans that are worth a run: the best usual one of each backend, then the others, the best prediction first.
 
-    A usual plan comes first, so that it runs in a small budget too: each stage of a mixture is compiled, which takes a while.
+    Usual plans come first, so that they run in a small budget too: each stage of a mixture is compiled, which takes a while.
+    A backend whose best usual plan is predicted more than ``UNCERTAIN`` times behind has no place among them.
     A plan with more stages or backends than another one is left out unless it is predicted to be ahead by more than
     ``PREDICTION_ERROR``.
     """
+    key, known = plan_key(question.constraints), {plan.hash for plan in usual}
     others = [plan for plan in usual if plan.hash != planned.hash]
     kept = [plan for plan in (planned, *others) if all(is_worth(question, plan, other) for other in (planned, *others))]
-    ranked, known = sorted(kept, key=plan_key(question.constraints)), {plan.hash for plan in usual}
-    first = next((plan for plan in ranked if plan.hash in known), ranked[0])
-    return [first, *(plan for plan in ranked if plan is not first)]
+    ranked = sorted(kept, key=key)
+    leaders = {plan.stages[0].backend: plan for plan in reversed(ranked) if plan.hash in known}
+    most_s = UNCERTAIN * min(map(key, leaders.values()), default=0.0)
+    early = [plan for plan in ranked if leaders.get(plan.stages[0].backend) is plan and key(plan) <= most_s]
+    return [*early, *(plan for plan in ranked if plan not in early)]
 
 
-def is_worth(question: Question, plan: Plan, other: Plan) -> bool:
+def is_worth(question: Question, plan: Plan, other: Plan, error: float = PREDICTION_ERROR) -> bool:
     """Whether a plan is not less simple than another one, or is predicted to be better by more than predictions err."""
     key = plan_key(question.constraints)
-    return not is_simpler(other, plan) or key(plan) * (1 + PREDICTION_ERROR) < key(other)
+    return not is_simpler(other, plan) or key(plan) * (1 + error) < key(other)
 
 
 def first_answer(question: Question, limited: Question, traced: Traced, footprints: Footprints | None) -> Plan:
@@ -194,7 +195,7 @@ class Trial:
 
 
 def is_hopeful(question: Question, plan: Plan, best: Trial) -> bool:
-    """Whether a plan is predicted to reach ``HOPELESS`` of the best candidate."""
+    """Whether a plan is predicted to reach the best candidate, if its prediction errs by a factor of ``UNCERTAIN``."""
     if question.constraints.objective == "throughput":
-        return plan.prediction.throughput_per_s > HOPELESS * (best.measured_per_s or 0.0)
-    return HOPELESS * plan.prediction.latency_s < best.plan.prediction.latency_s
+        return UNCERTAIN * plan.prediction.throughput_per_s > (best.measured_per_s or 0.0)
+    return plan.prediction.latency_s < UNCERTAIN * best.plan.prediction.latency_s

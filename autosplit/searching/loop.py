@@ -1,8 +1,8 @@
 """search(): plan, measure the plan's stages as they run, correct the profile, plan again; then let Optuna vary the settings.
 
-The best usual way to run a model is the first candidate. The planner's first answer comes next, if it is predicted to be ahead;
-then the other usual ways. The loop ends when the planner comes back to a plan that was measured, or has none that is worth a run,
-or when its part of the budget is spent.
+The best usual way to run a model on each backend comes first. The planner's first answer is next, if it is predicted to be ahead
+of them by more than predictions erred here; then the other usual ways. The loop ends when the planner comes back to a plan that
+was measured, or has none that is worth a run, or when its part of the budget is spent.
 Optuna (Akiba et al., 2019) then varies the number of stages, replication, the queue depth, threads, backend and microbatch. It
 begins with the planner's answer; a trial whose prediction is far behind the best measured plan is pruned without running.
 """
@@ -18,6 +18,7 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup, round_s
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, WorkerError
 from autosplit.memory.stages import with_footprints
+from autosplit.planning.baselines import UNCERTAIN
 from autosplit.planning.plans import plan_key
 from autosplit.planning.predicting import moved_s, predict
 from autosplit.planning.question import Question
@@ -25,7 +26,17 @@ from autosplit.progress import Progress, quiet
 from autosplit.reports.judging import is_simpler
 from autosplit.reports.outcomes import PLAN, Ratio
 from autosplit.searching import candidates
-from autosplit.searching.candidates import HOPELESS, Subject, Trial, answer, asking, breaks_caps, explained, is_hopeful, is_worth
+from autosplit.searching.candidates import (
+    PREDICTION_ERROR,
+    Subject,
+    Trial,
+    answer,
+    asking,
+    breaks_caps,
+    explained,
+    is_hopeful,
+    is_worth,
+)
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, taken_of
 from autosplit.searching.journal import open_study
 from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, space
@@ -234,12 +245,14 @@ class _Hunt:
     def correct(self, first: Plan, *others: Plan) -> None:
         """Measure the plans that are known, then plan, measure and correct until the planner has no new answer worth a run.
 
-        Another plan runs if there is time, or if its prediction is better than the first one's.
+        Another plan runs if there is time, if its prediction is better than the first one's, or if it is the first one on its
+        backend and the budget is not spent.
         """
         self._measure(first, {})
         key = plan_key(self.question.constraints)
         for other in others:
-            is_due = self.spent() < CORRECTING_SHARE or key(other) < key(first)
+            is_new = not {s.backend for trial in self.trials for s in trial.plan.stages} & {s.backend for s in other.stages}
+            is_due = self.spent() < (1 if is_new else CORRECTING_SHARE) or key(other) < key(first)
             if is_due and is_hopeful(self.question, other, self.best()) and self._is_worth_a_run(other):
                 self._measure(other, {})
         while self.spent() < CORRECTING_SHARE:
@@ -252,10 +265,16 @@ class _Hunt:
             self._measure(plan, {})
 
     def _is_worth_a_run(self, plan: Plan) -> bool:
-        """``is_worth`` beside the best candidate, as it measured."""
+        """``is_worth`` beside the best candidate, as it measured, with the error of the predictions of all candidates so far."""
         best = self.best().plan
         traced, profile = self.subject(best.microbatch)
-        return is_worth(self.question, plan, predict(best, traced.graph, self.question.machine, profile))
+        return is_worth(self.question, plan, predict(best, traced.graph, self.question.machine, profile), self._error())
+
+    def _error(self) -> float:
+        """By what share predictions of two candidates erred beside each other at most, and at least ``PREDICTION_ERROR``."""
+        key = plan_key(self.question.constraints)
+        times_predicted = [trial.times_first * key(trial.plan) for trial in self.ran if trial.times_first]
+        return max(PREDICTION_ERROR, max(times_predicted, default=1.0) / min(times_predicted, default=1.0) - 1)
 
     def tune(self, study: Study) -> None:
         """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
@@ -309,7 +328,7 @@ class _Hunt:
         if known := self._measured(plan):
             return known.times_first
         if not is_hopeful(self.question, plan, self.best()):
-            self.trials.append(Trial(asked, plan, note=f"predicted below {HOPELESS:.0%} of the best measured"))
+            self.trials.append(Trial(asked, plan, note=f"predicted below {1 / UNCERTAIN:.0%} of the best measured"))
             return None
         return self._measure(plan, asked).times_first
 

@@ -202,6 +202,38 @@ def test_the_best_usual_way_runs_also_where_the_first_candidate_spends_the_budge
     assert tried == ran and hunt.best().plan.stages == (REPLICAS,)
 
 
+@pytest.mark.parametrize(
+    ("measured_per_s", "ran"),
+    [
+        ({"eager": 8.0, "openvino": 8.7}, ["eager", "openvino"]),
+        ({"eager": 8.1, "openvino": 7.2}, ["eager", "openvino", "mixture"]),
+    ],
+    ids=["predictions err by 21 %", "predictions err by 1 %"],
+)
+def test_a_mixture_has_to_be_ahead_by_more_than_the_error_between_backends_that_ran_first(
+    monkeypatch: pytest.MonkeyPatch, measured_per_s: dict[str, float], ran: list[str]
+) -> None:
+    """Nine stages of a BERT, predicted 9.5 % ahead of replicas, took the budget and measured 0.79 of them."""
+    monkeypatch.setattr(loop, "PREDICTION_ERROR", 0.0)
+    ways = {"eager": predicted(1 / 8.1, REPLICAS), "openvino": predicted(1 / 7.1, replace(REPLICAS, backend="openvino"))}
+    slow = predicted(1 / 6.0, replace(REPLICAS, backend="onnxruntime"))
+    mixture = predicted(1 / 8.9, HALVES[0], replace(HALVES[1], backend="openvino"))
+    names, tried = {one.hash: name for name, one in {**ways, "mixture": mixture}.items()}, list[str]()
+
+    def measure(hunt: _Hunt, candidate: Plan, asked: dict[str, Any]) -> Trial:
+        tried.append(names[candidate.hash])
+        found_per_s = {**measured_per_s, "mixture": 7.0}[tried[-1]]
+        hunt.trials.append(Trial(asked, candidate, found_per_s, found_per_s / measured_per_s["eager"]))
+        return hunt.trials[-1]
+
+    monkeypatch.setattr(_Hunt, "_measure", measure)
+    monkeypatch.setattr(_Hunt, "spent", lambda hunt: 0.65 if tried else 0.0)
+    monkeypatch.setattr(loop, "predict", lambda plan, *_: replace(plan, prediction=predicted(1 / 8.1, REPLICAS).prediction))
+    hunt = _Hunt(question(TWO, Constraints(), ("eager", "openvino", "onnxruntime")), TRACED, Any, 20.0, quiet)
+    hunt.correct(*run_order(hunt.question, mixture, [slow, *ways.values()]))
+    assert tried == ran
+
+
 @pytest.mark.parametrize(("budget_s", "ran", "runs"), [(3.0, True, False), (3.0, False, True), (4.0, True, True)])
 def test_a_small_budget_runs_nothing_where_the_stages_of_the_answer_ran_before(
     monkeypatch: pytest.MonkeyPatch, budget_s: float, ran: bool, runs: bool
