@@ -38,6 +38,17 @@ def wait_until(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def first_event(url: str) -> Any:
+    """What the live page is told first."""
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname or "", place.port or 0), timeout=60) as connection:
+        connection.sendall(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n")
+        found = b""
+        while b"\n\n" not in found.partition(b"data: ")[2]:
+            found += connection.recv(65536)
+    return json.loads(found.partition(b"data: ")[2].partition(b"\n\n")[0])
+
+
 @dataclass
 class Served:
     """A running server and the model that it serves."""

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from generating.caches import expected
-from servedplans import wait_until
+from servedplans import first_event, wait_until
 from webservice.generators import LENGTH, LIMITS, SLOTS, Generating, generating
 
 PROMPT, GREEDY = [5, 6, 7], {"temperature": 0}
@@ -200,6 +200,8 @@ def test_a_caller_that_leaves_frees_its_slot(server: Generating, stream: bool) -
     for caller in callers:
         caller.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
     wait_until(lambda: (server.generator.num_running, server.generator.num_waiting) == (SLOTS, 2))
+    (shown,) = [one["sequences"] for one in first_event(server.url)["models"] if one["name"] == "ids"]
+    assert shown == {"num_waiting": 2, "num_running": SLOTS}
     for caller in callers:
         caller.close()
     left = len(server.pipeline.steps) + 2 * SLOTS  # steps that are under way may end

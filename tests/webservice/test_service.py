@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 import torch
-from servedplans import Served, good, wait_until
+from servedplans import Served, first_event, good, wait_until
 from typer.testing import CliRunner
 
 import autosplit
@@ -130,13 +130,7 @@ def test_metrics_index_and_events(served: Served) -> None:
     _, metrics = served.call("GET", "/metrics")
     assert b'autosplit_http_requests_total{model="mlp",status="200"}' in metrics and b"autosplit_worker_up" in metrics
     assert served.call("POST", "/v2/repository/index")[1][0]["state"] == "READY"
-    place = urlsplit(served.url)
-    with socket.create_connection((place.hostname or "", place.port or 0), timeout=60) as connection:
-        connection.sendall(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n")
-        found = b""
-        while b"\n\n" not in found.partition(b"data: ")[2]:
-            found += connection.recv(65536)
-    event = json.loads(found.partition(b"data: ")[2].partition(b"\n\n")[0])
+    event = first_event(served.url)
     assert event["models"][0]["ready"] is True and {"first", "second"} == {worker["stage"] for worker in event["workers"]}
     assert b"<title>autosplit</title>" in served.call("GET", "/")[1]
 
