@@ -7,9 +7,10 @@
     python -m benchmarks.shapes --write-table
 
 Each model runs under two histograms: log-normal sizes (mean 60 of at most 512 tokens; mean 4 of at most 16 rows) and flat ones.
-The same requests go to every way, in interleaved rounds, with 1, 4, 16 and 64 in flight: ours with a program for each variant and
-with one program for every size, which autosplit.measure chooses between by its times. Rounds are kept in
-benchmarks/shapes.json as they end, so a run that was interrupted goes on, and benchmarks/shapes.md is written of them.
+The same requests go to every way, in interleaved rounds, with 1, 4, 16 and 64 in flight. Ours: a program for each variant and one
+program for every size, which autosplit.measure chooses between by its times; each on replicas and on all cores together, which
+autosplit.run chooses between. Rounds are kept in benchmarks/shapes.json as they end, so a run that was interrupted goes on, and
+benchmarks/shapes.md is written of them.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache, partial
+from itertools import product
 from math import inf, log
 from pathlib import Path
 from statistics import median, quantiles
@@ -41,6 +43,7 @@ from autosplit.deploying.networks import deploy
 from autosplit.devices.limits import affinity
 from autosplit.errors import AutosplitError
 from autosplit.files import write_atomic
+from autosplit.planning.baselines import ALL_CORES, REPLICAS
 from autosplit.scratch import scratch_folder
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.buckets import Buckets, choose_buckets, fit_times
@@ -48,7 +51,7 @@ from autosplit.shapes.service import ShapedService
 from autosplit.shapes.timing import DYNAMIC_GAIN, most_variants
 from autosplit.tracing.family import Family, resized
 from autosplit.tracing.loading import load_model
-from autosplit.values.machine import Machine, parse_device
+from autosplit.values.machine import Machine, parse_device, union
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.shapes import Shapes, Traffic
 
@@ -212,11 +215,12 @@ def cores() -> Machine:
     return Machine.of([parse_device(f"cpu:{core}") for core in affinity()])
 
 
-def deployed(family: Family, backend: str, stack: ExitStack, dynamic: bool) -> ShapedService:
-    """One stage with a replica on each core; ``dynamic`` for one program for every size."""
+def deployed(family: Family, backend: str, stack: ExitStack, dynamic: bool, joined: bool) -> ShapedService:
+    """One stage: a replica on each core, or one with all cores (``joined``); ``dynamic`` for one program for every size."""
     machine = cores()
-    traced, names = family.variants[0], tuple(device.name for device in machine.devices)
-    stage = Stage("all", tuple(op.name for op in traced.graph.ops), names, backend)
+    devices = [union(machine.devices)] if joined else machine.devices
+    traced, names = family.variants[0], tuple(device.name for device in devices)
+    stage = Stage("all", tuple(op.name for op in traced.graph.ops), names, backend, threads=len(devices[0].cores))
     workspace, host = stack.enter_context(Workspace()), stack.enter_context(HostManager())
     shapes = Shapes({}, {}, {}, dynamic=(backend,) if dynamic else ())
     plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN, shapes=shapes)
@@ -289,19 +293,19 @@ def peers(subject: Subject, ready: Prepared, backends: list[str], stack: ExitSta
 def ours(
     subject: Subject, ready: Prepared, buckets: tuple[Buckets, Buckets], backends: list[str], stack: ExitStack
 ) -> dict[str, Submit]:
-    """Our ways by name: a program for each variant, and one program for every size."""
+    """Our ways by name: a program for each variant, and one program for every size, on replicas or on all cores together."""
     found: dict[str, Submit] = {}
     rows = subject.batches if subject.dim != "batch" else (0,)
-    for backend in backends:
-        for place, name in enumerate((backend, f"{backend}, {ONE_PROGRAM}")):
-            grid = buckets[place].grid[subject.dim]
-            sizes = [{**({"batch": count} if count else {}), subject.dim: size} for count in rows for size in grid]
-            found[f"{OURS} ({name})"] = _service(ready.family.only(sizes), backend, stack, place == 1)
+    for backend, one_program, joined in product(backends, (False, True), (False, True)):
+        grid = buckets[one_program].grid[subject.dim]
+        sizes = [{**({"batch": count} if count else {}), subject.dim: size} for count in rows for size in grid]
+        name = ", ".join([backend, *[ONE_PROGRAM] * one_program, ALL_CORES if joined else REPLICAS])
+        found[f"{OURS} ({name})"] = _service(ready.family.only(sizes), backend, stack, one_program, joined)
     return found
 
 
-def _service(family: Family, backend: str, stack: ExitStack, dynamic: bool = False) -> Submit:
-    service = deployed(family, backend, stack, dynamic)
+def _service(family: Family, backend: str, stack: ExitStack, dynamic: bool = False, joined: bool = False) -> Submit:
+    service = deployed(family, backend, stack, dynamic, joined)
 
     def submit(inputs: dict[str, torch.Tensor]) -> "Future[Any]":
         args, kwargs = as_call(family.variants[0], list(inputs.values()))
