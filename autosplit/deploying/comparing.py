@@ -172,7 +172,7 @@ def compare(
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items() if twin in outcomes}
     reasons |= {name: reasons[twin] for name, twin in same_as.items() if twin in reasons}
     reasons |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
-    verdict = _with_risks(judge(outcomes, plan.objective, forced, unfit), outcomes)
+    verdict = with_risks(judge(outcomes, plan.objective, forced, unfit), outcomes)
     progress("run", 1.0, "done")
     traced = subjects[plan.microbatch][0]
     error = traced.module_error.relative if traced.module_error is not None else None
@@ -189,7 +189,7 @@ def _note_footprints(bench: Bench, subjects: Mapping[int, Subject], footprints: 
         entry.restart()
 
 
-def _with_risks(verdict: Verdict, outcomes: Mapping[str, Outcome]) -> Verdict:
+def with_risks(verdict: Verdict, outcomes: Mapping[str, Outcome]) -> Verdict:
     """The verdict with a sentence on workers that died, and one on a plan that runs in the caller's process."""
     sentence = verdict.sentence
     if restarts := sum(outcome.stats.restarts for outcome in outcomes.values()):

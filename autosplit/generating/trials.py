@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autosplit.deploying.comparing import with_risks
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.errors import AutosplitError
 from autosplit.generating.choosing import limit_faults
@@ -24,7 +25,9 @@ from autosplit.generating.steps import StepFamily
 from autosplit.memory.stages import count, footprints_of
 from autosplit.planning.baselines import (
     ALL_CORES,
+    CALLER_THREADS,
     EVEN_SPLIT,
+    IN_CALLER,
     ONE_DEVICE,
     REPLICAS,
     baseline_plan,
@@ -49,8 +52,8 @@ GENERATE = "generate of transformers"
 NO_PLAN = "it is no plan: call model.generate, on all cores"
 """Why ``GENERATE`` does not become the plan."""
 
-USUAL = (ALL_CORES, ONE_DEVICE, REPLICAS, EVEN_SPLIT)
-"""The baselines that keep caches in worker processes."""
+USUAL = (ALL_CORES, ONE_DEVICE, REPLICAS, EVEN_SPLIT, IN_CALLER, CALLER_THREADS)
+"""The baselines that can keep caches."""
 
 NUM_CHECKED, MOST_CHECKED = 2, 4
 """Sequences that each way answers before the rounds, and most tokens of each; the first ones are compared."""
@@ -111,7 +114,7 @@ def compare_generators(
     setup: Setup,
     budget: Budget,
 ) -> RunReport:
-    """A plan of a generator beside one process with all cores, replicas, an even split, and ``generate`` of transformers.
+    """A plan of a generator beside one process with all cores, replicas, an even split, the caller's process, and ``generate``.
 
     In a round each way gets as many sequences at once as the caches hold, with usual prompts and answers.
 
@@ -122,13 +125,13 @@ def compare_generators(
         constraints: demands that a baseline must meet to become the plan; None keeps the plan in any case.
         profile: predicts the plan and its baselines; None predicts nothing.
         baselines: whether the usual ways run too.
-        setup: ``backends`` that a baseline must run on to become the plan, and ``progress``.
+        setup: ``backends`` that a baseline must run on to become the plan, ``isolate`` and ``progress``.
         budget: rounds.
     Raises: AutosplitError: the plan cannot be run.
     """
     plans, left_out, same = {PLAN: plan}, dict[str, str](), list[str]()
     if baselines:
-        found = baselines_of(family.graph, _in_steps(plan), machine, profile, isolate=True)
+        found = baselines_of(family.graph, _in_steps(plan), machine, profile, isolate=setup.isolate)
         usual = {name: one for name, one in found.plans.items() if name.startswith(USUAL)}
         left_out = {name: reason for name, reason in found.left_out.items() if name.startswith(USUAL)}
         alike = {name: replace(one, shapes=plan.shapes, sequences=plan.sequences) for name, one in usual.items()}
@@ -166,7 +169,7 @@ def compare_generators(
         progress("run", 1.0, "done")
     left_out |= {name: fault for name, fault in faults.items() if fault}
     error = family.variants[0].module_error
-    verdict = judge(outcomes, plan.objective, constraints is None, unfit)
+    verdict = with_risks(judge(outcomes, plan.objective, constraints is None, unfit), outcomes)
     trace_error, told = None if error is None else error.relative, contenders[PLAN].predicted
     notes = () if told is None or profile is None else (host_text(plan, told, family.sequences, profile.host),)
     return RunReport(family.graph.name, 0, outcomes, verdict, left_out, notes, trace_error=trace_error)

@@ -1,6 +1,7 @@
 """A plan for both phases of a language model, its forecast, its rounds beside the usual ways, its file and its exports."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,14 @@ def test_replicas_give_the_same_tokens_and_share_the_sequences(found, llama, fam
     with autosplit.open_generator(family, replace(found.plan, stages=(stage,))) as generator:
         assert generator.generate(asked, max_new_tokens=4) == [generated(llama, prompt, 4) for prompt in asked]
         assert [one.capacity.max_sequences for one in generator.generators] == [1, 1]
+
+
+def test_a_generator_in_the_process_of_its_caller(found, llama, family):
+    stage = replace(found.plan.stages[0], ops=tuple(op.name for op in family.graph.ops), devices=("cpu:0",), threads=1)
+    asked = prompts(3, 9, 6)
+    with autosplit.open_generator(family, replace(found.plan, stages=(stage,), process="caller")) as generator:
+        assert generator.pipeline.pids == [os.getpid()]
+        assert generator.generate(asked, max_new_tokens=4) == [generated(llama, prompt, 4) for prompt in asked]
 
 
 def test_each_phase_has_a_bound(found, family, split_plan):
