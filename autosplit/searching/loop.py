@@ -239,8 +239,8 @@ class _Hunt:
         """The candidate that measured best, with the newest seconds of its stages, and all candidates."""
         best = self.best().plan
         traced, profile = self.subject(best.microbatch)
-        profile = profile.with_newest((stage.ops, setting) for stage, setting in best.workers)
-        return SearchResult(best, traced, profile, tuple(self.trials))
+        newest = profile.with_newest((stage.ops, setting) for stage, setting in best.workers)
+        return SearchResult(best, traced, newest, tuple(self.trials))
 
     def correct(self, first: Plan, *others: Plan) -> None:
         """Measure the plans that are known, then plan, measure and correct until the planner has no new answer worth a run.
@@ -251,7 +251,7 @@ class _Hunt:
         self._measure(first, {})
         key = plan_key(self.question.constraints)
         for other in others:
-            is_new = not {s.backend for trial in self.trials for s in trial.plan.stages} & {s.backend for s in other.stages}
+            is_new = {s.backend for s in other.stages}.isdisjoint(s.backend for trial in self.trials for s in trial.plan.stages)
             is_due = self.spent() < (1 if is_new else CORRECTING_SHARE) or key(other) < key(first)
             if is_due and is_hopeful(self.question, other, self.best()) and self._is_worth_a_run(other):
                 self._measure(other, {})
@@ -337,8 +337,7 @@ class _Hunt:
 
         Raises: AutosplitError, OSError: the first plan, beside which all others run, cannot be loaded or has given up.
         """
-        traced, known = self._known[plan.microbatch]
-        name = FIRST if FIRST not in self.bench.loaded else PLAN
+        (traced, known), name = self._known[plan.microbatch], FIRST if FIRST not in self.bench.loaded else PLAN
         self._tell(f"measuring {plan.summary()}")
         try:
             entry = self.bench.load(name, plan, traced)
