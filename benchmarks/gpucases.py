@@ -27,12 +27,11 @@ from autosplit.tracing.splitting import place_stage, unsplit
 from autosplit.values.constraints import Constraints
 from autosplit.values.links import Link, bus
 from autosplit.values.machine import HOST, Machine, parse_device
-from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
+from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.profile import Profile
 from autosplit.values.residency import least_bytes
 
 CORE, CORE_BYTES_PER_S = "cpu:0", 1.5e9
-SOURCE = Source("m:f")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Case:
         """The core and the accelerators."""
         return tuple(device.name for device in self.machine.devices)
 
-    def planned(self, room: int, time_limit_s: float = 2.0) -> Plan:
+    def planned(self, room: int, time_limit_s: float = 0.5) -> Plan:
         """The plan where each accelerator has so many bytes for weights; the time limit is that of each question to a solver."""
         graph = self.traced.graph
         ends = (*graph.inputs, *graph.outputs)
@@ -71,12 +70,15 @@ class Case:
         caps = {d.name: room + beside + (1 << 16) + d.context_bytes for d in self.machine.devices[1:]}
         machine = self.machine.with_memory(caps)
         constraints = Constraints(max_replicas=1)
-        question = Question(graph, self.profile, SOURCE, machine, ("eager",), constraints, time_limit_s=time_limit_s)
+        source = self.traced.source
+        question = Question(graph, self.profile, source, machine, ("eager",), constraints, time_limit_s=time_limit_s)
         return plan_within_caps(question, Account(graph)).verify(graph, machine)
 
     def given(self, *stages: Stage) -> Plan:
         """A plan of these stages, with its prediction."""
-        return predict(Plan(SOURCE, self.traced.graph.hash, "", stages, UNKNOWN), self.traced.graph, self.machine, self.profile)
+        return predict(
+            Plan(self.traced.source, self.traced.graph.hash, "", stages, UNKNOWN), self.traced.graph, self.machine, self.profile
+        )
 
     def streamed(self) -> Plan:
         """All on the first accelerator, as few weights there as possible."""

@@ -167,7 +167,8 @@ def compute(op: Any, *args: Any, **kwargs: Any) -> Any:
     tensors = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     mine = [tensor for tensor in tensors if isinstance(tensor, Held)]
     is_copy = op in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
-    target = torch.device(kwargs["device"]) if kwargs.get("device") is not None else args[0].device if tensors else None
+    first = args[0] if args and isinstance(args[0], torch.Tensor) else next(iter(tensors), None)
+    target = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None if first is None else first.device
     indices = {tensor.device.index for tensor in mine} | ({target.index or 0} if target and target.type == "simulated" else set())
     if len(indices) != 1 or (not is_copy and any(tensor.dim() for tensor in tensors if not isinstance(tensor, Held))):
         raise RuntimeError(f"{op}: expected all tensors on the same device, found {sorted({str(t.device) for t in tensors})}")

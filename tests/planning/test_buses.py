@@ -26,7 +26,7 @@ def halves(case: Case, num_kept: int) -> Plan:
 def test_a_plan_takes_the_time_that_is_predicted_where_streams_and_values_share_a_bus(traced, rate, num_kept) -> None:
     case = simulated_case(traced, 2, rate)
     plan = halves(case, num_kept)
-    predicted = plan.prediction.throughput_per_s
+    predicted = 1 / plan.prediction.bottleneck_s
     assert case.run_per_s(plan) == pytest.approx(predicted, rel=0.05)
     assert case.scheduled_per_s(plan) == pytest.approx(predicted, rel=0.05)
 
