@@ -4,8 +4,8 @@
     python -m benchmarks.gpu ["Several accelerators"]
 
 A simulated accelerator (tests/simulatedmemory.py) takes 10 us for an op, and its link copies 10 GB/s in each direction; a core
-takes an op's weights at 1.5 GB/s. Stages on accelerators are run, and their answers are compared in all bits with those of torch
-on a core. The seconds of a request are those of the clocks of the devices; those of a core are given, not measured.
+takes an op's weights at 1.5 GB/s. Stages on accelerators are run; answers of whole plans are compared in all bits with those of
+torch on a core. The seconds of a request are those of the clocks of the devices; those of a core are given, not measured.
 """
 
 import sys
