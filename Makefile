@@ -69,7 +69,7 @@ bench-planner: install ## planner table: workload, reference value, ours, bound,
 bench-runtime: install ## ring, empty stages, peers, soak
 	$(BIN)/python -m benchmarks.runtime
 
-bench-gpu: install ## a model larger than its accelerator, under ten caps, on the simulated one
+bench-gpu: install ## accelerators kept busy, smaller than the model, and several of them: on a card, else simulated
 	$(BIN)/python -m benchmarks.gpu
 
 bench-models: install ## the best way to run each model here

@@ -98,12 +98,13 @@ class BackendError(AutosplitError):
     """A backend cannot take a stage, or gave wrong numbers.
 
     ``refused`` maps op names to reasons, where they are known. ``backend`` failed on a stage of a plan; '' if it is not known.
+    ``device`` is the one that cannot be opened, if that is why.
     """
 
-    def __init__(self, message: str = "", refused: Mapping[str, str] | None = None, backend: str = "") -> None:
+    def __init__(self, message: str = "", refused: Mapping[str, str] | None = None, backend: str = "", device: str = "") -> None:
         super().__init__(message)
         self.refused = dict(refused or {})
-        self.backend = backend
+        self.backend, self.device = backend, device
 
 
 class StageError(AutosplitError):

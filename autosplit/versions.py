@@ -1,6 +1,9 @@
-"""Versions of installed packages. A package that runs from a checkout has no metadata, and so no version."""
+"""Installed packages: their versions, and what they add to autosplit. One without metadata, as in a checkout, has neither."""
 
-from importlib.metadata import PackageNotFoundError, version
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, entry_points, version
 
 
 def version_of(package: str) -> str:
@@ -9,3 +12,13 @@ def version_of(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def added(group: str) -> Mapping[str, str]:
+    """Name to import path (``module:object``) of what installed packages add as entry points of a group; imports nothing."""
+    return _added(group, tuple(sys.path))
+
+
+@cache
+def _added(group: str, _path: tuple[str, ...]) -> Mapping[str, str]:
+    return {one.name: one.value for one in entry_points(group=group)}

@@ -1,119 +1,150 @@
-"""A model larger than its accelerator, under caps from 10 to 100 % of its weights, on the simulated accelerator of the tests.
+"""Accelerators: kept busy, smaller than the model, and several of them. On a card where there is one, else simulated.
 
     make bench-gpu
+    python -m benchmarks.gpu ["Several accelerators"]
 
-The accelerator takes 10 us for an op and copies 10 GB/s; a core takes an op's weights at 1.5 GB/s. Stages on the accelerator
-are run there, their answers are compared in all bits with those of torch on a core, and the seconds of a request are those of
-the clock of the device. Seconds of a core are given, not measured. The rule of accelerate is a formula: weights fill the device
-in order, and each later layer is copied before it computes, for each request; the copy of the answer is left out.
+A simulated accelerator (tests/simulatedmemory.py) takes 10 us for an op, and its link copies 10 GB/s in each direction; a core
+takes an op's weights at 1.5 GB/s. Stages on accelerators are run; answers of whole plans are compared in all bits with those of
+torch on a core. The seconds of a request are those of the clocks of the devices; those of a core are given, not measured.
 """
 
 import sys
 from pathlib import Path
 
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from simulated import Simulated
-from simulatedmemory import BUS_BYTES_PER_S, OP_S
-
 import autosplit
-from autosplit.backends.placing import place_runnable
-from autosplit.backends.streaming import streamed_runnable
-from autosplit.memory.account import Account
-from autosplit.planning.caps import plan_within_caps
-from autosplit.planning.question import Question
+from autosplit.devices.cuda import Cuda
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.splitting import split
-from autosplit.values.constraints import Constraints
-from autosplit.values.links import Link
-from autosplit.values.machine import HOST, Machine, parse_device
 from autosplit.values.plan import Plan
-from autosplit.values.profile import Profile
-from autosplit.values.residency import least_bytes
+from benchmarks.gpucases import (
+    Case,
+    accelerator,
+    alone_per_s,
+    card_case,
+    computes_per_s,
+    ours_per_s,
+    placed,
+    simulated_case,
+)
+from benchmarks.pages import with_section
 
-TABLE, MODEL = Path("benchmarks/gpu.md"), "autosplit.examples.mlp:mlp?depth=24&width=512"
-CORE, GPU, CORE_BYTES_PER_S = "cpu:0", "cuda:0", 1.5e9
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-NUM_REQUESTS = 20
-BESIDE_BYTES = 1 << 16
+TABLE, IS_CARD = Path("benchmarks/gpu.md"), Cuda.count() > 0
+MLP = "autosplit.examples.mlp:mlp?depth=24&width=512"
+BERT_24 = "transformers:BertModel?num_hidden_layers=24&hidden_size=1024&num_attention_heads=16&intermediate_size=4096"
+LARGE = BERT_24 if IS_CARD else MLP
+BUSY = (
+    ("transformers:ResNetForImageClassification", None),
+    ("transformers:BertModel", 128),
+    ("transformers:GPT2Model", 128),
+    ("autosplit.examples.unet:unet?size=256", None),
+)
+SIMULATED_BUSY = (
+    ("autosplit.examples.mlp:mlp?depth=4&width=1024", None),
+    ("autosplit.examples.unet:unet?size=64&levels=2&channels=8", None),
+)
+SHARES = (0.1, 0.3, 0.6, 1.0) if IS_CARD else (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+CAPS = (0.15,)
+"""Caps of each of several accelerators, as shares of all weights."""
+BUSES = (("none", 0.0, False), ("10 GB/s shared", 1e10, False), ("10 GB/s, peer to peer", 1e10, True))
+COUNT = 100 if IS_CARD else 10
 
 
-def on_device_s(traced: Traced, ops: tuple[str, ...], resident_bytes: int) -> float:
-    """Simulated seconds of a request in a row of requests. Raises: AssertionError: an answer is another one than on a core."""
-    device = Simulated()
-    order = [op.name for op in traced.graph.ops]
-    rest = [name for name in order if name not in ops]
-    before = [name for name in rest if order.index(name) < order.index(ops[0])]
-    stages = [part for part in (before, list(ops), [name for name in rest if name not in before]) if part]
-    program = split(traced, stages)[stages.index(list(ops))]
-    run = place_runnable(
-        device,
-        lambda one, queue: (streamed_runnable(program, resident_bytes, one, queue), False),
-        program.inputs,
-        program.outputs,
-    )
-    inputs = [torch.rand(spec.shape) for spec in program.inputs]
-    for made, right in zip(run(inputs), program.module(*inputs), strict=True):
-        assert torch.equal(made, right)
-    begun_s = run.computing.time_s
-    for _ in range(NUM_REQUESTS):
-        begun = run.begin(inputs)
-    begun.outputs()
-    return float((run.computing.time_s - begun_s) / NUM_REQUESTS)
+def words(plan: Plan, core: str) -> str:
+    """The stages of a plan in words."""
+    kinds = [
+        "streamed" if s.resident_bytes is not None else "on the core" if core in s.devices else "resident" for s in plan.stages
+    ]
+    return " + ".join(f"{len(stage.ops)} ops {kind}" for stage, kind in zip(plan.stages, kinds, strict=True))
 
 
-def simulated_s(traced: Traced, plan: Plan, core_s: dict[str, float]) -> float:
-    """Seconds of a request of the slowest stage of a plan."""
-    found = []
-    for stage in plan.stages:
-        held = traced.graph.stage_bytes(stage.ops) if stage.resident_bytes is None else stage.resident_bytes
-        found.append(sum(core_s[op] for op in stage.ops) if stage.devices == (CORE,) else on_device_s(traced, stage.ops, held))
-    return max(found)
+def row(*cells: object) -> str:
+    """A row of a table, told as it is made."""
+    texts = (f"{cell:.0f}" if isinstance(cell, float) and cell >= 50 else cell for cell in cells)
+    shown = " | ".join(f"{text:.3f}" if isinstance(text, float) else str(text) for text in texts)
+    print(f"| {shown} |", flush=True)
+    return f"| {shown} |"
+
+
+def kept_busy() -> list[str]:
+    """One accelerator fed from one process with pinned copies.
+
+    Alone: copies in, compute, copies out in one queue, and a wait for each request. Ours: as a worker runs the stage. The limit
+    is compute without copies.
+    """
+    lines = [
+        row("model", "batch", "eager alone", "graph alone", "compiled alone", "ours", "limit", "ours / best alone"),
+        "|---" * 8 + "|",
+    ]
+    device = accelerator(IS_CARD)
+    for spec, seq_len in BUSY if IS_CARD else SIMULATED_BUSY:
+        for batch in (1, 8):
+            traced = autosplit.trace(spec, batch=batch, seq_len=seq_len)
+            inputs, graph = traced.example_inputs, placed(traced, device, record=True)
+            eager, recorded = alone_per_s(placed(traced, device, record=False), inputs, COUNT), alone_per_s(graph, inputs, COUNT)
+            compiled = alone_per_s(placed(traced, device, record=True, compiles=True), inputs, COUNT) if IS_CARD else 0.0
+            ours, limit = ours_per_s(graph, inputs, COUNT), computes_per_s(graph, COUNT)
+            best = max(eager, recorded, compiled)
+            lines.append(row(spec, batch, eager, recorded, compiled or "–", ours, limit, ours / best))
+    return lines
+
+
+def one_accelerator() -> list[str]:
+    """A model on one accelerator under caps, as shares of its weights.
+
+    The rule of accelerate is a formula: weights fill the device in order, and each later layer is copied before it computes, for
+    each request; the copy of the answer is left out.
+    """
+    traced = autosplit.trace(LARGE, seq_len=128) if IS_CARD else autosplit.trace(LARGE)
+    case = card_case(traced) if IS_CARD else simulated_case(traced, 1)
+    streamed, on_core = case.run_per_s(case.streamed()), case.run_per_s(case.on_core())
+    lines = [row("cap", "plan", "predicted", "run", "all streamed", "all on the core", "accelerate's rule"), "|---" * 7 + "|"]
+    for share in SHARES:
+        room = int(share * traced.graph.weight_bytes)
+        plan = case.planned(room)
+        rates = 1 / plan.prediction.bottleneck_s, case.run_per_s(plan)
+        others = streamed if case.least_bytes <= room else "no room", on_core, case.rule_per_s(room)
+        lines.append(row(f"{share:.0%}", words(plan, case.names[0]), *rates, *others))
+    return lines
+
+
+def several_accelerators() -> list[str]:
+    """The MLP with 128 rows on one, two and four simulated accelerators with a link each and a bus.
+
+    The cap is that of each, as a share of all weights. Without a bus only the links limit copies. Values between accelerators
+    pass through the host; where they could go from one to the other (peer to peer), the plan is predicted and simulated, not run.
+    """
+    traced = autosplit.trace(MLP, batch=128)
+    lines = [row("accelerators", "cap", "bus", "plan", "predicted", "schedule", "run", "predicted / run"), "|---" * 8 + "|"]
+    for num_gpus in (1, 2, 4):
+        for share in CAPS:
+            for name, rate, peer_to_peer in BUSES[: 1 if num_gpus == 1 else None]:
+                lines.append(_on_bus(simulated_case(traced, num_gpus, rate, peer_to_peer), traced, share, name, peer_to_peer))
+    return lines
+
+
+def _on_bus(case: Case, traced: Traced, share: float, name: str, peer_to_peer: bool) -> str:
+    plan = case.planned(int(share * traced.graph.weight_bytes))
+    predicted, num_gpus = 1 / plan.prediction.bottleneck_s, len(case.names) - 1
+    ran = () if peer_to_peer else (case.run_per_s(plan),)
+    told = (*ran, predicted / ran[0]) if ran else ("–", "–")
+    return row(num_gpus, f"{share:.0%}", name, words(plan, case.names[0]), predicted, case.scheduled_per_s(plan), *told)
 
 
 def main() -> None:
-    """Write the table."""
-    traced = autosplit.trace(MODEL)
-    graph = traced.graph
-    ops = tuple(op.name for op in graph.ops)
-    own, shared = graph.own_bytes(ops)
-    core_s = {op: max(OP_S, size / CORE_BYTES_PER_S) for op, size in zip(ops, own, strict=True)}
-    profile = Profile.given(graph, {(op, CORE): core_s[op] for op in ops} | {(op, GPU): OP_S for op in ops})
-    rate = 1 / BUS_BYTES_PER_S
-    pairs = [(a, b) for a in (HOST, CORE, GPU) for b in (HOST, CORE, GPU) if a != b]
-    links = [Link(a, b, 0, 0, 0, 0, 0, pinned_s_per_byte=rate if (a, b) == (HOST, GPU) else 0) for a, b in pairs]
-    lines = [
-        "# Models larger than their accelerator",
-        "",
-        f"Made by `make bench-gpu` on the **simulated** accelerator of the tests, not on a GPU. {MODEL}, "
-        f"{graph.weight_bytes / 1e6:.1f} MB of weights; items/s.",
-        "",
-        (__doc__ or "").partition("make bench-gpu\n\n")[2].strip(),
-        "",
-        "| cap | plan | predicted | simulated | all streamed | all on the core | accelerate's rule |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for share in SHARES:
-        room = int(share * graph.weight_bytes)
-        machine = Machine.of(map(parse_device, (CORE, GPU)), links).with_memory({GPU: room + BESIDE_BYTES})
-        source = traced.source
-        question = Question(graph, profile, source, machine, ("eager",), Constraints(max_replicas=1), time_limit_s=2.0)
-        plan = plan_within_caps(question, Account(graph)).verify(graph, machine)
-        ours_s = simulated_s(traced, plan, core_s)
-        least = least_bytes(own, shared)
-        streamed = f"{1 / on_device_s(traced, ops, least):.0f}" if least <= room else "no room"
-        filled, fixed_s = 0, 0.0
-        for size in own:
-            filled += size
-            fixed_s += OP_S + (size * rate if filled > room else 0.0)
-        placed = [(s, "streamed" if s.resident_bytes else "resident" if GPU in s.devices else "on the core") for s in plan.stages]
-        how = " + ".join(f"{len(stage.ops)} ops {kind}" for stage, kind in placed)
-        rates = (plan.prediction.throughput_per_s, 1 / ours_s, streamed, 1 / sum(core_s.values()), 1 / fixed_s)
-        told = (one if isinstance(one, str) else f"{one:.0f}" for one in rates)
-        lines.append(f"| {share:.0%} | {how} | {' | '.join(told)} |")
-        print(lines[-1])
-    TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    """Write the sections of this device; those of others stay."""
+    where = str(Cuda(0).facts()) if IS_CARD else "simulated"
+    about = (__doc__ or "").partition('accelerators"]\n\n')[2].strip()
+    page = TABLE.read_text(encoding="utf-8") if TABLE.exists() else ""
+    page = with_section(page, f"# Accelerators\n\nMade by `make bench-gpu`, in requests/s. Each heading says on what.\n\n{about}")
+    parts = (
+        ("Kept busy", kept_busy),
+        (f"{LARGE} on one accelerator", one_accelerator),
+        ("Several accelerators", several_accelerators),
+    )
+    wanted = sys.argv[1:] or [heading for heading, _ in parts[: 2 if IS_CARD else None]]
+    for heading, table in (part for part in parts if part[0] in wanted):
+        told = " ".join((table.__doc__ or "").split())
+        page = with_section(page, "\n".join([f"## {heading}, {where}", "", told, "", *table()]))
+        TABLE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

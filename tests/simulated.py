@@ -6,7 +6,7 @@ the place of CUDA by its import path, here and in workers.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
@@ -15,10 +15,10 @@ import simulatedmemory
 import torch
 
 from autosplit.devices import accelerators, discovering
-from autosplit.devices.accelerators import Facts, Work
+from autosplit.devices.accelerators import Accelerator, Facts, Work
 
 accelerators.CALIBRATION_SIZE = 64  # a CPU would take long for the work that a GPU does
-forget = discovering.facts_of.cache_clear
+forget = discovering._facts_of.cache_clear
 
 
 @dataclass(eq=False)
@@ -33,12 +33,9 @@ class Queue(simulatedmemory.Queue):
         return self.memory.running is self
 
     def step(self) -> None:
-        work, before = self.waiting.popleft(), self.memory.running
-        self.memory.running = self
-        try:
+        work = self.waiting.popleft()
+        with self.memory.working(self):
             work()
-        finally:
-            self.memory.running = before
 
 
 class Event:
@@ -83,7 +80,7 @@ class Event:
         return self.at_s - earlier.at_s
 
 
-class Simulated:
+class Simulated(Accelerator):
     """A provider with two devices."""
 
     ONNX_PROVIDER = "CPUExecutionProvider"
@@ -130,14 +127,14 @@ class Simulated:
     def staging(self, num_bytes: int) -> torch.Tensor:
         return torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
 
+    def allow_tf32(self, allow: bool) -> None:
+        self.memory.tf32 = allow
+
     def synchronise(self) -> None:
         self.calls["synchronise"] += 1
         for queue in self.queues:
             while queue.waiting:
                 queue.step()
-
-    def onnx_options(self, queue: Queue) -> Mapping[str, str]:
-        return {}
 
 
 class InHostMemory(Simulated):

@@ -1,16 +1,20 @@
 """CPU cores and a simulated accelerator together: everything is real but the calls of torch.cuda."""
 
+import re
+from dataclasses import replace
+
 import pytest
 from simulated import cuda
-from simulatedmemory import CONTEXT_BYTES
+from simulatedmemory import CONTEXT_BYTES, memory_of, taken
 
 from autosplit import api
-from autosplit.deploying.setup import Budget
+from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
 from autosplit.measuring import measure
 from autosplit.planning.backends import backend_choices
 from autosplit.planning.question import Question
+from autosplit.searching.precisions import other_precisions
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST, Machine, parse_device
@@ -55,3 +59,40 @@ def test_a_backend_that_one_kind_of_device_lacks_is_used_on_the_other() -> None:
     question = Question(Graph("model", (), (), (), {}, {}), profile, Source("m:f"), machine, ("a", "b", "c"))
     choices = [" ".join(choice.values()) for choice in backend_choices(question)]
     assert choices == ["b b b", "a a b", "a a c", "b b c"]
+
+
+@pytest.mark.timeout(120)
+def test_a_model_that_never_fitted_its_accelerator_is_measured_in_pieces_streamed_and_right() -> None:
+    """Weights of 47 MB, and 67 MB free, of which drivers take 34 MB; nothing is capped."""
+    core = f"cpu:{affinity()[0]}"
+    with taken(0, memory_of(0).free_bytes - 2 * CONTEXT_BYTES - 3_000_000), cuda():
+        machine = machine_for(f"{core},cuda:0")
+        traced = api.trace("autosplit.examples.mlp:mlp?depth=6&width=1400")
+        profile = measure(traced, machine, budget_s=0.3)
+        assert "eager on cuda:0: measured in 6 pieces, since the model does not fit" in profile.notes
+        found = profile.measured[Setting("cuda:0", "eager", 1)]
+        assert found.ops.keys() == profile.measured[Setting(core, "eager", 1)].ops.keys() and found.error == 0
+        wanted = Constraints(pins={op.name: "cuda:0" for op in traced.graph.ops})
+        plan = api.search(traced, profile, machine, wanted, budget=Budget(search_s=0, explain_s=0)).plan
+        assert [stage.resident_bytes is not None for stage in plan.stages] == [True]
+        report = api.run(traced, plan, machine, baselines=False, budget=Budget(num_requests=20, num_rounds=1))
+    assert report.best.outputs_equal and report.best.max_abs_error == 0
+
+
+@pytest.mark.timeout(120)
+def test_what_another_precision_would_bring_is_measured_on_the_accelerator_and_said() -> None:
+    """Products take half of the time there in half precision and in TF32, casts as long as any op."""
+    with cuda():
+        machine = machine_for("cuda:0")
+        traced = api.trace("autosplit.examples.mlp:mlp?depth=3&width=40")
+        profile = measure(traced, machine, budget_s=0.1, links=False)
+        plan = api.search(traced, profile, machine, budget=Budget(search_s=0, explain_s=0)).plan
+        told = list(other_precisions(traced, plan, machine, profile, Setup(progress=False)))
+    pattern = (
+        r"(\w+) on cuda:0 would bring ([\d.]+) times the throughput of f32, with outputs off by (\S+) of the largest value: .*"
+    )
+    found = {one[1]: (float(one[2]), float(one[3])) for one in (re.fullmatch(pattern, text) for text in told) if one}
+    assert found.keys() == {"tf32", "bf16", "f16"}
+    assert found["tf32"][0] > 1.2 and 0 < found["tf32"][1] < 0.0025
+    assert 0 < found["f16"][1] < found["bf16"][1] < 0.05
+    assert not list(other_precisions(traced, replace(plan, precision="bf16"), machine, profile, Setup(progress=False)))

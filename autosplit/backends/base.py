@@ -14,15 +14,15 @@ from typing import Protocol, TypeVar, cast, runtime_checkable
 import torch
 
 from autosplit.backends.apart import apart
-from autosplit.devices.accelerators import PROVIDERS, Accelerator, Queue
-from autosplit.devices.discovering import PACKAGES
+from autosplit.devices.accelerators import Accelerator, Queue, is_served
+from autosplit.devices.discovering import packages_of
 from autosplit.errors import BackendError, MissingExtraError, UsageError
 from autosplit.scratch import scratch_folder
 from autosplit.tracing.splitting import StageProgram, is_saved, load_stage, save_stage
 from autosplit.tracing.valueranges import Assumed
 from autosplit.values.samples import BACKENDS as BACKENDS
 from autosplit.values.samples import Precision as Precision
-from autosplit.values.samples import backend_fault
+from autosplit.values.samples import backend_fault, backends
 from autosplit.versions import version_of
 
 T = TypeVar("T")
@@ -90,6 +90,46 @@ class Backend(Protocol):
             work may be recorded and replayed (a CUDA graph).
         Raises: BackendError: the runtime refuses the stage.
         """
+
+
+class AcceleratorBackend(ABC):
+    """Base of backends of other packages: a runtime of one kind of accelerator that takes a saved stage. It needs ``name``,
+    ``kind`` and ``place``."""
+
+    name: str
+    kind: str
+    exact = False
+    native = False
+    assumed: Assumed = "any"
+    lacks: Mapping[Precision, str] = dict.fromkeys(("tf32", "bf16", "f16"), "its package does not say that it can")
+
+    def missing(self) -> str | None:
+        """None: its package is installed."""
+        return None
+
+    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
+        """Write nothing: ``place`` reads the saved stage."""
+        require_precision(cast(Backend, self), precision)
+
+    def load(
+        self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
+    ) -> Runnable:
+        """Raise BackendError: it does not run on cores."""
+        raise BackendError(f"backend '{self.name}' runs on {self.kind} devices only; use eager on cores")
+
+    def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
+        """Raise BackendError: it does not run on cores."""
+        return self.load(Path(), threads, precision)
+
+    def refuses_kind(self, kind: str) -> str | None:
+        """Refuse all kinds of devices but its own."""
+        return None if kind == self.kind else f"it runs on {self.kind} devices only; use eager there"
+
+    @abstractmethod
+    def place(
+        self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
+    ) -> tuple[Runnable, bool]:
+        """Put the saved stage on an accelerator: see ``Backend.place``."""
 
 
 class FileBackend(ABC):
@@ -218,8 +258,8 @@ def usual() -> list[str]:
 
 
 def installed() -> list[str]:
-    """The backends that can run here, in the order of BACKENDS."""
-    return [name for name in BACKENDS if named_backend(name).missing() is None]
+    """The backends that can run here, autosplit's own first."""
+    return [name for name in backends() if named_backend(name).missing() is None]
 
 
 def states() -> tuple[dict[str, str], ...]:
@@ -227,10 +267,10 @@ def states() -> tuple[dict[str, str], ...]:
     return tuple(
         {
             "backend": name,
-            "version": version_of(PACKAGES[name][0]) or "-",
+            "version": version_of(packages_of(name)[0]) or "-",
             "state": (named_backend(name).missing() or "installed").removeprefix(f"backend '{name}' "),
         }
-        for name in BACKENDS
+        for name in backends()
     )
 
 
@@ -249,7 +289,8 @@ def absent_runtimes() -> tuple[str, ...]:
 def require_device(backend: Backend, device: str) -> None:
     """Raise BackendError, with the reason, unless the backend runs on this device (``cpu:0``, ``cuda:0``)."""
     kind = device.partition(":")[0]
-    if kind in PROVIDERS and (reason := backend.refuses_kind(kind)):
+    asked = is_served(kind) or isinstance(backend, AcceleratorBackend)
+    if asked and (reason := backend.refuses_kind(kind)):
         raise BackendError(f"backend '{backend.name}' does not run on '{device}': {reason}")
 
 
@@ -266,7 +307,7 @@ def require_streams(backend: Backend) -> StreamingBackend:
     """Return the backend. Raises: BackendError: it computes one request at a time."""
     if isinstance(backend, StreamingBackend):
         return backend
-    others = ", ".join(name for name in BACKENDS if has_streams(name))
+    others = ", ".join(name for name in backends() if has_streams(name))
     raise BackendError(
         f"backend '{backend.name}' works on one request at a time; use replicas, or a backend with streams: {others}"
     )
@@ -278,7 +319,7 @@ def exact_on(backend: Backend, device: str, precision: Precision) -> bool:
     >>> exact_on(get_backend("eager"), "cpu:0", "f32"), exact_on(get_backend("eager"), "cuda:0", "f32")
     (True, False)
     """
-    return backend.exact and precision == "f32" and device.partition(":")[0] not in PROVIDERS
+    return backend.exact and precision == "f32" and not is_served(device.partition(":")[0])
 
 
 def require_precision(backend: Backend, precision: Precision) -> None:
@@ -303,5 +344,9 @@ def named_backend(name: str) -> Backend:
     """Import the backend called ``name``, whose packages may be missing. Raises: UsageError: there is no such backend."""
     if fault := backend_fault(name):
         raise UsageError(fault)
-    module = importlib.import_module(f"autosplit.backends.{name}")
-    return cast(Backend, module.BACKEND)
+    path = backends()[name]
+    module, _, found = path.partition(":")
+    try:
+        return cast(Backend, getattr(importlib.import_module(module), found))
+    except (ImportError, AttributeError) as failure:
+        raise UsageError(f"backend '{name}' ('{path}') cannot be imported: {failure}; mend its package") from failure

@@ -2,12 +2,12 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from autosplit.backends.base import Backend, Runnable
-from autosplit.backends.lowering import lower_to_bf16
+from autosplit.backends.lowering import beside
 from autosplit.errors import AutosplitError, BackendError
 from autosplit.tracing.differing import NumericalError, compare
 from autosplit.tracing.splitting import StageProgram
@@ -16,9 +16,9 @@ from autosplit.values.samples import Precision
 F32_TOLERANCE = 1e-3
 """Largest relative error against f32 eager that a backend may show in f32 by default."""
 
-BF16_TIMES_EAGER = 4.0
-BF16_TOLERANCE = (0.02, 0.9)
-"""In bf16 a backend's error may be BF16_TIMES_EAGER times that of torch's own bf16, clipped to BF16_TOLERANCE.
+TIMES_EAGER = 4.0
+TOLERANCES: Mapping[Precision, tuple[float, float]] = {"bf16": (0.02, 0.9), "f16": (0.0025, 0.9), "tf32": (0.0025, 0.9)}
+"""In a lower precision a backend's error may be TIMES_EAGER times that of torch's own (``lowering.beside``), clipped to these.
 
 A fixed limit cannot tell right from wrong: with 8 bits of mantissa a correct shallow network is 0.005 off, a deep one up to 0.45.
 """
@@ -27,15 +27,15 @@ A fixed limit cannot tell right from wrong: with 8 bits of mantissa a correct sh
 def tolerance(precision: Precision, eager: NumericalError | None = None) -> float:
     """The largest relative error against f32 eager that a backend may show.
 
-    ``eager`` is the error of torch's own bf16 on the same inputs; only bf16 needs it.
+    ``eager`` is the error of torch's own lower precision on the same inputs; f32 does not need it.
 
     >>> tolerance("f32"), tolerance("bf16", NumericalError(1.0, 0.05, "y")), tolerance("bf16", NumericalError(1.0, 0.4, "y"))
     (0.001, 0.2, 0.9)
     """
     if precision == "f32":
         return F32_TOLERANCE
-    least, most = BF16_TOLERANCE
-    return min(most, max(least, BF16_TIMES_EAGER * eager.relative)) if eager else most
+    least, most = TOLERANCES[precision]
+    return min(most, max(least, TIMES_EAGER * eager.relative)) if eager else most
 
 
 def reference(program: StageProgram, inputs: Sequence[torch.Tensor], threads: int = 1) -> list[torch.Tensor]:
@@ -82,8 +82,8 @@ def check(
         names = [spec.name for spec in program.outputs]
         error = compare(names, found, expected)
         if limit is None:
-            beside = compare(names, lower_to_bf16(program).module(*inputs), expected) if precision == "bf16" else None
-            limit = tolerance(precision, beside)
+            natural = None if precision == "f32" else compare(names, beside(program, precision).module(*inputs), expected)
+            limit = tolerance(precision, natural)
     if (backend.exact and precision == "f32") if exact is None else exact:
         limit = 0.0
     if not error.relative <= limit:

@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autosplit.backends.base import Backend, Precision, Runnable, on_threads, require_precision
-from autosplit.backends.lowering import in_precision, lower_to_bf16
+from autosplit.backends.lowering import HALVES, in_precision, lowered
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram, load_stage, place_stage, save_stage
 from autosplit.tracing.valueranges import Assumed
-
-LOWERED = "bf16"
-"""Folder of the stage in bf16, inside the stage's folder."""
 
 
 class EagerBackend:
@@ -28,21 +25,21 @@ class EagerBackend:
         return None
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
-        """Write the lowered stage in bf16, so that replicas share its weights; in f32 the saved stage is enough."""
+        """Write the lowered stage, so that replicas share its weights; in f32 and tf32 the saved stage is enough."""
         require_precision(self, precision)
-        if precision == "bf16" and not (folder / LOWERED).is_dir():
-            save_stage(lower_to_bf16(program), folder / LOWERED, first and first / LOWERED)
+        if precision in HALVES and not (folder / precision).is_dir():
+            save_stage(lowered(program, precision), folder / precision, first and first / precision)
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
     ) -> Runnable:
         """Load the stage with its weights mapped from the file."""
         require_precision(self, precision)
-        if precision == "f32":
+        if precision not in HALVES:
             return program_runnable(load_stage(folder, trust=trust), threads)
-        if not (folder / LOWERED).is_dir():
-            raise BackendError(f"stage folder '{folder}' is not prepared for eager in bf16: prepare the stage")
-        return program_runnable(load_stage(folder / LOWERED, trust=trust), threads)
+        if not (folder / precision).is_dir():
+            raise BackendError(f"stage folder '{folder}' is not prepared for eager in {precision}: prepare the stage")
+        return program_runnable(load_stage(folder / precision, trust=trust), threads)
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Return the stage's forward."""

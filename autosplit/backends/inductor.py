@@ -51,7 +51,7 @@ class InductorBackend(FileBackend):
     name = "inductor"
     exact = False
     native = True
-    lacks: Mapping[Precision, str] = {}
+    lacks: Mapping[Precision, str] = dict.fromkeys(("tf32", "f16"), "autosplit compiles it in f32 and bf16")
 
     def missing(self) -> str | None:
         """Name the C++ compiler if it is not installed."""

@@ -1,8 +1,10 @@
-"""bfloat16 for torch's own backends: ops that multiply matrices compute in bf16 (and accumulate in f32), all others in f32.
+"""Half precision for torch's own backends: ops that multiply matrices compute in bf16 or f16 (and accumulate in f32), all others
+in f32.
 
 The stage's graph is rewritten, so that its weights are converted once. OpenVINO lowers by itself.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,20 +34,29 @@ LOWERED = frozenset(
         "scaled_dot_product_attention.default",
     )
 )
-"""Operators that compute in bf16, as graphs name them."""
+"""Operators that compute in half precision, as graphs name them."""
+
+HALVES: Mapping[Precision, torch.dtype] = {"bf16": torch.bfloat16, "f16": torch.float16}
+"""The precisions that rewrite the graph, with their dtypes."""
 
 
 def in_precision(program: StageProgram, precision: Precision) -> StageProgram:
     """The stage as torch's own backends compute it in ``precision``."""
-    return lower_to_bf16(program) if precision == "bf16" else program
+    return lowered(program, precision) if precision in HALVES else program
 
 
-def lower_to_bf16(program: StageProgram) -> StageProgram:
-    """Compute matrix products, convolutions and attention of a stage in bf16; inputs and outputs keep their dtypes.
+def beside(program: StageProgram, precision: Precision) -> StageProgram:
+    """The stage as torch computes it on a core in a precision, for the error that is natural. For tf32 that is f16, which has as
+    many bits of mantissa."""
+    return lowered(program, "f16" if precision == "tf32" else precision)
+
+
+def lowered(program: StageProgram, precision: Precision) -> StageProgram:
+    """Compute matrix products, convolutions and attention of a stage in bf16 or f16; inputs and outputs keep their dtypes.
 
     Ops keep their names. The ``meta["op"]`` of a cast names the first op that needs it.
     """
-    source = program.module
+    source, dtype = program.module, HALVES[precision]
     weights: dict[str, torch.Tensor] = {}
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -53,11 +64,11 @@ def lower_to_bf16(program: StageProgram) -> StageProgram:
     owner = next(iter(source.graph.nodes))
 
     def half(node: fx.Node) -> fx.Node:
-        """The node in bf16."""
+        """The node in half precision."""
         if node not in halves:
             weight = node.op == "get_attr"
             halves[node] = (
-                _half_weight(graph, node, weights, program) if weight else _cast(graph, copies[node], torch.bfloat16, owner)
+                _half_weight(graph, node, weights, program, precision) if weight else _cast(graph, copies[node], dtype, owner)
             )
         return halves[node]
 
@@ -77,9 +88,11 @@ def lower_to_bf16(program: StageProgram) -> StageProgram:
     return replace(program, module=module)
 
 
-def _half_weight(graph: fx.Graph, node: fx.Node, weights: dict[str, torch.Tensor], program: StageProgram) -> fx.Node:
-    name = f"{node.target}_bf16"
-    weights[name] = program.weights[str(node.target)].detach().to(torch.bfloat16)
+def _half_weight(
+    graph: fx.Graph, node: fx.Node, weights: dict[str, torch.Tensor], program: StageProgram, precision: Precision
+) -> fx.Node:
+    name = f"{node.target}_{precision}"
+    weights[name] = program.weights[str(node.target)].detach().to(HALVES[precision])
     return graph.get_attr(name)
 
 

@@ -62,7 +62,10 @@ class OnnxRuntimeBackend(FileBackend):
     name = "onnxruntime"
     exact = False
     native = False
-    lacks: Mapping[Precision, str] = {"bf16": "its CPU provider has no matrix products and convolutions in bfloat16"}
+    lacks: Mapping[Precision, str] = {
+        "bf16": "its CPU provider has no matrix products and convolutions in bfloat16",
+        "f16": "autosplit exports its files in f32",
+    }
 
     def missing(self) -> str | None:
         """Name the packages that are not installed."""

@@ -54,7 +54,7 @@ class OpenVinoBackend(FileBackend):
     exact = False
     native = False
     assumed: Assumed = "narrow"
-    lacks: Mapping[Precision, str] = {}
+    lacks: Mapping[Precision, str] = dict.fromkeys(("tf32", "f16"), "its plug-in for cores has f32 and bf16")
 
     def missing(self) -> str | None:
         """Name the packages that are not installed; those of ONNX are needed too, because the stage is an ONNX file."""

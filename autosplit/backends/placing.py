@@ -20,7 +20,7 @@ from itertools import cycle
 import torch
 
 from autosplit.backends.base import Runnable
-from autosplit.devices.accelerators import Accelerator, Event, Queue, Work
+from autosplit.devices.accelerators import Accelerator, Event, Queue, Work, failure_of
 from autosplit.memory.slots import NUM_CONTEXTS
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, storage_bytes, view_storage
 
@@ -131,6 +131,10 @@ class PlacedStage:
     def num_contexts(self) -> int:
         """Requests that can be in progress."""
         return len(self.contexts)
+
+    def device_failure(self) -> str:
+        """Why the device carries out no more work, '' if it does."""
+        return failure_of(self.accelerator)
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> PlacedRequest:
         """Copy the inputs and enqueue the request, which overwrites the outputs of the request ``NUM_CONTEXTS`` before it."""

@@ -82,6 +82,8 @@ def draft(
     if stage.backend == "eager" and not trust:
         allowed_graph(program.module.graph, f"part '{stage.name}' is not for everybody: {WRITING}")
     made = {"eager": _eager, "onnxruntime": _onnxruntime, "openvino": _openvino, "inductor": _inductor}
+    if stage.backend not in made:
+        raise BackendError(f"stage '{stage.name}' runs on {stage.backend}, and bundles hold parts of {', '.join(made)} only")
     finish, weights, orders = made[stage.backend](program, stage, precision, pool, scratch)
     part = Part(
         name=stage.name,

@@ -20,7 +20,7 @@ from autosplit.errors import UsageError
 from autosplit.progress import Progress
 from autosplit.values.constraints import ANY_NUMBER, Constraints
 from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH
-from autosplit.values.samples import BACKENDS, Precision, backend_fault
+from autosplit.values.samples import Precision, backend_fault, backends
 from autosplit.values.shapes import Sizes, parse_sizes
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class MeasuredModel(Devices):
     profiles: Profiles = None
     remeasure: Annotated[bool, typer.Option(help="Measure again what the store already has.")] = False
     precision: Annotated[
-        Precision, typer.Option(help="bf16, or f32: the model's own dtypes. In bf16 the report says how far the outputs are off.")
+        Precision, typer.Option(help="f32: the model's own dtypes; tf32, bf16, f16: the report says how far the outputs are off.")
     ] = "f32"
 
     @property
@@ -166,7 +166,7 @@ class MeasuredModel(Devices):
         if self.backend in (BACKENDS_DEFAULT, "all"):
             return tuple(usual() if self.backend == BACKENDS_DEFAULT else installed())
         names = tuple(name.strip() for name in self.backend.split(",") if name.strip())
-        fault = backend_fault(*names) if names else f"--backend names none, the backends are {', '.join(BACKENDS)}"
+        fault = backend_fault(*names) if names else f"--backend names none, the backends are {', '.join(backends())}"
         if fault:
             raise UsageError(f"{fault}; give names with commas between, or 'usual' or 'all' alone")
         return names

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from autosplit.costs.hostways import hosts_of, sent_forward
 from autosplit.costs.problem import HOST, Block, Floats, Problem
-from autosplit.costs.streaming import waits_s
+from autosplit.costs.streaming import streamed_bytes, waits_s
 from autosplit.costs.wires import Sent
+from autosplit.values.machine import HOST as HOST_NAME
 
 TOLERANCE = 1e-9
 """Share by which sums may differ if they are added in another order. Only a larger one breaks a limit or betters a plan."""
@@ -31,7 +32,7 @@ class Loads:
 
     Attributes:
         device_s: seconds per sample that each device (or the processor that devices share) is busy, shape (num_devices,).
-        wire_s: seconds per sample that each wire between hosts is busy, shape (num_wires,).
+        wire_s: seconds per sample that each wire is busy, shape (num_wires,).
         compute_s: the part of ``device_s`` spent in ops.
         transfer_s: the part of ``device_s`` spent in sending and receiving.
         block_s: seconds that one sample takes in each block on its slowest device, shape (num_blocks,).
@@ -100,7 +101,7 @@ def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
     compute_s, transfer_s = problem.summed(compute_s), problem.summed(transfer_s)
     device_s = np.maximum(compute_s, transfer_s) if problem.overlap else compute_s + transfer_s
     replicas = np.array([len(block.devices) for block in blocks])
-    wire_s = problem.wires.loads_s(sent_between_hosts(problem, blocks))
+    wire_s = problem.wires.loads_s([*sent_between_hosts(problem, blocks), *sent_over_buses(problem, blocks)])
     return Loads(device_s, wire_s, compute_s, transfer_s, block_s, block_s / replicas, memory_bytes(problem, blocks))
 
 
@@ -114,6 +115,18 @@ def sent_between_hosts(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
     back = (crossings.target != HOST) & (crossings.target < crossings.source)
     rows = zip(crossings.source[back], crossings.target[back], crossings.num_bytes[back].tolist(), strict=True)
     return [*sent, *(Sent(places[source], places[target], num_bytes) for source, target, num_bytes in rows)]
+
+
+def sent_over_buses(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
+    """What each block sends to each other one and to the host, and the weights that are streamed, if a device has a bus."""
+    if not problem.wires.has_bus:
+        return []
+    crossings = crossings_of(problem, blocks)
+    places = [*(tuple(problem.place(device) for device in block.devices) for block in blocks), (HOST_NAME,)]
+    rows = zip(crossings.source, crossings.target, crossings.num_bytes.tolist(), strict=True)
+    sent = [Sent(places[source], places[target], num_bytes) for source, target, num_bytes in rows]
+    weights = [(place, streamed_bytes(problem, block)) for place, block in zip(places[:-1], blocks, strict=True)]
+    return sent + [Sent((HOST_NAME,), place, num_bytes) for place, num_bytes in weights if num_bytes]
 
 
 def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:

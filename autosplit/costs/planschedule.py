@@ -1,6 +1,7 @@
 """Simulate a plan with the seconds of its profile, or the blocks of a problem with the seconds of the evaluator."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from autosplit.costs.pieces import PieceTransfer, TimedPiece, timed_pieces
 from autosplit.costs.problem import HOST as PROBLEM_HOST
@@ -16,7 +17,7 @@ from autosplit.values.machine import HOST
 from autosplit.values.placement import placement_faults
 from autosplit.values.plan import Plan, Stage
 from autosplit.values.profile import Profile
-from autosplit.values.residency import parts_of
+from autosplit.values.residency import Parts, parts_of
 
 NOWHERE = PieceTransfer(0.0, 0.0, 0.0)
 """A transfer without values, for a piece that only waits for another one on its device."""
@@ -70,22 +71,29 @@ def schedule_plan(
         link: link between two devices by name, usually ``machine.link``; that of the host brings streamed weights.
         num_requests: passes of the graph, or as many times ``microbatches``.
         arrivals_s: when each request comes; None for all at once.
-        wires: network cards and uplinks between hosts, usually ``machine.wires``.
+        wires: network cards, uplinks and buses, usually ``machine.wires``.
     Raises: ProfileError: a stage's backend was not measured on its device. PlanError: a streamed stage has no room for buffers.
     """
+
+    def parts(stage: Stage) -> tuple[list[int], Parts]:
+        own_bytes, shared_bytes = graph.own_bytes(stage.ops)
+        found = Parts() if stage.resident_bytes is None else parts_of(own_bytes, shared_bytes, stage.resident_bytes)
+        if found is None:
+            raise PlanError(f"stage '{stage.name}' cannot be streamed: its resident_bytes have no room for two buffers")
+        return own_bytes, found
 
     def stage_s(stage: Stage, device: str) -> float:
         setting = device, stage.backend, stage.threads
         if stage.resident_bytes is None:
             return profile.stage_s(stage.ops, *setting)
-        own_bytes, shared_bytes = graph.own_bytes(stage.ops)
-        parts = parts_of(own_bytes, shared_bytes, stage.resident_bytes)
-        if parts is None:
-            raise PlanError(f"stage '{stage.name}' cannot be streamed: its resident_bytes have no room for two buffers")
+        own_bytes, streamed = parts(stage)
         copy_s = [size * link(HOST, device).pinned_s_per_byte for size in own_bytes]
-        return pass_s([profile.op_s(op, *setting) for op in stage.ops], copy_s, parts)
+        return pass_s([profile.op_s(op, *setting) for op in stage.ops], copy_s, streamed)
 
-    stages = plan_stages(plan, graph, stage_s)
+    stages = []
+    for stage, one in zip(plan.stages, plan_stages(plan, graph, stage_s), strict=True):
+        own_bytes, streamed = parts(stage)
+        stages.append(replace(one, streamed_bytes=float(sum(own_bytes[place] for place in streamed.streamed))))
     return simulate(
         stages,
         num_requests,

@@ -111,7 +111,8 @@ class Problem:
         overlap: a device computes and transfers at the same time: its load is the larger of the two, not the sum.
         processors: number of the processor of each device, counted from 0, if devices share its time and its memory, which has
             one cap. Only the evaluator knows processors; planners take problems without them.
-        wires: network cards and uplinks between hosts; the name of a device says its host. ``planners.wired`` plans around them.
+        wires: network cards and uplinks between hosts, and buses of devices; the name of a device says its host.
+            ``planners.wired`` plans around them.
         reasons: why (op, device) is not allowed, in words, for messages.
         host_s: seconds of the host's work for each sample, which a device pays as part of sending to the host; for messages.
         pinned_s_per_byte: seconds in which a byte of streamed weights comes to each device; 0 where none may be streamed.
@@ -183,6 +184,10 @@ class Problem:
         """For each device the sum of the loads of all devices on its processor, shape (num_devices,)."""
         return np.bincount(self.processor_of, loads)[self.processor_of].astype(np.float64)
 
+    def place(self, device: int) -> str:
+        """The name of a device on the machine: devices of a problem may have the name of a backend behind it."""
+        return self.devices[device].partition(" (")[0]
+
     @cached_property
     def index(self) -> dict[str, int]:
         """Op name to its position."""
@@ -207,6 +212,7 @@ class Problem:
             and pools[one] == pools[other]
             and self.transfers.alike(one, other)
             and np.array_equal(self.compute_s[:, one], self.compute_s[:, other])
+            and (not self.wires.has_bus or self.wires.alike(self.place(one), self.place(other)))
         )
 
     @cached_property

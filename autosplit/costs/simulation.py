@@ -33,6 +33,7 @@ class SimStage:
         sources: each earlier stage, or ``host``, that it reads, to the bytes of each value of one request from there.
         results: bytes of each value of one request that it returns to the host; None for a stage that returns nothing.
         moved_s: seconds of copying for one request in addition to those of the links, one figure for each replica; or empty.
+        streamed_bytes: bytes of weights that come from the host for one request, whose waits are part of ``seconds``.
     """
 
     name: str
@@ -41,6 +42,7 @@ class SimStage:
     sources: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: {HOST: ()})
     results: tuple[float, ...] | None = None
     moved_s: tuple[float, ...] = ()
+    streamed_bytes: float = 0.0
 
 
 class StageTimes(NamedTuple):
@@ -121,6 +123,7 @@ class _Worker:
     order: int
     request: int
     moved_s: float = 0.0
+    streamed_bytes: float = 0.0
     missing: list[int] = field(default_factory=list)
     sources: list[list[_Ring]] = field(default_factory=list)
     targets: list[list[_Ring]] = field(default_factory=list)
@@ -184,7 +187,18 @@ class Simulation:
         for stage in stages:
             step = len(stage.devices)
             made = [
-                _Worker(stage.name, k, step, name, devices[name], stage.seconds[k], len(self._workers) + k, k, moved_s)
+                _Worker(
+                    stage.name,
+                    k,
+                    step,
+                    name,
+                    devices[name],
+                    stage.seconds[k],
+                    len(self._workers) + k,
+                    k,
+                    moved_s,
+                    stage.streamed_bytes,
+                )
                 for k, (name, moved_s) in enumerate(zip(stage.devices, stage.moved_s or (0.0,) * step, strict=True))
             ]
             ways = {source: chain.way(place[source], place[stage.name]) for source in stage.sources}
@@ -255,7 +269,7 @@ class Simulation:
         for rings in worker.sources:
             receive_s += rings[worker.request % len(rings)].receive_s
         begin = now + receive_s
-        end = begin + worker.seconds
+        end = max(begin + worker.seconds, self._carried((HOST, worker.device_name), worker.streamed_bytes, begin))
         if worker is self._feed:
             self.admitted_s.append(now)
         elif worker is not self._drain:
@@ -263,7 +277,7 @@ class Simulation:
                 self._note(worker, now, begin, "receive")
             self._note(worker, begin, end, "compute")
             worker.transfer_s += receive_s
-            worker.compute_s += worker.seconds
+            worker.compute_s += end - begin
             worker.requests += 1
         self._push(end, worker)
 
@@ -291,7 +305,7 @@ class Simulation:
         self._go_on(worker, now, holds_device=True)
 
     def _sent(self, ring: _Ring, request: int, now: float) -> None:
-        there_s = now
+        there_s = max(now, self._carried((ring.sender.device_name, ring.receiver.device_name), ring.num_bytes, now - ring.send_s))
         for hop in pairwise(place[request % len(place)] for place in ring.way):
             there_s = self._carried(hop, ring.num_bytes, there_s)
         there_s += ring.latency_s
@@ -302,7 +316,7 @@ class Simulation:
 
     def _carried(self, hop: tuple[str, str], num_bytes: float, now: float) -> float:
         """Seconds at which the last byte arrives. A wire carries one value at a time, from the arrival of its first byte on."""
-        head_s = tail_s = now
+        head_s = tail_s = now if num_bytes else 0.0
         for wire in self._wires.routes.get(hop, ()):
             head_s = max(head_s, self._wire_free_s[wire])
             self._wire_free_s[wire] = head_s + num_bytes * self._wires.all[wire].s_per_byte

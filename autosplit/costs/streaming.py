@@ -18,6 +18,12 @@ def parts_on(problem: Problem, block: Block) -> Parts | None:
     return parts_of(problem.op_bytes[ops].astype(int).tolist(), int(shared), block.resident_bytes)
 
 
+def streamed_bytes(problem: Problem, block: Block) -> float:
+    """Bytes of weights that come to a device for one sample; 0 if all stay, or if there is no room for two buffers."""
+    parts = parts_on(problem, block) if block.resident_bytes < np.inf else None
+    return float(problem.op_bytes[np.sort(block.ops)[list(parts.streamed)]].sum()) if parts and parts.streamed else 0.0
+
+
 def waits_s(problem: Problem, block: Block, device: int) -> float:
     """Seconds of one sample in which the ops of a block wait for streamed weights on a device; 0 where none are streamed.
 

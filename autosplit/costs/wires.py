@@ -1,4 +1,7 @@
-"""Wires in the cost of a plan: the bytes that pass each wire, and the time of a value from host to host."""
+"""Wires in the cost of a plan: the bytes that pass each wire, and the time of a value from host to host.
+
+The ends of a wire are hosts, or devices and the host: a bus. The two kinds of names differ, so one table of routes holds both.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +17,7 @@ from autosplit.values.links import Wire
 
 
 class Sent(NamedTuple):
-    """Bytes of one sample that go from one block to another, with the hosts of their replicas, which take turns."""
+    """Bytes of one sample that go from one block to another, with the hosts (or the devices) of their replicas, in turns."""
 
     senders: tuple[str, ...]
     receivers: tuple[str, ...]
@@ -25,6 +28,11 @@ class Sent(NamedTuple):
         """The sending and the receiving host of each sample, until the replicas of both blocks are back at their first turn."""
         turns = range(lcm(len(self.senders), len(self.receivers)))
         return [(self.senders[k % len(self.senders)], self.receivers[k % len(self.receivers)]) for k in turns]
+
+
+def is_device(end: str) -> bool:
+    """Whether an end of a wire is a device; else it is a host."""
+    return ":" in end
 
 
 @dataclass(frozen=True)
@@ -41,13 +49,25 @@ class Wires:
 
     @cached_property
     def routes(self) -> dict[tuple[str, str], tuple[int, ...]]:
-        """Names of two hosts to the numbers of the wires that a value from the first to the second passes."""
+        """Names of two ends to the numbers of the wires that a value from the first to the second passes.
+
+        Between two stages on one device a value passes the wires of its bus; inside a host it passes none of the host's.
+        """
         found: dict[tuple[str, str], tuple[int, ...]] = {}
         for number, wire in enumerate(self.all):
             for pair in product(wire.sources, wire.targets):
-                if pair[0] != pair[1]:
+                if pair[0] != pair[1] or is_device(pair[0]):
                     found[pair] = (*found.get(pair, ()), number)
         return found
+
+    @cached_property
+    def has_bus(self) -> bool:
+        """Whether an end of a wire is a device."""
+        return any(map(is_device, {end for wire in self.all for end in (*wire.sources, *wire.targets)}))
+
+    def alike(self, one: str, other: str) -> bool:
+        """Whether two ends have the same wires."""
+        return all((one in ends) == (other in ends) for wire in self.all for ends in (wire.sources, wire.targets))
 
     def loads_s(self, sent: Iterable[Sent]) -> NDArray[np.float64]:
         """Seconds per sample that each wire is busy, shape (num_wires,)."""

@@ -6,7 +6,7 @@ import torch
 
 from autosplit.backends.base import exact_on, get_backend
 from autosplit.backends.checking import check, tolerance
-from autosplit.backends.lowering import lower_to_bf16
+from autosplit.backends.lowering import beside
 from autosplit.backends.workspace import Microbatch, Reference
 from autosplit.errors import BackendError
 from autosplit.tracing.capturing import Traced
@@ -44,10 +44,15 @@ def limit_of(plan: Plan, traced: Traced, work: Sequence[Microbatch], expected: S
     """The largest relative error that the plan's outputs may have: 0 where every stage is exact."""
     if set(plan.precisions) == {"f32"}:
         return 0.0 if is_exact(plan) else tolerance("f32")
-    lowered = lower_to_bf16(unsplit(traced)).module
-    with torch.inference_mode():
-        errors = [compare(traced.graph.outputs, lowered(*inputs), right) for inputs, right in zip(work, expected, strict=True)]
-    return tolerance("bf16", max(errors, key=lambda error: error.relative))
+    limits = []
+    for precision in set(plan.precisions) - {"f32"}:
+        lowered = beside(unsplit(traced), precision).module
+        with torch.inference_mode():
+            errors = [
+                compare(traced.graph.outputs, lowered(*inputs), right) for inputs, right in zip(work, expected, strict=True)
+            ]
+        limits.append(tolerance(precision, max(errors, key=lambda error: error.relative)))
+    return max(limits)
 
 
 def blame(plan: Plan, traced: Traced, inputs: Microbatch, error: NumericalError, limit: float) -> str:

@@ -8,6 +8,7 @@ from functools import partial
 
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.networks import deploy
+from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import absent_devices
 from autosplit.errors import AutosplitError
 from autosplit.memory.account import Account
@@ -76,7 +77,7 @@ class Footprints:
         """
         devices = {device.name: device for device in self.machine.devices}
         used = [(stage, devices[name]) for stage in plan.stages for name in stage.devices if name in devices]
-        foreign = not used or any(device.kind in ("null", "npu") or device.host for _, device in used)
+        foreign = not used or any((device.kind != "cpu" and not is_accelerator(device)) or device.host for _, device in used)
         cores = [(stage, device) for stage, device in used if device.kind == "cpu"]
         counted = len(cores) < len(used) and all(device.memory_bytes is None for _, device in cores)
         known = all(key_of(plan, stage) in self.of(traced) for stage, _ in cores)

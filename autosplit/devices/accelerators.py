@@ -1,8 +1,9 @@
 """Accelerators: devices with memory and queues of their own, behind one seam that a test can serve without hardware.
 
 Work for an accelerator is put in a queue (a CUDA stream) and done later, in the order of the queue; an event marks a place in
-the queue. A provider is a class, one for each kind of device, named by its import path ``module:Class``. The host only counts
-devices: an open device takes memory. Every worker learns the providers from its first message.
+the queue. A provider is a class, one for each kind of device, named by its import path ``module:Class``. Other packages add
+theirs as entry points ``autosplit.providers``, named after the kind. The host only counts devices: an open device takes memory.
+Every worker learns the providers from its first message.
 """
 
 import importlib
@@ -15,16 +16,20 @@ import torch
 
 from autosplit.errors import DeviceError
 from autosplit.tables import bytes_text
-from autosplit.values.machine import Device
+from autosplit.values.machine import HOST_KINDS, Device
+from autosplit.versions import added
 
 PROVIDERS: dict[str, str] = {"cuda": "autosplit.devices.cuda:Cuda"}
-"""Kind of device to the import path of its provider."""
+"""Kind of device to the import path of its provider, of those that no package added."""
 
 Work = Callable[[], None]
 """A function for a queue; it leaves its results in tensors that exist already."""
 
 Queue = Any
 """A provider's own type of queue; only the provider looks inside."""
+
+WITHOUT_IT = "; leave it out: name the other devices with --devices"
+"""The way out of an error of a device that cannot be used."""
 
 CALIBRATION_SIZE = 512
 CALIBRATION_PASSES = 10
@@ -77,17 +82,22 @@ class Facts:
 
 
 class Accelerator(Protocol):
-    """One device, opened in a worker by its ordinal."""
+    """One device, opened in a worker by its ordinal. A provider inherits from it, and need not write what has a body here."""
 
     def __init__(self, index: int) -> None:
         """Open it."""
 
-    ONNX_PROVIDER: str
-    """The name of ONNX Runtime's execution provider for it."""
+    ONNX_PROVIDER: str = ""
+    """The name of ONNX Runtime's execution provider for it; '' for none."""
 
     @staticmethod
     def count() -> int:
         """Number of these devices on this machine; opens none."""
+
+    @staticmethod
+    def remark() -> str:
+        """A hint, why devices that the user expects are not counted; '' for none."""
+        return ""
 
     @property
     def device(self) -> torch.device:
@@ -110,50 +120,77 @@ class Accelerator(Protocol):
 
         Raises: RuntimeError: some of it cannot be recorded.
         """
+        raise RuntimeError("its provider records none")
 
     def empty(self, num_bytes: int) -> torch.Tensor:
         """Bytes on the device."""
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
     def staging(self, num_bytes: int) -> torch.Tensor:
-        """Bytes in pinned host memory, which the device copies by itself."""
+        """Bytes in host memory, pinned if the device can then copy them by itself."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def allow_tf32(self, allow: bool) -> None:
+        """Whether products and convolutions of this process may round their inputs to TF32; nothing where there is none."""
 
     def synchronise(self) -> None:
         """Block until every queue is empty. Raises: RuntimeError: work failed; the device may be lost to this process."""
 
     def onnx_options(self, queue: Queue) -> Mapping[str, str]:
         """Options that make ONNX Runtime's execution provider work in this queue."""
+        return {}
+
+
+def accelerator_kinds() -> tuple[str, ...]:
+    """The kinds of devices that a provider serves."""
+    return tuple(dict.fromkeys((*PROVIDERS, *added("autosplit.providers"))))
+
+
+def is_served(kind: str) -> bool:
+    """Whether a provider serves a kind of device."""
+    return kind not in HOST_KINDS and kind in accelerator_kinds()
 
 
 def provider(kind: str) -> type[Accelerator]:
-    """The class that serves a kind of device."""
-    module, _, name = PROVIDERS[kind].partition(":")
-    return cast(type[Accelerator], getattr(importlib.import_module(module), name))
+    """The class that serves a kind of device. Raises: DeviceError: the package that adds it cannot be imported."""
+    path = PROVIDERS.get(kind) or added("autosplit.providers")[kind]
+    module, _, name = path.partition(":")
+    try:
+        return cast(type[Accelerator], getattr(importlib.import_module(module), name))
+    except (ImportError, AttributeError) as failure:
+        raise DeviceError(f"the provider '{path}' of {kind} devices cannot be imported: {failure}; mend its package") from failure
 
 
 def is_accelerator(device: Device) -> bool:
     """Whether a provider serves this kind of device."""
-    return device.kind in PROVIDERS
+    return is_served(device.kind)
 
 
 def absence(name: str) -> str:
     """Why an accelerator (``cuda:0``) cannot be opened on this machine, '' if it can."""
     kind, _, index = name.partition(":")
-    count = provider(kind).count()
-    seen = f"{count} {kind.upper()} device{'s' * (count != 1)}"
-    return "" if int(index) < count else f"device '{name}' is not here: torch {torch.__version__} sees {seen}"
+    served = provider(kind)
+    count = served.count()
+    if int(index) < count:
+        return ""
+    seen, remark = f"{count} {kind.upper()} device{'s' * (count != 1)}", served.remark()
+    return f"device '{name}' is not here: this machine has {seen}{remark and f' ({remark})'}"
 
 
 def open_accelerator(device: str) -> Accelerator | None:
     """The accelerator of this name (``cuda:0``), opened in this process, or None for another kind of device.
 
-    Raises: DeviceError: this machine does not have it.
+    Raises: DeviceError: this machine does not have it, or it does not answer.
     """
     kind, _, index = device.partition(":")
-    if kind not in PROVIDERS:
+    if not is_served(kind):
         return None
     if fault := absence(device):
         raise DeviceError(fault)
-    return provider(kind)(int(index))
+    try:
+        return provider(kind)(int(index))
+    except Exception as failure:
+        raise DeviceError(f"device '{device}' cannot be used: {type(failure).__name__}: {failure}{WITHOUT_IT}") from failure
 
 
 def open_all(_: object, names: Sequence[str], providers: Mapping[str, str]) -> dict[str, Facts]:
@@ -166,8 +203,24 @@ def open_all(_: object, names: Sequence[str], providers: Mapping[str, str]) -> d
             opened = provider(kind)(int(index))
             found[name] = replace(opened.facts(), calibration_s=calibration_s(opened))
         except Exception as failure:
-            raise DeviceError(f"device '{name}' cannot be used: {type(failure).__name__}: {failure}") from failure
+            raise DeviceError(f"device '{name}' cannot be used: {type(failure).__name__}: {failure}{WITHOUT_IT}") from failure
     return found
+
+
+def failure_of(accelerator: Accelerator) -> str:
+    """Why a device carries out no more work, '' if it does: it is asked with empty work in a queue of its own.
+
+    A request may fail alone, for example of too little memory. After other failures of a driver every further call fails, and
+    only a new process may open the device again.
+    """
+    try:
+        queue, done = accelerator.queue(), accelerator.event()
+        accelerator.enqueue(queue, lambda: None)
+        done.record(queue)
+        done.synchronise()
+    except Exception as failure:
+        return f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
+    return ""
 
 
 def calibration_s(accelerator: Accelerator) -> float:

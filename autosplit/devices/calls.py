@@ -24,6 +24,9 @@ Result = TypeVar("Result")
 START = 0
 """Number of the call that a worker begins with: its own start."""
 
+LAST_WORDS = -1
+"""Number of the reply with which a worker says why it ends, without a call."""
+
 _numbers = itertools.count(START + 1)
 
 
@@ -116,6 +119,22 @@ def reply_with(connection: Connection, number: int, work: Callable[[], Any]) -> 
         reply = Reply(number, trace=traceback.format_exc())
         connection.send(reply)
     return reply.error is None and not reply.trace
+
+
+def say_last(connection: Connection, failure: AutosplitError) -> None:
+    """In the worker: say why it is about to end. The host may be gone too."""
+    with suppress(OSError):
+        connection.send(Reply(LAST_WORDS, error=failure))
+
+
+def last_words(worker: Worker) -> str:
+    """What a worker that has ended said of its end, '' if it said nothing. Other replies of it are lost."""
+    with suppress(EOFError, OSError):
+        while worker.connection.poll(0):
+            reply = worker.connection.recv()
+            if isinstance(reply, Reply) and reply.number == LAST_WORDS:
+                return str(reply.error)
+    return ""
 
 
 def serve(connection: Connection, state: Any = None, idle_s: float | None = None) -> None:

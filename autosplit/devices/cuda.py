@@ -1,9 +1,10 @@
 """CUDA devices: the calls of torch.cuda behind the seam in ``accelerators``, and nothing else.
 
 Only workers open a device, since that takes hundreds of megabytes of its memory. Products and convolutions are computed in full
-float32. Torch allows TF32 for convolutions by default, but precision is the user's choice.
+float32 unless the user's precision is TF32, which torch by default allows for convolutions.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 
 import torch
 
-from autosplit.devices.accelerators import Event, Facts, Work
+from autosplit.devices.accelerators import Accelerator, Event, Facts, Work
 
 DRIVER = Path("/proc/driver/nvidia/version")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 WARM_UP_PASSES = 3
 MILLI = 1e-3
 
@@ -42,23 +44,31 @@ class CudaEvent:
         return float(earlier.event.elapsed_time(self.event)) * MILLI
 
 
-class Cuda:
-    """One CUDA device."""
+class Cuda(Accelerator):
+    """One CUDA device, or one instance of a device that is divided (MIG), which CUDA shows as a device of its own."""
 
     ONNX_PROVIDER = "CUDAExecutionProvider"
 
     def __init__(self, index: int) -> None:
         self._device = torch.device("cuda", index)
         torch.cuda.set_device(self._device)
-        # Set the old flags: torch's readers of cuDNN flags fail once the newer ones, by kind of op, differ from the old ones.
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
         self._pool: Any = None
+        self.allow_tf32(False)
 
     @staticmethod
     def count() -> int:
         """Number of devices that torch sees; the management library answers, so CUDA is not started."""
         return torch.cuda.device_count()
+
+    @staticmethod
+    def remark() -> str:
+        """What hides or numbers devices: CUDA_VISIBLE_DEVICES, a torch without CUDA, or no driver."""
+        if VISIBLE in os.environ:
+            return f"{VISIBLE}={os.environ[VISIBLE]!r}, and the numbers of the devices that it names begin at 0"
+        if torch.version.cuda is None:
+            return f"torch {torch.__version__} is built without CUDA"
+        driver = driver_version()
+        return f"driver {driver}, torch {torch.__version__}" if driver else "no NVIDIA driver is loaded"
 
     @property
     def device(self) -> torch.device:
@@ -101,21 +111,23 @@ class Cuda:
         self._pool = graph.pool()
         return graph.replay
 
-    def empty(self, num_bytes: int) -> torch.Tensor:
-        """Device memory."""
-        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-
     def staging(self, num_bytes: int) -> torch.Tensor:
         """Pinned host memory."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def allow_tf32(self, allow: bool) -> None:
+        """Set torch's flags for products and convolutions, and the one of ONNX Runtime's sessions that are opened from now on."""
+        # Set the old flags: torch's readers of cuDNN flags fail once the newer ones, by kind of op, differ from the old ones.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self._tf32 = allow
 
     def synchronise(self) -> None:
         """Wait for all streams of the device."""
         torch.cuda.synchronize(self._device)
 
     def onnx_options(self, queue: torch.cuda.Stream) -> Mapping[str, str]:
-        """Device, our stream, and full float32."""
-        return {"device_id": str(self._device.index), "user_compute_stream": str(queue.cuda_stream), "use_tf32": "0"}
+        """Device, our stream, and whether TF32 is allowed."""
+        tf32 = str(int(self._tf32))
+        return {"device_id": str(self._device.index), "user_compute_stream": str(queue.cuda_stream), "use_tf32": tf32}
 
 
 def driver_version(path: Path = DRIVER) -> str:

@@ -11,13 +11,14 @@ from typing import Any
 
 from autosplit import tables
 from autosplit.arguments import checked
-from autosplit.devices.accelerators import PROVIDERS, Facts, absence, is_accelerator, open_all, provider
+from autosplit.devices.accelerators import PROVIDERS, Facts, absence, accelerator_kinds, is_accelerator, open_all, provider
 from autosplit.devices.calls import begin
 from autosplit.devices.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
 from autosplit.devices.processes import WorkerProcess, spawn_worker
 from autosplit.errors import DeviceError, UsageError, each, names, raise_faults
 from autosplit.values.machine import Machine, parse_bytes, parse_device, span
 from autosplit.values.machinefile import read_machine
+from autosplit.values.samples import backends
 from autosplit.versions import version_of
 
 FACTS_LIMIT_S = 120.0
@@ -29,7 +30,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
     "inductor": ("torch",),
 }
-"""Backend name to the packages whose versions change its speed, the runtime itself first."""
+"""Name of each own backend to the packages whose versions change its speed, the runtime itself first."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,16 @@ class Description:
 
 
 def discover() -> Machine:
-    """This machine with its default devices: each usable CPU core alone, then each CUDA device.
+    """This machine with its default devices: each usable CPU core alone, then each accelerator.
 
-    The usable cores are those of the process's affinity, up to the container's CPU quota. Each CUDA device reserves one core for
+    The usable cores are those of the process's affinity, up to the container's CPU quota. Each accelerator reserves one core for
     the worker that feeds it, as long as a core is left.
     """
-    cores, cudas = usable_cores(), [parse_device(f"cuda:{index}") for index in range(provider("cuda").count())]
-    needed = max(0, len(cudas) - (len(affinity()) - len(cores)))
+    cores, kinds = usable_cores(), accelerator_kinds()
+    others = [parse_device(f"{kind}:{index}") for kind in kinds for index in range(provider(kind).count())]
+    needed = max(0, len(others) - (len(affinity()) - len(cores)))
     cpus = [parse_device(f"cpu:{core}") for core in cores[: max(1, len(cores) - needed)]]
-    return with_own_memory(with_feeding_cores(Machine.of([*cpus, *cudas])))
+    return with_own_memory(with_feeding_cores(Machine.of([*cpus, *others])))
 
 
 Devices = Machine | str | Sequence[str]
@@ -81,12 +83,12 @@ def machine_for(
 
     Args:
         devices: names with commas between, such as ``cpu:0,cpu:1`` or ``cpu:0-1,cuda:0``, or a list of names; ``cpu`` stands for
-            each usable core, ``cuda`` for each CUDA device; all devices by default.
+            each usable core, ``cuda`` for each CUDA device, and so on; all devices by default.
         machine_file: a YAML file with devices, memory caps and links; not together with ``devices``.
         memory: caps, either one size for every device (``300MB``), sizes by device (``cpu:0=300MB,cpu:1=1GiB``), or a mapping.
         here: whether the devices are needed; without, a plan may be made for devices that this machine lacks.
     Raises:
-        DeviceError: a core or CUDA device that this machine lacks, or more cores than the quota.
+        DeviceError: a core or an accelerator that this machine lacks, more cores than the quota, or a cap below the context.
         UsageError: both a list and a file, or a size that cannot be parsed.
     """
     if devices is not None and machine_file is not None:
@@ -100,13 +102,26 @@ def machine_for(
     if here:
         check_here(machine)
     machine = with_own_memory(with_feeding_cores(machine))
-    return machine.with_memory(parse_memory(memory, machine)) if memory is not None else machine
+    machine = machine.with_memory(parse_memory(memory, machine)) if memory is not None else machine
+    raise_faults(DeviceError, "memory caps do not fit the machine", [*_caps_below_context(machine)])
+    return machine
+
+
+def _caps_below_context(machine: Machine) -> Iterator[str]:
+    """A sentence for each cap that a worker breaks before it has loaded anything."""
+    for device in machine.devices:
+        if device.memory_bytes is not None and device.memory_bytes <= device.context_bytes:
+            cap, context = tables.bytes_text(device.memory_bytes), tables.bytes_text(device.context_bytes)
+            yield (
+                f"the cap of '{device.name}' is {cap}, and drivers and libraries alone take {context} there for each worker; "
+                "raise it, or leave the device out"
+            )
 
 
 def _spelled_out(given: Sequence[str]) -> Iterator[str]:
     """The names, with those of all devices of a kind in place of the kind alone."""
     for name in given:
-        found = [device.name for device in discover().devices if device.kind == name] if name in ("cpu", "cuda") else []
+        found = [device.name for device in discover().devices if device.kind == name] if ":" not in name else []
         yield from found or [name]
 
 
@@ -190,7 +205,6 @@ def with_own_memory(machine: Machine) -> Machine:
     return replace(machine, devices=tuple(there)).with_memory(caps)
 
 
-@cache
 def facts_of(names: tuple[str, ...]) -> Mapping[str, Facts]:
     """The facts of these accelerators, with the memory that is free while no process of ours has opened them.
 
@@ -199,8 +213,13 @@ def facts_of(names: tuple[str, ...]) -> Mapping[str, Facts]:
 
     Raises: DeviceError: one cannot be opened.
     """
-    if not names:
-        return {}
+    kinds = dict.fromkeys(name.partition(":")[0] for name in names)
+    return _facts_of(names, tuple(provider(kind).remark() for kind in kinds)) if names else {}
+
+
+@cache
+def _facts_of(names: tuple[str, ...], _remarks: tuple[str, ...]) -> Mapping[str, Facts]:
+    """``facts_of``, asked once for each numbering of the devices."""
 
     def opened(worker: WorkerProcess) -> dict[str, Facts]:
         return begin(worker, "during the inspection of devices", open_all, names, dict(PROVIDERS)).result(FACTS_LIMIT_S)
@@ -234,9 +253,14 @@ def caches(core: int = 0, cpus: Path = CPUS) -> dict[str, int]:
     return found
 
 
+def packages_of(backend: str) -> tuple[str, ...]:
+    """The packages whose versions change the speed of a backend, the runtime first; of another package's backend its own."""
+    return PACKAGES.get(backend) or (backends()[backend].partition(":")[0].partition(".")[0],)
+
+
 def versions(backends: Sequence[str] = ()) -> dict[str, str]:
     """Package name to installed version, for torch and the packages of the named backends. Imports nothing."""
-    names = dict.fromkeys(["torch", *(package for backend in backends for package in PACKAGES.get(backend, ()))])
+    names = dict.fromkeys(["torch", *(package for backend in backends for package in packages_of(backend))])
     return {name: version for name in names if (version := version_of(name))}
 
 

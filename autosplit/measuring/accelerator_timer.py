@@ -67,6 +67,7 @@ class AcceleratorTimer:
     def __init__(self, stage: LoadedStage, backend: str, accelerator: Accelerator, precision: Precision = "f32") -> None:
         self._accelerator, self._program, program = accelerator, stage.program, stage.program
         place = get_backend(backend).place
+        accelerator.allow_tf32(precision == "tf32")
         self.run = place_runnable(
             accelerator, lambda device, queue: place(stage.folder, device, queue, precision), program.inputs, program.outputs
         )
@@ -81,7 +82,7 @@ class AcceleratorTimer:
 
     def eager_op_s(self) -> dict[str, float]:
         """Op name to its least seconds in eager here, by which a backend that fuses shares its time out."""
-        ops = event_op_timer(self._program, self._accelerator, self.run.computing, "f32")
+        ops = event_op_timer(self._program, self._accelerator, self.run.computing, "f32")  # only shares count
         for _ in range(NUM_EAGER_PASSES):
             ops.sample(self._on_device)
         return {node.name: min(node.samples_s) for node in ops.nodes()}

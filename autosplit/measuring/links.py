@@ -83,7 +83,9 @@ def measure_links(opened: LinkRings, workers: Workers, others: Sequence[Device] 
         names = {device.name for device in everything if device.kind == "cpu"}
         links = [with_overhead(link, names, warm, cold) for link in links]
     there = [device.name for device in opened.devices if is_accelerator(device)]
-    pinned = workers.call(MeasuringWorker.pinned_s_per_byte, dict.fromkeys(there, ()))
+    pinned: dict[str, float] = {}
+    for name in there:  # one after the other: several may share a bus, which a machine file states
+        pinned |= workers.call(MeasuringWorker.pinned_s_per_byte, {name: ()})
     return [replace(one, pinned_s_per_byte=pinned.get(one.target, 0.0)) if one.source == HOST else one for one in links]
 
 

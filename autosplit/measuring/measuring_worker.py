@@ -1,5 +1,6 @@
 """The workers of a measurement, one pinned to each device: ``MeasuringWorker`` runs there, ``Workers`` is the host's end."""
 
+import gc
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -71,6 +72,8 @@ class MeasuringWorker:
 
     def play(self, end: LinkEnd) -> EndTimes:
         """One end of the measurement of a link."""
+        if self._accelerator is not None:
+            self._drop()
         if self._place is None:
             self._place = OnCores() if self._accelerator is None else OnAccelerator(self._accelerator)
         torch.set_num_threads(1)  # a stage copies and reads its messages in one thread
@@ -95,7 +98,7 @@ class MeasuringWorker:
             self._timer, prepared = self._ready[folder, backend, threads]
             return prepared
         if not keep or self._accelerator is not None:
-            self._ready.clear()
+            self._drop()
         if folder not in self._loaded:
             self._loaded[folder] = LoadedStage.load(folder)
         stage, found, eager_s = self._loaded[folder], get_backend(backend), {}
@@ -128,6 +131,13 @@ class MeasuringWorker:
         self._timer, prepared = timer, Prepared(eager_s, error.relative)
         self._ready[folder, backend, threads] = timer, prepared
         return prepared
+
+    def _drop(self) -> None:
+        """Free the stages that are ready. Graphs and modules refer to each other, and their weights may fill an accelerator."""
+        held, self._timer = bool(self._ready), None
+        self._ready.clear()
+        if held and self._accelerator is not None:
+            gc.collect()
 
     def time(self, budget: PassBudget, ops: bool = False, wake: bool = False) -> Timed:
         """Time passes of the stage that was prepared last; ``ops`` and ``wake`` as in ``Timer.time``."""

@@ -1,7 +1,8 @@
-"""The model as files that workers load: whole, or in subgraphs where a backend refuses ops, and stages around a typical cut."""
+"""The model as files that workers load: whole, or in subgraphs where a backend refuses ops or an accelerator has no room for
+all weights, and stages around a typical cut."""
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, split, unsplit
 from autosplit.tracing.verifying import own_storage
 from autosplit.values.graph import Graph
+from autosplit.values.machine import Device
 from autosplit.values.samples import Measured, Precision, Samples
 
 
@@ -109,19 +111,54 @@ class ModelFiles:
 
     def _accepted(self, backend: str, refused: Mapping[str, str]) -> BackendFiles:
         """Prepare the subgraphs without the refused ops. Raises: BackendError: the backend refuses one."""
-        graph = self.traced.graph
-        label = {op.name: "refused" if op.name in refused else "accepted" for op in graph.ops}
-        stages = graph.runs(label, label)
-        programs = split(self.traced, stages)
+        label = {op.name: "refused" if op.name in refused else "accepted" for op in self.traced.graph.ops}
+        stages = self.traced.graph.runs(label, label)
+        return BackendFiles(self._subgraphs(backend, stages, lambda ops: label[ops[0]] == "accepted"), refused)
+
+    def in_pieces(self, backend: str, devices: Sequence[Device], most_bytes: int) -> BackendFiles:
+        """Save the model in pieces for accelerators without room for all of it; an op with more weights is a piece of its own.
+
+        Args:
+            backend: what runs there.
+            devices: the accelerators.
+            most_bytes: bytes of weights of a piece.
+        """
+        return BackendFiles(self._subgraphs(backend, pieces_of(self.traced.graph, most_bytes), devices=devices))
+
+    def _subgraphs(
+        self,
+        backend: str,
+        stages: Sequence[Sequence[str]],
+        is_wanted: Callable[[Sequence[str]], bool] = lambda ops: True,
+        devices: Sequence[Device] = (),
+    ) -> list[Subgraph]:
+        """Save the wanted ones of these stages with their inputs, and prepare them for the devices."""
+        graph, programs = self.traced.graph, split(self.traced, stages)
         values = stage_values(self.traced, {spec.name for program in programs for spec in program.inputs})
         subgraphs = []
         for ops, program in zip(stages, programs, strict=True):
-            if label[ops[0]] == "accepted":
-                folder = self.workspace.add(program, backend, self.precision)
+            if is_wanted(ops):
+                folder = self.workspace.add(program, backend, self.precision, devices)
                 torch.save(own_storage([values[spec.name] for spec in program.inputs]), folder / INPUTS)
                 part = replace(graph, ops=tuple(op for op in graph.ops if op.name in set(ops)))
                 subgraphs.append(Subgraph(part, folder, _names(backend, folder, part)))
-        return BackendFiles(subgraphs, refused)
+        return subgraphs
+
+
+def pieces_of(graph: Graph, most_bytes: int) -> list[tuple[str, ...]]:
+    """Consecutive ops whose weights take at most so many bytes together, or those of a single op.
+
+    An op that brings no further weights stays with those before it.
+    """
+    pieces, held = list[list[str]](), set[str]()
+    for op in graph.ops:
+        further = set(op.weights) - held
+        if not pieces or (further and sum(graph.weights[name].num_bytes for name in held | further) > most_bytes):
+            pieces.append([])
+            held = set()
+        pieces[-1].append(op.name)
+        held |= set(op.weights)
+    return [tuple(piece) for piece in pieces]
 
 
 def _names(backend: str, folder: Path, graph: Graph) -> dict[str, str]:

@@ -23,7 +23,7 @@ from autosplit.measuring.links import measure_links, open_rings
 from autosplit.measuring.measuring_worker import DeviceFaults, MeasuringWorker, Workers, open_workers
 from autosplit.measuring.model_files import BackendFiles, ModelFiles
 from autosplit.measuring.rounds import ALONE_S, CUT_S, ROUND_S, Rounds, room_to_keep, seems_slowed
-from autosplit.measuring.settings import groups_of, link_stamp, refused_ops, stamps_of, wanted_settings
+from autosplit.measuring.settings import groups_of, link_stamp, piece_bytes_of, refused_ops, stamps_of, wanted_settings
 from autosplit.measuring.store import Store
 from autosplit.progress import Progress, quiet
 from autosplit.tracing.capturing import Traced
@@ -153,6 +153,8 @@ class _Measurement:
     tell: Callable[[float, str], None]
     profile: Profile
     held: Mapping[Setting, Mapping[str, Footprint]]
+    piece_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Accelerator without room for the model to the bytes of weights that are measured there at once."""
     files: dict[str, BackendFiles] = field(default_factory=dict)
     left_out: dict[Setting, str] = field(default_factory=dict)
 
@@ -160,6 +162,8 @@ class _Measurement:
         """Measure what the profile lacks; keep each result before the next one is measured."""
         measured, links = self.profile.measured, links and not self.profile.links
         groups = [group for group in groups_of(self.machine, self.stamps) if any(one not in measured for one in group)]
+        self.piece_bytes = piece_bytes_of(self.machine, self.traced.graph.weight_bytes)
+        groups = [part for group in groups for part in self._by_room(group)]
         round_s = ROUND_S if budget_s is None else max(0.05, 0.45 * budget_s / max(1, len(groups)))
         steps = _Steps(self.tell, _planned([group[0].backend for group in groups], round_s, links))
         prepare_to_spawn()
@@ -189,7 +193,8 @@ class _Measurement:
             for backend in dict.fromkeys(group[0].backend for group in groups):
                 steps.next()
                 self._prepare(backend, model)
-                if backend == "eager" == groups[0][0].backend and backend in self.files:  # while exporters work
+                whole = backend in self.files and groups[0][0].device not in self.piece_bytes
+                if backend == "eager" == groups[0][0].backend and whole:  # while exporters work
                     arguments = {one.device: rounds.prepare_arguments(one, model.folder) for one in groups[0]}
                     warming = workers.begin(MeasuringWorker.prepare, arguments)
             steps.next()
@@ -210,6 +215,12 @@ class _Measurement:
                 if any(one in self.profile.measured and seems_slowed(self.profile.measured[one]) for one in group):
                     self._time_again(group, rounds)
         return self._without_left_out(rounds.notes)
+
+    def _by_room(self, group: Sequence[Setting]) -> list[list[Setting]]:
+        """The settings of a group on devices with room for the model, and each other one alone."""
+        small = [[one] for one in group if one.device in self.piece_bytes]
+        roomy = [one for one in group if one.device not in self.piece_bytes]
+        return [roomy, *small] if roomy else small
 
     def _prepare(self, backend: str, model: ModelFiles) -> None:
         """Write the files of a backend."""
@@ -243,8 +254,16 @@ class _Measurement:
                 )
 
     def _first(self, rounds: Rounds, model: ModelFiles, group: Sequence[Setting], files: BackendFiles) -> dict[Setting, Measured]:
-        """The first round. A backend that fails on the whole model is tried on subgraphs, unless it crashes there."""
-        eager_s = _eager_s(self.profile, group)
+        """The first round. A backend that fails on the whole model is tried on subgraphs, unless it crashes there.
+
+        An accelerator without room for the model measures it in pieces that fit, as it will run it.
+        """
+        eager_s, device = _eager_s(self.profile, group), self.machine[group[0].device]
+        if device.name in self.piece_bytes and not files.refused:
+            files = model.in_pieces(group[0].backend, [device], self.piece_bytes[device.name])
+            rounds.notes.append(
+                f"{group[0].backend} on {device.name}: measured in {len(files.subgraphs)} pieces, since the model does not fit"
+            )
         try:
             return rounds.first(group, files, eager_s)
         except DeviceFaults as faults:

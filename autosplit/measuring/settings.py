@@ -14,6 +14,9 @@ from autosplit.values.machine import Device, Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision, Provenance, Setting
 
+WEIGHTS_SHARE = 0.4
+"""Share of an accelerator's free memory for the weights that it measures at once, twice; the rest is for values."""
+
 MAX_AT_ONCE = 16
 """Devices that time a model at once; more would need more memory than a pipeline of the model does."""
 
@@ -40,8 +43,8 @@ def wanted_settings(
     for device in machine.devices:
         if device.kind != "cpu" and not is_accelerator(device):
             raise DeviceError(
-                f"device '{device.name}' cannot be measured: only CPU core sets and CUDA devices can. Profile.given "
-                "takes seconds of its ops"
+                f"device '{device.name}' cannot be measured: no provider serves its kind (docs/backends.md). "
+                "Profile.given takes seconds of its ops"
             )
     faults = {backend: _fault(require_precision, get_backend(backend), precision) for backend in backends}
     able = [backend for backend, fault in faults.items() if not fault]
@@ -108,6 +111,16 @@ def stamps_of(machine: Machine, settings: Sequence[Setting], precision: Precisio
         if found := facts.get(setting.device):
             stamps[setting] = replace(stamps[setting], accelerator=found.identity, calibration_s=found.calibration_s)
     return stamps
+
+
+def piece_bytes_of(machine: Machine, weight_bytes: int) -> dict[str, int]:
+    """Each accelerator that has no room to measure a model with so many bytes of weights, and the bytes that it measures at once.
+
+    A measurement holds its weights twice: as they will run, and op by op.
+    """
+    facts = discovering.facts_of(tuple(device.name for device in machine.devices if is_accelerator(device)))
+    rooms = {name: int(WEIGHTS_SHARE * (one.free_bytes - one.context_bytes)) for name, one in facts.items()}
+    return {name: max(1, room) for name, room in rooms.items() if room < weight_bytes}
 
 
 def link_stamp(stamps: Mapping[Setting, Provenance]) -> Provenance:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from autosplit.errors import UsageError, close_names
 from autosplit.values.machine import Machine
@@ -64,8 +64,7 @@ def parse_site(text: SiteText, machine: Machine) -> Site:
         raise UsageError(f"backend '{backend}' may not run on '{parts[0]}', which has {', '.join(allowed)}")
     if len(parts) > 2 and parts[2] not in get_args(Precision):
         raise UsageError(f"precision '{parts[2]}' is not one of {', '.join(get_args(Precision))}")
-    precision: Precision = "bf16" if parts[2:] == ("bf16",) else "f32"
-    return Site(parts[0], backend, precision)
+    return Site(parts[0], backend, cast(Precision, parts[2]) if parts[2:] else "f32")
 
 
 def backends_named(patterns: Mapping[str, SiteText]) -> tuple[str, ...]:

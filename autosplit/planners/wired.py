@@ -1,6 +1,8 @@
-"""Plans where values between hosts share wires. Solvers know no wires, so they are asked about problems without them.
+"""Plans where values between hosts share wires, or those of accelerators a bus.
 
-``unwired``       nobody pays for bytes between hosts: no plan costs less with wires, so its bound holds
+Solvers know no wires, so they are asked about problems without them.
+
+``unwired``       nobody pays for bytes on wires: no plan costs less with wires, so its bound holds
 ``paid_beside``   the sender pays, beside its compute: exact for hosts of one device that send to one host at a time
 
 The evaluator ranks their answers with the wires, and annealing goes on from the best one.
@@ -65,13 +67,16 @@ def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solu
 
 def paid_beside(problem: Problem) -> Problem:
     """The problem in which the sender is busy, beside its compute, while its bytes are on the slowest wire to another host."""
-    hosts = [*map(host_of, problem.devices), HOST_NAME]
+    hosts, ends = [*map(host_of, problem.devices), HOST_NAME], [*map(problem.place, range(problem.num_devices)), HOST_NAME]
     names = list(dict.fromkeys(hosts))
     place = np.array([names.index(host) for host in hosts])
     between = np.array([[problem.wires.s_per_byte(one, other) for other in names] for one in names])
+    bus = np.array([[problem.wires.s_per_byte(one, other) for other in ends] for one in ends])
     t = problem.transfers
-    send: Floats = t.send_s_per_byte + between[np.ix_(place, place)]
+    send: Floats = t.send_s_per_byte + between[np.ix_(place, place)] + bus
     receive = t.receive_s_per_byte.copy()
-    receive[HOST] += between[names.index(HOST_NAME)][place]  # nobody plans the host's time, so the receiver pays for the host
+    receive[HOST] += (
+        between[names.index(HOST_NAME)][place] + bus[HOST]
+    )  # nobody plans the host's time, so the receiver pays for the host
     paid = replace(t, send_s_per_byte=send, receive_s_per_byte=receive)
     return replace(problem, wires=NO_WIRES, transfers=paid, overlap=True)

@@ -183,14 +183,14 @@ def _reason(
             least = time_text(least_s, unit)
             return "indivisible", f"{start}, of which {who} takes {least} on the fastest device and cannot be cut."
     if wire:
-        return "transfer", f"'{wire}' is the bottleneck: {time_text(loads.bottleneck_s, unit)} of bytes between hosts bound it."
+        return "transfer", f"'{wire}' is the bottleneck: {time_text(loads.bottleneck_s, unit)} of bytes on it bound it."
     if part >= 0.5:
         return "compute", f"{start}, {part:.0%} of it is compute, so compute bounds it."
     return "transfer", f"{start}, {1 - part:.0%} of it is transfers, so transfers bound it."
 
 
 def _full_wire(problem: Problem, loads: Loads) -> str:
-    """The name of the wire between hosts that is busier than every device; empty if there is none."""
+    """The name of the wire that is busier than every device; empty if there is none."""
     full = loads.bottleneck_s > float(loads.device_s.max(initial=0.0))
     return problem.wires.all[int(loads.wire_s.argmax())].name if full else ""
 
@@ -237,7 +237,8 @@ def _changes(problem: Problem, device: int, demands: Demands) -> Iterator[tuple[
     if t.send_s_per_byte.any() or t.receive_s_per_byte.any():
         wide = replace(t, send_s_per_byte=t.send_s_per_byte / 2, receive_s_per_byte=t.receive_s_per_byte / 2)
         pinned = tuple(seconds / 2 for seconds in problem.pinned_s_per_byte)
-        yield "twice the bandwidth", (replace(problem, transfers=wide, pinned_s_per_byte=pinned), demands)
+        wires = replace(problem.wires, all=tuple(replace(one, s_per_byte=one.s_per_byte / 2) for one in problem.wires.all))
+        yield "twice the bandwidth", (replace(problem, transfers=wide, pinned_s_per_byte=pinned, wires=wires), demands)
     if np.isfinite(problem.memory_bytes).any() or problem.pools:
         yield NO_CAPS, (replace(problem, memory_bytes=np.full(problem.num_devices, np.inf), pools=()), demands)
     if problem.groups:

@@ -5,6 +5,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from autosplit.errors import AutosplitError, RefusedError, UsageError
@@ -67,7 +68,7 @@ class Answers:
     def fail(self, requests: Sequence[Request], error: AutosplitError) -> None:
         """Answer requests with an error, each with one of its own, unless they have one already."""
         for request in requests:
-            request.error = request.error or type(error)(str(error))
+            request.error = request.error or copy(error)
         self.deliver(requests)
 
     def result(self, request: Request) -> Any:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from autosplit.devices.accelerators import Accelerator, Queue, open_accelerator
-from autosplit.errors import BackendError, UsageError, listed
+from autosplit.devices.accelerators import WITHOUT_IT, Accelerator, Queue, failure_of, open_accelerator
+from autosplit.errors import AutosplitError, BackendError, DeviceError, UsageError, listed
 from autosplit.tables import bytes_text
-from autosplit.values.samples import BACKENDS
+from autosplit.values.samples import backends
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Backend, Precision, Runnable
@@ -60,7 +60,7 @@ def is_compiled(kind: str) -> bool:
     """Whether modules of this kind run on a backend that compiles them, and so run no Python of the model."""
     from autosplit.backends.base import FileBackend, named_backend
 
-    return kind in BACKENDS and isinstance(named_backend(kind), FileBackend)
+    return kind in backends() and isinstance(named_backend(kind), FileBackend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +136,6 @@ class StageFolder:
         from autosplit.backends.streaming import streamed_runnable
         from autosplit.tracing.splitting import load_stage
 
-        facts = accelerator.facts()
-        if self.num_bytes > facts.free_bytes:
-            raise BackendError(
-                f"the stage's weights take {bytes_text(self.num_bytes)}, and {bytes_text(facts.free_bytes)} of "
-                f"{bytes_text(facts.total_bytes)} are free on '{device}'; place fewer ops there, or end what else uses it"
-            )
         program = load_stage(self.folder, trust=self.trust)
 
         def place(device: Accelerator, queue: Queue) -> "tuple[Runnable, bool]":
@@ -149,7 +143,25 @@ class StageFolder:
                 return streamed_runnable(in_precision(program, self.precision), self.resident_bytes, device, queue), False
             return backend.place(self.folder, device, queue, self.precision, self.trust)
 
-        return place_runnable(accelerator, place, program.inputs, program.outputs)
+        accelerator.allow_tf32(self.precision == "tf32")
+        way_out = f"'{device}'; place fewer ops there, or end what else uses it"
+        try:
+            facts = accelerator.facts()
+            if self.num_bytes > facts.free_bytes:
+                raise BackendError(
+                    f"the stage's weights take {bytes_text(self.num_bytes)}, and {bytes_text(facts.free_bytes)} of "
+                    f"{bytes_text(facts.total_bytes)} are free on {way_out}"
+                )
+            return place_runnable(accelerator, place, program.inputs, program.outputs)
+        except torch.OutOfMemoryError as failure:
+            shown = " ".join(str(failure).split())[:200]
+            raise BackendError(f"the stage's weights fit, and its values do not ({shown}), on {way_out}") from None
+        except AutosplitError:
+            raise
+        except Exception as failure:
+            if reason := failure_of(accelerator):
+                raise DeviceError(f"device '{device}' cannot be used: {reason}{WITHOUT_IT}") from failure
+            raise
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Run the stage op by op, in eager, up to the one that raises."""

@@ -15,7 +15,7 @@ from autosplit.devices.accelerators import PROVIDERS
 from autosplit.devices.calls import Arguments, Call, Result, begin
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import Worker, hang_up, spawn_worker
-from autosplit.errors import AutosplitError, BackendError, RefusedError, WorkerError
+from autosplit.errors import AutosplitError, BackendError, DeviceError, RefusedError, WorkerError
 from autosplit.memory.slots import HOST
 from autosplit.running.inflight import Lanes
 from autosplit.running.keptfiles import KeptFiles
@@ -177,7 +177,8 @@ class Deployment:
             raise
         except AutosplitError as failure:
             text = f"stage '{config.stage.name}' could not be loaded on device '{config.device.name}': {failure}"
-            raise BackendError(text, backend=config.stage.module.kind) from None
+            device = config.device.name if isinstance(failure, DeviceError) else ""
+            raise BackendError(text, backend=config.stage.module.kind, device=device) from None
 
 
 def _end(worker: Worker, until: float) -> None:

@@ -15,7 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from autosplit.errors import RefusedError, WorkerError
+from autosplit.devices.calls import last_words
+from autosplit.errors import BackendError, RefusedError, WorkerError
 from autosplit.memory.slots import HOST
 from autosplit.running import statusblock
 from autosplit.running.flow import Flow
@@ -47,7 +48,7 @@ class Recovery:
         self._limits_s = [config.stage.hang_s for config in deployment.worker_configs]
         self._flow = Flow(deployment.wiring)
         self._hung: dict[int, str] = {}
-        """By worker, why it was killed, until its death is counted."""
+        """By worker, why it was killed or what it said of its end, until its death is counted."""
         self._seen: dict[int, tuple[tuple[int, int], float]] = {}
         """By worker that held up a request at the last look: its state, when that began, and when it was seen first."""
         self.look_s = min((limit for limit in self._limits_s if limit is not None), default=math.inf) / 4
@@ -92,11 +93,12 @@ class Recovery:
             RefusedError: the pipeline is being closed.
         """
         deployment = self._deployment
-        dead = self._pause([number for number, worker in enumerate(deployment.workers) if worker.alive()])
-        given_up, fruitless = {}, {}
+        self._hung |= {number: words for number, worker in enumerate(deployment.workers) if (words := last_words(worker))}
+        dead = self._pause([n for n, worker in enumerate(deployment.workers) if n not in self._hung and worker.alive()])
+        given_up, fruitless, deaths = {}, {}, {}
         for number in dead:
             sequence = self._running(number, lanes)
-            story = self._tell(number, sequence)
+            story = deaths[number] = self._tell(number, sequence)
             if sequence is None or deployment.workers[number].orphaned:  # no request causes the end of the fork server
                 fruitless[number] = story
             else:
@@ -107,7 +109,11 @@ class Recovery:
         self._count(fruitless, {number: time.monotonic() - self._ready_s[number] for number in dead}, idle=not num_running)
         while dead:
             self.restarts += len(dead)
-            failed = deployment.replace(dead)
+            try:
+                failed = deployment.replace(dead)
+            except BackendError as failure:
+                reasons = "; ".join([*deaths.values(), str(failure)])
+                raise BackendError(reasons, failure.refused, failure.backend, failure.device) from failure
             for number in set(dead) - failed.keys():
                 self._ready_s[number] = time.monotonic()
             dead = sorted(failed)
@@ -137,7 +143,8 @@ class Recovery:
 
     def _tell(self, number: int, sequence: int | None) -> str:
         """Describe a death, in the log too."""
-        story = f"{self._name(number)} {self._hung.pop(number, '') or self._deployment.workers[number].fate()}"
+        worker = self._deployment.workers[number]
+        story = f"{self._name(number)} {self._hung.pop(number, '') or worker.fate()}"
         if sequence is not None:
             story += f" while it ran request {self._deployment.status_block.number(sequence)}"
         log.warning("%s", story)

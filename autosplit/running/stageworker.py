@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autosplit.devices.accelerators import PROVIDERS
-from autosplit.devices.calls import START, answer, reply_with
+from autosplit.devices.calls import START, answer, reply_with, say_last
 from autosplit.devices.forking import freed_memory_returned
 from autosplit.devices.processes import anonymous_bytes, reset_peak
-from autosplit.errors import AutosplitError, BackendError
+from autosplit.errors import AutosplitError, BackendError, DeviceError
 from autosplit.running import statusblock
 from autosplit.running.lookahead import Lookahead
 from autosplit.running.messages import Ready, WorkerConfig
@@ -33,6 +33,10 @@ KEPT_EVENTS = 16_384
 
 LISTEN_NS = 1_000_000
 """How long requests may keep a worker from the host's calls, beside the time of one request."""
+
+
+class _Lost(Exception):  # noqa: N818 - not an error of a request: no request can run in this process any more
+    """The device of the worker carries out no more work; the text says why."""
 
 
 class _Restarted(Exception):  # noqa: N818 - not an error: the slots were numbered anew
@@ -70,7 +74,10 @@ def serve_stage(control: Connection, config: WorkerConfig) -> None:
             raise BackendError(traceback.format_exc()) from None
 
     if reply_with(control, START, load):
-        workers[0].serve()
+        try:
+            workers[0].serve()
+        except _Lost as lost:  # a new process may open the device again, and runs the requests that were in progress
+            say_last(control, DeviceError(f"ended because device '{config.device.name}' does not answer: {lost}"))
 
 
 class StageWorker:
@@ -205,5 +212,8 @@ class StageWorker:
             return ERROR, self._explain(sequence, slots, traceback.format_exc())
 
     def _explain(self, sequence: int, slots: Sequence[Slot], trace: str) -> bytes:
+        """The text of a StageError. Raises: _Lost: the device is lost, so that no request is at fault."""
+        if (ask := getattr(self._runs[0], "device_failure", None)) and (reason := ask()):
+            raise _Lost(reason)
         stage, number = self._stages[slots[0].header[VARIANT]], self._status_block.number(sequence)
         return stage.failure_text(self._config.replica, number, self._rings.inputs(slots), trace).encode()

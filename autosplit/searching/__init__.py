@@ -2,5 +2,5 @@
 
 ``loop`` does this. ``correcting`` puts the seconds that workers took into the profile. ``candidates`` holds the question of a
 search and the plans that it tried. ``tuning`` gives Optuna the choices, and ``journal``
-keeps its study in a file.
+keeps its study in a file. ``precisions`` says what another precision would bring on accelerators.
 """

@@ -39,6 +39,7 @@ from autosplit.searching.candidates import (
 )
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, taken_of
 from autosplit.searching.journal import open_study
+from autosplit.searching.precisions import other_precisions
 from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, space
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
@@ -113,6 +114,8 @@ def search(
         footprints: measures the memory of stages if a device has a cap; None counts the bytes of values and weights.
         progress: called with the share of the budget that is spent, for the step ``search``.
         keep: called with the result so far, if a candidate was measured before the search is stopped by Ctrl-C or a failure.
+    A backend that cannot load or end a stage is left out, and so is a device that cannot be opened any more; notes say why.
+
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing. UsageError: the journal is
         damaged, and nothing was run.
     """
@@ -120,11 +123,23 @@ def search(
         try:
             return _search(question, traced, budget, setup, subject_for, footprints, progress, keep)
         except (BackendError, WorkerError) as failure:
+            if lost := getattr(failure, "device", ""):
+                question = _without_device(question, lost, failure)
+                continue
             others = tuple(name for name in question.backends if name != failure.backend)
             if not others or others == question.backends:
                 raise
             known = question.profile.without([failure.backend], f"{failure.backend} is left out: {failure}")
             question = replace(question, backends=others, profile=known)
+
+
+def _without_device(question: Question, lost: str, failure: AutosplitError) -> Question:
+    """The question for the devices that are left. Raises: the failure: none are, or it is not a device of the question."""
+    others = [device.name for device in question.machine.devices if device.name != lost]
+    if not others or len(others) == len(question.machine.devices):
+        raise failure
+    known = question.profile.without([], f"{lost} is left out: {failure}")
+    return replace(question, machine=question.machine.only(others), profile=known)
 
 
 def _search(
@@ -172,8 +187,10 @@ def _search(
         if hunt.ran:
             keep(hunt.result())
         raise
+    told = other_precisions(found.traced, plan, question.machine, found.profile, setup)
+    found = replace(found, plan=plan, profile=replace(found.profile, notes=(*found.profile.notes, *told)))
     progress("search", 1.0, "done")
-    return _counted(footprints, replace(found, plan=plan))
+    return _counted(footprints, found)
 
 
 def _counted(footprints: Footprints | None, found: SearchResult) -> SearchResult:

@@ -1,5 +1,6 @@
-"""Links between devices and wires between hosts: the time that a value takes from one to another."""
+"""Links between devices, and wires that links share: the time that a value takes from one to another."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 
@@ -35,16 +36,31 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A network card or an uplink, which values between hosts share: it carries their bytes one after the other.
+    """A network card, an uplink or a bus, which values share: it carries their bytes one after the other.
 
-    Every value from one of ``sources`` to another host among ``targets`` occupies it for ``s_per_byte`` seconds a byte. The ends
-    are names of hosts, or ``host`` for the host of the calling process. A card is two wires, one for each direction.
+    Every value from one of ``sources`` to another end among ``targets`` occupies it for ``s_per_byte`` seconds a byte. The ends
+    are names of hosts, or ``host`` for the host of the calling process. A card is two wires, one for each direction. The ends of
+    a bus are names of devices of this machine, and ``host``; the weights that are streamed to a device pass it too.
     """
 
     name: str
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     s_per_byte: float
+
+
+def bus(devices: Collection[str], others: Collection[str], s_per_byte: float, peer_to_peer: bool = False) -> tuple[Wire, Wire]:
+    """The bus of some accelerators, one wire for each direction.
+
+    Args:
+        devices: the names of the accelerators.
+        others: the names of all other devices, whose values lie in the memory of the host.
+        s_per_byte: seconds for a byte in one direction.
+        peer_to_peer: whether values between two of the accelerators leave the bus alone; else they pass through the host.
+    """
+    name, inside = f"bus of {', '.join(devices)}", tuple(devices)
+    outside = ("host", *others, *(() if peer_to_peer else inside))
+    return Wire(f"{name} (in)", outside, inside, s_per_byte), Wire(f"{name} (out)", inside, outside, s_per_byte)
 
 
 def shared_memory_link(source: str, target: str) -> Link:

@@ -1,7 +1,7 @@
 """Machine: the devices a model may run on, and the links between them.
 
-The name of a device says its kind and number: ``cpu:0`` (a core), ``cpu:0-3`` or ``cpu:0+2`` (core sets), ``cuda:0``, ``npu:0``
-(an accelerator with rules of its own, simulated), or ``null:0`` (no hardware, for tests and simulations). A cluster of hosts is a
+The name of a device says its kind and number: ``cpu:0`` (a core), ``cpu:0-3`` or ``cpu:0+2`` (core sets), ``cuda:0``, ``xpu:0``,
+``mps:0``, ``npu:0`` (any other accelerator), or ``null:0`` (no hardware, for tests and simulations). A cluster of hosts is a
 machine too: there the name of the host stands before the name of the device, for example ``node-a/cpu:0``.
 
 Core sets may overlap: ``cpu:0-1`` is an alternative to ``cpu:0`` and ``cpu:1``. Two devices of one plan have no core in common.
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, islice, product
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from autosplit import tables
 from autosplit.arguments import checked
@@ -22,7 +22,7 @@ from autosplit.errors import DeviceError, UsageError, each, listed, raise_faults
 from autosplit.parsing import shown
 from autosplit.values.links import Link, Wire, shared_memory_link
 
-Kind = Literal["cpu", "cuda", "npu", "null"]
+Kind = Literal["cpu", "cuda", "xpu", "mps", "npu", "null"]
 HOST = "host"
 """The name of the host in links: it feeds every pipeline and takes its results."""
 
@@ -118,7 +118,7 @@ class Device:
 class Machine:
     """The devices in the order of the user, and the links of ordered pairs; other pairs have the assumed link.
 
-    Values between two hosts also occupy the ``wires`` between them.
+    Values between two hosts also occupy the ``wires`` between them, and those of devices with a bus that bus.
     """
 
     devices: tuple[Device, ...]
@@ -286,8 +286,8 @@ def _largest_free_sets(names: Collection[str], rivals: Mapping[str, Collection[s
 def parse_device(name: str) -> Device:
     """The device of a name, whether or not this machine has it.
 
-    Raises: DeviceError: the name is none of ``cpu:A``, ``cpu:A-B``, ``cpu:A-B+C``, ``cuda:N``, ``npu:N``, ``null:N``, or has too
-        many cores.
+    Raises: DeviceError: the name is none of ``cpu:A``, ``cpu:A-B``, ``cpu:A-B+C``, ``cuda:N``, ``xpu:N``, ``mps:N``, ``npu:N``
+        or ``null:N``; or it has too many cores.
 
     >>> parse_device("cpu:0-2").cores, parse_device("cpu:0+2-3").cores, parse_device("node-a/cpu:1").host
     ((0, 1, 2), (0, 2, 3), 'node-a')
@@ -296,14 +296,14 @@ def parse_device(name: str) -> Device:
     host, slash, rest = name.rpartition("/")
     if slash and re.fullmatch(HOST_NAME, host):
         return parse_device(rest).on_host(host)
-    kinds: tuple[Kind, ...] = ("cuda", "npu", "null")
-    for kind in kinds:
+    for kind in get_args(Kind)[1:]:
         if match := re.fullmatch(rf"{kind}:({_NUMBER})", name):
             return Device(name, kind, index=int(match[1]))
     one = f"{_NUMBER}(-{_NUMBER})?"
     if not re.fullmatch(rf"cpu:{one}(\+{one})*", name):
         raise DeviceError(
-            f"device {shown(name)} is not understood; write cpu:0 (a core), cpu:0-3 (a core set), cuda:0, npu:0 or null:0"
+            f"device {shown(name)} is not understood; write cpu:0 (a core), cpu:0-3 (a core set), cuda:0, xpu:0, mps:0, npu:0 or "
+            "null:0"
         )
     cores: list[int] = []
     for part in name[4:].split("+"):

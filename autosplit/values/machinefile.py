@@ -12,8 +12,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt
 from autosplit.errors import DeviceError, UsageError, raise_faults
 from autosplit.files import read_data, validated
 from autosplit.parsing import shown
-from autosplit.values.links import Link
-from autosplit.values.machine import HOST, MAX_DEVICES, Device, Machine, Speed, parse_bytes, parse_device, span
+from autosplit.values.links import Link, bus
+from autosplit.values.machine import (
+    HOST,
+    HOST_KINDS,
+    MAX_DEVICES,
+    Device,
+    Machine,
+    Speed,
+    kind_of,
+    parse_bytes,
+    parse_device,
+    span,
+)
 from autosplit.values.samples import backend_fault
 
 
@@ -123,10 +134,25 @@ class _LinkEntry(BaseModel):
     bytes_per_s: float = Field(ge=1)
 
 
+class _BusEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    devices: list[str] = Field(min_length=1)
+    bytes_per_s: float = Field(ge=1)
+    peer_to_peer: bool = False
+
+
 class _MachineFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
     devices: list[_DeviceEntry] = Field(max_length=MAX_DEVICES)
     links: list[_LinkEntry] = []
+    buses: list[_BusEntry] = []
+
+
+def _link(entry: _LinkEntry) -> Link:
+    """The link of an entry. An accelerator copies weights from the host at the same rate."""
+    copies = entry.source == HOST and kind_of(entry.target) not in HOST_KINDS
+    rate = 1 / entry.bytes_per_s
+    return Link(entry.source, entry.target, entry.latency_s, 0.0, rate, 0.0, 0.0, pinned_s_per_byte=rate if copies else 0.0)
 
 
 def read_machine(path: Path) -> Machine:
@@ -134,7 +160,9 @@ def read_machine(path: Path) -> Machine:
 
     ``devices: [{name: cpu:0, memory: 300MB, count: 2, operators: [aten.conv*], backends: [onnxruntime, eager]}]``; all fields but
     the name may be left out. ``links: [{source: cpu:0, target: cpu:1, bytes_per_s: 1e9}]``: the sender spends the time. A link
-    of the file takes precedence over a measured one. An accelerator may have rules: ``dtypes: [float32]``,
+    of the file takes precedence over a measured one. ``buses: [{devices: [cuda:0, cuda:1], bytes_per_s: 2.5e10}]``: what enters
+    these devices, and what leaves them, shares so many bytes a second; with ``peer_to_peer: true`` values from one of them to
+    another do not. An accelerator may have rules: ``dtypes: [float32]``,
     ``max_subgraphs: 8``, ``min_ops: 3``, ``shares: cpu:0`` (it uses the memory of that device), ``one_model: true``. A device
     that is not here may have a ``speed``: ``3.5 x cpu:0``, ``{flops: 1e14, bytes_per_s: 9e11}``, or ``{table: seconds.json}`` (op
     pattern to seconds).
@@ -148,9 +176,15 @@ def read_machine(path: Path) -> Machine:
     devices = [replace(device, speed=entry.speed_in(path.parent)) for entry in content.devices for device in entry.devices()]
     pairs = [(entry.source, entry.target) for entry in content.links]
     faults = [f"the link from '{a}' to '{b}' is given {n} times" for (a, b), n in Counter(pairs).items() if n > 1]
-    links = [Link(e.source, e.target, e.latency_s, 0.0, 1 / e.bytes_per_s, 0.0, 0.0) for e in content.links]
-    machine = Machine.of(devices, links)
-    known = {HOST, *(device.name for device in devices)}
-    faults += [f"'{end}' is not among its devices" for ends in machine.links for end in ends if end not in known]
+    links = [_link(entry) for entry in content.links]
+    names = [device.name for device in devices]
+    wires = [
+        wire
+        for one in content.buses
+        for wire in bus(one.devices, [name for name in names if name not in one.devices], 1 / one.bytes_per_s, one.peer_to_peer)
+    ]
+    machine = Machine.of(devices, links, wires)
+    named = [end for ends in (*machine.links, *(one.devices for one in content.buses)) for end in ends]
+    faults += [f"'{end}' is not among its devices" for end in named if end not in (HOST, *names)]
     raise_faults(DeviceError, f"the links of machine file '{path}' do not fit", list(dict.fromkeys(faults)))
     return machine

@@ -9,9 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 from autosplit.errors import close_names
 from autosplit.files import content_hash, from_plain
+from autosplit.versions import added
 
-Precision = Literal["f32", "bf16"]
-"""Precision of matrix products, convolutions and attention: ``f32`` keeps the dtypes of the model, ``bf16`` lowers them.
+Precision = Literal["f32", "tf32", "bf16", "f16"]
+"""Precision of matrix products, convolutions and attention: ``f32`` keeps the dtypes of the model, ``bf16`` and ``f16`` lower
+them. ``tf32`` keeps the dtypes and lets an accelerator round what it multiplies to 10 bits of mantissa; cores compute in f32.
 Inputs and outputs keep their dtypes."""
 
 
@@ -19,10 +21,16 @@ ESTIMATED = "estimated"
 """Beginning of the source of times that were not measured on the device itself."""
 
 BACKENDS = ("eager", "onnxruntime", "openvino", "inductor")
-"""Names of the backends."""
+"""Names of autosplit's own backends."""
 
 STREAMING = ("eager",)
 """Those that can stream weights to an accelerator."""
+
+
+def backends() -> Mapping[str, str]:
+    """Name of each backend to its import path: autosplit's own, then entry points ``autosplit.backends`` of other packages."""
+    own = {name: f"autosplit.backends.{name}:BACKEND" for name in BACKENDS}
+    return own | {name: path for name, path in added("autosplit.backends").items() if name not in own}
 
 
 def backend_fault(*names: str) -> str:
@@ -32,8 +40,9 @@ def backend_fault(*names: str) -> str:
     ('', "backend 'openvivo' does not exist, the backends are eager, onnxruntime, openvino, inductor; close names: 'openvino'")
     """
     unknown = [name for name in names if name not in BACKENDS]
-    named, close = ", ".join(f"'{name}'" for name in unknown), "".join(close_names(name, BACKENDS) for name in unknown[:1])
-    return f"backend {named} does not exist, the backends are {', '.join(BACKENDS)}{close}" if unknown else ""
+    unknown = [name for name in unknown if name not in backends()]
+    named, close = ", ".join(f"'{name}'" for name in unknown), "".join(close_names(name, backends()) for name in unknown[:1])
+    return f"backend {named} does not exist, the backends are {', '.join(backends())}{close}" if unknown else ""
 
 
 class Setting(NamedTuple):

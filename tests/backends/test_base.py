@@ -8,7 +8,7 @@ from torch import nn
 
 from autosplit.backends import base
 from autosplit.backends.base import BACKENDS, get_backend, installed, states
-from autosplit.backends.checking import BF16_TIMES_EAGER, BF16_TOLERANCE, check, reference
+from autosplit.backends.checking import TIMES_EAGER, TOLERANCES, check, reference
 from autosplit.backends.eager import EagerBackend
 from autosplit.errors import BackendError, MissingExtraError, UsageError
 from autosplit.tracing.capturing import trace
@@ -105,7 +105,7 @@ def test_a_precision_that_a_backend_lacks_is_refused(mlp, whole):
 def test_bf16_is_judged_beside_torchs_own(mlp, whole):
     program = whole(mlp)
     own = check(get_backend("eager"), program, mlp.example_inputs, precision="bf16").relative
-    allowed = max(BF16_TOLERANCE[0], BF16_TIMES_EAGER * own)
+    allowed = max(TOLERANCES["bf16"][0], TIMES_EAGER * own)
     assert 0 < own < allowed < 0.5
     assert check(Wrong(1 + allowed / 2), program, mlp.example_inputs, precision="bf16").relative > own
     for factor in (0.0, 1 + 2 * allowed):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import exhaustive
+import numpy as np
 import pytest
 from problems import chain, random_blocks, random_problem
 
@@ -14,7 +15,7 @@ from autosplit.costs.problem import HOST, Block, Net, Transfers
 from autosplit.costs.wires import Wires
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
-from autosplit.values.links import Wire
+from autosplit.values.links import Wire, bus
 
 HOSTS = ("host", "a", "b", "c")
 
@@ -69,6 +70,41 @@ def test_replicas_that_take_turns_meet_those_of_their_own_host():
     crossed = [Block((0,), (0, 2)), Block((1,), (3, 1))]
     assert loads(problem, both) == {}
     assert loads(problem, crossed) == {"a sends": 2.0, "a receives": 2.0, "b sends": 2.0, "b receives": 2.0}
+
+
+@pytest.mark.parametrize(("peer_to_peer", "between"), [(False, 2.0), (True, 0.0)])
+def test_a_bus_carries_what_enters_and_what_leaves_its_devices_and_their_streamed_weights(peer_to_peer, between):
+    nets = (Net(HOST, (0,), 8.0), Net(0, (1,), 4.0), Net(1, (2,), 6.0), Net(2, (HOST,), 10.0))
+    wires = Wires(bus(("cuda:0", "cuda:1"), ("cpu:0",), 0.5, peer_to_peer))
+    problem = replace(
+        chain([1, 1, 1], 3, nets=nets),
+        devices=("cuda:0 (eager)", "cuda:1", "cpu:0"),
+        transfers=Transfers.free(3),
+        op_bytes=np.array([0.0, 16.0, 0.0]),
+        pinned_s_per_byte=(0.01, 0.01, 0.0),
+        wires=wires,
+    )
+    enters, leaves = "bus of cuda:0, cuda:1 (in)", "bus of cuda:0, cuda:1 (out)"
+    blocks = [Block((op,), (op,)) for op in range(3)]
+    assert loads(problem, blocks) == {enters: 4.0 + between, leaves: 3.0 + between}
+    two = [Block((0,), (0,)), Block((1,), (0,)), Block((2,), (2,))]  # between two stages on one device too
+    assert loads(problem, two) == {enters: 4.0 + between, leaves: 3.0 + between}
+    turns = [Block((0, 1), (0, 1)), Block((2,), (2,))]
+    assert loads(problem, turns) == {enters: 4.0, leaves: 3.0}
+    assert evaluate(problem, turns).bottleneck_s == 4.0 and problem.device_classes == ((0, 1), (2,))
+    kept = [Block((0, 1, 2), (0,), resident_bytes=16.0)]
+    assert loads(problem, kept) == {enters: 4.0, leaves: 5.0}
+    twice = replace(problem, op_bytes=np.array([16.0, 16.0, 16.0]))  # of three equal parts, two in the two buffers
+    assert loads(twice, [Block((0, 1, 2), (0,), resident_bytes=32.0)]) == {enters: 4.0 + 24.0, leaves: 5.0}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_plans_around_a_bus_are_as_good_as_brute_force(seed):
+    problem = random_problem(seed, num_ops=4, num_devices=3, caps=False, pooled=False)
+    problem = replace(problem, devices=("cuda:0", "cuda:1", "cpu:0"), wires=Wires(bus(("cuda:0", "cuda:1"), ("cpu:0",), 0.7)))
+    found = solve(problem, Demands(), time_limit_s=0.5)
+    best = exhaustive.best_blocks(problem, Demands(reuse=False))
+    assert best is not None and found.bound_s <= best[1] * (1 + 1e-6) and found.objective_s <= best[1] * 1.25
 
 
 @pytest.mark.parametrize("seed", range(20))

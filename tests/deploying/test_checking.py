@@ -7,7 +7,7 @@ import torch
 
 from autosplit.backends import workspace as workspaces
 from autosplit.backends.base import get_backend
-from autosplit.backends.checking import BF16_TOLERANCE, F32_TOLERANCE
+from autosplit.backends.checking import F32_TOLERANCE, TOLERANCES
 from autosplit.backends.eager import EagerBackend
 from autosplit.backends.workspace import NUM_DISTINCT, Reference, Workspace
 from autosplit.deploying import checking
@@ -61,7 +61,7 @@ def test_bits_are_asked_of_exact_stages_in_f32_only(traced: Traced, plan: Plan) 
     exact = replace(plan, stages=plan.stages[:1])
     assert checking.limit_of(exact, traced, work, expected) == 0
     assert checking.limit_of(plan, traced, work, expected) == F32_TOLERANCE
-    least, most = BF16_TOLERANCE
+    least, most = TOLERANCES["bf16"]
     assert least <= checking.limit_of(replace(exact, precision="bf16"), traced, work, expected) < most
 
 

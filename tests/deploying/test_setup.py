@@ -11,7 +11,7 @@ from autosplit.values.plan import UNKNOWN, Plan, Stage
 
 def test_every_fault_of_a_setup_is_named() -> None:
     with pytest.raises(
-        UsageError, match=r"2 faults[\s\S]*precision 'fp8' is not known; valid: f32, bf16[\s\S]*queue_depth.* is 0"
+        UsageError, match=r"2 faults[\s\S]*precision 'fp8' is not known; valid: f32, tf32, bf16, f16[\s\S]*queue_depth.* is 0"
     ):
         Setup(precision="fp8", queue_depth=0)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="backends must be a list of str"):
@@ -32,5 +32,5 @@ def test_a_device_that_is_not_here_is_refused_before_anything_is_loaded() -> Non
     traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=1&width=4")
     stage = Stage("all", tuple(op.name for op in traced.graph.ops), ("cuda:99",))
     plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN)
-    with pytest.raises(DeviceError, match="'cuda:99' is not here: torch"):
+    with pytest.raises(DeviceError, match="'cuda:99' is not here: this machine has 0 CUDA devices"):
         autosplit.open_pipeline(traced, plan, Machine.of([parse_device("cuda:99")]))

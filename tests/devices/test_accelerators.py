@@ -1,11 +1,12 @@
 import inspect
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
 from simulated import Simulated, Unrecordable
 
-from autosplit.devices import accelerators
+from autosplit.devices import accelerators, cuda, discovering
 from autosplit.devices.accelerators import PROVIDERS, Facts, calibration_s, is_accelerator, open_accelerator, provider
 from autosplit.devices.cuda import Cuda, driver_version
 from autosplit.values.machine import parse_device
@@ -107,6 +108,44 @@ def test_float32_is_not_computed_in_tf32_and_other_flags_of_cudnn_can_be_asked_f
             assert not torch.backends.cuda.matmul.allow_tf32
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_what_hides_a_card_is_told_and_a_new_numbering_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver without a device, a torch without CUDA, and CUDA_VISIBLE_DEVICES, as the driver's library reports them."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(cuda, "driver_version", lambda: "")
+    assert (
+        accelerators.absence("cuda:0")
+        == "device 'cuda:0' is not here: this machine has 0 CUDA devices (no NVIDIA driver is loaded)"
+    )
+    monkeypatch.setattr(cuda, "driver_version", lambda: "580.1")
+    assert accelerators.absence("cuda:0").endswith(f"0 CUDA devices (driver 580.1, torch {torch.__version__})")
+    assert all(device.kind == "cpu" for device in discovering.discover().devices)
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(discovering, "_facts_of", lambda names, remarks: asked.append(remarks) or {})
+    for numbers in ("0,1", "1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", numbers)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda numbers=numbers: len(numbers.split(",")))
+        discovering.facts_of(("cuda:0",))
+    assert len(set(asked)) == 2
+    told = "1 CUDA device (CUDA_VISIBLE_DEVICES='1', and the numbers of the devices that it names begin at 0)"
+    assert accelerators.absence("cuda:1").endswith(told) and not accelerators.absence("cuda:0")
+
+
+def test_an_instance_of_a_divided_card_is_another_device_with_the_memory_of_its_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def card(name: str, total_bytes: int) -> Facts:
+        properties = SimpleNamespace(name=name, major=9, minor=0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (total_bytes - 5, total_bytes))
+        device = object.__new__(Cuda)
+        device._device = torch.device("cuda", 0)
+        return device.facts()
+
+    whole, part = card("NVIDIA H100 80GB HBM3", 80 << 30), card("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10 << 30)
+    assert (part.free_bytes, part.total_bytes) == ((10 << 30) - 5, 10 << 30)
+    assert whole.identity != part.identity  # a measurement of the one is none of the other
 
 
 def test_the_drivers_version_is_read_where_a_driver_is(tmp_path) -> None:

@@ -9,6 +9,7 @@ from simulatedmemory import BUS_BYTES_PER_S, CONTEXT_BYTES, OP_S, TOTAL_BYTES, t
 
 from autosplit.backends.placing import place_runnable
 from autosplit.devices import discovering
+from autosplit.errors import DeviceError
 from autosplit.tracing.tensorspec import TensorSpec
 
 NUM_FLOATS = 1 << 18
@@ -66,7 +67,10 @@ def test_the_context_is_what_a_second_process_takes() -> None:
         facts = discovering.facts_of(("cuda:1",))["cuda:1"]
         assert facts.context_bytes == CONTEXT_BYTES
         machine = discovering.machine_for("cpu,cuda:1", memory="cuda:1=100MB")
-    assert (machine["cuda:1"].context_bytes, machine["cuda:1"].memory_bytes) == (CONTEXT_BYTES, 100_000_000)
+        assert (machine["cuda:1"].context_bytes, machine["cuda:1"].memory_bytes) == (CONTEXT_BYTES, 100_000_000)
+        told = r"the cap of 'cuda:1' is 9\.5 MiB, and drivers and libraries alone take 32\.0 MiB there"
+        with pytest.raises(DeviceError, match=told):
+            discovering.machine_for("cpu,cuda:1", memory="cuda:1=10MB")
 
 
 def test_copies_of_neighbours_are_beside_compute_and_take_turns_on_the_bus(device) -> None:

@@ -476,7 +476,7 @@ def test_thread_counts_are_measured_one_after_the_other(traced, pool) -> None:
     ("wrong", "said"),
     [
         ({"machine": "cpu:0"}, "machine must be a Machine, but is 'cpu:0'"),
-        ({"precision": "fp8"}, "precision must be one of f32, bf16, but is 'fp8'"),
+        ({"precision": "fp8"}, "precision must be one of f32, tf32, bf16, f16, but is 'fp8'"),
         ({"backends": "eager"}, "backends must be a list"),
         ({"threads": 0}, "threads must map device names"),
         ({"threads": {f"cpu:{CORES[0]}": [0]}}, "cannot run 0 threads: it has 1 core; name 1 to 1"),

@@ -9,7 +9,8 @@ from simulatedmemory import memory_of
 from autosplit.backends import placing
 from autosplit.backends.base import get_backend
 from autosplit.backends.placing import place_runnable
-from autosplit.errors import StageError
+from autosplit.devices.accelerators import PROVIDERS, open_accelerator
+from autosplit.errors import BackendError, StageError
 from autosplit.running.modules import LocalFunction, StageFolder
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
@@ -25,11 +26,9 @@ NULL = parse_device("null:0")
 class Placed(LocalFunction):
     """A function of tensors on a simulated accelerator of its own, in a thread."""
 
-    accelerator = Simulated
-
     def load(self, threads, device, shared, streams=1):
         spec_of = (spec("x"),)
-        return place_runnable(self.accelerator(), lambda *_: (lambda inputs: (self.function(*inputs),), True), spec_of, spec_of)
+        return place_runnable(Simulated(), lambda *_: (lambda inputs: (self.function(*inputs),), True), spec_of, spec_of)
 
 
 def stage(function, queue_depth=4, **settings) -> StagePlacement:
@@ -62,7 +61,14 @@ def test_a_request_that_fails_does_not_take_its_neighbours_along() -> None:
 
 
 class FallsOff(Simulated):
-    """It answers no call after 500 requests, each of which puts three parts of work into queues."""
+    """Every call fails after 500 requests of three parts of work each; ``opens`` says which opening of it succeeds."""
+
+    opens = iter(())
+
+    def __init__(self, index=0):
+        if not next(self.opens):
+            raise RuntimeError("no device")
+        super().__init__(index)
 
     def enqueue(self, queue, work):
         if self.calls["enqueue"] > 3 * 500:
@@ -71,25 +77,55 @@ class FallsOff(Simulated):
 
 
 class PlacedOnOne(Placed):
-    """A function on a device that falls off."""
+    """A function on a device that falls off, opened as a stage opens it."""
 
-    accelerator = FallsOff
+    def load(self, threads, device, shared, streams=1):
+        return place_runnable(open_accelerator("cuda:0"), lambda *_: (self.run, True), (spec("x"),), (spec("x"),))
+
+    def run(self, inputs):
+        return (self.function(*inputs),)
+
+
+@pytest.fixture
+def falling(monkeypatch):
+    """A stage on a device that falls off, and can be opened as many times."""
+
+    def made(times: int) -> StagePlacement:
+        monkeypatch.setattr(FallsOff, "opens", iter([True] * times + [False]))
+        return StagePlacement("placed", PlacedOnOne(lambda x: 2 * x), (spec("x"),), (spec("y"),), (NULL,))
+
+    monkeypatch.setitem(PROVIDERS, "cuda", f"{__name__}:FallsOff")
+    return made
 
 
 @pytest.mark.timeout(60)
-def test_a_device_that_disappears_in_the_middle_fails_each_later_request_with_its_reason_and_gives_no_wrong_answer() -> None:
-    module = PlacedOnOne(lambda x: 2 * x)
-    placed = StagePlacement("placed", module, (spec("x"),), (spec("y"),), (NULL,))
-    with Pipeline([placed], ["x"], ["y"]) as pipeline:
-        right, reasons = 0, set()
+def test_a_device_that_a_new_worker_can_open_again_costs_no_request(falling) -> None:
+    with Pipeline([falling(times=5)], ["x"], ["y"]) as pipeline:
+        answers = pipeline.run_many([[torch.full((4,), float(number))] for number in range(1000)])
+        assert [answer[0].tolist() for answer in answers] == [[2.0 * number] * 4 for number in range(1000)]
+        assert 2 <= pipeline.restarts <= 3
+
+
+@pytest.mark.timeout(60)
+def test_a_device_that_is_gone_ends_its_pipeline_with_one_error_and_gives_no_wrong_answer(falling) -> None:
+    with Pipeline([falling(times=1)], ["x"], ["y"]) as pipeline:
+        futures, reasons, right = [], set(), 0
         for number in range(1000):
             try:
-                assert pipeline.submit([torch.full((4,), float(number))]).result(20)[0].tolist() == [2.0 * number] * 4
+                futures.append(pipeline.submit([torch.full((4,), float(number))]))
+            except BackendError as failure:
+                reasons.add(str(failure))
+        for number, future in enumerate(futures):
+            try:
+                assert future.result(20)[0].tolist() == [2.0 * number] * 4
                 right += 1
-            except StageError as failure:
-                reasons.add(str(failure).split("\n")[0])
-        assert 400 < right < 501 and all("the device fell off the bus" in reason for reason in reasons)
-        assert len(reasons) == 1000 - right and pipeline.restarts == 0
+            except BackendError as failure:
+                assert failure.device == "null:0"
+                reasons.add(str(failure))
+        [reason] = reasons
+        assert 400 < right < 501
+        assert "ended because device 'null:0' does not answer: RuntimeError: the device fell off the bus while it ran" in reason
+        assert "device 'cuda:0' cannot be used: RuntimeError: no device; leave it out" in reason
 
 
 @pytest.mark.timeout(30)

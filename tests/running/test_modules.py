@@ -56,6 +56,9 @@ def test_a_stage_on_an_accelerator_is_placed_there_and_refused_once_another_prog
         words = r"weights take .*B, and 16 B of 1\.0 GiB are free on 'cuda:0'; place fewer ops there, or end what else uses it"
         with taken(0, memory_of(0).free_bytes - 16), pytest.raises(BackendError, match=words):
             stage.load(1, "cuda:0", shared=False)
+        words = r"the stage's weights fit, and its values do not \(simulated:0 out of memory.*\), on 'cuda:0'; place fewer ops"
+        with taken(0, memory_of(0).free_bytes - stage.num_bytes - 32), pytest.raises(BackendError, match=words):
+            stage.load(1, "cuda:0", shared=False)
     assert StageFolder(tmp_path / "stage").failing_op([torch.zeros(3)]) == f"'{program.ops[0]}'"
     assert StageFolder(tmp_path / "stage").failing_op(traced.example_inputs) is None
     assert StageFolder(tmp_path / "stage").num_bytes == program.weight_bytes

@@ -90,6 +90,22 @@ def won(monkeypatch: pytest.MonkeyPatch, about: Question, asked: dict[str, Any])
     return best, search(about, TRACED, budget=Budget(1.0))
 
 
+def test_a_device_that_cannot_be_opened_any_more_is_left_out_and_the_others_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Question] = []
+
+    def once(about: Question, *others: Any) -> SearchResult:
+        asked.append(about)
+        if len(asked) == 1:
+            raise BackendError("device 'cpu:1' cannot be used", backend="eager", device="cpu:1")
+        return SearchResult(planned(about), TRACED, about.profile)
+
+    monkeypatch.setattr(loop, "_search", once)
+    found = search(question(TWO, Constraints(), ("eager",)), TRACED)
+    assert [device.name for device in asked[1].machine.devices] == ["cpu:0"] and asked[1].backends == ("eager",)
+    assert found.profile.notes == ("cpu:1 is left out: device 'cpu:1' cannot be used",)
+    assert {name for stage in found.plan.stages for name in stage.devices} == {"cpu:0"}
+
+
 def predicted(first_s: float, *stages: Stage) -> Plan:
     """A plan that a device is predicted to be busy with for so many seconds."""
     return replace(plan(*stages), prediction=Prediction(first_s, first_s, 0.0, 1.0, 1 / first_s))

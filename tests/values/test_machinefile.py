@@ -147,3 +147,22 @@ def test_a_plan_keeps_to_what_the_devices_of_a_machine_file_take(tmp_path) -> No
     plan = plan_model(Question(graph, profile, Source("m:f"), machine, ("eager", "openvino"), wanted, time_limit_s=2.0))
     placed = [(stage.devices, stage.backend, stage.ops) for stage in plan.stages]
     assert placed == [(("null:0",), "openvino", ("fc",)), (("null:1",), "eager", ("relu", "out"))]
+
+
+def test_a_bus_is_two_wires_and_an_accelerator_s_link_brings_weights(tmp_path) -> None:
+    path = tmp_path / "machine.yaml"
+    path.write_text(
+        "devices: [{name: 'cpu:0'}, {name: 'cuda:0', count: 2}]\n"
+        "links: [{source: host, target: 'cuda:0', bytes_per_s: 1.0e10}, {source: host, target: 'cpu:0', bytes_per_s: 1.0e10}]\n"
+        "buses: [{devices: ['cuda:0', 'cuda:1'], bytes_per_s: 2.0e10}]\n"
+    )
+    machine = read_machine(path)
+    assert machine.link("host", "cuda:0").pinned_s_per_byte == 1e-10 and not machine.link("host", "cpu:0").pinned_s_per_byte
+    gpus, all_ends = ("cuda:0", "cuda:1"), ("host", "cpu:0", "cuda:0", "cuda:1")
+    assert [(wire.sources, wire.targets, wire.s_per_byte) for wire in machine.wires] == [
+        (all_ends, gpus, 5e-11),
+        (gpus, all_ends, 5e-11),
+    ]
+    path.write_text("devices: [{name: 'cpu:0'}]\nbuses: [{devices: ['cuda:9'], bytes_per_s: 1}]\n")
+    with pytest.raises(DeviceError, match="'cuda:9' is not among its devices"):
+        read_machine(path)

@@ -331,5 +331,5 @@ def test_devices_of_a_plan_have_no_core_in_common() -> None:
     beside = replace(GOOD.stages[1], devices=("cpu:0-1",))
     with pytest.raises(PlanError, match="devices 'cpu:0' and 'cpu:0-1' overlap on core 0; a plan uses one of them"):
         replace(GOOD, stages=(GOOD.stages[0], beside)).verify(GRAPH, machine)
-    with pytest.raises(PlanError, match="precision must be one of f32, bf16, but is 'fp8'"):
+    with pytest.raises(PlanError, match="precision must be one of f32, tf32, bf16, f16, but is 'fp8'"):
         replace(GOOD, precision="fp8").verify(GRAPH, machine)  # type: ignore[arg-type]
