@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import conv1d, gelu, scaled_dot_product_attention
+from torch.nn.functional import conv1d, embedding, gelu, scaled_dot_product_attention
 
 from autosplit.compat.models import distance_buckets
 from autosplit.errors import ModelError
@@ -172,7 +172,11 @@ def _bias_of(layer: Any, max_length: int) -> Callable[..., torch.Tensor]:
     infinity between rows of two sequences.
     """
 
-    layer.register_buffer("buckets", distance_buckets(layer, -torch.arange(max_length), both_ways=False), persistent=False)
+    most = layer.relative_attention_max_distance  # all beyond it are in one bucket
+    distances = -torch.arange(max_length) if layer.is_decoder else torch.arange(-most, most + 1)
+    layer.register_buffer("buckets", distance_buckets(layer, distances, not layer.is_decoder), persistent=False)
+
+    layer.register_buffer("places", torch.arange(max_length), persistent=False)
 
     def decoding(*_: Any, **__: Any) -> torch.Tensor:
         found: torch.Tensor = layer.relative_attention_bias(layer.buckets)
@@ -180,8 +184,9 @@ def _bias_of(layer: Any, max_length: int) -> Callable[..., torch.Tensor]:
 
     def encoding(*_: Any, **__: Any) -> torch.Tensor:
         rows = _sources.get()
-        buckets = distance_buckets(layer, rows.positions - rows.positions[:, None], both_ways=True)
-        bias = layer.relative_attention_bias(buckets).permute(2, 0, 1)[None]
+        positions = layer.places.index_select(0, rows.positions)  # so backends know that they are below max_length
+        places = (positions - positions[:, None]).clamp(-most, most) + most
+        bias = embedding(places, layer.relative_attention_bias(layer.buckets)).permute(2, 0, 1)[None]
         found: torch.Tensor = bias.masked_fill(~rows.together, float("-inf"))
         return found
 

@@ -25,11 +25,9 @@ def without_source(traced: Traced, inputs: Collection[str]) -> Traced:
         traced: a step with a source of one row, which belongs to no sequence.
         inputs: the inputs of the source.
     """
-    graph, copies, of_sources = fx.Graph(), dict[fx.Node, fx.Node](), dict[fx.Node, set[bool]]()
+    graph, copies, silent = fx.Graph(), dict[fx.Node, fx.Node](), _silent(traced.program.graph, inputs)
     for node in traced.program.graph.nodes:
-        read = {kind for one in node.all_input_nodes for kind in of_sources[one]}
-        of_sources[node] = {node.name in inputs} if node.op == "placeholder" else read
-        if of_sources[node] != {True} or not is_op(node) or any(map(is_pick, node.users)):
+        if node not in silent:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             continue
         spec = traced.specs[node.name]
@@ -41,3 +39,16 @@ def without_source(traced: Traced, inputs: Collection[str]) -> Traced:
     found = graph_of(traced.graph.name, program, specs)
     ops = tuple(replace(op, inputs=was.inputs, weights=was.weights) for op, was in zip(found.ops, traced.graph.ops, strict=True))
     return replace(traced, program=program, specs=specs, graph=replace(found, ops=ops, weights=traced.graph.weights).verify())
+
+
+def _silent(graph: fx.Graph, inputs: Collection[str]) -> set[fx.Node]:
+    """The ops that read these inputs and no others, and those of weights that they alone read."""
+    found, reads = set[fx.Node](), dict[fx.Node, set[bool]]()
+    for node in graph.nodes:
+        read = {kind for one in node.all_input_nodes for kind in reads[one]}
+        reads[node] = {node.name in inputs} if node.op == "placeholder" else read
+    for node in reversed(graph.nodes):
+        alone = reads[node] == {True} or (not reads[node] and all(one in found for one in node.users))
+        if alone and is_op(node) and not any(map(is_pick, node.users)):
+            found.add(node)
+    return found

@@ -191,6 +191,6 @@ def step_traffic(sequences: Sequences, num_groups: int = 1, chunk: int = CHUNK, 
     {(4,): 60.0, (132,): 4.0}
     """
     group, largest = sequences.largest_group(num_groups), sequences.max_sequences + chunk
-    each = num_rows / chunk if num_rows else sequences.prompt / (largest - group)
-    prefills = sequences.max_sequences * each
+    each, room = (num_rows, chunk) if num_rows else (sequences.prompt, largest - group)
+    prefills = sequences.max_sequences * each / room
     return Traffic((TOKENS,), {(group,): max(num_groups * sequences.new - prefills, 0.0), (largest,): prefills})
