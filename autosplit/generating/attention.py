@@ -220,7 +220,7 @@ def _attend_slots(given: _Call, found: torch.Tensor, least: int) -> None:
         if len(rows) < least:
             continue
         first, last = min(position_of[row] for row in rows), max(position_of[row] for row in rows)
-        start, end = 0 if window is None else max(0, first + 1 - window), min(last + 1, length)
+        start, end = 0 if window is None else max(0, first + 1 - window), max(min(last + 1, length), 1)
         keys, values = given.state_keys[None, slot, :, start:end], given.state_values[None, slot, :, start:end]
         some = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else torch.tensor(rows)
         mask = _visible(given.positions[some], start, end, window).repeat(num_each, 1)
@@ -260,7 +260,7 @@ def _keep(given: _Call) -> None:
 
 def _visible(positions: torch.Tensor, start: int, end: int, window: int | None) -> torch.Tensor:
     """``[N, end - start]``: whether a token at a position sees each of these places."""
-    own, places = positions[:, None], torch.arange(start, end, device=positions.device)
+    own, places = positions[:, None].clamp(min=0), torch.arange(start, end, device=positions.device)
     return places <= own if window is None else (places <= own) & (places > own - window)
 
 

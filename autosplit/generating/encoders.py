@@ -107,7 +107,7 @@ class CachedEncoderDecoder(CachedDecoder):
         return logits
 
     def _make_caches(self) -> None:
-        self.source = source_of(self.model, self.max_length)
+        self.source = source_of(self.model, self.max_sequences, self.max_length)
         for name, field in (("never", "suppress_tokens"), ("not_first", "begin_suppress_tokens")):
             tokens = getattr(self.model.generation_config, field, None) or ()
             vocabulary = range(self.model.config.vocab_size)
@@ -129,7 +129,7 @@ class CachedEncoderDecoder(CachedDecoder):
             setattr(part, CACHE, KVCache(self.max_sequences, length, heads, dim, dtype=dtype))
 
 
-def source_of(model: Any, max_length: int) -> Source:
+def source_of(model: Any, max_sequences: int, max_length: int) -> Source:
     """What a prompt is for a model. Raises: ModelError: its kind is not known."""
     config, settings = model.config, model.generation_config
     if config.model_type not in KINDS:
@@ -141,12 +141,12 @@ def source_of(model: Any, max_length: int) -> Source:
     begins = [getattr(one, name, None) for name in names for one in (settings, config)]
     start = [token for token in begins if token is not None][:1]
     if config.model_type == "t5":
-        return Source(max_length, 1, tuple(start), vocabulary=config.vocab_size)
+        return Source(max_length, max_sequences, 1, tuple(start), vocabulary=config.vocab_size)
     start += [token for token in [getattr(settings, "no_timestamps_token_id", None)] if token is not None]
     rows, num_bins = config.max_source_positions, config.num_mel_bins
     if hasattr(settings, "lang_to_id"):  # a language and a task stand between the two
-        return Source(rows, len(start) + 2, num_bins=num_bins)
-    return Source(rows, len(start), tuple(start), num_bins=num_bins)
+        return Source(rows, max_sequences, len(start) + 2, num_bins=num_bins)
+    return Source(rows, max_sequences, len(start), tuple(start), num_bins=num_bins)
 
 
 def _encoded_sound(encoder: Any, source: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

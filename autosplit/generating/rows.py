@@ -106,7 +106,7 @@ def attend_rows(  # noqa: C901 - one compiled loop
                 num_others += 1
             found[0, row] = 0
             continue
-        end = min(positions[row] + 1, length)
+        end = max(min(positions[row] + 1, length), 1)  # a token of no sequence may see nothing
         start = max(0, positions[row] + 1 - window) if window else 0
         count = end - start
         for head in range(q.shape[1]):

@@ -39,8 +39,8 @@ class Scheduler:
         num_stages: steps under way at most.
         per_token_s: most seconds from one token of a sequence to its next one, in the mean, while prompts come; None leaves
             prompts ``PROMPT_SHARE``. Where decoding alone takes as long, prompts wait until sequences end.
-        source: what a prompt is for a model with an encoder, whose larger variants hold a token of each sequence beside rows of
-            sources.
+        source: what a prompt is for a model with an encoder, whose larger variants hold rows of sources beside ``num_beside``
+            tokens.
 
     Attributes:
         ended: sequences that have left, whose futures wait for their results; the owner takes them away.
@@ -57,7 +57,7 @@ class Scheduler:
     ) -> None:
         self._buckets = sorted(buckets, key=lambda bucket: bucket.sizes[TOKENS])
         largest, self._source = self._buckets[-1].sizes[TOKENS], source
-        self._most = largest if source is None else max_sequences
+        self._most = largest if source is None else source.num_beside
         self._most_rows = largest - self._most
         self._num_stages, self._per_token_s = num_stages, per_token_s
         self._free = list(range(1, max_sequences + 1))

@@ -22,6 +22,7 @@ class Source:
 
     Attributes:
         max_rows: rows that the encoder makes of a prompt: of a text at most, of a sound always.
+        num_beside: tokens of answers that a step with rows of sources holds beside them, one for each sequence in the caches.
         num_start: tokens with which an answer begins, before the new ones.
         start: these tokens; empty where they are a choice of the caller, as of the language of a sound.
         vocabulary: ids of a text are below it; 0 for sounds.
@@ -29,6 +30,7 @@ class Source:
     """
 
     max_rows: int
+    num_beside: int
     num_start: int
     start: tuple[int, ...] = ()
     vocabulary: int = 0

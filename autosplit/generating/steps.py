@@ -158,7 +158,7 @@ def _greedy(num_tokens: int) -> torch.Tensor:
 def source_sizes(source: Source) -> tuple[int, ...]:
     """The numbers of rows for which there are variants: a sound has one, texts a quarter and a sixteenth of the longest one, too.
 
-    >>> source_sizes(Source(100, 1, vocabulary=9)), source_sizes(Source(1500, 1, num_bins=80))
+    >>> source_sizes(Source(100, 4, 1, vocabulary=9)), source_sizes(Source(1500, 4, 1, num_bins=80))
     ((7, 25, 100), (1500,))
     """
     shares = (16, 4, 1) if source.is_text else (1,)

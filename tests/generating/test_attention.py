@@ -144,7 +144,7 @@ def test_tokens_read_what_was_kept_of_a_source(dtype):
     """More rows of sources than tokens, and later none; what an earlier owner left in a slot is not read."""
     cache, (q, _, _), (_, k, v) = filled(float("nan")).to(dtype), tokens(4), tokens(7)
     q, k, v = (one.to(dtype) for one in (q, k, v))
-    slots, last = torch.tensor([2, 1, 1, 0]), torch.tensor([3, 2, 2, 0])
+    slots, last = torch.tensor([2, 1, 1, 0]), torch.tensor([3, 2, 2, -1])  # padding sees nothing
     kept = torch.tensor([1, 1, 1, 2, 2, 2, 2]), torch.tensor([0, 1, 2, 0, 1, 2, 3])
     found = cache(q, k, v, slots, last, scale=0.3, kept=kept)[:, :3]
     rows = {1: slice(0, 3), 2: slice(3, 7)}

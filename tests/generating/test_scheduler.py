@@ -164,8 +164,8 @@ def test_lower_priority_gets_a_slot_sooner_and_late_sequences_end():
 
 
 def test_whole_sources_stand_in_a_step_beside_the_first_tokens_of_their_answers():
-    """As many as fit. After a step that failed, each is sent anew with its source."""
-    source = Source(max_rows=8, num_start=1, start=(0,), vocabulary=97)
+    """As many as fit. After a step that failed, each is sent anew with its source. A replica has fewer places than a step."""
+    source = Source(max_rows=8, num_beside=3, num_start=1, start=(0,), vocabulary=97)
     buckets = [Bucket(number, {"tokens": size}, 0.001 * size) for number, size in enumerate((1, 2, 3, 7, 11))]
     scheduler = Scheduler(buckets, SLOTS, 1, source=source)
     ones = [sequence([0], 3, source=np.arange(1, count + 1)) for count in (5, 3, 4)]
@@ -198,3 +198,7 @@ def test_whole_sources_stand_in_a_step_beside_the_first_tokens_of_their_answers(
     scheduler.finish(step, [7, 7, 7])
     step, told, rows = sent()
     assert (step.num_tokens, set(told), rows) == (3, {(1, 2), (2, 2), (3, 1)}, [])
+    scheduler, ones = Scheduler(buckets, 1, 1, source=source), [sequence([0], 3, source=np.arange(1, 5))]
+    scheduler.add(ones[0])
+    step, told, rows = sent()
+    assert (step.num_tokens, len(step.inputs()[0]), told, rows) == (7, 3, {(1, 0): (0, 4)}, rows_of(1))
