@@ -99,6 +99,10 @@ class CachedEncoderDecoder(CachedDecoder):
             logits: torch.Tensor = self.model(
                 encoder_outputs=(hidden,), decoder_input_ids=ids[None], use_cache=False, **places
             ).logits
+        return logits
+
+    def without_suppressed(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The logits with minus infinity for tokens that an answer does not hold after these positions."""
         if self.never is not None:
             logits = logits.masked_fill(self.never, float("-inf"))
         if self.not_first is not None:
@@ -280,5 +284,6 @@ class EncoderDecoderStep(DecoderStep):
             source_slots, source_positions: int64 ``[M]``. Padding is zeros, in slot 0.
         """
         logits = self.decoder(ids, slots, positions, seen, source, source_slots, source_positions)
+        logits = self.decoder.without_suppressed(logits, positions)
         found: torch.Tensor = SAMPLE(logits, self.history, ids, slots, positions, sampling)
         return found

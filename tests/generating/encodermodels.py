@@ -30,7 +30,8 @@ def encoder_decoder(name: str) -> torch.nn.Module:
         for weight_name, weight in model.named_parameters():
             if name.startswith("T5") and ".block." in weight_name and weight.dim() == 2:
                 weight *= 9.0 if "relative" in weight_name else 3.0
-    model.generation_config.suppress_tokens = model.generation_config.begin_suppress_tokens = None
+    if name.startswith("Whisper"):  # of tokens that it would take otherwise
+        model.generation_config.suppress_tokens, model.generation_config.begin_suppress_tokens = [30], [73]
     return model
 
 
