@@ -51,7 +51,7 @@ def pieces(graph: fx.Graph) -> list[Piece]:
     """The pieces of a flat graph, in an order in which each finds its inputs.
 
     The number of a piece is the number of changes between custom and other ops on the longest way to it: custom ops are in pieces
-    with odd numbers. Views of what custom ops make, or of what they alone read, are with them.
+    with odd numbers. Views of what custom ops make are with them, and views and constants that they alone read.
     """
     in_torch, numbers = _in_torch(graph), dict[fx.Node, int]()
     for node in graph.nodes:
@@ -67,15 +67,20 @@ def pieces(graph: fx.Graph) -> list[Piece]:
 
 
 def _in_torch(graph: fx.Graph) -> set[fx.Node]:
-    """The custom ops, and views that only they read or that read what they make; a view of memory that stays costs nothing."""
+    """The custom ops, constants and views that only they read, and views of what they make; one of memory that stays is free."""
     found = {node for node in graph.nodes if is_custom(node)}
     for node in reversed(graph.nodes):
-        if node.target in VIEWS and node.users and all(reader in found for reader in node.users):
+        if (node.target in VIEWS or _is_constant(node)) and node.users and all(reader in found for reader in node.users):
             found.add(node)
     for node in graph.nodes:
         if node.target in VIEWS and node.all_input_nodes[0] in found:
             found.add(node)
     return found
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Whether an op reads nothing."""
+    return is_op(node) and not node.all_input_nodes
 
 
 def _piece(custom: bool, nodes: Sequence[fx.Node]) -> Piece:
@@ -157,7 +162,7 @@ def in_pieces(
 
 
 def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Tensor]) -> Linked | None:
-    """A piece of ops that can be prepared, and of views."""
+    """A piece of ops that can be prepared, of views, and of constants."""
     known, calls = dict(values), list[Callable[[], object]]()
 
     def tensor(source: fx.Node) -> torch.Tensor:
@@ -169,7 +174,7 @@ def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Te
         if target in PREPARED:
             known[node.name], call = PREPARED[target](*args, **kwargs)
             calls.append(call)
-        elif target in VIEWS:
+        elif target in VIEWS or _is_constant(node):
             known[node.name] = target(*args, **kwargs)
         else:
             return None

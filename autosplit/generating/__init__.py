@@ -6,6 +6,9 @@
     rows       attention of single tokens, in machine code
     attention  the operator attend, and KVCache, the memory that it writes
     decoders   a model becomes a step: N tokens of any sequences in, their next tokens out
+    sources    what the encoder of a model reads: ids of a text, or features of a sound
+    encoders   an encoder-decoder becomes a step: prompts run through the encoder beside tokens of answers
+    sourceless the variants of such a step in which no encoder runs
     steps      a step traced at several sizes, and how often each comes
     sequences  a sequence from its prompt to its last token, and the steps that compute it
     scheduler  which tokens of which sequences run in the next step

@@ -25,7 +25,8 @@ _library: Any = torch.library  # its functions have no types
 _operators = _library.Library("autosplit", "FRAGMENT")
 _operators.define(
     "attend(Tensor q, Tensor k, Tensor v, Tensor state_keys, Tensor state_values, Tensor slots, Tensor positions, float scale, "
-    "int? window=None, float? softcap=None, Tensor? cos=None, Tensor? sin=None) -> Tensor"
+    "int? window=None, float? softcap=None, Tensor? cos=None, Tensor? sin=None, Tensor? bias=None, Tensor? kept_slots=None, "
+    "Tensor? kept_positions=None) -> Tensor"
 )
 
 
@@ -77,21 +78,28 @@ class KVCache(nn.Module):
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        bias: torch.Tensor | None = None,
+        kept: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Keep the keys and values of N tokens, and attend from each token to those of its sequence, up to its own position.
 
         Args:
             q: ``[1, heads, N, head_dim]``; heads is a multiple of the number of heads of keys and values.
-            k, v: ``[1, num_heads, N, head_dim]`` and ``[1, num_heads, N, value_dim]``.
+            k, v: ``[1, num_heads, N, head_dim]`` and ``[1, num_heads, N, value_dim]``; M in place of N where ``kept`` is given.
             slots, positions: ``[N]``, int64.
             scale: factor of the scores; by default the inverse square root of head_dim.
             window: a token sees this many positions, its own among them; None for all.
             softcap: scores s become ``softcap * tanh(s / softcap)``.
+            bias: ``[heads, max_length]``, added to the score of a position so many places before the token's own. It goes with no
+                softcap.
+            kept: slots and positions ``[M]`` of the keys and values, where they are of other tokens than the queries: a decoder
+                attends to what the encoder made.
         Returns: ``[1, N, heads, value_dim]``.
         """
         factor = q.shape[-1] ** -0.5 if scale is None else scale
+        places = (slots, positions, factor, window, softcap)
         found: torch.Tensor = torch.ops.autosplit.attend(
-            q, k, v, self.keys, self.values, slots, positions, factor, window, softcap
+            q, k, v, self.keys, self.values, *places, None, None, bias, *(kept or (None, None))
         )
         return found
 
@@ -122,6 +130,15 @@ class _Call(NamedTuple):
     softcap: float | None = None
     cos: torch.Tensor | None = None
     sin: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    kept_slots: torch.Tensor | None = None
+    kept_positions: torch.Tensor | None = None
+
+    @property
+    def kept(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The slots and the positions of the keys and values."""
+        own = self.kept_slots is None or self.kept_positions is None
+        return (self.slots, self.positions) if own else (self.kept_slots, self.kept_positions)  # type: ignore[return-value]
 
 
 def attend(*arguments: Any, **options: Any) -> torch.Tensor:
@@ -170,15 +187,19 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
     from autosplit.generating.rows import attend_rows  # loads numba
 
     num_slots, _, length, _ = given.state_keys.shape
-    powers, count = np.empty(length, np.float32), len(given.slots)
+    powers, count, kept = np.empty(length, np.float32), len(given.slots), given.kept
+    nothing, num_rows = np.empty((max(count, len(kept[0]), given.q.shape[1]), 0), np.float32), (count, count, given.q.shape[1])
     call: Callable[..., int] = attend_rows
     return partial(
         call,
-        *[tensor.detach().numpy() for tensor in given[:7]],
+        *[tensor.detach().numpy() for tensor in (*given[:7], *kept)],
         np.float32(given.scale),
         given.window or 0,
         np.float32(given.softcap or 0),
-        *[np.empty((count, 0), np.float32) if one is None else one.detach().view(count, -1).numpy() for one in given[10:]],
+        *[
+            nothing if one is None else one.detach().view(rows, -1).numpy()
+            for one, rows in zip((given.cos, given.sin, given.bias), num_rows, strict=True)
+        ],
         turned[0].numpy(),
         np.empty(num_slots, np.int64),
         np.empty(length, np.float32),
@@ -199,10 +220,12 @@ def _attend_slots(given: _Call, found: torch.Tensor, least: int) -> None:
         if len(rows) < least:
             continue
         first, last = min(position_of[row] for row in rows), max(position_of[row] for row in rows)
-        start, end = 0 if window is None else max(0, first + 1 - window), min(last + 1, length)
+        start, end = 0 if window is None else max(0, first + 1 - window), max(min(last + 1, length), 1)
         keys, values = given.state_keys[None, slot, :, start:end], given.state_values[None, slot, :, start:end]
         some = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else torch.tensor(rows)
         mask = _visible(given.positions[some], start, end, window).repeat(num_each, 1)
+        if given.bias is not None:
+            mask = _biased(given.bias, given.positions[some], start, end, mask, num_kv)
         made = _attention(grouped[None, :, :, some].flatten(2, 3), keys, values, mask, given.scale, given.softcap)
         answers[some] = made.view(num_kv, num_each, len(rows), dim).permute(2, 0, 1, 3)
 
@@ -228,16 +251,24 @@ def _rows_by_slot(slot_of: Sequence[int]) -> dict[int, list[int]]:
 
 def _keep(given: _Call) -> None:
     """Write the keys and values of tokens to their places in the states."""
-    rows = given.positions < given.state_keys.shape[2]
-    places = given.slots[rows], given.positions[rows]
+    slots, positions = given.kept
+    rows = positions < given.state_keys.shape[2]
+    places = slots[rows], positions[rows]
     given.state_keys[places[0], :, places[1]] = given.k[0, :, rows].transpose(0, 1)
     given.state_values[places[0], :, places[1]] = given.v[0, :, rows].transpose(0, 1)
 
 
 def _visible(positions: torch.Tensor, start: int, end: int, window: int | None) -> torch.Tensor:
     """``[N, end - start]``: whether a token at a position sees each of these places."""
-    own, places = positions[:, None], torch.arange(start, end, device=positions.device)
+    own, places = positions[:, None].clamp(min=0), torch.arange(start, end, device=positions.device)
     return places <= own if window is None else (places <= own) & (places > own - window)
+
+
+def _biased(bias: torch.Tensor, positions: torch.Tensor, start: int, end: int, mask: torch.Tensor, num_kv: int) -> torch.Tensor:
+    """What is added to scores, ``[num_kv, rows, places]``, where a mask ``[rows, places]`` holds N tokens for each query head."""
+    distances = positions[:, None] - torch.arange(start, end, device=positions.device)
+    added = bias[:, distances.clamp(0, bias.shape[1] - 1)]
+    return added.reshape(num_kv, *mask.shape).masked_fill(~mask, float("-inf"))
 
 
 def _attention(

@@ -12,7 +12,7 @@ the tokens beside the call. A module of the user's own calls ``autosplit.KVCache
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -46,14 +46,14 @@ WAY_OUT = "Give a module of your own that calls autosplit.KVCache, or run the mo
 _sym_min: Any = torch.sym_min  # it has no types
 
 
-class _Tokens(NamedTuple):
+class Tokens(NamedTuple):
     """The places of the tokens of a step."""
 
     slots: torch.Tensor
     positions: torch.Tensor
 
 
-_running: ContextVar[_Tokens] = ContextVar("tokens of the step that runs")
+running: ContextVar[Tokens] = ContextVar("tokens of the step that runs")
 _sizes: ContextVar[tuple[int, int]] = ContextVar("sequences and length of the caches that layers get at their first call")
 
 
@@ -72,11 +72,9 @@ class CachedDecoder(nn.Module):
         _require_decoder(model, max_length)
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         self.model = copy.deepcopy(model, shared).eval()
-        _use_our_attention(self.model)
-        self.max_sequences = max_sequences
+        self.max_sequences, self.max_length = max_sequences, max_length
         self.model.get_output_embeddings().register_forward_pre_hook(self._first_rows)
-        with torch.no_grad(), _given(_sizes, (max_sequences, max_length)):
-            self(*[torch.zeros(1, dtype=torch.int64)] * 3)
+        self._make_caches()
         if not any(isinstance(part, KVCache) for part in self.model.modules()):
             raise ModelError(
                 f"model '{type(model).__name__}' computes no attention through AttentionInterface of transformers. {WAY_OUT}"
@@ -84,9 +82,15 @@ class CachedDecoder(nn.Module):
 
     def forward(self, ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Logits ``[min(N, max_sequences), vocabulary]`` of the first tokens of a step."""
-        with _given(_running, _Tokens(slots, positions)):
+        with given(running, Tokens(slots, positions)):
             logits: torch.Tensor = self.model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits
         return logits
+
+    def _make_caches(self) -> None:
+        """Let each layer attend through a cache, which it gets at its first call."""
+        use_attention(self.model, ATTENTION, _attend_in_layer)
+        with torch.no_grad(), given(_sizes, (self.max_sequences, self.max_length)):
+            self(*[torch.zeros(1, dtype=torch.int64)] * 3)
 
     def _first_rows(self, head: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The input ``[min(N, max_sequences), size]`` of the head for those tokens alone.
@@ -123,10 +127,16 @@ def cached(model: nn.Module, max_sequences: int, max_length: int) -> nn.Module:
     sequences = [ids[:max_length] for ids in sequences]
     with torch.inference_mode():
         wanted = torch.stack([last_logits(ids) for ids in sequences])
-        made = _in_steps(found, sequences)
+        made = in_steps(found, sequences)
         for part in found.modules():
             if isinstance(part, KVCache):  # a trace reads what it did not write, and finds zeros as a worker does
                 part.keys[:, :, :LENGTH] = part.values[:, :, :LENGTH] = 0
+    require_same(name, made, wanted)
+    return found
+
+
+def require_same(name: str, made: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Raises: ModelError: the logits of a model in steps are not those that it computes of whole sequences."""
     error, largest = float((made - wanted).abs().max()), float(wanted.abs().max())
     allowed = TOLERANCE * (1 if wanted.dtype == torch.float32 else 30)
     if not error <= allowed * largest:
@@ -134,17 +144,16 @@ def cached(model: nn.Module, max_sequences: int, max_length: int) -> nn.Module:
             f"model '{name}' computes other logits token by token than whole (by {error:.2g}, the largest is {largest:.2g}): a "
             f"part of it beside attention mixes tokens, or its attention sees more than earlier tokens. {WAY_OUT}"
         )
-    return found
 
 
-def _in_steps(found: nn.Module, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
+def in_steps(step: Callable[..., torch.Tensor], sequences: Sequence[torch.Tensor]) -> torch.Tensor:
     """The logits of the last tokens of sequences of one length: their first half in one step, then a step a token."""
     length, slots = len(sequences[0]), torch.arange(1, len(sequences) + 1)
     half = max(1, length // 2)
     for start, end in ((0, half), *((place, place + 1) for place in range(half, length))):
         positions = torch.arange(start, end).flip(0).repeat_interleave(len(slots))
         ids = torch.stack([one[start:end].flip(0) for one in sequences], 1).flatten()
-        made = _logits(found, ids, slots.repeat(end - start), positions)
+        made = step(ids, slots.repeat(end - start), positions)
     return made[: len(slots)]
 
 
@@ -169,24 +178,22 @@ def _require_caches(model: nn.Module, max_sequences: int, max_length: int) -> No
 
 
 def _require_decoder(model: Any, max_length: int) -> None:
-    """Raises: ModelError: it has an encoder, no head, or too few positions."""
+    """Raises: ModelError: it has no head, or too few positions."""
     name, config = type(model).__name__, model.config
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"model '{name}' has an encoder, whose keys no cache of a decoder holds. {WAY_OUT}")
     if model.get_output_embeddings() is None:
         raise ModelError(f"model '{name}' has no output embeddings, so it gives no next tokens; use its class for CausalLM")
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    longest = getattr(config, "max_target_positions", getattr(config.get_text_config(), "max_position_embeddings", None))
     if longest is not None and max_length > longest:
         raise ModelError(f"model '{name}' takes {longest} positions, and max_length is {max_length}; give max_length={longest}")
 
 
-def _use_our_attention(model: Any) -> None:
-    """Let each layer attend through its cache. Raises: ModelError: a class computes attention by itself."""
+def use_attention(model: Any, name: str, attention: Callable[..., Any]) -> None:
+    """Let each layer attend by a function of this name. Raises: ModelError: a class computes attention by itself."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(ATTENTION, _attend_in_layer)
-    model.set_attn_implementation(ATTENTION)
-    if attention_of(model) != ATTENTION:
+    AttentionInterface.register(name, attention)
+    model.set_attn_implementation(name)
+    if attention_of(model) != name:
         raise ModelError(f"model '{type(model).__name__}' computes attention by itself, without AttentionInterface. {WAY_OUT}")
 
 
@@ -209,13 +216,13 @@ def _attend_in_layer(
         raise ModelError(f"layer '{type(layer).__name__}' has {', '.join(faults)}, which no cache takes. {WAY_OUT}")
     if not hasattr(layer, CACHE):
         setattr(layer, CACHE, KVCache(*_sizes.get(), key.shape[1], key.shape[3], value.shape[3], key.dtype))
-    tokens = _running.get()
+    tokens = running.get()
     cache: KVCache = getattr(layer, CACHE)
     return cache(query, key, value, *tokens, scale=scaling, window=sliding_window, softcap=softcap), None
 
 
 @contextmanager
-def _given(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+def given(variable: ContextVar[Any], value: Any) -> Iterator[None]:
     """Set a context variable for a while."""
     before = variable.set(value)
     try:

@@ -19,6 +19,7 @@ from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.scheduler import Scheduler
 from autosplit.generating.sequences import Generation, Step, num_giving
+from autosplit.generating.sources import Source
 from autosplit.generating.steps import TOKENS, StepFamily
 from autosplit.planning.predicting import charge, predict
 from autosplit.reports.outcomes import TokenRates
@@ -49,7 +50,8 @@ def forecast(plan: Plan, family: StepFamily, machine: Machine, profile: PhasePro
     for one in pipelines:
         stage_s = between(stage_seconds(one, family, machine, profile), family.allowed[TOKENS])
         pays = pays_for_host(one, family, machine, profile)
-        found.append(simulated(stage_s, [stage.devices[0] for stage in one.stages], share, profile.host, pays=pays))
+        devices = [stage.devices[0] for stage in one.stages]
+        found.append(simulated(stage_s, devices, share, profile.host, pays=pays, source=family.source))
     return side_by_side_rates(found, sequences.max_sequences / share.max_sequences)
 
 
@@ -148,7 +150,13 @@ def between(known: StageSeconds, sizes: Sequence[int]) -> StageSeconds:
 
 
 def simulated(
-    stage_s: StageSeconds, devices: Sequence[str], sequences: Sequences, host: HostCost = NOTHING, *, pays: bool = False
+    stage_s: StageSeconds,
+    devices: Sequence[str],
+    sequences: Sequences,
+    host: HostCost = NOTHING,
+    *,
+    pays: bool = False,
+    source: Source | None = None,
 ) -> TokenRates:
     """Rates and times of ``max_sequences`` sequences that come at once; as many steps are under way as there are devices.
 
@@ -158,12 +166,15 @@ def simulated(
         sequences: the sequences.
         host: what a step costs at the host, which takes one answer at a time.
         pays: whether the seconds of the last stage hold the processor time of the host.
+        source: what a prompt is for a model with an encoder.
 
     >>> simulated({1: [0.5, 0.5], 9: [1.0, 2.0]}, ["a", "b"], Sequences(prompt=8, new=3, max_sequences=1))
     TokenRates(tokens_per_s=0.6, first_token_s=3.0, per_token_s=1.0)
     """
     buckets = [Bucket(number, {TOKENS: size}, sum(stage_s[size])) for number, size in enumerate(stage_s)]
-    scheduler = Scheduler(buckets, sequences.max_sequences, len(set(devices)), sequences.per_token_s)
+    scheduler = Scheduler(buckets, sequences.max_sequences, len(set(devices)), sequences.per_token_s, source)
+    rows = None if source is None else np.empty((source.num_rows(sequences.prompt), 0))
+    num_first = sequences.prompt if source is None else source.num_start
     now_s, times_s = 0.0, [list[float]() for _ in range(sequences.max_sequences)]
 
     def note(times: list[float], token: int) -> None:
@@ -171,7 +182,7 @@ def simulated(
 
     for times in times_s:
         sampling = Sampling(max_new_tokens=sequences.new)
-        scheduler.add(Generation([0] * sequences.prompt, sequences.prompt, sampling, on_token=partial(note, times)))
+        scheduler.add(Generation([0] * num_first, num_first, sampling, on_token=partial(note, times), source=rows))
     free_s, host_free_s, under_way = dict.fromkeys(devices, 0.0), 0.0, deque[tuple[float, Step]]()
     while True:
         while (step := scheduler.next_step()) is not None:

@@ -23,7 +23,7 @@ from autosplit.compat.futures import SafeCondition
 from autosplit.errors import AutosplitError, RefusedError, StageError, UsageError, raise_faults
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.scheduler import Scheduler
-from autosplit.generating.sequences import Capacity, Generation, Step, token_ids
+from autosplit.generating.sequences import Capacity, Generation, Step, begun
 from autosplit.generating.tallies import GenerationStats, Tally
 from autosplit.generating.texts import TextReader, Texts, required
 from autosplit.running.request import monotonic_deadline
@@ -39,7 +39,7 @@ class StepPipeline(Protocol):
     def submit_unbounded(
         self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0, variant: int = 0
     ) -> "Future[Any]":
-        """Take in the four tensors of a step; the result is one tensor with its next tokens."""
+        """Take in the tensors of a step; the result is one tensor with its next tokens."""
 
 
 @checked
@@ -84,7 +84,7 @@ class Generator:
         self._queue_capacity, self._opened = queue_capacity, opened or ExitStack()
         sequences = None if plan is None else plan.sequences
         per_token_s = None if sequences is None else sequences.per_token_s
-        self._scheduler = Scheduler(buckets, capacity.max_sequences, num_stages, per_token_s)
+        self._scheduler = Scheduler(buckets, capacity.max_sequences, num_stages, per_token_s, capacity.source)
         self._answers = deque[tuple[Step, "Future[Any]"]]()
         self._tally = Tally(self._scheduler.counts)
         self._is_open = True
@@ -99,6 +99,7 @@ class Generator:
         self,
         prompt: Sequence[int] | torch.Tensor,
         *,
+        start: Sequence[int] | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
         timeout_s: float | None = None,
@@ -108,7 +109,8 @@ class Generator:
         """Take in one sequence and return the future of its new tokens. Cancelling the future ends it after its present step.
 
         Args:
-            prompt: at least one token id.
+            prompt: at least one token id; for Whisper the features of a sound [bins, frames].
+            start: ids with which the answer of a model with an encoder begins, before the new ones; None for those of the model.
             priority: lower gets a slot sooner; then arrival counts.
             deadline_s: seconds from now after which the sequence fails.
             timeout_s: seconds to wait for room in the queue; None waits as long as it takes, 0 refuses at once.
@@ -118,23 +120,26 @@ class Generator:
             generator is closed. WorkerError: the pipeline has given up.
             In the future: DeadlineError. StageError: the logits are not finite, or a stage failed on this sequence alone.
         """
-        return self._submit(prompt, _sampling(sampling), priority, deadline_s, timeout_s, on_token)
+        return self._submit(prompt, _sampling(sampling), start, priority, deadline_s, timeout_s, on_token)
 
-    def generate(self, prompts: Sequence[Sequence[int] | torch.Tensor], **sampling: Any) -> list[list[int]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int] | torch.Tensor], *, start: Sequence[int] | None = None, **sampling: Any
+    ) -> list[list[int]]:
         """The new tokens of each prompt, in their order. The prompts run side by side, and may have any lengths.
 
         Args:
-            prompts: each at least one token id. Equal ones get different draws: the seed of each follows from its place.
+            prompts: as for ``submit``. Equal ones get different draws: the seed of each follows from its place.
+            start: as for ``submit``, of all answers.
             sampling: as for ``submit``.
         Raises: UsageError, RefusedError, WorkerError: as ``submit``. StageError: of the first sequence that failed, after all.
         """
         settings = _sampling(sampling)
         for prompt in prompts:
-            token_ids(prompt, settings, self.capacity)  # before any of them runs
+            begun(prompt, start, settings, self.capacity)  # before any of them runs
         futures = list[Future[list[int]]]()
         try:
             for number, prompt in enumerate(prompts):
-                futures.append(self._submit(prompt, settings.of(number)))
+                futures.append(self._submit(prompt, settings.of(number), start))
             for future in futures:
                 future.exception()
         except BaseException:  # Ctrl-C, or the generator was closed
@@ -217,13 +222,14 @@ class Generator:
         self,
         prompt: Sequence[int] | torch.Tensor,
         sampling: Sampling,
+        start: Sequence[int] | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
         timeout_s: float | None = None,
         on_token: Callable[[int], None] | None = None,
     ) -> "Future[list[int]]":
-        ids = token_ids(prompt, sampling, self.capacity)
-        generation = Generation(ids, len(ids), sampling, priority, monotonic_deadline(deadline_s), on_token)
+        ids, source = begun(prompt, start, sampling, self.capacity)
+        generation = Generation(ids, len(ids), sampling, priority, monotonic_deadline(deadline_s), on_token, source)
         here = threading.current_thread() is self._thread  # a callback, for which no place becomes free while it waits
         with self._changed:
             room = self._changed.wait_for(self._has_room, 0 if here else timeout_s)

@@ -11,6 +11,7 @@ from autosplit.generating.generators import Generator
 from autosplit.generating.sampling import SAMPLE
 from autosplit.generating.sequences import Capacity
 from autosplit.generating.sidebyside import SideBySide
+from autosplit.generating.steps import StepFamily
 from autosplit.generating.texts import load_texts
 from autosplit.running.engine import Engine
 from autosplit.shapes.pipelines import open_engine
@@ -65,4 +66,5 @@ def capacity_of(family: Family) -> Capacity:
     [sample] = [node for node in traced.program.graph.nodes if node.target is SAMPLE]
     logits, history = sample.all_input_nodes[:2]
     num_slots, max_length = weight(traced.program, str(history.target)).shape
-    return Capacity(num_slots - 1, max_length, traced.specs[logits.name].shape[1])
+    source = family.source if isinstance(family, StepFamily) else None
+    return Capacity(num_slots - 1, max_length, traced.specs[logits.name].shape[1], source)

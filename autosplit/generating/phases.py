@@ -110,7 +110,11 @@ def _measured_at(family: StepFamily, traffic: Traffic) -> list[int]:
 def traffic_on(family: StepFamily, machine: Machine) -> Traffic:
     """How often steps of each number of tokens come on the devices of a machine, each number that of a variant."""
     sizes, largest = family.allowed[TOKENS], family.largest[TOKENS]
-    asked = step_traffic(family.sequences, num_groups_on(machine), largest - family.sequences.max_sequences)
+    chunk, num_rows = largest - family.sequences.max_sequences, 0
+    if family.source is not None:
+        num_rows = family.source.num_rows(family.sequences.prompt)
+        chunk = next(rows for size in sizes if (rows := size - family.sequences.max_sequences) >= num_rows)
+    asked = step_traffic(family.sequences, num_groups_on(machine), chunk, num_rows)
     counts = dict[tuple[int, ...], float]()
     for (tokens,), count in asked.counts.items():
         home = (next(size for size in sizes if size >= tokens),)

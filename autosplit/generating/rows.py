@@ -21,8 +21,8 @@ EXP2 = tuple(map(np.float32, (0.9999999251, 0.6931530726, 0.2401536223, 0.055826
 
 
 SIGNATURE = (
-    "int64(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,::1], f4[:,:,:,::1], i8[:], i8[:], f4, i8, f4, f4[:,:], f4[:,:], "
-    "f4[:,:,::1], i8[::1], f4[::1], f4[::1], i4[::1], f4[:,:,:,::1])"
+    "int64(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,::1], f4[:,:,:,::1], i8[:], i8[:], i8[:], i8[:], f4, i8, f4, f4[:,:], "
+    "f4[:,:], f4[:,:], f4[:,:,::1], i8[::1], f4[::1], f4[::1], i4[::1], f4[:,:,:,::1])"
 )
 
 
@@ -53,11 +53,14 @@ def attend_rows(  # noqa: C901 - one compiled loop
     state_values: Array,
     slots: Array,
     positions: Array,
+    kept_slots: Array,
+    kept_positions: Array,
     scale: np.float32,
     window: int,
     softcap: np.float32,
     cos: Array,
     sin: Array,
+    bias: Array,
     turned: Array,
     counts: Array,
     scores: Array,
@@ -65,16 +68,17 @@ def attend_rows(  # noqa: C901 - one compiled loop
     powers_bits: Array,
     found: Array,
 ) -> int:
-    """Keep the keys and values of N tokens, and attend for those that are alone of their slot.
+    """Keep the keys and values of M tokens, and attend for those of N tokens that are alone of their slot.
 
     Args:
-        q: float32 ``[1, heads, N, dim]``; k, v: ``[1, num_heads, N, dim]`` and ``[1, num_heads, N, value_dim]``.
+        q: float32 ``[1, heads, N, dim]``; k, v: ``[1, num_heads, M, dim]`` and ``[1, num_heads, M, value_dim]``.
         state_keys, state_values: ``[slots, num_heads, max_length, dim]``.
-        slots, positions: int64 ``[N]``.
+        slots, positions: int64 ``[N]``; kept_slots, kept_positions: those of the keys and values, ``[M]``.
         scale: factor of the scores.
         window: places that a token sees; 0 for all.
         softcap: as for ``KVCache.forward``; 0 for none.
         cos, sin: float32 ``[N, rotary_dim]``, by which q and k are rotated; rotary_dim is 0 where they are as they should be.
+        bias: as for ``KVCache.forward``; ``[heads, 0]`` for none.
         turned: float32 ``[heads, N, dim]``, becomes q after its rotation.
         counts: int64 ``[slots]``, to work in, as float32 ``scores`` and ``powers`` ``[max_length]``, and ``powers_bits``, the
             memory of ``powers`` as int32.
@@ -88,11 +92,13 @@ def attend_rows(  # noqa: C901 - one compiled loop
         counts[slots[row]] += 1
         for head in range(q.shape[1]):
             turn(q[0, head, row], cos[row], sin[row], turned[head, row])
-        if positions[row] < length:
+    for row in range(len(kept_slots)):
+        slot, place = kept_slots[row], kept_positions[row]
+        if place < length:
             for kv in range(num_kv):
-                turn(k[0, kv, row], cos[row], sin[row], state_keys[slots[row], kv, positions[row]])
+                turn(k[0, kv, row], cos[row], sin[row], state_keys[slot, kv, place])
                 for part in range(value_dim):
-                    state_values[slots[row], kv, positions[row], part] = v[0, kv, row, part]
+                    state_values[slot, kv, place, part] = v[0, kv, row, part]
     num_others = 0
     for row in range(len(slots)):
         if counts[slots[row]] > 1:
@@ -100,7 +106,7 @@ def attend_rows(  # noqa: C901 - one compiled loop
                 num_others += 1
             found[0, row] = 0
             continue
-        end = min(positions[row] + 1, length)
+        end = max(min(positions[row] + 1, length), 1)  # a token of no sequence may see nothing
         start = max(0, positions[row] + 1 - window) if window else 0
         count = end - start
         for head in range(q.shape[1]):
@@ -126,6 +132,9 @@ def attend_rows(  # noqa: C901 - one compiled loop
                 scores[place] = score
             for place in range(count):
                 scores[place] *= scale
+            if bias.shape[1]:
+                for place in range(count):
+                    scores[place] += bias[head, min(positions[row] - start - place, bias.shape[1] - 1)]
             if softcap:
                 for place in range(count):
                     scores[place] = np.float32(math.tanh(scores[place] / softcap)) * softcap

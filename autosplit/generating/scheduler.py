@@ -5,7 +5,8 @@
     waiting  -- a slot is free -->  prompt in chunks  -- last chunk -->  one token a step  -- last token -->  slot is free
 
 Sequences enter and leave at every step. As many steps are under way as there are stages, each with its share of the sequences,
-so that no stage waits. Chunks of prompts stand beside single tokens in a step (Agrawal et al., Sarathi-Serve, OSDI 2024).
+so that no stage waits. Chunks of prompts stand beside single tokens in a step (Agrawal et al., Sarathi-Serve, OSDI 2024). Where
+prompts are sources of an encoder, whole ones stand there, as many as fit, each beside the first tokens of its answer.
 """
 
 import heapq
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 
 from autosplit.errors import DeadlineError, RefusedError, StageError
 from autosplit.generating.sequences import Generation, Part, Step, num_giving
+from autosplit.generating.sources import Source
 from autosplit.generating.steps import TOKENS
 from autosplit.shapes.batching import Bucket
 
@@ -37,15 +39,26 @@ class Scheduler:
         num_stages: steps under way at most.
         per_token_s: most seconds from one token of a sequence to its next one, in the mean, while prompts come; None leaves
             prompts ``PROMPT_SHARE``. Where decoding alone takes as long, prompts wait until sequences end.
+        source: what a prompt is for a model with an encoder, whose larger variants hold rows of sources beside ``num_beside``
+            tokens.
 
     Attributes:
         ended: sequences that have left, whose futures wait for their results; the owner takes them away.
         counts: steps, tokens that ran in them (``prompt``, ``new``), and ``padding``.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], max_sequences: int, num_stages: int, per_token_s: float | None = None) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        max_sequences: int,
+        num_stages: int,
+        per_token_s: float | None = None,
+        source: Source | None = None,
+    ) -> None:
         self._buckets = sorted(buckets, key=lambda bucket: bucket.sizes[TOKENS])
-        self._most = self._buckets[-1].sizes[TOKENS]
+        largest, self._source = self._buckets[-1].sizes[TOKENS], source
+        self._most = largest if source is None else source.num_beside
+        self._most_rows = largest - self._most
         self._num_stages, self._per_token_s = num_stages, per_token_s
         self._free = list(range(1, max_sequences + 1))
         self._waiting: list[tuple[int, int, Generation]] = []
@@ -99,8 +112,9 @@ class Scheduler:
         parts = [_part(suspect, self._most)] if suspect is not None else self._parts(ready)
         if not parts:
             return None
-        num_tokens = sum(part.end - part.start for part in parts)
-        bucket = self._bucket(num_tokens)
+        num_rows = sum(part.num_rows for part in parts)
+        num_tokens = sum(part.end - part.start for part in parts) + num_rows
+        bucket = self._bucket(num_tokens - num_rows, num_rows)
         self.num_under_way += 1
         self.counts.update(
             steps=1, prompt=num_tokens - num_giving(parts), new=num_giving(parts), padding=bucket.sizes[TOKENS] - num_tokens
@@ -108,7 +122,8 @@ class Scheduler:
         for generation, _, end, _ in parts:
             generation.sent, generation.last_step = end, self.counts["steps"]
             generation.num_under_way += 1
-        return Step(tuple(parts), bucket.variant, bucket.sizes[TOKENS])
+        size = bucket.sizes[TOKENS]
+        return Step(tuple(parts), bucket.variant, size, self._source, size - self._most if num_rows else 0)
 
     def finish(self, step: Step, tokens: Sequence[int] = (), failure: BaseException | None = None) -> None:
         """Take the answer of a step.
@@ -186,23 +201,25 @@ class Scheduler:
         decoding = [generation for generation in longest_ago if generation.is_decoding][:group]
         parts = [_part(generation, 1) for generation in sorted(decoding, key=lambda one: one.slot)]  # as attention likes them
         alone_s = self._bucket(len(parts)).seconds if parts else 0.0
-        free = self._most - len(parts)
+        free, free_rows = self._most - len(parts), self._most_rows
         if not num_decoding or self._credit_s >= 0:
             for generation in sorted(ready, key=lambda generation: (generation.priority, generation.came_ns)):
-                if free and not generation.is_decoding:
-                    parts.append(_part(generation, free))
-                    free -= parts[-1].end - parts[-1].start
+                part = _part(generation, free)
+                if free and not generation.is_decoding and part.num_rows <= free_rows:
+                    parts.append(part)
+                    free, free_rows = free - (part.end - part.start), free_rows - part.num_rows
         if parts:
-            step_s = self._bucket(self._most - free).seconds
+            step_s = self._bucket(self._most - free, self._most_rows - free_rows).seconds
             share = PROMPT_SHARE if self._per_token_s is None else max(0.0, 1 - alone_s / self._per_token_s)
             self._credit_s += share * step_s - (step_s - alone_s)
         if not num_decoding or self._credit_s > 0:
             self._credit_s = 0.0
         return parts
 
-    def _bucket(self, num_tokens: int) -> Bucket:
-        """The smallest variant that takes so many tokens."""
-        return next(one for one in self._buckets if one.sizes[TOKENS] >= num_tokens)
+    def _bucket(self, num_tokens: int, num_rows: int = 0) -> Bucket:
+        """The smallest variant that takes so many tokens and rows of sources."""
+        least = self._most + num_rows if num_rows else num_tokens
+        return next(one for one in self._buckets if one.sizes[TOKENS] >= least)
 
 
 def _part(generation: Generation, most: int) -> Part:

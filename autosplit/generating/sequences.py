@@ -12,16 +12,21 @@ import torch
 from autosplit.compat.futures import SafeFuture
 from autosplit.errors import UsageError, raise_faults
 from autosplit.generating.sampling import Sampling
+from autosplit.generating.sources import Array, Source, id_faults, ids_of
 from autosplit.running.request import MatchingTensors
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the caches of a model hold, and which ids it knows: from 0 to ``vocabulary`` - 1."""
+    """What the caches of a model hold, and which ids it knows: from 0 to ``vocabulary`` - 1.
+
+    ``source`` says what a prompt is for a model with an encoder.
+    """
 
     max_sequences: int
     max_length: int
     vocabulary: int
+    source: Source | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -29,12 +34,13 @@ class Generation:
     """One sequence.
 
     Attributes:
-        tokens: the prompt, and the new tokens after it.
-        num_prompt: tokens of the prompt.
+        tokens: the prompt, or what an answer begins with where the prompt is a source, and the new tokens after it.
+        num_prompt: the first of them, which are not new.
         sampling: how it goes on, and when it ends.
         priority: lower is sooner.
         deadline_ns: monotonic nanoseconds after which it gets no further token; 0 for no deadline.
         on_token: called with each new token; it must return at once.
+        source: what the encoder reads, in the sequence's first step; None without an encoder.
         future: gets the new tokens, or the reason why there are none.
         slot: its place in the caches; 0 while it waits for one.
         sent: tokens that stand in steps; ``done`` of them are in the caches for certain.
@@ -51,6 +57,7 @@ class Generation:
     priority: int = 0
     deadline_ns: int = 0
     on_token: Callable[[int], None] | None = None
+    source: Array | None = None
     future: "Future[list[int]]" = field(default_factory=SafeFuture)
     slot: int = 0
     sent: int = 0
@@ -70,8 +77,8 @@ class Generation:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the caches hold all of its tokens but the last: its next step takes one token."""
-        return len(self.tokens) - self.done == 1
+        """Whether the caches hold all of its tokens but the last, and its source: its next step takes one token."""
+        return len(self.tokens) - self.done == 1 and (self.source is None or self.done > 0)
 
     @property
     def is_ready(self) -> bool:
@@ -101,31 +108,54 @@ class Part(NamedTuple):
     end: int
     gives_next: bool
 
+    @property
+    def num_rows(self) -> int:
+        """The rows of its source, which stands beside the first token of the sequence."""
+        return len(self.generation.source) if self.generation.source is not None and self.start == 0 else 0
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """What runs at once: parts of sequences, in the variant of a number of tokens."""
+    """What runs at once: parts of sequences, in the variant of a number of tokens, of which ``num_rows`` are rows of sources."""
 
     parts: tuple[Part, ...]
     variant: int
     num_tokens: int
+    source: Source | None = None
+    num_rows: int = 0
 
     def inputs(self) -> MatchingTensors:
-        """The tensors ``ids``, ``slots``, ``positions`` [num_tokens] and ``sampling`` [num_tokens, 5].
+        """The tensors ``ids``, ``slots``, ``positions`` [N] and ``sampling`` [N, 5]; further ones of a model with an encoder.
 
         The tokens that give a next one stand first, in the order of their parts. Zeros fill the rest: slot 0 has no owner.
         """
         giving = [(part, part.end - 1, part.end) for part in self.parts if part.gives_next]
         spans = [*giving, *((part, part.start, part.end - part.gives_next) for part in self.parts)]
         # torch takes four times as long
-        rows, sampling = np.zeros((3, self.num_tokens), np.int64), np.zeros((self.num_tokens, 5))
+        count = self.num_tokens - self.num_rows
+        rows, sampling = np.zeros((3, count), np.int64), np.zeros((count, 5))
         columns = [
             (part.generation.tokens[at], part.generation.slot, at) for part, start, end in spans for at in range(start, end)
         ]
         rows[:, : len(columns)] = np.array(columns).T
         if giving:
             sampling[: len(giving)] = [part.generation.sampling.row for part, _, _ in giving]
-        return MatchingTensors(map(torch.from_numpy, (*rows, sampling)))
+        sources = () if self.source is None else self._sources(self.source, rows[1])
+        return MatchingTensors(map(torch.from_numpy, (*rows, sampling, *sources)))
+
+    def _sources(self, source: Source, slots: Array) -> tuple[Array, ...]:
+        """The inputs ``seen`` [N], ``source``, ``source_slots``, ``source_positions`` (see ``encoders``); or a row of slot 0."""
+        owners = [(part.generation.slot, part.generation.source) for part in self.parts]
+        num_seen = {slot: len(rows) for slot, rows in owners if rows is not None}
+        values, places = source.empty(self.num_rows or 1), np.zeros((2, self.num_rows or 1), np.int64)
+        at = 0
+        for part in self.parts:
+            if part.num_rows and part.generation.source is not None:
+                end = at + part.num_rows
+                values[at:end] = part.generation.source
+                places[0, at:end], places[1, at:end] = part.generation.slot, np.arange(part.num_rows)
+                at = end
+        return np.array([num_seen.get(slot, 1) for slot in slots.tolist()]), values, *places
 
 
 def num_giving(parts: Sequence[Part]) -> int:
@@ -133,25 +163,43 @@ def num_giving(parts: Sequence[Part]) -> int:
     return sum(part.gives_next for part in parts)
 
 
-def token_ids(prompt: Sequence[int] | torch.Tensor, sampling: Sampling, capacity: Capacity) -> list[int]:
-    """The ids of a prompt. Raises: UsageError: with every fault."""
-    if isinstance(prompt, torch.Tensor):
-        if prompt.dim() != 1 or prompt.is_floating_point():
-            raise UsageError(f"a prompt is ids [N], but is {prompt.dtype} {list(prompt.shape)}; give one prompt at a time")
-        prompt = prompt.tolist()
-    limit, vocabulary = capacity.max_length, capacity.vocabulary
-    strange = [token for token in prompt if not isinstance(token, int) or not 0 <= token < vocabulary]
-    faults = []
-    if not prompt:
-        faults.append("it is empty; give at least one token, such as the one that begins a text")
-    if len(prompt) > limit:
-        faults.append(f"it has {len(prompt)} tokens, and the caches hold {limit}; open with max_length={len(prompt)} or more")
-    elif len(prompt) + sampling.max_new_tokens - 1 > limit:
+def begun(
+    prompt: Sequence[int] | torch.Tensor, start: Sequence[int] | None, sampling: Sampling, capacity: Capacity
+) -> tuple[list[int], Array | None]:
+    """The first tokens of a sequence, and the rows of its source for a model with an encoder.
+
+    Args:
+        prompt: ids of the first tokens, or a source (see ``Source.rows``).
+        start: ids with which an answer to a source begins; None for those of the model.
+        sampling: of the sequence.
+        capacity: of the caches.
+    Raises: UsageError: with every fault.
+    """
+    source = capacity.source
+    if source is None:
+        if start is not None:
+            raise UsageError("the model has no encoder, so its answers begin with the prompt; leave out start")
+        return _first_ids(ids_of(prompt), sampling, capacity), None
+    first = ids_of(source.start if start is None else start)
+    if len(first) != source.num_start and (start is None or not source.is_text):
+        raise UsageError(
+            f"an answer of the model begins with {source.num_start} tokens, and {len(first)} are given; give start=[...]: of a "
+            "sound its beginning, the language and the task where the model has these, and the token for no timestamps"
+        )
+    rows = source.rows(prompt)
+    return _first_ids(first, sampling, capacity), rows
+
+
+def _first_ids(ids: list[int], sampling: Sampling, capacity: Capacity) -> list[int]:
+    """The ids. Raises: UsageError: with every fault."""
+    limit, faults = capacity.max_length, id_faults(ids, capacity.vocabulary)
+    if len(ids) > limit:
+        faults.append(f"it has {len(ids)} tokens, and the caches hold {limit}; open with max_length={len(ids)} or more")
+    elif len(ids) + sampling.max_new_tokens - 1 > limit:
         faults.append(
-            f"it has {len(prompt)} tokens, so max_length {limit} leaves room for {limit - len(prompt) + 1} new ones, and "
+            f"it has {len(ids)} tokens, so max_length {limit} leaves room for {limit - len(ids) + 1} new ones, and "
             f"max_new_tokens is {sampling.max_new_tokens}; ask for fewer, or open with a larger max_length"
         )
-    if strange:
-        faults.append(f"{strange[0]!r:.40} is no token id; ids are 0 to {vocabulary - 1} ({len(strange)} such tokens)")
-    raise_faults(UsageError, "the prompt cannot be taken", faults)
-    return list(prompt)
+    what = "prompt" if capacity.source is None else "start of the answer"
+    raise_faults(UsageError, f"the {what} cannot be taken", faults)
+    return ids

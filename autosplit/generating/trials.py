@@ -21,6 +21,7 @@ from autosplit.generating.generators import Generator
 from autosplit.generating.opening import capacity_of, open_generator
 from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.sidebyside import SideBySide
+from autosplit.generating.sources import STRIDE, Source
 from autosplit.generating.steps import StepFamily
 from autosplit.memory.stages import count, footprints_of
 from autosplit.planning.baselines import (
@@ -58,7 +59,7 @@ USUAL = (ALL_CORES, ONE_DEVICE, REPLICAS, EVEN_SPLIT, IN_CALLER, CALLER_THREADS)
 NUM_CHECKED, MOST_CHECKED = 2, 4
 """Sequences that each way answers before the rounds, and most tokens of each; the first ones are compared."""
 
-Prompts = Sequence[Sequence[int]]
+Prompts = Sequence[Sequence[int] | torch.Tensor]
 Times = list[list[float]]
 """For each sequence the seconds at which it got each new token."""
 
@@ -159,7 +160,9 @@ def compare_generators(
                 if name == PLAN:
                     raise
                 left_out[name] = str(failure)
-        if baselines and family.module is not None and hasattr(family.module, "generate"):
+        if baselines and family.source is not None and not family.source.is_text:
+            left_out[GENERATE] = "it detects silence and languages beside the model, and shows no token before the last one"
+        elif baselines and family.module is not None and hasattr(family.module, "generate"):
             contenders[GENERATE] = _with_generate(family.module, family, machine)
         _run_rounds(contenders, family, budget, [PLAN, reference], progress)
         reference = reference if reference in contenders else PLAN
@@ -202,7 +205,8 @@ def _run_rounds(
 def _contender(generator: Generator, plan: Plan, predicted: TokenRates | None, family: StepFamily) -> _Contender:
     """A generator that has answered some prompts, so that what it needs is loaded."""
     new = family.sequences.new
-    tokens = generator.generate(random_prompts(family, 0)[:NUM_CHECKED], max_new_tokens=min(new, MOST_CHECKED))
+    prompts = random_prompts(family, 0)[:NUM_CHECKED]
+    tokens = generator.generate(prompts, start=_start_of(generator), max_new_tokens=min(new, MOST_CHECKED))
     return _Contender(
         plan,
         partial(asked_at_once, generator, new),
@@ -220,10 +224,16 @@ def asked_at_once(generator: Generator, new: int, prompts: Prompts) -> Times:
         times = list[float]()
         times_s.append(times)
         note = lambda _, times=times: times.append(time.perf_counter() - begun_s)  # noqa: E731
-        futures.append(generator.submit(prompt, max_new_tokens=new, on_token=note))
+        futures.append(generator.submit(prompt, start=_start_of(generator), max_new_tokens=new, on_token=note))
     for future in futures:
         future.result()
     return times_s
+
+
+def _start_of(generator: Generator) -> list[int] | None:
+    """Tokens with which answers may begin where the model leaves them to the caller."""
+    source = generator.capacity.source
+    return None if source is None or source.start else [0] * source.num_start
 
 
 def stats_of(generator: Generator) -> RunStats:
@@ -244,7 +254,8 @@ def _with_generate(module: nn.Module, family: StepFamily, machine: Machine) -> _
         torch.set_num_threads(max(1, len(cores.cores)))
         try:
             begun_s = time.perf_counter()
-            tokens[:] = _generated(module, prompts, new, lambda: times_s.append(time.perf_counter() - begun_s))
+            note = lambda: times_s.append(time.perf_counter() - begun_s)  # noqa: E731
+            tokens[:] = _generated(module, prompts, new, note, family.source)
         finally:
             torch.set_num_threads(threads)
         return [times_s] * len(prompts)
@@ -256,7 +267,7 @@ def _with_generate(module: nn.Module, family: StepFamily, machine: Machine) -> _
     return _Contender(plan, run, lambda: nothing, first, sequences.max_sequences)
 
 
-def _generated(module: Any, prompts: Prompts, new: int, note: Callable[[], None]) -> list[list[int]]:
+def _generated(module: Any, prompts: Prompts, new: int, note: Callable[[], None], source: Source | None) -> list[list[int]]:
     """The greedy tokens after prompts of one length; ``note`` is called at each new token of all of them."""
 
     class Streamer:
@@ -273,18 +284,23 @@ def _generated(module: Any, prompts: Prompts, new: int, note: Callable[[], None]
             """Nothing is left to be written."""
 
     ids = torch.tensor(prompts)
-    fixed = {"min_new_tokens": new, "max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    fixed: dict[str, Any] = {"min_new_tokens": new, "max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    fixed |= {} if source is None else {"decoder_start_token_id": source.start[0]}
     with torch.inference_mode():
         found = module.generate(ids, attention_mask=torch.ones_like(ids), streamer=Streamer(), **fixed)
-    tokens: list[list[int]] = found[:, ids.shape[1] :].tolist()
+    tokens: list[list[int]] = found[:, -new:].tolist()
     return tokens
 
 
-def random_prompts(family: StepFamily, seed: int) -> list[list[int]]:
-    """As many prompts as the caches hold, of random tokens."""
-    sequences, numbers = family.sequences, random.Random(seed)
+def random_prompts(family: StepFamily, seed: int) -> list[Sequence[int] | torch.Tensor]:
+    """As many prompts as the caches hold, of random tokens; of a model that reads sounds, their features are random."""
+    sequences, source, numbers = family.sequences, family.source, random.Random(seed)
+    many = range(sequences.max_sequences)
+    if source is not None and not source.is_text:
+        draws = torch.Generator().manual_seed(seed)
+        return [torch.randn(source.num_bins, STRIDE * source.max_rows, generator=draws) for _ in many]
     vocabulary = range(1, capacity_of(family).vocabulary)
-    return [numbers.choices(vocabulary, k=sequences.prompt) for _ in range(sequences.max_sequences)]
+    return [numbers.choices(vocabulary, k=sequences.prompt) for _ in many]
 
 
 def _fault(one: _Contender, reference: _Contender) -> str:

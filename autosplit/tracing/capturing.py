@@ -181,7 +181,7 @@ def traced_of(model: Model, exported: ExportedProgram, flat: flattening.Flat, nu
     notes = model.notes
     try:
         outputs, specs = observed(flat.program, example_inputs, computed=num_draws > 0 and WITHOUT_WEIGHTS not in notes)
-        graph = _graph(model.name, flat.program, specs)
+        graph = graph_of(model.name, flat.program, specs)
         traced = Traced(
             graph, flat.program, in_spec, out_spec, example_inputs, specs, flat.in_leaves, flat.out_leaves, model.source,
             signature=signature_of(model.module), copied=flat.copied,
@@ -322,7 +322,7 @@ def _user_place(failure: BaseException) -> str:
     return "{}:{}: {}".format(*passed[-1]) if passed else ""
 
 
-def _graph(name: str, program: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> Graph:
+def graph_of(name: str, program: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> Graph:
     """The torch-free graph of a flat program."""
     weights = {target: _weight(target, program) for target in weight_names(program.graph)}
     output = next(node for node in reversed(program.graph.nodes) if node.op == "output")

@@ -254,5 +254,12 @@ def test_transformers_marks_what_a_class_lacks_and_how_a_model_attends() -> None
     transformers = pytest.importorskip("transformers")
     model = transformers.BertModel(transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
     assert models.attention_of(model) == "sdpa" and models.attention_of(torch.nn.ReLU()) == ""
+    t5 = transformers.T5Config(
+        d_model=8, d_kv=4, num_heads=2, relative_attention_num_buckets=8, relative_attention_max_distance=9
+    )
+    layer = transformers.models.t5.modeling_t5.T5Attention(t5, has_relative_attention_bias=True)
+    distances = torch.tensor([-20, -2, -1, 0, 1, 20])
+    assert models.distance_buckets(layer, distances, both_ways=False).tolist() == [7, 2, 1, 0, 0, 0]
+    assert models.distance_buckets(layer, distances, both_ways=True).tolist() == [3, 2, 1, 0, 5, 7]
     placeholder = SimpleNamespace(_backends=["torchvision"])
     assert models.missing_packages(placeholder) == ["torchvision"] and models.missing_packages(transformers.BertModel) == []

@@ -122,3 +122,36 @@ def test_a_prepared_call_reads_the_same_memory_anew():
         run()
         torch.testing.assert_close(found, other(q, k, v, *places, scale=0.3, window=5))
     torch.testing.assert_close(cache.keys[1:], other.keys[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bias_is_added_by_distance(dtype):
+    """Single tokens and a chunk, in machine code and in torch."""
+    slots, positions = torch.tensor([1, 2, 2, 3]), torch.tensor([7, 3, 4, 0])
+    cache, (q, k, v) = filled().to(dtype), (one.to(dtype) for one in tokens(4))
+    bias = torch.randn(HEADS, LENGTH, dtype=dtype)
+    found = cache(q, k, v, slots, positions, scale=0.3, bias=bias)
+    for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
+        keys, values = (
+            one[slot, :, : position + 1].repeat_interleave(HEADS // KV_HEADS, 0) for one in (cache.keys, cache.values)
+        )
+        scores = (keys @ q[0, :, row, :, None])[..., 0] * 0.3 + bias[:, : position + 1].flip(1)
+        torch.testing.assert_close(found[0, row], (torch.softmax(scores, -1)[:, None] @ values)[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tokens_read_what_was_kept_of_a_source(dtype):
+    """More rows of sources than tokens, and later none; what an earlier owner left in a slot is not read."""
+    cache, (q, _, _), (_, k, v) = filled(float("nan")).to(dtype), tokens(4), tokens(7)
+    q, k, v = (one.to(dtype) for one in (q, k, v))
+    slots, last = torch.tensor([2, 1, 1, 0]), torch.tensor([3, 2, 2, -1])  # padding sees nothing
+    kept = torch.tensor([1, 1, 1, 2, 2, 2, 2]), torch.tensor([0, 1, 2, 0, 1, 2, 3])
+    found = cache(q, k, v, slots, last, scale=0.3, kept=kept)[:, :3]
+    rows = {1: slice(0, 3), 2: slice(3, 7)}
+    for row, slot in enumerate(slots[:3].tolist()):
+        keys, values = (one[0, :, rows[slot]].repeat_interleave(HEADS // KV_HEADS, 0) for one in (k, v))
+        chances = torch.softmax((keys @ q[0, :, row, :, None])[..., 0] * 0.3, -1)
+        torch.testing.assert_close(found[0, row], (chances[:, None] @ values)[:, 0])
+    nothing = torch.zeros(1, dtype=torch.int64)
+    again = cache(q, k[:, :, :1], v[:, :, :1], slots, last, scale=0.3, kept=(nothing, nothing))
+    assert torch.equal(again[:, :3], found)

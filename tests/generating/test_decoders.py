@@ -85,10 +85,6 @@ def test_a_module_of_the_users_own_is_a_step():
         (lambda: _of("Bloom", n_layer=1, n_head=2), "'BloomForCausalLM' computes attention by itself"),
         (lambda: _of("Mamba", state_size=4), "'MambaForCausalLM' computes no attention through AttentionInterface"),
         (lambda: transformers.GPT2Model(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1)), "has no output embeddings"),
-        (
-            lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(d_model=8, num_layers=1, num_heads=1)),
-            "'T5ForConditionalGeneration' has an encoder",
-        ),
     ],
 )
 def test_what_cannot_be_a_step_is_refused(model, reason):

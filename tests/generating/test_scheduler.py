@@ -1,5 +1,6 @@
 """Sequences that come, are cancelled and fail in any order: each gets the tokens that it gets alone."""
 
+import numpy as np
 import pytest
 from generating.caches import BUCKETS, NOT_FINITE, POISON, Caches, expected
 from hypothesis import given, settings
@@ -9,6 +10,8 @@ from autosplit.errors import DeadlineError, StageError, WorkerError
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.scheduler import PROMPT_SHARE, Scheduler
 from autosplit.generating.sequences import Generation
+from autosplit.generating.sources import Source
+from autosplit.shapes.batching import Bucket
 
 SLOTS, LENGTH = 3, 40
 
@@ -158,3 +161,44 @@ def test_lower_priority_gets_a_slot_sooner_and_late_sequences_end():
     assert host.scheduler.ended == [late]
     with pytest.raises(DeadlineError, match="after 0 new tokens"):
         raise late.failure
+
+
+def test_whole_sources_stand_in_a_step_beside_the_first_tokens_of_their_answers():
+    """As many as fit. After a step that failed, each is sent anew with its source. A replica has fewer places than a step."""
+    source = Source(max_rows=8, num_beside=3, num_start=1, start=(0,), vocabulary=97)
+    buckets = [Bucket(number, {"tokens": size}, 0.001 * size) for number, size in enumerate((1, 2, 3, 7, 11))]
+    scheduler = Scheduler(buckets, SLOTS, 1, source=source)
+    ones = [sequence([0], 3, source=np.arange(1, count + 1)) for count in (5, 3, 4)]
+    for one in ones:
+        scheduler.add(one)
+
+    def sent():
+        step = scheduler.next_step()
+        ids, slots, positions, sampling, seen, rows, row_slots, places = (tensor.tolist() for tensor in step.inputs())
+        assert {len(ids), len(positions), len(sampling), len(seen)} == {len(slots)}
+        assert len(rows) == len(row_slots) == len(places)
+        told = {
+            (slot, place): (row, number) for slot, place, row, number in zip(slots, positions, ids, seen, strict=True) if slot
+        }
+        return step, told, [pair for pair in zip(row_slots, places, rows, strict=True) if pair[0]]
+
+    def rows_of(slot):
+        return [(slot, place, place + 1) for place in range(len(ones[slot - 1].source))]
+
+    step, told, rows = sent()
+    assert (step.num_tokens, told, rows) == (11, {(1, 0): (0, 5), (2, 0): (0, 3)}, rows_of(1) + rows_of(2))
+    scheduler.finish(step, failure=StageError("together"))
+    for slot in (1, 2):
+        step, told, rows = sent()
+        assert (list(told), rows) == ([(slot, 0)], rows_of(slot))
+        scheduler.finish(step, [7])
+    step, told, rows = sent()
+    assert told == {(1, 1): (7, 5), (2, 1): (7, 3), (3, 0): (0, 4)}
+    assert (step.num_tokens, rows) == (7, rows_of(3))
+    scheduler.finish(step, [7, 7, 7])
+    step, told, rows = sent()
+    assert (step.num_tokens, set(told), rows) == (3, {(1, 2), (2, 2), (3, 1)}, [])
+    scheduler, ones = Scheduler(buckets, 1, 1, source=source), [sequence([0], 3, source=np.arange(1, 5))]
+    scheduler.add(ones[0])
+    step, told, rows = sent()
+    assert (step.num_tokens, len(step.inputs()[0]), told, rows) == (7, 3, {(1, 0): (0, 4)}, rows_of(1))

@@ -1,0 +1,107 @@
+"""What the encoder of a model reads: the ids of a text, or the features of a sound, as rows of an input of a step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from autosplit.errors import UsageError, raise_faults
+
+Array = np.ndarray[Any, Any]
+
+WINDOW, STRIDE = 5, 2
+"""Frames of a sound that a row of Whisper's encoder is made of, and frames from one row to the next one: two convolutions of
+three frames each, the second one with a stride of 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a prompt is for a model with an encoder.
+
+    Attributes:
+        max_rows: rows that the encoder makes of a prompt: of a text at most, of a sound always.
+        num_beside: tokens of answers that a step with rows of sources holds beside them, one for each sequence in the caches.
+        num_start: tokens with which an answer begins, before the new ones.
+        start: these tokens; empty where they are a choice of the caller, as of the language of a sound.
+        vocabulary: ids of a text are below it; 0 for sounds.
+        num_bins: features of a frame of a sound; 0 for texts.
+    """
+
+    max_rows: int
+    num_beside: int
+    num_start: int
+    start: tuple[int, ...] = ()
+    vocabulary: int = 0
+    num_bins: int = 0
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a prompt is ids."""
+        return self.vocabulary > 0
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of a row: none for an id, bins by frames for a sound."""
+        return () if self.is_text else (self.num_bins, WINDOW)
+
+    def num_rows(self, num_tokens: int) -> int:
+        """The rows of a usual prompt: of a text as many as it has tokens."""
+        return min(num_tokens, self.max_rows) if self.is_text else self.max_rows
+
+    def empty(self, num_rows: int) -> Array:
+        """So many rows of zeros: int64 ids, or float32 features."""
+        return np.zeros((num_rows, *self.row_shape), np.int64 if self.is_text else np.float32)
+
+    def rows(self, prompt: Sequence[int] | torch.Tensor) -> Array:
+        """The rows of a prompt.
+
+        Args:
+            prompt: ids ``[length]``, or the features of a sound ``[num_bins, frames]``, float32.
+        Raises: UsageError: with every fault.
+        """
+        return self._ids(prompt) if self.is_text else self._windows(prompt)
+
+    def _ids(self, prompt: Sequence[int] | torch.Tensor) -> Array:
+        ids = ids_of(prompt)
+        faults = id_faults(ids, self.vocabulary)
+        if len(ids) > self.max_rows:
+            faults.append(
+                f"it has {len(ids)} tokens, and the caches hold {self.max_rows}; open with max_length={len(ids)} or more"
+            )
+        raise_faults(UsageError, "the prompt cannot be taken", faults)
+        return np.array(ids, np.int64)
+
+    def _windows(self, prompt: Sequence[int] | torch.Tensor) -> Array:
+        """The frames around each row, ``[max_rows, num_bins, WINDOW]``; zeros stand for those before and after the sound."""
+        shape = (self.num_bins, STRIDE * self.max_rows)
+        if not isinstance(prompt, torch.Tensor) or prompt.shape != shape or not prompt.is_floating_point():
+            given = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, torch.Tensor) else f"{prompt!r:.60}"
+            raise UsageError(
+                f"a prompt is the features of a sound {list(shape)}, but is {given}; cut or pad the sound as the feature "
+                "extractor of the model does, and give one sound at a time"
+            )
+        frames = np.pad(prompt.detach().float().numpy(), ((0, 0), (STRIDE, WINDOW - 2 * STRIDE)))
+        windows = np.lib.stride_tricks.sliding_window_view(frames, WINDOW, axis=1)[:, ::STRIDE]
+        return np.ascontiguousarray(windows.transpose(1, 0, 2))
+
+
+def ids_of(prompt: Sequence[int] | torch.Tensor) -> list[int]:
+    """The ids of a prompt as a list. Raises: UsageError: a tensor holds something else."""
+    if isinstance(prompt, torch.Tensor):
+        if prompt.dim() != 1 or prompt.is_floating_point():
+            raise UsageError(f"a prompt is ids [N], but is {prompt.dtype} {list(prompt.shape)}; give one prompt at a time")
+        return list(map(int, prompt.tolist()))
+    return list(prompt)
+
+
+def id_faults(ids: Sequence[int], vocabulary: int) -> list[str]:
+    """What is wrong with ids: there are none, or some are unknown."""
+    faults = []
+    strange = [token for token in ids if not isinstance(token, int) or not 0 <= token < vocabulary]
+    if not ids:
+        faults.append("it is empty; give at least one token, such as the one that begins a text")
+    if strange:
+        faults.append(f"{strange[0]!r:.40} is no token id; ids are 0 to {vocabulary - 1} ({len(strange)} such tokens)")
+    return faults
