@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from autosplit.arguments import checked
+from autosplit.devices import forkserver
 from autosplit.errors import UsageError
 from autosplit.generating.decoders import DecoderStep, cached
 from autosplit.generating.sampling import Sampling
@@ -20,6 +21,9 @@ TOKENS = "tokens"
 
 CHUNK = 128
 """Most tokens of a prompt in one step, beside those of sequences that go on."""
+
+FOR_WORKERS = ("autosplit.generating.rows", "autosplit.generating.sampling")
+"""Modules that every worker of a generator needs; ``rows`` with numba takes most of the time and memory of its start."""
 
 PADDED = "the scheduler of the steps pads them, with tokens of slot 0"
 
@@ -65,6 +69,7 @@ def step_family(
         one of each sequence, in the middle of a usual answer; that of more is a chunk of a prompt.
     Raises: UsageError: a number is below 1. ModelError: as ``cached``. TraceError: as ``trace_family``.
     """
+    forkserver.preload(*FOR_WORKERS)
     prompt = min(prompt, max(max_length, 1))
     sequences = Sequences(prompt, min(new, max(max_length - prompt + 1, 1)), max_sequences, max_length)
     if chunk < 1:

@@ -68,6 +68,10 @@ def passes(connection):
         del larger
     connection.send((resident_bytes() - before, os.environ.get("GLIBC_TUNABLES")))
 
+def loaded(connection):
+    import sys, threading
+    connection.send(("colorsys" in sys.modules, len(os.listdir("/proc/self/task"))))
+
 def breaker(connection):
     raise RuntimeError("broken on purpose")
 """
@@ -87,6 +91,7 @@ def targets(with_torch: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(forkserver, "_server", None)
     monkeypatch.setattr(forkserver, "_retired", [])
     monkeypatch.setattr(forkserver, "PRELOADED", ())
+    monkeypatch.setattr(forkserver, "_wanted", [])
     yield with_torch
     forkserver.close()
 
@@ -155,6 +160,18 @@ def test_an_exception_ends_the_worker_with_an_exit_code(targets: str, capfd: pyt
     assert worker.fate() == "exited with code 1"
     assert "broken on purpose" in capfd.readouterr().err
     worker.close()
+
+
+def test_workers_share_modules_that_were_asked_for_also_after_a_new_start(targets: str) -> None:
+    def found() -> object:
+        return receive(spawn_worker(f"{targets}:loaded"), 30, "while it looked")
+
+    assert found() == (False, 1)
+    forkserver.preload("there_is_no_such_module")
+    forkserver.preload("colorsys")
+    assert found() == (True, 1)
+    forkserver.close()
+    assert found() == (True, 1)
 
 
 def test_a_core_that_is_not_ours_is_refused() -> None:
