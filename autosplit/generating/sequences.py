@@ -134,11 +134,14 @@ def num_giving(parts: Sequence[Part]) -> int:
 
 
 def token_ids(prompt: Sequence[int] | torch.Tensor, sampling: Sampling, capacity: Capacity) -> list[int]:
-    """The ids of a prompt. Raises: UsageError: with every fault."""
-    if isinstance(prompt, torch.Tensor):
+    """The ids of a prompt, a list, a tensor or an array. Raises: UsageError: with every fault."""
+    if isinstance(prompt, torch.Tensor | np.ndarray):
+        prompt = torch.as_tensor(prompt)
         if prompt.dim() != 1 or prompt.is_floating_point():
             raise UsageError(f"a prompt is ids [N], but is {prompt.dtype} {list(prompt.shape)}; give one prompt at a time")
         prompt = prompt.tolist()
+    if not isinstance(prompt, Sequence):
+        raise UsageError(f"a prompt is ids, but is {prompt!r:.40}; give a list of integers, or a tensor of one dimension")
     limit, vocabulary = capacity.max_length, capacity.vocabulary
     strange = [token for token in prompt if not isinstance(token, int) or not 0 <= token < vocabulary]
     faults = []
