@@ -31,7 +31,7 @@ class PhaseProfile(Profile):
 
     Attributes:
         phases: tokens of a step to its own measurements.
-        host: what a step costs beside its stages. Where the host has no core of its own, the stage that hands over an answer
+        host: what a step costs beside its stages. Where a plan leaves the host no core, the stage that hands over an answer
             pays the host's processor time, as it pays for requests.
     """
 
@@ -118,7 +118,7 @@ def traffic_on(family: StepFamily, machine: Machine) -> Traffic:
     return Traffic((TOKENS,), counts)
 
 
-def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Traffic, host: HostCost = NOTHING) -> PhaseProfile:
+def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Traffic, host: HostCost) -> PhaseProfile:
     """The profile of the largest step with the mean seconds of each op; settings that one phase lacks are left out.
 
     Args:

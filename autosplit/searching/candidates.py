@@ -10,7 +10,7 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.errors import InfeasibleError, ProfileError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
-from autosplit.planning.baselines import baselines_with, machine_of, unmet_demands
+from autosplit.planning.baselines import UNCERTAIN, baselines_with, machine_of, unmet_demands
 from autosplit.planning.caps import plan_within_caps, with_fitting_slots
 from autosplit.planning.explaining import explain
 from autosplit.planning.plans import least_s, plan_key
@@ -27,9 +27,6 @@ EXPLAIN_S = 1.0
 
 PREDICTION_ERROR = 0.04
 """Median error of predictions before anything runs: 3.6 % for 72 plans (``benchmarks/accuracy.md``, AMD EPYC), rounded up."""
-
-HOPELESS = 0.8
-"""A candidate that is predicted to reach less than this share of the best measured plan is not run."""
 
 Subject = tuple[Traced, Profile]
 """The model traced for one microbatch, and its profile."""
@@ -194,7 +191,7 @@ class Trial:
 
 
 def is_hopeful(question: Question, plan: Plan, best: Trial) -> bool:
-    """Whether a plan is predicted to reach ``HOPELESS`` of the best candidate."""
+    """Whether a plan may be the best candidate, as far as predictions err (``UNCERTAIN``)."""
     if question.constraints.objective == "throughput":
-        return plan.prediction.throughput_per_s > HOPELESS * (best.measured_per_s or 0.0)
-    return HOPELESS * plan.prediction.latency_s < best.plan.prediction.latency_s
+        return plan.prediction.throughput_per_s > (best.measured_per_s or 0.0) / UNCERTAIN
+    return plan.prediction.latency_s / UNCERTAIN < best.plan.prediction.latency_s

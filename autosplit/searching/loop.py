@@ -18,6 +18,7 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup, round_s
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, WorkerError
 from autosplit.memory.stages import with_footprints
+from autosplit.planning.baselines import UNCERTAIN
 from autosplit.planning.plans import plan_key
 from autosplit.planning.predicting import moved_s, predict
 from autosplit.planning.question import Question
@@ -25,7 +26,7 @@ from autosplit.progress import Progress, quiet
 from autosplit.reports.judging import is_simpler
 from autosplit.reports.outcomes import PLAN, Ratio
 from autosplit.searching import candidates
-from autosplit.searching.candidates import HOPELESS, Subject, Trial, answer, asking, breaks_caps, explained, is_hopeful, is_worth
+from autosplit.searching.candidates import Subject, Trial, answer, asking, breaks_caps, explained, is_hopeful, is_worth
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, taken_of
 from autosplit.searching.journal import open_study
 from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, space
@@ -309,7 +310,7 @@ class _Hunt:
         if known := self._measured(plan):
             return known.times_first
         if not is_hopeful(self.question, plan, self.best()):
-            self.trials.append(Trial(asked, plan, note=f"predicted below {HOPELESS:.0%} of the best measured"))
+            self.trials.append(Trial(asked, plan, note=f"predicted below {1 / UNCERTAIN:.0%} of the best measured"))
             return None
         return self._measure(plan, asked).times_first
 
