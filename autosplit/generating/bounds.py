@@ -79,7 +79,7 @@ def phase_rows(
     group, context = sequences.largest_group((1 + len(others)) * len(devices_of(plan))), sequences.prompt + sequences.new / 2
     states = state_bytes(family)
     rows, pays = [], pays_for_host(plan, family, machine, profile)
-    for tokens in sorted(known):
+    for tokens in sorted({min(tokens for tokens in known if tokens >= group), max(known)}):
         host_s = pays * profile.host.processor.of(min(tokens, sequences.max_sequences))
         decodes, traced = tokens <= sequences.max_sequences, family.at({TOKENS: tokens})
         sent_s = moved_s(plan, traced.graph, machine, profile.phases[tokens])

@@ -103,8 +103,13 @@ def stored_phases(family: StepFamily, machine: Machine, stored: Callable[[Traced
 
 
 def _measured_at(family: StepFamily, traffic: Traffic) -> list[int]:
-    """The numbers of tokens at which a step is measured: those that come, and the most, of which a plan names the graph."""
-    return sorted({family.largest[TOKENS], *(tokens for (tokens,) in traffic.shares)}, reverse=True)
+    """The numbers of tokens at which a step is measured: those that come, and the most, of which a plan names the graph.
+
+    A plan on one device decodes a token of all sequences at once. That is measured too: a line from smaller steps of decoding to
+    prompts, which read one cache for many tokens, is much too low there.
+    """
+    usual = (tokens for (tokens,) in traffic.shares)
+    return sorted({family.largest[TOKENS], family.sequences.max_sequences, *usual}, reverse=True)
 
 
 def traffic_on(family: StepFamily, machine: Machine) -> Traffic:

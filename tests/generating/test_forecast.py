@@ -126,8 +126,10 @@ def test_an_op_that_is_refused_in_one_phase_is_refused():
 
 def test_a_phase_that_no_store_holds_gives_no_profile(monkeypatch):
     monkeypatch.setattr("autosplit.generating.phases.measure_host", lambda *asked: NOTHING)
-    family, machine = Steps(), Machine.of([parse_device("cpu:0")])
-    assert isinstance(stored_phases(family, machine, lambda one: measured(one.tokens)), PhaseProfile)
+    family, machine = Steps(), Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+    found = stored_phases(family, machine, lambda one: measured(one.tokens))
+    assert isinstance(found, PhaseProfile)
+    assert sorted(found.phases) == [1, 2, 9]  # a group, all sequences at once, and beside them a chunk of a prompt
     assert stored_phases(family, machine, lambda one: measured(one.tokens) if one.tokens == 9 else None) is None
 
 
