@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -60,8 +61,9 @@ def at_random(generator: Generator, engine: Engine, count: int, mean_s: float) -
 
     def strike() -> None:
         while not over.wait(numbers.expovariate(1 / mean_s)):
-            os.kill(numbers.choice(engine.pids), signal.SIGKILL)
-            kills[0] += 1
+            with suppress(ProcessLookupError):  # it was killed a moment ago, and its place is not filled yet
+                os.kill(numbers.choice(engine.pids), signal.SIGKILL)
+                kills[0] += 1
 
     restarts, begun_s, thread = engine.restarts, time.monotonic(), threading.Thread(target=strike)
     thread.start()

@@ -18,6 +18,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,7 @@ def linked_session(stage: OnnxStage, threads: int, shared: bool, inputs: Sequenc
     stays = all(one.data_ptr() == value.data_ptr() for one, value in zip(dense, inputs, strict=True))
     if stage.free or not stays or any(port.copied or 0 in port.dense_shape for port in ports):
         return None
-    binding = Binding(_session(stage, threads, shared, True), torch.device("cpu"))
+    binding = Binding(_session(stage, threads, shared, True, in_one_arena=True), torch.device("cpu"))
     outputs = [torch.empty(port.dense_shape, dtype=port.dtype) for port in stage.outputs]
     for port, value in zip(stage.inputs, dense, strict=True):
         binding.input(port.name, _element_type(port), port.dense_shape, value.data_ptr())
@@ -254,13 +255,27 @@ def linked_session(stage: OnnxStage, threads: int, shared: bool, inputs: Sequenc
     return Linked(restored, run)
 
 
-def _session(stage: OnnxStage, threads: int, shared: bool, optimised: bool) -> Any:
+def _session(stage: OnnxStage, threads: int, shared: bool, optimised: bool, in_one_arena: bool = False) -> Any:
+    """A session; several ``in_one_arena``, of which one runs at a time, take values from the same memory."""
     import onnxruntime
 
     options = session_options(threads, shared)
+    if in_one_arena:
+        _make_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
     if optimised:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return _open_session(stage.path, options)
+
+
+@cache
+def _make_arena() -> None:
+    """Give this process an arena for sessions that share one. With an arena each, 63 of them took 60 MB for values of 2 MB."""
+    import onnxruntime
+
+    kinds, place = onnxruntime.OrtAllocatorType, onnxruntime.OrtMemType.DEFAULT
+    with contextlib.suppress(RuntimeError):  # the user has made one
+        onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", kinds.ORT_ARENA_ALLOCATOR, 0, place), None)
 
 
 def free_runnable(session: Any, stage: OnnxStage) -> Runnable:

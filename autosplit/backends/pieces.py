@@ -24,8 +24,8 @@ from autosplit.tracing.programs import PREPARED, weight
 from autosplit.tracing.splitting import StageProgram, load_stage, part_of, save_stage
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
 
-PIECES = "pieces"
-"""Folder of the pieces, inside the stage's folder."""
+PIECES, SIMPLIFIED = "pieces", "simplified"
+"""Folder of the pieces, inside the stage's folder, and in it the simplified stage: to simplify one, torch loads 800 modules."""
 
 
 VIEWS = (
@@ -103,14 +103,16 @@ def write_pieces(program: StageProgram, folder: Path) -> dict[Path, StageProgram
             programs[str(number)] = StageProgram(f"{program.name}-{number}", _module(program, piece), inputs, outputs)
     if not (folder / PIECES).is_dir():
         with whole_folder(folder / PIECES) as building:
-            for name, one in programs.items():
+            for name, one in {SIMPLIFIED: program, **programs}.items():
                 save_stage(one, building / name, folder)
     return {folder / PIECES / name: one for name, one in programs.items()}
 
 
 def piece_folders(folder: Path) -> list[Path]:
     """The folders of ``write_pieces``."""
-    return sorted((folder / PIECES).iterdir(), key=lambda path: int(path.name)) if (folder / PIECES).is_dir() else [folder]
+    if not (folder / PIECES).is_dir():
+        return [folder]
+    return sorted((path for path in (folder / PIECES).iterdir() if path.name != SIMPLIFIED), key=lambda path: int(path.name))
 
 
 class Linked(NamedTuple):
@@ -134,8 +136,7 @@ def in_pieces(
     """
     if not (folder / PIECES).is_dir():
         return load(folder)
-    program = simplified(load_stage(folder, trust=trust))
-    specs = specs_of(program)
+    program = load_stage(folder / PIECES / SIMPLIFIED, trust=trust)
     sources = [empty_like_spec(spec) for spec in program.inputs]
     values = dict(zip((spec.name for spec in program.inputs), sources, strict=True))
     calls = list[Callable[[], object]]()
@@ -144,6 +145,7 @@ def in_pieces(
         linked = _prepared(program, piece, values) if piece.custom else link(place, inputs)
         if linked is None and piece.custom:
             module = program_runnable(StageProgram(place.name, _module(program, piece), (), ()), threads)
+            specs = specs_of(program)
             linked = _copied(module, inputs, [specs[name] for name in piece.outputs])
         elif linked is None:
             linked = _copied(load(place), inputs, [port.spec for port in open_onnx(place).outputs])

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from autosplit.deploying.checking import blame, threads_of, worst_error
 from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import Call, Service
 from autosplit.deploying.setup import Hosts
+from autosplit.reports.judging import in_turn
 from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.running.engine import Engine
@@ -212,13 +213,13 @@ class Bench:
         The first plan runs ``num_items``; a slower one runs fewer, for about the same time.
         """
         most_per_s = self.loaded[names[0]].pace_per_s
-        for name in _in_turn(names, number):
+        for name in in_turn(names, number):
             self.loaded[name].run(round(num_items * min(1.0, self.loaded[name].pace_per_s / most_per_s)))
             _settle(self.loaded[name].plan)
 
     def run_alone(self, names: Sequence[str], number: int, seconds: float) -> None:
         """Send single requests to each named plan for about ``seconds``, in the order of that round."""
-        for name in _in_turn(names, number):
+        for name in in_turn(names, number):
             self.loaded[name].run_alone(seconds)
             _settle(self.loaded[name].plan)
 
@@ -275,11 +276,3 @@ def _settle(plan: Plan) -> None:
     """Wait until the threads of this plan leave the cores to the next one."""
     if any(stage.threads > 1 for stage in plan.stages):
         time.sleep(SETTLE_S)
-
-
-def _in_turn(names: Sequence[str], number: int) -> Iterable[str]:
-    """The order of a round: no plan is first in all rounds, and none always follows the same other plan."""
-    turn = number % len(names)
-    order = [*names[turn:], *names[:turn]]
-    # two plans are swapped by turning alone
-    return order if number % 2 == 0 or len(order) == 2 else reversed(order)

@@ -62,6 +62,13 @@ class Reap:
     pid: int
 
 
+@dataclass(frozen=True, slots=True)
+class Import:
+    """Import modules, so that workers from now on share them. Answer: ''."""
+
+    modules: tuple[str, ...]
+
+
 def send_descriptors(sock: socket.socket, descriptors: Sequence[int]) -> None:
     """Send descriptors after a Fork."""
     for start in range(0, len(descriptors), MOST_DESCRIPTORS):
@@ -71,61 +78,84 @@ def send_descriptors(sock: socket.socket, descriptors: Sequence[int]) -> None:
 def main() -> None:
     """Import, tell the host '' or what failed, then serve.
 
-    Arguments: descriptor of the socket, process id of the host, modules to import.
+    Arguments: descriptor of the socket, process id of the host, modules that all workers need, others to import if they can be;
+    spaces between.
     """
     number, host = map(int, sys.argv[1:3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _tie_to(host)
     sock = socket.socket(fileno=number)
-    # Imported objects live as long as the process. Searching them for garbage would take an eighth of the start.
-    gc.disable()
     connection = Connection(os.dup(sock.fileno()))
     with contextlib.suppress(EOFError, ConnectionError):
         try:
-            for module in sys.argv[3:]:
-                importlib.import_module(module)
+            _import(sys.argv[3].split())
         except Exception as failure:
             connection.send(f"{type(failure).__name__}: {failure}")
             os._exit(1)
-        gc.freeze()
-        gc.enable()
+        _try_to_import(sys.argv[4].split())
         connection.send("")
         _serve(sock, connection)
     os._exit(0)
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import modules. They live as long as the process: searching them for garbage would take an eighth of the start."""
+    gc.disable()
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _try_to_import(modules: Sequence[str]) -> None:
+    """Import modules that not all workers need. A worker that needs one that fails says why."""
+    for module in modules:
+        with contextlib.suppress(Exception):
+            _import([module])
 
 
 def _serve(sock: socket.socket, connection: Connection) -> None:
     while True:
         match connection.recv():
             case Fork() as order:
-                descriptors: list[int] = []
-                for _ in range(0, len(order.numbers), MOST_DESCRIPTORS):
-                    data, received, *_ = socket.recv_fds(sock, 1, MOST_DESCRIPTORS)
-                    if not data:
-                        raise EOFError
-                    descriptors += received
-                parent = os.getpid()
-                try:
-                    if len(descriptors) < len(order.numbers):  # the kernel leaves out those above the limit of this process
-                        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-                    pid = os.fork()
-                except OSError as failure:
-                    answer: int | str = str(failure)
-                else:
-                    if pid == 0:
-                        connection.close()
-                        sock.close()
-                        _become(order, descriptors, parent)
-                    answer = pid
-                for descriptor in descriptors:
-                    os.close(descriptor)
-                connection.send(answer)
+                connection.send(_fork(order, sock, connection))
+            case Import(modules):
+                _try_to_import(modules)
+                connection.send("")
             case Reap(pid):
                 try:
                     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 except ChildProcessError:
                     code = -signal.SIGKILL  # a child of the process before this one, with which the kernel killed it
                 connection.send(code)
+
+
+def _fork(order: Fork, sock: socket.socket, connection: Connection) -> int | str:
+    """Receive the descriptors of a worker and fork it; return its process id, or why the kernel refused."""
+    descriptors: list[int] = []
+    for _ in range(0, len(order.numbers), MOST_DESCRIPTORS):
+        data, received, *_ = socket.recv_fds(sock, 1, MOST_DESCRIPTORS)
+        if not data:
+            raise EOFError
+        descriptors += received
+    parent = os.getpid()
+    try:
+        if len(descriptors) < len(order.numbers):  # the kernel leaves out those above the limit of this process
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        pid = os.fork()
+    except OSError as failure:
+        answer: int | str = str(failure)
+    else:
+        if pid == 0:
+            connection.close()
+            sock.close()
+            _become(order, descriptors, parent)
+        answer = pid
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return answer
 
 
 def _become(order: Fork, descriptors: Sequence[int], parent: int) -> NoReturn:

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from autosplit.children import python_running
-from autosplit.devices.forking import Fork, Reap, send_descriptors
+from autosplit.devices.forking import Fork, Import, Reap, send_descriptors
 from autosplit.devices.limits import refusal, refusals_named
 from autosplit.errors import RefusedError, WorkerError
 
@@ -29,7 +29,7 @@ PRELOADED = ("autosplit.running.stageworker", "autosplit.measuring.measuring_wor
 """Modules that a fork server imports, because most workers need them; torch is all but a tenth of the work."""
 
 START_TIMEOUT_S = 60.0
-"""Seconds within which a new fork server must have imported torch."""
+"""Seconds within which a fork server must have imported torch, or modules that were asked for later."""
 
 ANSWER_TIMEOUT_S = 10.0
 """Seconds within which a fork server must answer a question."""
@@ -71,7 +71,7 @@ class ForkServer:
             # The last setting of a name counts, so what the user sets stays.
             tunables = ":".join(filter(None, (NO_THREAD_CACHE, os.environ.get("GLIBC_TUNABLES"))))
             self._process = subprocess.Popen(
-                python_running(code, str(theirs.fileno()), str(os.getpid()), *PRELOADED),
+                python_running(code, str(theirs.fileno()), str(os.getpid()), " ".join(PRELOADED), " ".join(_wanted)),
                 env={**os.environ, "GLIBC_TUNABLES": tunables, **one},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -106,6 +106,10 @@ class ForkServer:
             self.reap(answer)
             raise
 
+    def load(self, modules: Sequence[str]) -> None:
+        """Let it import modules; the next question waits until it has. Raises: ForkServerLost."""
+        self._ask(Import(tuple(modules)))
+
     def reap(self, pid: int) -> int | None:
         """The exit code of a worker that has ended, or None if the fork server does not say it."""
         self.num_workers -= 1
@@ -131,7 +135,7 @@ class ForkServer:
             self._process.wait()
         self._sock.close()
 
-    def _ask(self, question: Fork | Reap, descriptors: Sequence[int] = ()) -> Any:
+    def _ask(self, question: Fork | Reap | Import, descriptors: Sequence[int] = ()) -> Any:
         if not self.answers or self._connection.closed or self._owner != os.getpid():
             raise ForkServerLost
         try:
@@ -139,6 +143,9 @@ class ForkServer:
                 self._await_start()
             self._connection.send(question)
             send_descriptors(self._sock, descriptors)
+            if isinstance(question, Import):
+                self._started = False
+                return None
             return self._connection.recv()
         except BlockingIOError:  # the kernel says so when a time limit of the socket has passed
             self.answers = False
@@ -158,6 +165,8 @@ class ForkServer:
         self._started = True
 
 
+_wanted: list[str] = []
+"""Modules that were asked for beside ``PRELOADED``."""
 _server: ForkServer | None = None
 """The fork server that is asked for the next worker."""
 _retired: list[ForkServer] = []
@@ -167,6 +176,19 @@ _retired: list[ForkServer] = []
 def start() -> None:
     """Start the fork server unless it runs; it imports while the host does other work."""
     _in_spawner(_running).result()
+
+
+def preload(*modules: str) -> None:
+    """Let workers from now on share the memory of modules of autosplit, which each would import later. Returns at once."""
+    _in_spawner(lambda: _preload(modules))
+
+
+def _preload(modules: Sequence[str]) -> None:
+    fresh = [name for name in modules if name not in _wanted]
+    _wanted.extend(fresh)
+    if fresh and _server is not None:
+        with contextlib.suppress(ForkServerLost):
+            _server.load(fresh)
 
 
 def fork(order: Fork, stop: threading.Event | None = None) -> tuple[int, int, ForkServer]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autosplit.generating.forecast import num_devices_of, pays_for_host, replicas_of, stage_seconds
+from autosplit.generating.forecast import devices_of, have_neighbours, pays_for_host, replicas_of, stage_seconds
 from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.steps import TOKENS, StepFamily
 from autosplit.planning.predicting import moved_s
@@ -72,12 +72,14 @@ def phase_rows(
         bytes_per_s: the bandwidth of memory for one thread.
     Raises: ProfileError: a measurement is missing.
     """
+    sequences, machine = family.sequences, machine.only(devices_of(plan))
+    busy = have_neighbours(plan, sequences)
     plan, *others = replicas_of(plan)
-    known, sequences = stage_seconds(plan, family, machine, profile), family.sequences
-    group, context = sequences.largest_group((1 + len(others)) * num_devices_of(plan)), sequences.prompt + sequences.new / 2
+    known = stage_seconds(plan, family, machine, profile, busy=busy)
+    group, context = sequences.largest_group((1 + len(others)) * len(devices_of(plan))), sequences.prompt + sequences.new / 2
     states = state_bytes(family)
     rows, pays = [], pays_for_host(plan, family, machine, profile)
-    for tokens in sorted(known):
+    for tokens in sorted({min(tokens for tokens in known if tokens >= group), max(known)}):
         host_s = pays * profile.host.processor.of(min(tokens, sequences.max_sequences))
         decodes, traced = tokens <= sequences.max_sequences, family.at({TOKENS: tokens})
         sent_s = moved_s(plan, traced.graph, machine, profile.phases[tokens])

@@ -45,10 +45,11 @@ def forecast(plan: Plan, family: StepFamily, machine: Machine, profile: PhasePro
     pipelines, sequences = replicas_of(plan), family.sequences
     if profile is None or not is_measured(plan, profile):
         return None
+    machine, busy = machine.only(devices_of(plan)), have_neighbours(plan, sequences)
     share = replace(sequences, max_sequences=sequences.largest_group(len(pipelines)))
     found = list[TokenRates]()
     for one in pipelines:
-        stage_s = between(stage_seconds(one, family, machine, profile), family.allowed[TOKENS])
+        stage_s = between(stage_seconds(one, family, machine, profile, busy=busy), family.allowed[TOKENS])
         pays = pays_for_host(one, family, machine, profile)
         devices = [stage.devices[0] for stage in one.stages]
         found.append(simulated(stage_s, devices, share, profile.host, pays=pays, source=family.source))
@@ -79,7 +80,7 @@ def foretold(plan: Plan, told: TokenRates | None) -> Plan:
 def host_text(plan: Plan, told: TokenRates, sequences: Sequences, host: HostCost) -> str:
     """The host's share of the time from one token of a sequence to its next one, in words."""
     single, *others = replicas_of(plan)
-    group = sequences.largest_group((1 + len(others)) * num_devices_of(single))
+    group = sequences.largest_group((1 + len(others)) * len(devices_of(single)))
     host_s = host.turnaround.of(group)
     return (
         f"the host is predicted to take {seconds_text(host_s)} between steps of {group} sequence{'s' * (group != 1)}, "
@@ -103,9 +104,14 @@ def replicas_of(plan: Plan) -> list[Plan]:
     ]
 
 
-def num_devices_of(plan: Plan) -> int:
-    """The devices of a plan; so many steps are under way at most."""
-    return len({device for stage in plan.stages for device in stage.devices})
+def devices_of(plan: Plan) -> list[str]:
+    """The devices of a plan; each pipeline has at most as many steps under way as it has devices."""
+    return list(dict.fromkeys(device for stage in plan.stages for device in stage.devices))
+
+
+def have_neighbours(plan: Plan, sequences: Sequences) -> bool:
+    """Whether devices of a plan compute at once: there are several, and a step for each."""
+    return min(len(devices_of(plan)), sequences.max_sequences) > 1
 
 
 def is_measured(plan: Plan, profile: PhaseProfile) -> bool:
@@ -115,18 +121,29 @@ def is_measured(plan: Plan, profile: PhaseProfile) -> bool:
 
 
 def pays_for_host(plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile) -> bool:
-    """Whether the stage that hands over an answer pays the host's processor time: the host has no core of its own."""
-    machine = machine.around({device for stage in plan.stages for device in stage.devices})
-    return charge(family.graph, machine, profile)[1] > 0
+    """Whether the stage that hands over an answer pays the host's processor time: the devices leave the host no core."""
+    return charge(family.graph, machine.around(devices_of(plan)), profile)[1] > 0
 
 
-def stage_seconds(plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile) -> StageSeconds:
-    """The seconds of each stage of a plan in each phase. Raises: ProfileError: a measurement is missing (see ``is_measured``)."""
+def stage_seconds(plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile, *, busy: bool) -> StageSeconds:
+    """The seconds of each stage of a plan in each phase.
+
+    Args:
+        plan: the stages.
+        family: the steps.
+        machine: the devices on which pipelines run side by side; where they take all cores, a stage pays for the host.
+        profile: the measurements of both phases.
+        busy: whether several of these devices compute at once.
+    Raises: ProfileError: a measurement is missing (see ``is_measured``).
+    """
     found = dict[int, Sequence[float]]()
     for tokens, phase in profile.phases.items():
         traced = family.at({TOKENS: tokens})
         told = predict(replace(plan, graph_hash=traced.graph.hash), traced.graph, machine, phase)
-        found[tokens] = [stage.load_s for stage in told.stages]
+        found[tokens] = [
+            stage.load_s * (1.0 if busy else phase.relief(setting))
+            for stage, (_, setting) in zip(told.stages, plan.workers, strict=True)
+        ]
     return found
 
 

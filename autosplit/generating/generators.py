@@ -20,7 +20,7 @@ import torch
 
 from autosplit.arguments import checked
 from autosplit.compat.futures import SafeCondition
-from autosplit.errors import AutosplitError, RefusedError, StageError, UsageError, raise_faults
+from autosplit.errors import AutosplitError, RefusedError, StageError, UsageError, WorkerError, raise_faults
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.scheduler import Scheduler
 from autosplit.generating.sequences import Capacity, Generation, Step, begun
@@ -40,6 +40,10 @@ class StepPipeline(Protocol):
         self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0, variant: int = 0
     ) -> "Future[Any]":
         """Take in the tensors of a step; the result is one tensor with its next tokens."""
+
+    @property
+    def failure(self) -> AutosplitError | None:
+        """Why no step runs any more."""
 
 
 @checked
@@ -119,6 +123,7 @@ class Generator:
         Raises: UsageError: with every fault of the prompt; a setting is not understood. RefusedError: there is no room, or the
             generator is closed. WorkerError: the pipeline has given up.
             In the future: DeadlineError. StageError: the logits are not finite, or a stage failed on this sequence alone.
+            WorkerError: workers died again and again at a step of this sequence alone.
         """
         return self._submit(prompt, _sampling(sampling), start, priority, deadline_s, timeout_s, on_token)
 
@@ -303,7 +308,7 @@ class Generator:
             self._scheduler.finish(step, future.result()[0].tolist())
             return
         self._scheduler.finish(step, failure=failure)
-        if not isinstance(failure, StageError):
+        if not isinstance(failure, StageError | WorkerError) or self.pipeline.failure is not None:
             self._is_open, self._failure = False, failure
             self._scheduler.fail_all(failure)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autosplit.arguments import checked
 from autosplit.devices.discovering import Devices
-from autosplit.generating.forecast import num_devices_of, replicas_of
+from autosplit.generating.forecast import devices_of, replicas_of
 from autosplit.generating.generators import Generator
 from autosplit.generating.sampling import SAMPLE
 from autosplit.generating.sequences import Capacity
@@ -56,7 +56,7 @@ def generator_on(engine: Engine, family: Family, plan: Plan, num_replicas: int =
     """A generator over a network that runs one of a plan's replicas; ``opened`` closes it, by default others do."""
     capacity, texts = capacity_of(family), load_texts(plan.source.spec)
     capacity = replace(capacity, max_sequences=-(-capacity.max_sequences // num_replicas))
-    buckets, num_devices = measured(family, engine), num_devices_of(plan)
+    buckets, num_devices = measured(family, engine), len(devices_of(plan))
     return Generator(engine, buckets, capacity, num_devices, plan=plan, graph=family.graph, texts=texts, opened=opened)
 
 

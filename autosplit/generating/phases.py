@@ -31,7 +31,7 @@ class PhaseProfile(Profile):
 
     Attributes:
         phases: tokens of a step to its own measurements.
-        host: what a step costs beside its stages. Where the host has no core of its own, the stage that hands over an answer
+        host: what a step costs beside its stages. Where a plan leaves the host no core, the stage that hands over an answer
             pays the host's processor time, as it pays for requests.
     """
 
@@ -103,8 +103,13 @@ def stored_phases(family: StepFamily, machine: Machine, stored: Callable[[Traced
 
 
 def _measured_at(family: StepFamily, traffic: Traffic) -> list[int]:
-    """The numbers of tokens at which a step is measured: those that come, and the most, of which a plan names the graph."""
-    return sorted({family.largest[TOKENS], *(tokens for (tokens,) in traffic.shares)}, reverse=True)
+    """The numbers of tokens at which a step is measured: those that come, and the most, of which a plan names the graph.
+
+    A plan on one device decodes a token of all sequences at once. That is measured too: a line from smaller steps of decoding to
+    prompts, which read one cache for many tokens, is much too low there.
+    """
+    usual = (tokens for (tokens,) in traffic.shares)
+    return sorted({family.largest[TOKENS], family.sequences.max_sequences, *usual}, reverse=True)
 
 
 def traffic_on(family: StepFamily, machine: Machine) -> Traffic:
@@ -122,7 +127,7 @@ def traffic_on(family: StepFamily, machine: Machine) -> Traffic:
     return Traffic((TOKENS,), counts)
 
 
-def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Traffic, host: HostCost = NOTHING) -> PhaseProfile:
+def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Traffic, host: HostCost) -> PhaseProfile:
     """The profile of the largest step with the mean seconds of each op; settings that one phase lacks are left out.
 
     Args:

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from autosplit.errors import DeadlineError, RefusedError, StageError
+from autosplit.errors import DeadlineError, RefusedError, StageError, WorkerError
 from autosplit.generating.sequences import Generation, Part, Step, num_giving
 from autosplit.generating.sources import Source
 from autosplit.generating.steps import TOKENS
@@ -131,14 +131,14 @@ class Scheduler:
         Args:
             step: what ``next_step`` gave.
             tokens: the next tokens, in the order of the parts that give one; -1 where logits are not finite.
-            failure: why there are none. After a StageError of a step of several sequences each runs alone, and only the one
-                that fails alone ends.
+            failure: why there are none. After a StageError or WorkerError of a step of several sequences each runs alone, and
+                only the one that fails alone ends.
         """
         self.num_under_way -= 1
         row = 0
         for generation, start, end, gives_next in step.parts:
             generation.num_under_way -= 1
-            if failure is not None and isinstance(failure, StageError) and len(step.parts) > 1:
+            if isinstance(failure, StageError | WorkerError) and len(step.parts) > 1:
                 generation.is_suspect = True
             elif failure is not None:
                 generation.failure = generation.failure or failure

@@ -88,11 +88,14 @@ class Source:
 
 
 def ids_of(prompt: Sequence[int] | torch.Tensor) -> list[int]:
-    """The ids of a prompt as a list. Raises: UsageError: a tensor holds something else."""
-    if isinstance(prompt, torch.Tensor):
+    """The ids of a prompt, a list, a tensor or an array, as a list. Raises: UsageError: it holds something else."""
+    if isinstance(prompt, torch.Tensor | np.ndarray):
+        prompt = torch.as_tensor(prompt)
         if prompt.dim() != 1 or prompt.is_floating_point():
             raise UsageError(f"a prompt is ids [N], but is {prompt.dtype} {list(prompt.shape)}; give one prompt at a time")
         return list(map(int, prompt.tolist()))
+    if not isinstance(prompt, Sequence):
+        raise UsageError(f"a prompt is ids, but is {prompt!r:.40}; give a list of integers, or a tensor of one dimension")
     return list(prompt)
 
 

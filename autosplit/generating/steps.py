@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from autosplit.arguments import checked
+from autosplit.devices import forkserver
 from autosplit.errors import UsageError
 from autosplit.generating.decoders import DecoderStep, cached
 from autosplit.generating.encoders import EncoderDecoderStep, cached_encoder_decoder
@@ -38,6 +39,9 @@ OF_TOKENS = ("ids", "slots", "positions", "sampling")
 
 OF_SOURCES = ("source", "source_slots", "source_positions")
 """The inputs of a step that hold a row for each row of a source."""
+
+FOR_WORKERS = ("autosplit.generating.rows", "autosplit.generating.sampling")
+"""Modules that every worker of a generator needs; ``rows`` with numba takes most of the time and memory of its start."""
 
 PADDED = "the scheduler of the steps pads them, with tokens of slot 0"
 
@@ -87,6 +91,7 @@ def step_family(
     Raises: UsageError: a number is below 1. ModelError: as ``cached`` and ``cached_encoder_decoder``. TraceError: as
         ``trace_family``.
     """
+    forkserver.preload(*FOR_WORKERS)
     prompt = min(prompt, max(max_length, 1))
     sequences = Sequences(prompt, min(new, max(max_length - prompt + 1, 1)), max_sequences, max_length)
     if chunk < 1:

@@ -37,7 +37,7 @@ from autosplit.planning.baselines import (
     without_autosplit,
 )
 from autosplit.progress import Progress, progress_shown
-from autosplit.reports.judging import judge, still_running
+from autosplit.reports.judging import in_turn, judge, still_running
 from autosplit.reports.outcomes import PLAN, Outcome, TokenRates, mean_times_s
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.reports.runreport import RunReport
@@ -192,8 +192,7 @@ def _run_rounds(
     for number in range(budget.num_rounds):
         progress("run", 0.4 + 0.6 * number / budget.num_rounds, f"round {number + 1} of {budget.num_rounds}")
         prompts = random_prompts(family, number + 1)
-        names = running[number % len(running) :] + running[: number % len(running)]
-        for name in names if number % 2 == 0 else names[::-1]:
+        for name in in_turn(running, number):
             contenders[name].begin(prompts)
         done = {name: contenders[name].rounds for name in running}
         rates = {

@@ -21,6 +21,9 @@ from autosplit.values.plan import Plan, Stage, StageMemory
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Footprint, Precision, stage_key
 
+PACKING, LOOKUP = ("onnxruntime", "openvino"), "aten.embedding.default"
+"""Backends that keep the weights of products in another layout, and the operator that reads rows of a weight as it is."""
+
 
 class StageKey(NamedTuple):
     """The key of a footprint: how a stage runs, and its ops (``stage_key``). Of its device only the kind counts."""
@@ -123,12 +126,21 @@ def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, kn
     arena_bytes = _arena_bytes(graph, stage, values) * stage.streams
     found, others = known.get(key_of(plan, stage)), _of(known, kind, stage.backend)
     base_bytes = 0 if plan.process == "caller" else max((one.base_bytes for one in others), default=0)
-    backend_bytes = min((one.extra_bytes for one in others), default=0)
+    backend_bytes = max(_copied_bytes(graph, stage), min((one.extra_bytes for one in others), default=0))
     if found is not None:
         base_bytes = found.base_bytes
         backend_bytes = max(0, found.held_bytes - weight_bytes - arena_bytes)
         arena_bytes = min(arena_bytes, max(0, found.held_bytes - weight_bytes))
     return StageMemory(weight_bytes, arena_bytes, backend_bytes, ring_bytes, base_bytes, found is not None)
+
+
+def _copied_bytes(graph: Graph, stage: Stage) -> int:
+    """Bytes of tables that are held twice: as rows for an embedding, and packed for a product with the same weight."""
+    operators = dict[str, set[str]]()
+    for op in (graph.ops[graph.index[name]] for name in stage.ops if stage.backend in PACKING):
+        for weight in op.weights:
+            operators.setdefault(weight, set()).add(op.operator)
+    return sum(graph.weights[name].num_bytes for name, found in operators.items() if LOOKUP in found and len(found) > 1)
 
 
 def _kind(stage: Stage) -> str:

@@ -126,6 +126,18 @@ def _best(some: Mapping[str, Outcome], plan: Outcome, objective: str) -> str:
     return max([best, *ahead], key=lambda name: some[name].against(some[best], objective).median)
 
 
+def in_turn(names: Sequence[str], number: int) -> list[str]:
+    """The order of a round: no plan is first in all rounds, and none always follows the same other plan.
+
+    >>> [in_turn("abc", number) for number in range(3)]
+    [['a', 'b', 'c'], ['a', 'c', 'b'], ['c', 'a', 'b']]
+    """
+    turn = number % len(names)
+    order = [*names[turn:], *names[:turn]]
+    # two plans are swapped by turning alone
+    return order if number % 2 == 0 or len(order) == 2 else order[::-1]
+
+
 def still_running(rates: Mapping[str, Sequence[float]], keep: Collection[str]) -> list[str]:
     """The plans that are worth another round: those not far behind. If ``keep`` is empty, the fastest plan and its rivals.
 

@@ -46,7 +46,8 @@ class StageStats:
         transfer: time of copying outputs into rings.
         queue: time of requests in the rings before the worker took them.
         base_bytes: memory that the worker was forked with and has written to, so that it has copies of its own.
-        held_bytes: most data beyond what it was forked with: weights, values, what its backend takes; rings are left out.
+        held_bytes: most data beyond what it was forked with: weights, values, what its backend takes, and its states in full;
+            rings are left out.
         resident_bytes: physical memory that the worker maps now, shared pages included.
         load_s: seconds of loading and warming up.
         proportional_bytes: physical memory of the worker now; pages that several processes map are divided among them.

@@ -37,10 +37,15 @@ class StatesHandle:
         """New memory of zeros. Raises: OSError: no more descriptors."""
         return StatesHandle(create_shared(sum(aligned(storage_bytes(spec)) for spec in specs)), tuple(specs))
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all states, also of parts that were never written."""
+        return sum(aligned(storage_bytes(spec)) for spec in self.specs)
+
     def open(self) -> dict[str, torch.Tensor]:
         """The bytes of each state by its name."""
         found, end = dict[str, torch.Tensor](), 0
-        memory = map_shared(self.fd, sum(aligned(storage_bytes(spec)) for spec in self.specs))
+        memory = map_shared(self.fd, self.num_bytes)
         for spec in self.specs:
             start, end = end, end + aligned(storage_bytes(spec))
             found[spec.name] = memory[start:end]

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autosplit.devices.processes import memory_held, resident_bytes
 from autosplit.errors import RefusedError, WorkerError
@@ -146,7 +146,8 @@ class Monitor:
         status, pid = self._deployment.status_block.status(number), self._deployment.workers[number].pid
         stage, replica = config.stage, config.replica
         place = stage.name, config.device.name, replica, config.stage.module.kind, stage.num_threads(replica)
-        return stage_stats(place, status, events, ready, pid)
+        found = stage_stats(place, status, events, ready, pid)
+        return found if config.states is None else replace(found, held_bytes=found.held_bytes + config.states.num_bytes)
 
 
 def stage_stats(

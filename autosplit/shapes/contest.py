@@ -22,7 +22,7 @@ from autosplit.deploying.setup import Budget, Setup
 from autosplit.errors import AutosplitError, UsageError
 from autosplit.planning.baselines import baselines_of, unmet_demands
 from autosplit.progress import Progress, progress_shown
-from autosplit.reports.judging import judge
+from autosplit.reports.judging import in_turn, judge
 from autosplit.reports.outcomes import PLAN, Load, Outcome
 from autosplit.reports.results import LatencyStats
 from autosplit.reports.runreport import RunReport
@@ -235,8 +235,7 @@ def _contest(
             runner.restart()
         for number in range(budget.num_rounds):
             progress("run", 0.5 + 0.5 * number / budget.num_rounds, f"round {number + 1} of {budget.num_rounds}")
-            names = list(runners)[number % len(runners) :] + list(runners)[: number % len(runners)]
-            for name in names if number % 2 == 0 else names[::-1]:
+            for name in in_turn(list(runners), number):
                 # whole passes over the drawn requests: each plan gets the same ones
                 passes = max(1, round(budget.round_s * runners[name].pace_per_s / len(calls)))
                 runners[name].run(calls, passes * len(calls))

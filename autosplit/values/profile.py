@@ -48,9 +48,9 @@ class Profile(Measurements):
         samples = (measured.whole or measured.alone) if busy else (measured.alone or measured.whole)
         if not samples:
             return sum(self.op_s(op, *setting) for op in self.signatures)
-        return samples.median_s * (1.0 if busy or measured.alone else self._relief(setting))
+        return samples.median_s * (1.0 if busy or measured.alone else self.relief(setting))
 
-    def _relief(self, like: Setting) -> float:
+    def relief(self, like: Setting) -> float:
         """Seconds with idle neighbours over seconds with busy ones, on a device where both were measured."""
         for setting, measured in self.measured.items():
             if setting[1:] == like[1:] and measured.alone and measured.whole:

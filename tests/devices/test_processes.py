@@ -31,7 +31,7 @@ from autosplit.errors import UsageError, WorkerError
 pytestmark = pytest.mark.timeout(60)
 
 TARGETS = """
-import os, time
+import os, sys, time
 
 def facts(connection):
     import torch
@@ -68,6 +68,8 @@ def passes(connection):
         del larger
     connection.send((resident_bytes() - before, os.environ.get("GLIBC_TUNABLES")))
 
+def loaded(connection):
+    connection.send(("colorsys" in sys.modules, len(os.listdir("/proc/self/task"))))
 def breaker(connection):
     raise RuntimeError("broken on purpose")
 """
@@ -87,6 +89,7 @@ def targets(with_torch: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(forkserver, "_server", None)
     monkeypatch.setattr(forkserver, "_retired", [])
     monkeypatch.setattr(forkserver, "PRELOADED", ())
+    monkeypatch.setattr(forkserver, "_wanted", [])
     yield with_torch
     forkserver.close()
 
@@ -155,6 +158,14 @@ def test_an_exception_ends_the_worker_with_an_exit_code(targets: str, capfd: pyt
     assert worker.fate() == "exited with code 1"
     assert "broken on purpose" in capfd.readouterr().err
     worker.close()
+
+
+def test_workers_share_modules_that_were_asked_for_also_after_a_new_start(targets: str) -> None:
+    found = [receive(spawn_worker(f"{targets}:loaded"), 30, "while it looked")]
+    forkserver.preload("there_is_no_such_module", "colorsys")
+    found.append(receive(spawn_worker(f"{targets}:loaded"), 30, "while it looked"))
+    forkserver.close()
+    assert [*found, receive(spawn_worker(f"{targets}:loaded"), 30, "while it looked")] == [(False, 1), (True, 1), (True, 1)]
 
 
 def test_a_core_that_is_not_ours_is_refused() -> None:

@@ -32,6 +32,7 @@ class Caches:
     """What a model keeps: the token at each place of each slot. ``outcome`` is what a step gives."""
 
     def __init__(self, max_sequences, max_length):
+        self.poison, self.failure = StageError("poison"), None
         self.tokens = torch.full((max_sequences + 1, max_length), POISON)
         self.steps = []
 
@@ -44,7 +45,7 @@ class Caches:
         self.steps.append({slot for slot, _ in used})
         self.tokens[slots, positions] = ids
         if POISON in ids[slots > 0]:
-            return StageError("poison")
+            return self.poison
         found = []
         for slot, at in zip(slots.tolist(), positions.tolist(), strict=True):
             history = self.tokens[slot, : at + 1].tolist()

@@ -105,7 +105,7 @@ def test_an_op_takes_its_mean_seconds_of_both_phases():
     family, machine = Steps(), Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
     flow = traffic_on(family, machine)
     assert flow.counts == {(1,): 16.5, (9,): 3.5}
-    found = mixed_phases(family, {9: measured(9), 1: measured(1)}, flow.verify(family.allowed))
+    found = mixed_phases(family, {9: measured(9), 1: measured(1)}, flow.verify(family.allowed), NOTHING)
     assert found.op_s("a", "cpu:0", "eager") == pytest.approx((16.5 * 1 + 3.5 * 9) / 20)
     assert found.op_s("b", "cpu:0", "eager") == pytest.approx(1.0)
     host = HostCost(PerStep(9.0, 0.0), PerStep(0.5, 0.25))
@@ -120,14 +120,16 @@ def test_an_op_takes_its_mean_seconds_of_both_phases():
 def test_an_op_that_is_refused_in_one_phase_is_refused():
     family = Steps()
     flow = traffic_on(family, Machine.of([parse_device("cpu:0")])).verify(family.allowed)
-    found = mixed_phases(family, {9: measured(9), 2: measured(2, refused=["b"])}, flow)
+    found = mixed_phases(family, {9: measured(9), 2: measured(2, refused=["b"])}, flow, NOTHING)
     assert found.table(SimpleNamespace(hash="9"), Setting("cpu:0", "eager", 1)).keys() == {"a"}
 
 
 def test_a_phase_that_no_store_holds_gives_no_profile(monkeypatch):
     monkeypatch.setattr("autosplit.generating.phases.measure_host", lambda *asked: NOTHING)
-    family, machine = Steps(), Machine.of([parse_device("cpu:0")])
-    assert isinstance(stored_phases(family, machine, lambda one: measured(one.tokens)), PhaseProfile)
+    family, machine = Steps(), Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+    found = stored_phases(family, machine, lambda one: measured(one.tokens))
+    assert isinstance(found, PhaseProfile)
+    assert sorted(found.phases) == [1, 2, 9]  # a group, all sequences at once, and beside them a chunk of a prompt
     assert stored_phases(family, machine, lambda one: measured(one.tokens) if one.tokens == 9 else None) is None
 
 

@@ -2,6 +2,7 @@ import gc
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from generating.caches import BUCKETS, NOT_FINITE, POISON, VOCABULARY, Pipeline, expected
@@ -72,6 +73,8 @@ def test_a_stream_that_nobody_reads_takes_no_slot_for_ever(pipeline):
         ([0, VOCABULARY, -1], {"max_new_tokens": 1}, r"97 is no token id; ids are 0 to 96 \(2 such tokens\)"),
         (["a"], {"max_new_tokens": 1}, "'a' is no token id"),
         (torch.zeros(1, 3), {}, "one prompt at a time"),
+        (np.array([0, VOCABULARY]), {"max_new_tokens": 1}, "97 is no token id"),
+        (None, {}, "a prompt is ids, but is None; give a list of integers"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ([1], {"heat": 2}, "no option 'heat'; there are max_new_tokens"),
     ],
@@ -86,11 +89,13 @@ def test_bad_prompts_are_refused_with_the_way_out(pipeline, prompt, options, fau
     assert pipeline.steps == []
 
 
-def test_a_sequence_fails_alone(pipeline):
+@pytest.mark.parametrize("kind", [StageError, WorkerError])
+def test_a_sequence_fails_alone(pipeline, kind):
+    pipeline.poison = kind("poison")
     with opened(pipeline) as generator:
         futures = [generator.submit(prompt, max_new_tokens=4) for prompt in ([1, 2], [POISON], [3], [4, NOT_FINITE])]
         assert [futures[0].result(), futures[2].result()] == [expected([1, 2], 4), expected([3], 4)]
-        with pytest.raises(StageError, match="poison"):
+        with pytest.raises(kind, match="poison"):
             futures[1].result()
         with pytest.raises(StageError, match="after token 2 of a sequence are not finite"):
             futures[3].result()
@@ -140,7 +145,8 @@ def test_cancelled_and_late_sequences_free_their_slots():
 
 def test_a_pipeline_that_gives_up_fails_all(pipeline):
     with opened(pipeline) as generator:
-        pipeline.outcome = lambda inputs, variant: WorkerError("gone")
+        pipeline.failure = WorkerError("gone")
+        pipeline.outcome = lambda inputs, variant: pipeline.failure
         futures = [generator.submit([number]) for number in range(2 * SLOTS)]
         assert {type(future.exception()) for future in futures} == {WorkerError}
         with pytest.raises(WorkerError, match="gone"):

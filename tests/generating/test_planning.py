@@ -9,8 +9,9 @@ import pytest
 import autosplit
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.generating.bounds import phase_rows
-from autosplit.generating.forecast import forecast
+from autosplit.generating.forecast import devices_of, forecast, pays_for_host
 from autosplit.generating.trials import GENERATE, NO_PLAN
+from autosplit.values.samples import Samples
 from autosplit.values.sequences import Sequences
 from tests.generating.decodermodels import decoder, generated, prompts
 
@@ -111,6 +112,31 @@ def test_each_phase_has_a_bound(found, family, split_plan):
     assert {row["bound by"] for row in slow} == {"memory bandwidth"}
     held = sum(row["weight_bytes"] + row["cache_bytes"] for row in rows[:2])
     assert held == sum(family.graph.stage_bytes(stage.ops) for stage in split_plan.stages)
+
+
+def test_a_plan_on_one_of_two_cores_has_no_busy_neighbour_and_pays_for_no_host(found, family, split_plan):
+    """Where devices are three times as fast beside idle ones, one stage on one core is, and neither stages nor replicas are."""
+
+    def relieved(share):
+        def of(profile):
+            def alone(one):
+                samples = Samples((share * one.whole.median_s,))
+                return replace(one, alone=samples, provenance=replace(one.provenance, num_cores=2))
+
+            return replace(profile, measured={setting: alone(one) for setting, one in profile.measured.items()})
+
+        return replace(of(found.profile), phases={tokens: of(one) for tokens, one in found.profile.phases.items()})
+
+    whole = replace(split_plan.stages[0], ops=tuple(op.name for op in family.graph.ops), threads=1)
+    one = replace(split_plan, stages=(replace(whole, devices=("cpu:0",)),))
+    beside = replace(split_plan, stages=(replace(whole, devices=("cpu:0", "cpu:1")),))
+    plans, quick, slow = (one, beside, split_plan), relieved(1 / 3), relieved(1.0)
+    (fast, usual), *others = [[forecast(plan, family, found.machine, profile) for profile in (quick, slow)] for plan in plans]
+    assert all(told == same for told, same in others)
+    host_s = slow.host.turnaround.of(2)
+    assert fast.per_token_s - host_s == pytest.approx((usual.per_token_s - host_s) / 3, rel=0.01)
+    pays = [pays_for_host(plan, family, found.machine.only(devices_of(plan)), slow) for plan in (one, split_plan)]
+    assert pays == [False, True]
 
 
 def test_maps_of_modules_hold_for_a_generator(llama, family, split_plan, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from autosplit.errors import InfeasibleError
 from autosplit.memory.account import Account
 from autosplit.memory.slots import NUM_CONTEXTS
-from autosplit.memory.stages import StageKey, count
+from autosplit.memory.stages import StageKey, count, stage_memories
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints
@@ -51,6 +51,19 @@ def test_the_process_and_the_rings_of_the_host_are_not_charged_to_the_accelerato
     assert core is not None and core.measured and core.base_bytes == 300 * MB
     assert device is not None and (device.base_bytes, device.backend_bytes, device.measured) == (0, 0, False)
     assert device.ring_bytes == NUM_CONTEXTS * (128 + 128)  # one input and one output for each request in progress
+
+
+def test_a_table_that_a_product_shares_counts_twice_where_weights_are_packed_and_once_elsewhere() -> None:
+    embedding, *products = (replace(op, weights=("wv1",)) for op in GRAPH.ops)
+    graph = replace(GRAPH, ops=(replace(embedding, operator="aten.embedding.default"), *products))
+
+    def backend_bytes(backend: str, names: list[str]) -> int:
+        stage = Stage("one", tuple(names), ("cpu:0",), backend)
+        [memory] = stage_memories(graph, Plan(Source("m"), graph.hash, "", (stage,), UNKNOWN))
+        return memory.backend_bytes
+
+    assert [backend_bytes(name, OPS) for name in ("onnxruntime", "eager")] == [100 * MB, 0]
+    assert backend_bytes("onnxruntime", OPS[1:]) == backend_bytes("onnxruntime", OPS[:1]) == 0
 
 
 def test_each_worker_takes_a_context_of_the_accelerator() -> None:
