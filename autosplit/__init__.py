@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from autosplit.placing.placed import Placed as Placed
     from autosplit.planning.explaining import explain as explain
     from autosplit.reports.runreport import RunReport as RunReport
-    from autosplit.searching.loop import SearchResult as SearchResult
+    from autosplit.searching.candidates import SearchResult as SearchResult
     from autosplit.serving.hostmanager import HostManager as HostManager
     from autosplit.serving.pipelineconfig import PipelineConfig as PipelineConfig
     from autosplit.serving.session import Session as Session

@@ -49,7 +49,7 @@ from autosplit.values.shapes import Traffic
 from autosplit.versions import version_of
 
 if TYPE_CHECKING:
-    from autosplit.searching.loop import SearchResult
+    from autosplit.searching.candidates import SearchResult
 
 
 @checked

@@ -19,7 +19,7 @@ from autosplit.values.samples import Setting
 
 if TYPE_CHECKING:
     # Solvers and Optuna take 1.3 s to load; running a plan needs none of them.
-    from autosplit.searching.loop import SearchResult
+    from autosplit.searching.candidates import SearchResult
 
 
 def stored_profile(traced: Traced, plan: Plan, machine: Machine, setup: Setup) -> Profile | None:

@@ -49,7 +49,7 @@ from autosplit.devices.processes import prepare_to_spawn
 from autosplit.keeping import keep_search
 from autosplit.progress import bars
 from autosplit.reports.runreport import RunReport
-from autosplit.searching.loop import SearchResult
+from autosplit.searching.candidates import SearchResult
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, split
 from autosplit.values.constraints import Constraints

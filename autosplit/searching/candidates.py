@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+from autosplit import tables
 from autosplit.deploying.footprints import Footprints
 from autosplit.errors import InfeasibleError, ProfileError
 from autosplit.memory.account import Account
@@ -192,6 +193,30 @@ class Trial:
             "speed_against_first": float("nan") if self.times_first is None else self.times_first,
             "note": self.note,
         }
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The plan to use, the model and profile that it was made from, and every candidate."""
+
+    plan: Plan
+    traced: Traced
+    profile: Profile
+    trials: tuple[Trial, ...] = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a candidate."""
+        return [trial.row() for trial in self.trials]
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame."""
+        return tables.frame(self.rows())
+
+    def __repr__(self) -> str:
+        return f"SearchResult({self.plan!r}, {len(self.trials)} candidates)"
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_() + tables.html(self.rows(), "candidates")
 
 
 def is_hopeful(question: Question, plan: Plan, best: Trial) -> bool:

@@ -9,10 +9,9 @@ begins with the planner's answer; a trial whose prediction is far behind the bes
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from autosplit import tables
 from autosplit.deploying.bench import FIRST_S, Bench
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup, round_s
@@ -28,6 +27,7 @@ from autosplit.reports.outcomes import PLAN, Ratio
 from autosplit.searching import candidates
 from autosplit.searching.candidates import (
     PREDICTION_ERROR,
+    SearchResult,
     Subject,
     Trial,
     answer,
@@ -43,7 +43,6 @@ from autosplit.searching.precisions import other_precisions
 from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, space
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
-from autosplit.values.profile import Profile
 
 NUM_ROUNDS = 3
 ROUND_S = 0.4
@@ -63,30 +62,6 @@ for ResNet-50, BERT, ViT, GPT-2 and others, 10 s gave the same plans, and only b
 
 MAX_TRIALS = 24
 FIRST = "first"
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The plan to use, the model and profile that it was made from, and every candidate."""
-
-    plan: Plan
-    traced: Traced
-    profile: Profile
-    trials: tuple[Trial, ...] = ()
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a candidate."""
-        return [trial.row() for trial in self.trials]
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame."""
-        return tables.frame(self.rows())
-
-    def __repr__(self) -> str:
-        return f"SearchResult({self.plan!r}, {len(self.trials)} candidates)"
-
-    def _repr_html_(self) -> str:
-        return self.plan._repr_html_() + tables.html(self.rows(), "candidates")
 
 
 def search(

@@ -24,9 +24,9 @@ from autosplit.reports.outcomes import Ratio
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.searching import candidates, loop
-from autosplit.searching.candidates import Trial, answer, asking, run_order, usual_plans, with_bound
+from autosplit.searching.candidates import SearchResult, Trial, answer, asking, run_order, usual_plans, with_bound
 from autosplit.searching.journal import open_study
-from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, SearchResult, _Hunt, search
+from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, _Hunt, search
 from autosplit.searching.tuning import Study, first_trials, space
 from autosplit.tracing.differing import NumericalError
 from autosplit.values.constraints import Constraints
