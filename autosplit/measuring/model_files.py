@@ -11,6 +11,7 @@ from torch import fx
 
 from autosplit.backends import conformance
 from autosplit.backends.base import get_backend
+from autosplit.backends.onnxfile import READERS
 from autosplit.backends.profiling import onnx_names
 from autosplit.backends.workspace import Workspace
 from autosplit.errors import BackendError, refusals
@@ -127,7 +128,7 @@ class ModelFiles:
 def _names(backend: str, folder: Path, graph: Graph) -> dict[str, str]:
     """The names by which a backend may know each op: of the graph, and of nodes and values in its ONNX file."""
     names = value_names(graph)
-    kept = onnx_names(folder) if backend in ("onnxruntime", "openvino") else {}
+    kept = onnx_names(folder) if backend in READERS else {}
     return {**names, **{name: names[source] for name, source in kept.items() if source in names}}
 
 

@@ -14,8 +14,8 @@ from autosplit.deploying.setup import Setup
 from autosplit.errors import AutosplitError, BackendError, ProfileError, UsageError
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import baseline_plan
-from autosplit.running.engine import Engine
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.request import Tensors
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.buckets import LEAST_GAIN, MOST_VARIANTS, Buckets, Times, choose_buckets, fit_times
 from autosplit.shapes.service import measured
@@ -159,20 +159,18 @@ def _timed(
     with HostManager(engine_factory=Pipeline if setup.hosts is None else setup.hosts.engine_factory()) as host:
         traced, *others = one.variants
         engine = deploy(host, backend, traced, plan, machine, setup.workspace, others, one.symbolic)
-        if dynamic:
-            _require_right(one, engine, tolerance(setup.precision))
-        return {tuple(bucket.sizes.values()): bucket.seconds for bucket in measured(one, engine)}
+        right = {"check": partial(_require_right, tolerance(setup.precision))} if dynamic else {}
+        return {tuple(bucket.sizes.values()): bucket.seconds for bucket in measured(one, engine, **right)}
 
 
-def _require_right(family: Family, engine: Engine, limit: float) -> None:
+def _require_right(limit: float, traced: Traced, sizes: At, answer: Tensors) -> None:
     """Raises: BackendError: an answer differs from the model's by more than ``limit`` of its largest value."""
-    for traced, sizes in zip(family.variants, family.sizes, strict=True):
-        with torch.inference_mode():
-            wanted = traced.program(*traced.example_inputs)
-        for name, found, own in zip(traced.graph.outputs, engine.run(traced.example_inputs), wanted, strict=True):
-            if (error := difference(found, own)[1]) > limit:
-                at = ", ".join(f"{dim} {size}" for dim, size in sizes.items())
-                raise BackendError(f"output '{name}' at {at} is off by {error:.2g}, and {limit:.2g} is allowed")
+    with torch.inference_mode():
+        wanted = traced.program(*traced.example_inputs)
+    for name, found, own in zip(traced.graph.outputs, answer, wanted, strict=True):
+        if (error := difference(found, own)[1]) > limit:
+            at = ", ".join(f"{dim} {size}" for dim, size in sizes.items())
+            raise BackendError(f"output '{name}' at {at} is off by {error:.2g}, and {limit:.2g} is allowed")
 
 
 def _whole(traced: Traced, backend: str, machine: Machine) -> Plan:

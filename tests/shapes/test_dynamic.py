@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import autosplit
+from autosplit.backends import onnxfile
 from autosplit.backends.base import get_backend
 from autosplit.backends.workspace import Workspace
 from autosplit.bundling.driver import Bundle
@@ -71,6 +72,25 @@ def test_one_program_gives_the_answers_of_each_variant(family: Family, workspace
         for found, wanted in zip(run(traced.example_inputs), traced.program(*traced.example_inputs), strict=True):
             assert found.shape == wanted.shape
             assert torch.allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_one_export_serves_for_every_size(
+    family: Family, workspace: Workspace, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert family.symbolic is not None
+    free = workspace.save(freed(unsplit(family.variants[0]), family.symbolic))
+    onnxfile.prepare_onnx(load_stage(free, trust=True), free)
+    monkeypatch.setattr(onnxfile, "write_onnx", None)
+    for sizes in SIZES:
+        traced = family.at(sizes)
+        program = unsplit(traced)
+        folder = workspace.save(program, weights_of=free)
+        onnxfile.fix_sizes(program, free, folder)
+        shape = onnxruntime.InferenceSession(onnxfile.open_onnx(folder).path).get_inputs()[0].shape
+        assert shape == [sizes["batch"], sizes["seq"], 6]
+        run = get_backend(backend).load(workspace.add(program, backend, "f32", weights_of=free), 1, trust=True)
+        assert torch.allclose(run(traced.example_inputs)[0], traced.program(*traced.example_inputs)[0], atol=1e-5)
 
 
 def test_saved_stage_keeps_its_free_axes(family: Family, workspace: Workspace) -> None:
