@@ -252,27 +252,37 @@ def fix_sizes(program: StageProgram, free: Path, folder: Path) -> None:
     """
     if not (folder / PORTS).is_file():
         stage = prepare_onnx(load_stage(free, trust=True), free)
-        inputs, outputs = _ports(program.inputs), _ports(program.outputs)
-        orders = [[one.order for one in ports] for ports in ((*stage.inputs, *stage.outputs), (*inputs, *outputs))]
+        values = _ports(program.inputs), _ports(program.outputs)
+        orders = [[one.order for ports in pair for one in ports] for pair in ((stage.inputs, stage.outputs), values)]
         starts = [weight_starts(place / WEIGHTS) for place in (free, folder)]
         if orders[0] == orders[1] and starts[0] == starts[1]:
-            _write_files(program, folder, partial(_write_fixed, stage.path, inputs, outputs))
+            _write_files(program, folder, partial(_write_fixed, program, stage.path, starts[0], values))
 
 
-def _write_fixed(source: Path, inputs: Sequence[Port], outputs: Sequence[Port], path: Path) -> None:
-    """Write the model of a file with free axes for values of these sizes. Raises: BackendError: it has constants elsewhere."""
+def _write_fixed(
+    program: StageProgram, source: Path, starts: Mapping[str, int], values: Sequence[tuple[Port, ...]], path: Path
+) -> None:
+    """Write the model of a file with free axes for inputs and outputs of these sizes.
+
+    Raises: BackendError: it has constants in other files than that of the weights.
+    """
     from onnxscript import ir
 
-    model = ir.load(source)
-    constants = [value.const_value for value in model.graph.initializers.values()]
-    if any(isinstance(one, ir.ExternalTensor) and one.location != WEIGHTS for one in constants):
-        raise BackendError(f"'{source}' has constants that are not weights of the stage")
+    model, names = ir.load(source), {start: name for name, start in starts.items()}
+    for value in model.graph.initializers.values():
+        if isinstance(found := value.const_value, ir.ExternalTensor):
+            if found.location != WEIGHTS:
+                raise BackendError(f"'{source}' has constants that are not weights of the stage")
+            # The optimiser reads no file with several hard links.
+            value.const_value = ir.tensor(program.weights[names[found.offset or 0]].detach(), name=value.name)
     for node in model.graph.all_nodes():
         for value in node.outputs:
             value.shape = None  # of the largest size, or of a dimension's name
-    for value, one in zip((*model.graph.inputs, *model.graph.outputs), (*inputs, *outputs), strict=True):
+    for value, one in zip((*model.graph.inputs, *model.graph.outputs), (*values[0], *values[1]), strict=True):
         value.shape = ir.Shape(one.dense_shape)
     _fold_constants(model)
+    if not _refer(model, program, starts):
+        raise BackendError(f"constants of '{source}' do not fit into one file")
     ir.save(model, path)
 
 

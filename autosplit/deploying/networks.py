@@ -121,6 +121,8 @@ def _require_same_weights(program: StageProgram, other: StageProgram) -> None:
     """Raises: PlanError: a weight of another variant differs from that of the largest one."""
     for name in (program.weights.keys() | other.weights.keys()) - set(program.states):
         own, its = program.weights.get(name), other.weights.get(name)
+        if own is its:  # all but weights that a model makes of a size; torch would read them for NaN
+            continue
         if own is None or its is None or spec_of(name, own) != spec_of(name, its) or not torch.equal(own, its):
             raise PlanError(
                 f"weight '{name}' of '{program.name}' is another one at other sizes: the model makes it of a size, and variants "
