@@ -108,7 +108,8 @@ def split_each_size(variants: Sequence[Traced], plan: Plan) -> list[tuple[StageP
 
     Raises: PlanError: a variant has other ops or weights. BackendError: a backend refuses a stage.
     """
-    for one in variants:
+    dynamic = plan.shapes is not None and {stage.backend for stage in plan.stages} <= set(plan.shapes.dynamic)
+    for one in variants[: 1 if dynamic else None]:  # one program is for all
         require_right(one, plan)
     found = list(zip(*(split(one, [stage.ops for stage in plan.stages]) for one in variants), strict=True))
     for first, *others in found:

@@ -71,8 +71,8 @@ def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Mach
     """The way with the fewest expected seconds, with its buckets; and notes on the other one and on backends that are left out.
 
     Each backend that may win is timed at few sizes in both ways, programs for variants at the ends first: where one program for
-    every size wins even if they gain at all sizes what they gain at one of the ends, no further one is made. One program for
-    every size counts as better if it is as fast: it takes the memory of one.
+    every size is faster than they are by interpolation, no further one is made. One program for every size counts as better if it
+    is as fast: it takes the memory of one.
 
     Raises: AutosplitError: no backend runs the model at all of these sizes. UsageError: too many sizes that may not be padded.
     """
@@ -89,9 +89,9 @@ def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Mach
     if most < MOST_VARIANTS:
         notes.append(f"{limit}, so that at most {most} variants are made")
     try:
-        least_s = 0.0 if free is None else _least_s(family, traffic, curves, free, most)
-        if free is not None and free.buckets.expected_s <= least_s:
-            return free, [*notes, _comparison(free, least_s, "at best ", "first")]
+        told_s = 0.0 if free is None else _told_s(family, traffic, curves, free, most)
+        if free is not None and free.buckets.expected_s <= told_s:
+            return free, [*notes, _comparison(free, told_s, "about ", "first")]
         if both and sizes[1:]:
             timed = _curves(family, {name: ranked[name] for name in curves}, sizes[1:], machine, setup, notes)
             curves = {name: {**curves[name], **found} for name, found in timed.items()}
@@ -114,14 +114,16 @@ def _comparison(free: Way, variants_s: float, how: str, taken: str) -> str:
     )
 
 
-def _least_s(family: Family, traffic: Traffic, curves: Mapping[str, Seconds], free: Way, most: int) -> float:
-    """Expected seconds of a request by a program for each variant, if it gains at every size what it gains at one of ``curves``.
+def _told_s(family: Family, traffic: Traffic, curves: Mapping[str, Seconds], free: Way, most: int) -> float:
+    """Expected seconds of a request by a program for each variant, of which ``curves`` has the smallest and the largest sizes.
 
+    Between these, what it gains over one program for every size is interpolated along the seconds of that.
     Raises: UsageError: too many sizes that may not be padded.
     """
-    known_s, free_s = (_fastest(one) for one in (curves, free.curves))
-    gain = min(seconds / free_s[at] for at, seconds in known_s.items())
-    times = Times(tuple(gain * one for one in free.times.coefficients), {})
+    own_s, free_s = _fastest(curves), _fastest(free.curves)
+    low, high = (choose(own_s, key=own_s.__getitem__) for choose in (min, max))
+    shares = {at: max(0.0, seconds - free_s[low]) / max(free_s[high] - free_s[low], 1e-12) for at, seconds in free_s.items()}
+    times = fit_times({at: own_s[low] + share * (own_s[high] - own_s[low]) for at, share in shares.items()})
     return choose_buckets(times, traffic, family.allowed, exact=family.unpaddable, most=most).expected_s
 
 

@@ -23,7 +23,7 @@ from autosplit.tracing.verifying import distinct_inputs
 TOLERANCE = 1e-4
 """Largest relative error of a padded request. Sums over other numbers of elements end in other bits, by about 1e-6."""
 
-MOST_ELEMENTS, FEW_ELEMENTS = 1 << 25, 1 << 23
+MOST_ELEMENTS, FEW_ELEMENTS = 1 << 25, 1 << 22
 """Elements of all values of a pass, up to which a variant is preferred for the check. Most of the check runs on one of few
 elements, because larger ones say the same and take longer; one request is padded to a large one."""
 
