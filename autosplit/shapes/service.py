@@ -343,12 +343,15 @@ def _mixing_rows(family: Family, engine: Engine) -> str:
 def observe(service: Service, path: str | Path) -> Traffic:
     """Write which sizes came to a service so far, and how often: a file for ``--traffic`` and ``read_traffic``.
 
-    Raises: UsageError: the service takes requests of one size, or none came.
+    Raises: UsageError: the service takes requests of one size, or none came, or the file cannot be written.
     """
     if not isinstance(service, ShapedService):
         raise UsageError("the service takes requests of one size; open a plan of a model that was traced with sizes=")
     if not service.seen:
         raise UsageError("no request came to the service yet, so there is no traffic to write")
     found = Traffic(tuple(service.family.allowed), dict(service.seen))
-    write_traffic(found, Path(path))
+    try:
+        write_traffic(found, Path(path))
+    except OSError as failure:
+        raise UsageError(f"traffic file '{path}' cannot be written: {failure.strerror}; give another path") from None
     return found
