@@ -8,10 +8,14 @@ from autosplit.arguments import checked
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget
 from autosplit.devices.discovering import Devices, as_machine
+from autosplit.errors import UsageError
+from autosplit.generating.steps import StepFamily
 from autosplit.placing import annotating
 from autosplit.placing.placed import Placed
 from autosplit.placing.sites import AUTO, SiteText, backends_named
+from autosplit.shapes.profiles import shapes_of
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.family import Family
 from autosplit.values.constraints import Objective
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -19,7 +23,7 @@ from autosplit.values.profile import Profile
 
 @checked
 def annotate(
-    model: Traced | Placed,
+    model: Traced | Family | Placed,
     patterns: Mapping[str, SiteText] | Plan | None = None,
     default: SiteText | None = None,
     fallback: SiteText | None = None,
@@ -40,7 +44,8 @@ def annotate(
         placed.why("softmax_3")
 
     Args:
-        model: a traced model, or a placed graph, which is returned as it is if the map places every op where it is.
+        model: a traced model, or a placed graph, which is returned as it is if the map places every op where it is. Of a model at
+            several sizes, ``Placed.plan`` has the buckets of the profile; without one, the sizes of the model's variants.
         patterns: op name, module path or operator (with ``*`` and ``?``) to a device, or to a device with a backend, or with a
             backend and a precision. Or a plan, whose stages say where ops are.
         default: the place of ops that neither a pattern nor an explicit copy places; ``auto`` lets the planner choose. By
@@ -54,11 +59,13 @@ def annotate(
         budget: seconds of the planner.
         max_error: largest error against f32 that is allowed, relative to the largest value; None for any.
     Raises:
-        UsageError: every fault of the map, and every op that its device cannot run if there is no fallback.
+        UsageError: every fault of the map, and every op that its device cannot run if there is no fallback. The model generates.
         PlanError: the plan was made for another model.
         BackendError: a backend refuses its part, or the error is above ``max_error``.
         InfeasibleError: the planner finds no place for the ops that are left to it.
     """
+    if isinstance(model, StepFamily):
+        raise UsageError("a model that goes on with sequences is planned, not placed; pin its ops by Constraints(pins=...)")
     budget = as_budget(budget)
     known = model.machine if isinstance(model, Placed) and machine is None else as_machine(machine)
     if default == AUTO and profile is None and not isinstance(model, Placed):
@@ -66,9 +73,10 @@ def annotate(
         usual = dict.fromkeys(backend for device in known.devices for backend in device.backends or ("eager",))
         backends = tuple(dict.fromkeys((*usual, *named))) if setup.backends is None else tuple(setup.backends)
         profile = api.measure(model, known, setup=replace(setup, backends=backends))
-    traced, timed = (model.traced, profile or model.profile) if isinstance(model, Placed) else (model, profile)
-    return annotating.annotate(
-        model,
+    family, plain = (model, model.variants[0]) if isinstance(model, Family) else (None, model)
+    traced, timed = (plain.traced, profile or plain.profile) if isinstance(plain, Placed) else (plain, profile)
+    placed = annotating.annotate(
+        plain,
         patterns,
         default=default or known.devices[0].name,
         fallback=fallback,
@@ -80,3 +88,10 @@ def annotate(
         max_error=max_error,
         account=Footprints(known, setup.workspace).account(traced, timed),
     )
+    if isinstance(patterns, Plan):
+        shapes = patterns.shapes
+    elif family is not None:
+        shapes = shapes_of(family, placed.plan(), None if profile is None else profile.shapes)
+    else:
+        shapes = plain.shapes if isinstance(plain, Placed) else None
+    return placed if placed.shapes == shapes else replace(placed, shapes=shapes)

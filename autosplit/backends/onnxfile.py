@@ -10,8 +10,9 @@ import json
 import secrets
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,14 @@ from autosplit.errors import BackendError
 from autosplit.files import hidden_beside
 from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json, read_text
 from autosplit.tracing.flattening import SORT, sorts_integers
-from autosplit.tracing.splitting import WEIGHTS, StageProgram
+from autosplit.tracing.splitting import WEIGHTS, StageProgram, load_stage
 from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict
 from autosplit.tracing.weightsfile import weight_starts
 
 PORTS = "onnx.json"
+
+READERS = ("onnxruntime", "openvino")
+"""Backends that load the file."""
 
 ONNX = ("onnx", "onnxscript")
 """The packages that write an ONNX file."""
@@ -178,9 +182,15 @@ def _convert(
             raise BackendError("the ONNX exporter gave nothing back")
         # The exporter's optimiser takes most of its time for patterns that the runtimes know too, if shapes are constants.
         optimizer.inline(program.model)
-        optimizer.fold_constants(program.model, should_fold=lambda node: False if _is_turned_weight(node) else None)
-        optimizer.remove_unused_nodes(program.model)
+        _fold_constants(program.model)
     return program
+
+
+def _fold_constants(model: Any) -> None:
+    from onnxscript import optimizer
+
+    optimizer.fold_constants(model, should_fold=lambda node: False if _is_turned_weight(node) else None)
+    optimizer.remove_unused_nodes(model)
 
 
 def _name_axes(graph: Any, dims: Sequence[Mapping[int, str]]) -> None:
@@ -230,13 +240,62 @@ def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
     return open_onnx(folder)
 
 
-def _write_files(program: StageProgram, folder: Path) -> list[Path]:
-    """Export the stage to ``folder``; the last of the files that are returned names the first one."""
+def fix_sizes(program: StageProgram, free: Path, folder: Path) -> None:
+    """Make the ONNX file of a saved stage out of that of the same stage at every size, which takes a tenth of an export.
+
+    Nothing is written if a file is there, or where an export is needed, because values or weights lie otherwise in memory.
+
+    Args:
+        program: the stage at one size.
+        free: the folder in which it is saved at every size; its ONNX file is exported unless that is done.
+        folder: the folder in which it is saved at this size.
+    """
+    if not (folder / PORTS).is_file():
+        stage = prepare_onnx(load_stage(free, trust=True), free)
+        values = _ports(program.inputs), _ports(program.outputs)
+        orders = [[one.order for ports in pair for one in ports] for pair in ((stage.inputs, stage.outputs), values)]
+        starts = [weight_starts(place / WEIGHTS) for place in (free, folder)]
+        if orders[0] == orders[1] and starts[0] == starts[1]:
+            _write_files(program, folder, partial(_write_fixed, program, stage.path, starts[0], values))
+
+
+def _write_fixed(
+    program: StageProgram, source: Path, starts: Mapping[str, int], values: Sequence[tuple[Port, ...]], path: Path
+) -> None:
+    """Write the model of a file with free axes for inputs and outputs of these sizes.
+
+    Raises: BackendError: it has constants in other files than that of the weights.
+    """
+    from onnxscript import ir
+
+    model, names = ir.load(source), {start: name for name, start in starts.items()}
+    for value in model.graph.initializers.values():
+        if isinstance(found := value.const_value, ir.ExternalTensor):
+            if found.location != WEIGHTS:
+                raise BackendError(f"'{source}' has constants that are not weights of the stage")
+            # The optimiser reads no file with several hard links.
+            value.const_value = ir.tensor(program.weights[names[found.offset or 0]].detach(), name=value.name)
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            value.shape = None  # of the largest size, or of a dimension's name
+    for value, one in zip((*model.graph.inputs, *model.graph.outputs), (*values[0], *values[1]), strict=True):
+        value.shape = ir.Shape(one.dense_shape)
+    _fold_constants(model)
+    if not _refer(model, program, starts):
+        raise BackendError(f"constants of '{source}' do not fit into one file")
+    ir.save(model, path)
+
+
+def _write_files(program: StageProgram, folder: Path, write: Callable[[Path], None] | None = None) -> list[Path]:
+    """Export the stage to ``folder``, or ``write`` its file; the last of the files that are returned names the first one."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{secrets.token_hex(4)}.onnx"  # another process may prepare the same stage
     draft = path.with_suffix(".json")
     try:
-        write_onnx(program, path, starts=weight_starts(folder / WEIGHTS))
+        if write is None:
+            write_onnx(program, path, starts=weight_starts(folder / WEIGHTS))
+        else:
+            write(path)
         specs = {"inputs": [asdict(s) for s in program.inputs], "outputs": [asdict(s) for s in program.outputs]}
         draft.write_text(json.dumps({"file": path.name, "free": bool(program.free), **specs}), encoding="utf-8")
         draft.replace(folder / PORTS)

@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from autosplit.backends.apart import end_idle
-from autosplit.backends.base import Precision, get_backend, require_device
+from autosplit.backends.base import Precision, convert, get_backend, require_device
+from autosplit.backends.onnxfile import fix_sizes
 from autosplit.compat.torchparts import num_writes
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.errors import BackendError
@@ -73,6 +74,8 @@ class Workspace:
         self._saved: dict[str, tuple[Path, StageProgram]] = {}
         """The program keeps its weights in memory, so that no other weight gets the address of one."""
         self._prepared: set[tuple[str, str, str]] = set()
+        self._refused: set[Path] = set()
+        """Stages at every size of which no file can be made."""
         self._references: list[tuple[Reference, list[tuple[int, int]]]] = []
 
     def save(self, program: StageProgram, there: Path | None = None, weights_of: Path | None = None) -> Path:
@@ -98,15 +101,23 @@ class Workspace:
         precision: Precision,
         devices: Sequence[Device] = (),
         weights_of: Path | None = None,
+        free: Path | None = None,
     ) -> Path:
         """The folder of a stage, saved and, if it runs on a CPU, prepared if it was not; ``weights_of`` as for ``save``.
 
+        ``free``, for a backend of ``onnxfile.READERS``, is the folder of the stage at every size: its export serves for all.
         Raises: BackendError: the backend refuses the stage, by op and with the reason.
         """
         folder = self.save(program, weights_of=weights_of)
         for device in devices:
             require_device(get_backend(backend), device.name)
         if (folder.name, backend, precision) not in self._prepared and not (devices and all(map(is_accelerator, devices))):
+            if free is not None and free not in self._refused:
+                try:
+                    doing = f"while the sizes of stage '{program.name}' were fixed"
+                    convert(fix_sizes, program, free, folder.absolute(), doing=doing, saved=folder.absolute())
+                except BackendError:  # stages are exported at their sizes
+                    self._refused.add(free)
             try:
                 get_backend(backend).prepare(program, folder, precision, weights_of)
             except BackendError as failure:

@@ -154,7 +154,7 @@ class Fitter:
             dtype = str(value.dtype).removeprefix("torch.")
             if list(value.shape) != shape or dtype != spec["dtype"]:
                 raise ValueError(f"input '{name}' is {dtype}{list(value.shape)}, and {spec['dtype']}{shape} is expected")
-            if shape != spec["shape"]:
+            if shape != list(spec["shape"]):
                 values[name] = self._full(spec["shape"], 0, spec["dtype"])
                 values[name][tuple(map(slice, shape))] = value
         return Fitted(variant, values, sizes)
@@ -171,7 +171,7 @@ class Fitter:
         keys: Sequence[Any] = names if isinstance(inputs, Mapping) else range(len(names))
         absent = [name for key, name in zip(keys, names, strict=True) if key not in given]
         if not set(given) <= set(keys) or not set(absent) <= set(masks):
-            raise ValueError(f"the inputs are {names}, and {sorted(map(str, given))} were given")
+            raise ValueError(f"the inputs are {', '.join(names)}, and given are {', '.join(sorted(map(str, given)))}")
         values = {name: given[key] for key, name in zip(keys, names, strict=True) if key in given}
         values = {name: value if hasattr(value, "dtype") else np.asarray(value) for name, value in values.items()}
         for name in absent:

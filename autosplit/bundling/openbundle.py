@@ -66,19 +66,13 @@ class OpenBundle:
         Of several sizes, it may have any within the ranges: it runs padded on the smallest variant that holds it. Masks that are
         left out are filled in. Raises: UsageError: the tensors do not fit, or a size is outside its range.
         """
-        if self.network.ranges.sizes:
-            try:
-                request = self._fit(inputs)
-            except ValueError as failure:
-                raise UsageError(str(failure)) from None
-            answer = self.engine.run([request.values[name] for name in self.network.inputs])
-            made = zip(self.engine.wiring.outputs, answer, strict=True)
-            return tuple(self._fit.cut(name, value, request.sizes) for name, value in made)
-        if isinstance(inputs, Mapping):
-            if set(inputs) != set(self.network.inputs):
-                raise UsageError(f"the inputs are {', '.join(self.network.inputs)}, and given are {', '.join(inputs)}")
-            inputs = [inputs[name] for name in self.network.inputs]
-        return tuple(self.engine.run(inputs))
+        try:
+            request = self._fit(inputs)
+        except ValueError as failure:
+            raise UsageError(str(failure)) from None
+        answer = self.engine.run([request.values[name] for name in self.network.inputs])
+        made = zip(self.engine.wiring.outputs, answer, strict=True)
+        return tuple(self._fit.cut(name, value, request.sizes) for name, value in made)
 
     def close(self) -> None:
         """End the engine and remove the files that were unpacked."""

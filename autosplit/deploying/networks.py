@@ -1,15 +1,17 @@
 """Place the stages of a plan on devices, and open them as a network of a host."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from autosplit.backends.base import get_backend, require_streams
 from autosplit.backends.conformance import require_right
+from autosplit.backends.onnxfile import READERS
 from autosplit.backends.workspace import Workspace
 from autosplit.devices.discovering import Devices, as_machine, check_here
-from autosplit.errors import PlanError
+from autosplit.errors import PlanError, TraceError
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import machine_of
 from autosplit.running.engine import Engine
@@ -69,17 +71,19 @@ def place(
                 f"stage '{stage.name}' has {len(devices)} replicas and keeps states such as '{program.states[0]}', of which each "
                 "replica would know a part; plan with Constraints(max_replicas=1), and open the plan several times"
             )
-        free = symbolic if plan.shapes is not None and stage.backend in plan.shapes.dynamic else None
-        module = _module(workspace, program if free is None else freed(program, free), stage, precision, devices)
+        dynamic = symbolic is not None and plan.shapes is not None and stage.backend in plan.shapes.dynamic
+        module = _module(workspace, freed(program, symbolic) if dynamic and symbolic else program, stage, precision, devices)
+        fixes = others and not dynamic and stage.backend in READERS
+        free = _saved_free(workspace, program, symbolic, module.folder) if fixes else None
         sizes = [
             Variant(
-                module if free is not None else _module(workspace, other, stage, precision, devices, module.folder),
+                module if dynamic else _module(workspace, other, stage, precision, devices, module.folder, free),
                 other.inputs,
                 other.outputs,
             )
             for other in others
         ]
-        own_bytes = 0 if free is not None or stage.backend in SHARING else len(others) * program.weight_bytes
+        own_bytes = 0 if dynamic or stage.backend in SHARING else len(others) * program.weight_bytes
         found.append(
             StagePlacement(
                 name=stage.name,
@@ -104,7 +108,8 @@ def split_each_size(variants: Sequence[Traced], plan: Plan) -> list[tuple[StageP
 
     Raises: PlanError: a variant has other ops or weights. BackendError: a backend refuses a stage.
     """
-    for one in variants:
+    dynamic = plan.shapes is not None and {stage.backend for stage in plan.stages} <= set(plan.shapes.dynamic)
+    for one in variants[: 1 if dynamic else None]:  # one program is for all
         require_right(one, plan)
     found = list(zip(*(split(one, [stage.ops for stage in plan.stages]) for one in variants), strict=True))
     for first, *others in found:
@@ -117,6 +122,8 @@ def _require_same_weights(program: StageProgram, other: StageProgram) -> None:
     """Raises: PlanError: a weight of another variant differs from that of the largest one."""
     for name in other.weights.keys() - set(program.states):  # it may read fewer
         own, its = program.weights.get(name), other.weights[name]
+        if own is its:  # all but weights that a model makes of a size; torch would read them for NaN
+            continue
         if own is None or spec_of(name, own) != spec_of(name, its) or not torch.equal(own, its):
             raise PlanError(
                 f"weight '{name}' of '{program.name}' is another one at other sizes: the model makes it of a size, and variants "
@@ -130,6 +137,13 @@ def _added_bytes(stages: Sequence[Stage], device: Device, traced: Traced) -> int
     return sum(with_it) - sum(without)
 
 
+def _saved_free(workspace: Workspace, program: StageProgram, symbolic: Resizable | None, weights_of: Path) -> Path | None:
+    """The folder of a stage at every size, of which its files at single sizes can be made; None where it is not known."""
+    with suppress(TraceError):
+        return None if symbolic is None else workspace.save(freed(program, symbolic), weights_of=weights_of)
+    return None
+
+
 def _module(
     workspace: Workspace,
     program: StageProgram,
@@ -137,11 +151,15 @@ def _module(
     precision: Precision,
     devices: Sequence[Device],
     first: Path | None = None,
+    free: Path | None = None,
 ) -> StageFolder:
-    """The stage's folder, to be loaded as the stage says. Raises: BackendError: the backend refuses the stage, or its streams."""
+    """The stage's folder, to be loaded as the stage says. Raises: BackendError: the backend refuses the stage, or its streams.
+
+    ``first`` and ``free``: the folders of the stage at the largest size and at every size, for ``Workspace.add``.
+    """
     if stage.streams > 1:
         require_streams(get_backend(stage.backend))
-    folder = workspace.add(program, stage.backend, precision, devices, first)
+    folder = workspace.add(program, stage.backend, precision, devices, first, free)
     return StageFolder(folder, stage.backend, precision, program.packages, trust=True, resident_bytes=stage.resident_bytes)
 
 

@@ -12,6 +12,7 @@ from torch import fx
 
 from autosplit.backends import conformance
 from autosplit.backends.base import get_backend
+from autosplit.backends.onnxfile import READERS
 from autosplit.backends.profiling import onnx_names
 from autosplit.backends.workspace import Workspace
 from autosplit.errors import BackendError, refusals
@@ -164,7 +165,7 @@ def pieces_of(graph: Graph, most_bytes: int) -> list[tuple[str, ...]]:
 def _names(backend: str, folder: Path, graph: Graph) -> dict[str, str]:
     """The names by which a backend may know each op: of the graph, and of nodes and values in its ONNX file."""
     names = value_names(graph)
-    kept = onnx_names(folder) if backend in ("onnxruntime", "openvino") else {}
+    kept = onnx_names(folder) if backend in READERS else {}
     return {**names, **{name: names[source] for name, source in kept.items() if source in names}}
 
 

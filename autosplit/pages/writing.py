@@ -1,5 +1,6 @@
 """Write the report of a run as a page, or as the run file that a page is drawn from."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from autosplit.api import AutoResult
@@ -43,8 +44,9 @@ def write_report(
     Returns: the path.
     Raises: UsageError: the file cannot be written.
     """
+    notes = tuple(dict.fromkeys((*result.profile.notes, *result.report.notes)))
     found = contents_of(
-        result.report,
+        replace(result.report, notes=notes),
         result.traced.graph,
         result.machine,
         profile=result.profile,

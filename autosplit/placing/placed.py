@@ -26,6 +26,7 @@ from autosplit.values.machine import Machine
 from autosplit.values.plan import QUEUE_DEPTH, UNKNOWN, Plan, Stage
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
+from autosplit.values.shapes import Shapes
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,7 @@ class Placed:
         removed: a sentence for each explicit copy of the model that is removed because it changes nothing.
         profile: measured seconds, where they are known; ``why`` and ``plan`` read them.
         planned: the planner's own plan, where it placed ops.
+        shapes: the sizes of requests, where they have several; the ops and their values are then those of the largest.
     """
 
     traced: Traced
@@ -47,6 +49,7 @@ class Placed:
     removed: tuple[str, ...] = ()
     profile: Profile | None = None
     planned: Plan | None = None
+    shapes: Shapes | None = None
 
     @cached_property
     def copies(self) -> tuple[DeviceCopy, ...]:
@@ -140,6 +143,7 @@ class Placed:
             microbatch=self.traced.source.batch,
             queue_depth=self.planned.queue_depth if self.planned else QUEUE_DEPTH,
             precision=own,
+            shapes=self.shapes,
         )
         held = {stage.ops: stage.memory for stage in self.planned.stages} if self.planned else {}
         counted = tuple(replace(stage, memory=held.get(stage.ops)) for stage in plan.stages)

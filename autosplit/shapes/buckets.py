@@ -151,12 +151,12 @@ def choose_buckets(
         most: most variants, as memory allows.
     Raises: UsageError: sizes that may not be padded need more than ``most`` variants.
     """
-    fixed = {dim: tuple(allowed[dim]) for dim in exact or {}}
+    fixed = {dim: tuple(sizes) for dim, sizes in allowed.items() if dim in (exact or {}) or len(sizes) == 1}
     needed = prod(map(len, fixed.values()))
     if needed > most:
         raise UsageError(
             f"{'; '.join((exact or {}).values())}. So each size needs a variant of its own: {needed} for "
-            f"{', '.join(f'{dim} {sizes_text(allowed[dim])}' for dim in fixed)}, and at most {most} are made. "
+            f"{', '.join(f'{dim} {sizes_text(allowed[dim])}' for dim in exact or {})}, and at most {most} are made. "
             "Give the sizes that come, such as --seq-len 32,64,128"
         )
     grid = {dim: fixed.get(dim, (sizes[-1],)) for dim, sizes in allowed.items()}
@@ -191,7 +191,7 @@ def _settled(
     while (cost_s := _expected_s(times, traffic, found)) < known_s:
         known_s = cost_s
         for dim in found:
-            if dim not in fixed and len(found) > 1:
+            if dim not in fixed and len(found) - len(fixed) > 1:
                 found[dim] = best_along(times, traffic, found, dim, len(found[dim]))
     return found
 

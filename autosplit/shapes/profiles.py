@@ -57,20 +57,28 @@ def measure_sizes(
 
 def _section(family: Family, way: Way) -> Shapes:
     buckets = way.buckets
-    return Shapes(
-        {name: dict(axes) for name, axes in family.shapes.items()},
-        {dim: sizes_text(sizes) for dim, sizes in family.allowed.items()},
-        dict(buckets.grid),
-        buckets.expected_s,
-        buckets.exact_s,
-        buckets.longest_s,
-        dict(family.unpaddable),
-        tuple(way.curves) if way.dynamic else (),
+    return replace(
+        _with_buckets(family, buckets.grid),
+        expected_s=buckets.expected_s,
+        exact_s=buckets.exact_s,
+        longest_s=buckets.longest_s,
+        dynamic=tuple(way.curves) if way.dynamic else (),
     )
 
 
-def shapes_of(family: Family, plan: Plan, shapes: Shapes) -> Shapes:
-    """The sizes of a plan: with a program for each of fewer variants, where one of its stages cannot take every size."""
+def _with_buckets(family: Family, buckets: Mapping[str, tuple[int, ...]]) -> Shapes:
+    dims = {name: dict(axes) for name, axes in family.shapes.items()}
+    sizes = {dim: sizes_text(found) for dim, found in family.allowed.items()}
+    return Shapes(dims, sizes, dict(buckets), unpaddable=dict(family.unpaddable))
+
+
+def shapes_of(family: Family, plan: Plan, shapes: Shapes | None) -> Shapes:
+    """The sizes of a plan: with a program for each of fewer variants, where one of its stages cannot take every size.
+
+    Without ``shapes``, from times, there is a bucket of each size of the family's variants.
+    """
+    if shapes is None:
+        return _with_buckets(family, {dim: tuple(sorted({at[dim] for at in family.sizes})) for dim in family.allowed})
     if not shapes.dynamic or family.symbolic is None:
         return shapes
     try:

@@ -31,6 +31,7 @@ from autosplit.running.request import Tensors, monotonic_deadline
 from autosplit.shapes.batching import Asked, Bucket, asked, choose, joined, rows_of, separated
 from autosplit.shapes.buckets import fit_times
 from autosplit.shapes.rowcheck import require_independent_rows
+from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import At, Family
 from autosplit.tracing.tensorspec import is_dense, kind_of
 from autosplit.tracing.verifying import distinct_inputs
@@ -57,16 +58,22 @@ class _Waiting:
     future: "Future[Any]" = field(default_factory=SafeFuture)
 
 
-def measured(family: Family, engine: Engine) -> list[Bucket]:
-    """The variants of a family with their seconds of a request that is sent alone: measured, or of many fitted to some."""
+def measured(
+    family: Family, engine: Engine, check: Callable[[Traced, At, Tensors], None] = lambda traced, sizes, answer: None
+) -> list[Bucket]:
+    """The variants of a family with their seconds of a request that is sent alone: measured, or of many fitted to some.
+
+    ``check`` sees the answer to the example inputs of each variant that is timed.
+    """
     known_s = dict[tuple[int, ...], float]()
     step = -(-len(family.variants) // MOST_TIMED)
     for traced, sizes in list(zip(family.variants, family.sizes, strict=True))[::step]:
         times_s = list[float]()
         while len(times_s) < NUM_TRIALS and sum(times_s) < TRIALS_S:
             begun_s = time.perf_counter()
-            engine.run(traced.example_inputs)
+            answer = engine.run(traced.example_inputs)
             times_s.append(time.perf_counter() - begun_s)
+        check(traced, sizes, answer)
         known_s[tuple(sizes.values())] = min(times_s)
     fitted_s = fit_times(known_s).seconds if step > 1 else known_s.__getitem__
     return [Bucket(number, sizes, fitted_s(tuple(sizes.values()))) for number, sizes in enumerate(family.sizes)]
@@ -336,12 +343,15 @@ def _mixing_rows(family: Family, engine: Engine) -> str:
 def observe(service: Service, path: str | Path) -> Traffic:
     """Write which sizes came to a service so far, and how often: a file for ``--traffic`` and ``read_traffic``.
 
-    Raises: UsageError: the service takes requests of one size, or none came.
+    Raises: UsageError: the service takes requests of one size, or none came, or the file cannot be written.
     """
     if not isinstance(service, ShapedService):
         raise UsageError("the service takes requests of one size; open a plan of a model that was traced with sizes=")
     if not service.seen:
         raise UsageError("no request came to the service yet, so there is no traffic to write")
     found = Traffic(tuple(service.family.allowed), dict(service.seen))
-    write_traffic(found, Path(path))
+    try:
+        write_traffic(found, Path(path))
+    except OSError as failure:
+        raise UsageError(f"traffic file '{path}' cannot be written: {failure.strerror}; give another path") from None
     return found

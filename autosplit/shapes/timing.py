@@ -1,6 +1,7 @@
 """Time a model at few sizes, by a program for each variant and by one that takes every size, and choose buckets for each way."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -14,8 +15,8 @@ from autosplit.deploying.setup import Setup
 from autosplit.errors import AutosplitError, BackendError, ProfileError, UsageError
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import baseline_plan
-from autosplit.running.engine import Engine
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.request import Tensors
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.buckets import LEAST_GAIN, MOST_VARIANTS, Buckets, Times, choose_buckets, fit_times
 from autosplit.shapes.service import measured
@@ -69,37 +70,66 @@ def named(family: Family, sizes: tuple[int, ...]) -> At:
 def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Machine, setup: Setup) -> tuple[Way, list[str]]:
     """The way with the fewest expected seconds, with its buckets; and notes on the other one and on backends that are left out.
 
-    Each backend that may win is timed at few sizes in both ways. One program for every size counts as better if it is as fast:
-    it takes the memory of one.
+    Each backend that may win is timed at few sizes in both ways, programs for variants at the ends first: where one program for
+    every size is faster than they are by interpolation, no further one is made. One program for every size counts as better if it
+    is as fast: it takes the memory of one.
 
     Raises: AutosplitError: no backend runs the model at all of these sizes. UsageError: too many sizes that may not be padded.
     """
-    sizes, notes = _first_sizes(family, traffic), list[str]()
-    ranked = _ranked(profile)
+    sizes, notes = _first_sizes(family, traffic, 2), list[str]()
+    ranked, free = _ranked(profile), None
     most, limit = most_variants(family, machine, next(iter(ranked)))
-    curves = _curves(family, ranked, sizes, machine, setup, notes)
-    found, failures = list[Way](), list[AutosplitError]()
-    try:
-        found.append(_bucketed(family, traffic, curves, machine, setup, most))
-    except UsageError as failure:  # one program for every size may take what variants do not
-        failures.append(failure)
+    both = family.symbolic is not None and setup.precision == "f32"
+    curves = _curves(family, ranked, sizes[:1] if both else sizes, machine, setup, notes)
+    if both:
+        with suppress(AutosplitError):
+            more = _first_sizes(family, traffic, 4)  # which cost no program each
+            timed = _curves(family, {name: ranked[name] for name in curves}, more, machine, setup, notes, dynamic=True)
+            free = _bucketed(family, traffic, timed, machine, setup, MOST_DYNAMIC, dynamic=True)
     if most < MOST_VARIANTS:
         notes.append(f"{limit}, so that at most {most} variants are made")
-    if family.symbolic is not None and setup.precision == "f32":
-        try:
-            free = _curves(family, {name: ranked[name] for name in curves}, sizes, machine, setup, notes, dynamic=True)
-            found.append(_bucketed(family, traffic, free, machine, setup, MOST_DYNAMIC, dynamic=True))
-        except AutosplitError as failure:
-            failures.append(failure)
-    if not found:
-        raise failures[0]
-    best, expected_s = min(reversed(found), key=lambda way: way.buckets.expected_s), [way.buckets.expected_s for way in found]
-    if len(found) > 1:
-        notes.append(
-            f"{1e3 * expected_s[1]:.4g} ms a request by one program for every size, {1e3 * expected_s[0]:.4g} ms by a program "
-            f"for each variant: {'the first' if best.dynamic else 'the second'} is taken"
-        )
-    return best, notes
+    try:
+        told_s = 0.0 if free is None else _told_s(family, traffic, curves, free, most)
+        if free is not None and free.buckets.expected_s <= told_s:
+            return free, [*notes, _comparison(free, told_s, "about ", "first")]
+        if both and sizes[1:]:
+            timed = _curves(family, {name: ranked[name] for name in curves}, sizes[1:], machine, setup, notes)
+            curves = {name: {**curves[name], **found} for name, found in timed.items()}
+        variants = _bucketed(family, traffic, curves, machine, setup, most)
+    except UsageError:  # one program for every size may take what variants do not
+        if free is None:
+            raise
+        return free, notes
+    if free is None:
+        return variants, notes
+    is_free = free.buckets.expected_s <= variants.buckets.expected_s
+    told = _comparison(free, variants.buckets.expected_s, "", "first" if is_free else "second")
+    return free if is_free else variants, [*notes, told]
+
+
+def _comparison(free: Way, variants_s: float, how: str, taken: str) -> str:
+    return (
+        f"{1e3 * free.buckets.expected_s:.4g} ms a request by one program for every size, {how}{1e3 * variants_s:.4g} ms by a "
+        f"program for each variant: the {taken} is taken"
+    )
+
+
+def _told_s(family: Family, traffic: Traffic, curves: Mapping[str, Seconds], free: Way, most: int) -> float:
+    """Expected seconds of a request by a program for each variant, of which ``curves`` has the smallest and the largest sizes.
+
+    Between these, what it gains over one program for every size is interpolated along the seconds of that.
+    Raises: UsageError: too many sizes that may not be padded.
+    """
+    own_s, free_s = _fastest(curves), _fastest(free.curves)
+    low, high = (choose(own_s, key=own_s.__getitem__) for choose in (min, max))
+    shares = {at: max(0.0, seconds - free_s[low]) / max(free_s[high] - free_s[low], 1e-12) for at, seconds in free_s.items()}
+    times = fit_times({at: own_s[low] + share * (own_s[high] - own_s[low]) for at, share in shares.items()})
+    return choose_buckets(times, traffic, family.allowed, exact=family.unpaddable, most=most).expected_s
+
+
+def _fastest(curves: Mapping[str, Seconds]) -> Seconds:
+    """The seconds of the fastest backend at each size."""
+    return {at: min(curve[at] for curve in curves.values()) for at in next(iter(curves.values()))}
 
 
 def _ranked(profile: Profile) -> dict[str, float]:
@@ -159,20 +189,18 @@ def _timed(
     with HostManager(engine_factory=Pipeline if setup.hosts is None else setup.hosts.engine_factory()) as host:
         traced, *others = one.variants
         engine = deploy(host, backend, traced, plan, machine, setup.workspace, others, one.symbolic)
-        if dynamic:
-            _require_right(one, engine, tolerance(setup.precision))
-        return {tuple(bucket.sizes.values()): bucket.seconds for bucket in measured(one, engine)}
+        right = {"check": partial(_require_right, tolerance(setup.precision))} if dynamic else {}
+        return {tuple(bucket.sizes.values()): bucket.seconds for bucket in measured(one, engine, **right)}
 
 
-def _require_right(family: Family, engine: Engine, limit: float) -> None:
+def _require_right(limit: float, traced: Traced, sizes: At, answer: Tensors) -> None:
     """Raises: BackendError: an answer differs from the model's by more than ``limit`` of its largest value."""
-    for traced, sizes in zip(family.variants, family.sizes, strict=True):
-        with torch.inference_mode():
-            wanted = traced.program(*traced.example_inputs)
-        for name, found, own in zip(traced.graph.outputs, engine.run(traced.example_inputs), wanted, strict=True):
-            if (error := difference(found, own)[1]) > limit:
-                at = ", ".join(f"{dim} {size}" for dim, size in sizes.items())
-                raise BackendError(f"output '{name}' at {at} is off by {error:.2g}, and {limit:.2g} is allowed")
+    with torch.inference_mode():
+        wanted = traced.program(*traced.example_inputs)
+    for name, found, own in zip(traced.graph.outputs, answer, wanted, strict=True):
+        if (error := difference(found, own)[1]) > limit:
+            at = ", ".join(f"{dim} {size}" for dim, size in sizes.items())
+            raise BackendError(f"output '{name}' at {at} is off by {error:.2g}, and {limit:.2g} is allowed")
 
 
 def _whole(traced: Traced, backend: str, machine: Machine) -> Plan:
@@ -189,7 +217,10 @@ def _bucketed(
     most: int,
     dynamic: bool = False,
 ) -> Way:
-    """Fit the seconds, and choose buckets; then check the fit at the bucket that counts most, and refine it."""
+    """Fit the seconds, and choose buckets; then check the fit at the bucket that counts most, and refine it.
+
+    A fit to more sizes than it has terms is checked by these.
+    """
     choose = partial(
         choose_buckets,
         traffic=traffic,
@@ -198,12 +229,13 @@ def _bucketed(
         most=most,
         least_gain=DYNAMIC_GAIN if dynamic else LEAST_GAIN,
     )
-    known_s = {at: min(curve[at] for curve in curves.values()) for at in next(iter(curves.values()))}
+    known_s = _fastest(curves)
     times = fit_times(known_s)
     buckets = choose(times)
     homes = _seconds_by_home(buckets, times, traffic)
     home = max(homes, key=homes.__getitem__)
-    if home not in known_s:
+    is_checked = len(known_s) > len(times.coefficients) and times.error <= ERROR
+    if home not in known_s and not is_checked:
         backend = min(curves, key=lambda name: sum(curves[name].values()))
         told_s, known_s[home] = times.seconds(home), _timed(family, backend, [home], machine, setup, dynamic)[home]
         times = fit_times(known_s)
@@ -212,15 +244,17 @@ def _bucketed(
     return Way(dynamic, curves, times, buckets)
 
 
-def _first_sizes(family: Family, traffic: Traffic) -> list[tuple[int, ...]]:
-    """Sizes to measure beside the largest ones: the smallest that come, and the geometric mean of both in each dimension."""
-    low = [next(iter(traffic.along(dim))) for dim in family.allowed]
-    middle = []
-    for least, sizes in zip(low, family.allowed.values(), strict=True):
-        between = [size for size in sizes if size >= (least * sizes[-1]) ** 0.5]
-        middle.append(between[0])
-    largest = tuple(family.largest.values())
-    return [sizes for sizes in dict.fromkeys([tuple(low), tuple(middle)]) if sizes != largest]
+def _first_sizes(family: Family, traffic: Traffic, count: int) -> list[tuple[int, ...]]:
+    """Sizes to measure beside the largest ones: ``count`` in each dimension, at equal ratios from the smallest that come."""
+    found, largest = list[tuple[int, ...]](), tuple(family.largest.values())
+    for number in range(count):
+        sizes = []
+        for dim, allowed in family.allowed.items():
+            least = next(iter(traffic.along(dim)))
+            wanted = least * (allowed[-1] / least) ** (number / count)
+            sizes.append(next(size for size in allowed if size >= wanted * (1 - 1e-9)))
+        found.append(tuple(sizes))
+    return [sizes for sizes in dict.fromkeys(found) if sizes != largest]
 
 
 def _seconds_by_home(buckets: Buckets, times: Times, traffic: Traffic) -> dict[tuple[int, ...], float]:

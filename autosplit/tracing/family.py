@@ -317,9 +317,12 @@ def _one_by_one(model_of: Callable[[At], Model], largest: At, symbolic_failure: 
 
     def make(sizes: At, num_draws: int = 0) -> Traced:
         there = model_of(sizes)
-        found = trace(there, num_draws=max(num_draws, 1))
+        apart = ", ".join(f"'{dim}' {largest[dim]} and {size}" for dim, size in sizes.items() if size != largest[dim])
+        try:
+            found = trace(there, num_draws=max(num_draws, 1))
+        except TraceError as failure:
+            raise TraceError(f"model '{there.name}' does not compute at other sizes ({apart}): {failure}") from failure
         if fault := _other_ops(first, found):
-            apart = ", ".join(f"'{dim}' {largest[dim]} and {size}" for dim, size in sizes.items() if size != largest[dim])
             raise TraceError(
                 f"model '{there.name}' computes with other ops at other sizes ({apart}): {fault}. Give only sizes at which it "
                 f"has the same ops, or compute with tensors there. With symbolic sizes: {symbolic_failure}"

@@ -7,6 +7,7 @@ what is padding. The check runs a larger variant on padded inputs beside the use
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -22,11 +23,9 @@ from autosplit.tracing.verifying import distinct_inputs
 TOLERANCE = 1e-4
 """Largest relative error of a padded request. Sums over other numbers of elements end in other bits, by about 1e-6."""
 
-NUM_PAIRS = 2
-"""Random sizes of a request for each dimension, beside the smallest one."""
-
-MOST_ELEMENTS = 1 << 16
-"""Elements of the inputs up to which a variant is preferred for the check: larger ones say the same, and take longer."""
+MOST_ELEMENTS, FEW_ELEMENTS = 1 << 25, 1 << 22
+"""Elements of all values of a pass, up to which a variant is preferred for the check. Most of the check runs on one of few
+elements, because larger ones say the same and take longer; one request is padded to a large one."""
 
 
 def pad(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -37,9 +36,9 @@ def pad(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def cut(tensor: torch.Tensor, axes: Mapping[int, str], sizes: At) -> torch.Tensor:
-    """The part of an output that belongs to a request of these sizes; a view."""
+    """The part of an output that belongs to a request of these sizes; a view. An axis of another size ('') is not padded."""
     for axis, dim in axes.items():
-        tensor = tensor.narrow(axis, 0, sizes[dim])
+        tensor = tensor.narrow(axis, 0, sizes[dim]) if dim else tensor
     return tensor
 
 
@@ -50,7 +49,10 @@ def with_checked_padding(family: Family) -> Family:
 
 
 def _refusal(family: Family, dim: str) -> str:
-    """Why a dimension may not be padded, or ''."""
+    """Why a dimension may not be padded, or ''.
+
+    The smallest size and a random one are padded to a quick variant, and another random one to a large variant.
+    """
     sizes = family.allowed[dim]
     if len(sizes) < 2:
         return ""
@@ -59,27 +61,30 @@ def _refusal(family: Family, dim: str) -> str:
             axis = next(axis for axis, found in axes.items() if not found)
             return f"axis {axis} of output '{name}' is not as long as an axis of the inputs, so padding cannot be cut off"
     draw = random.Random(0)
-    large = _checkable(family, dim)
-    below = [size for size in sizes if size < large[dim]]
-    for size in dict.fromkeys([below[0], *(draw.choice(below) for _ in range(NUM_PAIRS))]):
-        if reason := _mixing(family, dim, {**large, dim: size}, large):
+    quick, large = _checkable(family, dim, FEW_ELEMENTS), _checkable(family, dim, MOST_ELEMENTS)
+    below, others = ([size for size in sizes if size < at[dim]] for at in (quick, large))
+    for size in dict.fromkeys([below[0], draw.choice(below)]):
+        if reason := _mixing(family, dim, {**quick, dim: size}, quick, 2):
             return reason
-    return ""
+    return _mixing(family, dim, {**large, dim: draw.choice(others)}, large, 2 if large == quick else 1)
 
 
-def _checkable(family: Family, dim: str) -> At:
-    """Sizes of a variant to pad to: all other dimensions small, this one as large as is quick."""
+def _checkable(family: Family, dim: str, most_elements: int) -> At:
+    """Sizes of a variant to pad to: all other dimensions small, this one the largest with no more elements in a pass."""
     lows = {other: sizes[0] if len(sizes) < 2 or sizes[0] > 1 else sizes[1] for other, sizes in family.allowed.items()}
-    smallest = family.variants[-1]
-    rest = sum(tensor.numel() for tensor in smallest.example_inputs) / family.sizes[-1][dim]
-    quick = [size for size in family.allowed[dim][1:] if size * rest <= MOST_ELEMENTS]
+    smallest = family.variants[-1].graph.values.values()
+    rest = sum(prod(value.shape) for value in smallest) / family.sizes[-1][dim]
+    quick = [size for size in family.allowed[dim][1:] if size * rest <= most_elements]
     return {**lows, dim: quick[-1] if quick else family.allowed[dim][1]}
 
 
-def _mixing(family: Family, dim: str, small: At, large: At) -> str:
-    """The op that mixes padding into the answers of a request of these small sizes, in words; '' if none does."""
-    exact, padded = family.make(small, 1), family.at(large)
-    for inputs in distinct_inputs(exact.example_inputs, 2):
+def _mixing(family: Family, dim: str, small: At, large: At, num_draws: int) -> str:
+    """The op that mixes padding into the answers of a request of these small sizes, in words; '' if none does.
+
+    With several draws the exact trace is compared with the module too.
+    """
+    exact, padded = family.make(small, num_draws - 1), family.at(large)
+    for inputs in distinct_inputs(exact.example_inputs, num_draws):
         wanted = _values(exact, inputs)
         specs = [padded.specs[name] for name in padded.graph.inputs]
         found = _values(padded, [pad(tensor, spec.shape) for tensor, spec in zip(inputs, specs, strict=True)])

@@ -183,6 +183,10 @@ def _of_constant(value: Any) -> Range:
     if value.dtype.is_floating_point or value.dtype.is_complex:
         if value.numel() > MOST_CONSTANTS or value.itemsize == 1:  # a weight: it is finite, or the network computes nothing
             return FLOAT
+        if value.numel() and not value.dtype.is_complex:  # one pass, which a NaN passes through
+            low, high = value.aminmax()
+            if bool(low > -HUGE) and bool(high < HUGE):
+                return FLOAT
         usual = value.abs().double() < HUGE
         if bool(usual.all()):
             return FLOAT

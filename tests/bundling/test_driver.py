@@ -167,7 +167,7 @@ def test_inputs_come_by_name_too_and_wrong_ones_are_explained(skips, exported):
     x, scale = (value.numpy() for value in skips.example_inputs)
     by_name = pipeline.run({"scale": scale, "x": x.transpose(0, 2, 1).copy().transpose(0, 2, 1)})
     assert all(np.array_equal(value, by_name[name]) for name, value in pipeline.run([x, scale]).items())
-    with pytest.raises(ValueError, match=r"the inputs are \['x', 'scale'\], and \['x'\] were given"):
+    with pytest.raises(ValueError, match="the inputs are x, scale, and given are x"):
         pipeline.run({"x": x})
     with pytest.raises(ValueError, match=r"input 'x' is float64\[2, 3, 8\], and float32\[2, 3, 8\] is expected"):
         pipeline.run([x.astype("float64"), scale])

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import autosplit
+from autosplit.backends import onnxfile
 from autosplit.backends.base import get_backend
 from autosplit.backends.workspace import Workspace
 from autosplit.bundling.driver import Bundle
@@ -23,7 +24,7 @@ from autosplit.shapes.profiles import shapes_of
 from autosplit.shapes.service import ShapedService
 from autosplit.tracing.family import Family
 from autosplit.tracing.freesizes import freed
-from autosplit.tracing.splitting import load_stage, split, unsplit
+from autosplit.tracing.splitting import load_stage, save_stage, split, unsplit
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Process, Stage
 from autosplit.values.planfile import read_plan, write_plan
@@ -71,6 +72,27 @@ def test_one_program_gives_the_answers_of_each_variant(family: Family, workspace
         for found, wanted in zip(run(traced.example_inputs), traced.program(*traced.example_inputs), strict=True):
             assert found.shape == wanted.shape
             assert torch.allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_one_export_serves_for_every_size(family: Family, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert family.symbolic is not None
+    monkeypatch.setattr(onnxfile, "SMALL_BYTES", 16)  # so that weights stay in their file
+    free = tmp_path / "free"
+    save_stage(freed(unsplit(family.variants[0]), family.symbolic), free)
+    onnxfile.prepare_onnx(load_stage(free, trust=True), free)
+    monkeypatch.setattr(onnxfile, "write_onnx", None)
+    for sizes in SIZES:
+        traced = family.at(sizes)
+        program = unsplit(traced)
+        folder = tmp_path / str(sizes["seq"])
+        save_stage(program, folder, free)
+        onnxfile.fix_sizes(load_stage(folder, trust=True), free, folder)
+        shape = onnxruntime.InferenceSession(onnxfile.open_onnx(folder).path).get_inputs()[0].shape
+        assert shape == [sizes["batch"], sizes["seq"], 6]
+        get_backend(backend).prepare(program, folder)
+        run = get_backend(backend).load(folder, 1, trust=True)
+        assert torch.allclose(run(traced.example_inputs)[0], traced.program(*traced.example_inputs)[0], atol=1e-5)
 
 
 def test_saved_stage_keeps_its_free_axes(family: Family, workspace: Workspace) -> None:

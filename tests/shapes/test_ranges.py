@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -32,7 +34,8 @@ def planned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shapes")
     (folder / "rows.csv").write_text("batch,count\n1,8\n8,2\n")
     plan = folder / "plan.yaml"
-    found = call("auto", MLP, "--batch", "1..8", "--traffic", folder / "rows.csv", *FLAGS, "--rounds", 2, "-o", plan, "--json")
+    written = ["--rounds", 2, "-o", plan, "--report", folder / "page.html", "--json"]
+    found = call("auto", MLP, "--batch", "1..8", "--traffic", folder / "rows.csv", *FLAGS, *written)
     assert found.exit_code == 0, found.output
     return plan, json.loads(found.stdout)
 
@@ -42,6 +45,8 @@ def test_auto_writes_a_plan_with_its_shapes(planned):
     assert read_plan(plan).shapes.sizes == {"batch": "1..8"}
     assert read_plan(plan).shapes.buckets["batch"][-1] == 8
     assert any("of the expected seconds are padding" in note for note in data["notes"])
+    page = plan.with_name("page.html").read_text()
+    assert "of the expected seconds are padding" in page and "In flight: requests/s, p50, p99: 1: " in page
     assert {"plan", "padded to the longest"} <= data["outcomes"].keys()
     assert all(len(one["rounds_per_s"]) == 2 and min(one["rounds_per_s"]) > 0 for one in data["outcomes"].values())
     assert all(one["outputs_equal"] for one in data["outcomes"].values())
@@ -60,7 +65,37 @@ def test_plan_with_shapes_opens_and_answers_requests_of_any_size(planned):
         with pytest.raises(UsageError, match="empty"):
             service(torch.randn(0, 16))
         autosplit.observe(service, planned[0].with_name("seen.csv"))
+        with pytest.raises(UsageError, match="cannot be written: Is a directory"):
+            autosplit.observe(service, planned[0].parent)
     assert autosplit.read_traffic(planned[0].with_name("seen.csv"), ["batch"]).counts == {(1,): 1, (3,): 1, (8,): 1}
+
+
+def test_killed_worker_costs_no_request_of_any_size(planned):
+    loaded = autosplit.load(planned[0])
+    with loaded.open() as service:
+        asked = [torch.randn(1 + number % 8, 16) for number in range(60)]
+        futures = []
+        for number, x in enumerate(asked):
+            futures.append(service.submit(x))
+            if number == 20:
+                os.kill(service.pipeline.pids[0], signal.SIGKILL)
+        for x, future in zip(asked, futures, strict=True):
+            assert torch.allclose(future.result(60), loaded.family.at({"batch": len(x)}).run(x), atol=1e-6)
+        assert service.pipeline.restarts == 1
+
+
+def test_placing_by_hand_keeps_the_sizes(planned):
+    family = autosplit.trace(MLP, sizes={"batch": "1..8"})
+    placed = autosplit.annotate(family, {"linear_1": "cpu:1"}, default="cpu:0", machine="cpu:0,cpu:1")
+    plan = placed.plan()
+    assert (plan.shapes.buckets, plan.shapes.sizes) == ({"batch": (1, 8)}, {"batch": "1..8"})
+    assert autosplit.annotate(placed, {"linear_1": "cpu:0"}).plan().shapes == plan.shapes
+    with autosplit.open_pipeline(family, plan) as service:
+        for rows in (1, 3, 8):
+            x = torch.randn(rows, 16)
+            assert torch.allclose(service(x), family.at({"batch": rows}).run(x), atol=1e-6)
+    loaded = autosplit.load(planned[0])
+    assert loaded.placed().plan().shapes == loaded.plan.shapes
 
 
 def test_run_takes_a_plan_with_shapes(planned):

@@ -22,6 +22,7 @@ from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.service import ShapedService
 from autosplit.tracing.family import Family, trace_family
 from autosplit.tracing.loading import Model, load_model
+from autosplit.tracing.padding import with_checked_padding
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 
@@ -227,6 +228,25 @@ def test_a_dimension_that_cannot_be_padded_runs_at_the_sizes_of_variants_only(
             UsageError, match=r"'seq' is 9, and the variants have \[8, 32\]. It cannot be padded: op 'mean' mixes"
         ):
             service(**call(3, 9, 0, True))
+
+
+class Flat(torch.nn.Module):
+    """Rows and places along one axis, which is as long as their product, and the places but one."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two outputs that cannot be cut back."""
+        return x.relu().flatten(0, 1), x[:, 1:] * 2
+
+
+def test_outputs_whose_axes_are_functions_of_sizes_come_whole() -> None:
+    model = load_model(Flat().eval(), inputs=(torch.randn(2, 4, 3),))
+    found = with_checked_padding(trace_family(model, {"x": BOTH}, {"batch": (1, 2), "seq": (2, 4)}))
+    assert found.unpaddable.keys() == {"batch", "seq"}
+    found = found.only([{"batch": batch, "seq": seq} for batch in (1, 2) for seq in (2, 4)])
+    with deployed(found) as engine, ShapedService(found, engine) as service:
+        for batch, seq in ((1, 4), (2, 2)):
+            x = torch.randn(batch, seq, 3)
+            assert all(map(torch.equal, service(x), model.module(x)))
 
 
 def test_the_end_answers_what_was_taken_in(family: Family, engine: Engine) -> None:

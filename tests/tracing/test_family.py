@@ -163,6 +163,12 @@ def test_dimension_that_the_model_specialises_on_is_named_with_its_line():
         family_of(Branch(), (torch.randn(1, 16),), {"x": {1: "seq"}}, seq=range(4, 65))
 
 
+def test_dimension_that_a_weight_fixes_is_named_with_its_line():
+    positions = torch.ones(1, 12, 4)
+    with pytest.raises(TraceError, match=r"does not compute at other sizes \('seq' 12 and 4\).*test_family.py:\d+: .*positions"):
+        family_of(Function(lambda x: x + positions), (torch.randn(2, 12, 4),), {"x": {1: "seq"}}, seq=range(4, 13))
+
+
 def test_model_without_a_symbolic_export_is_traced_for_each_size():
     chunks = Function(lambda x: sum(x.shape[1] % 4 == 0 and part for part in x.reshape(x.shape[0], 4, -1).unbind(1)))
     family = family_of(chunks, (torch.randn(1, 16),), {"x": {1: "seq"}}, seq=(4, 8, 12))
