@@ -16,8 +16,10 @@ LOOK_S = 2e-4
 """Seconds of work between two looks at the clock: about what one dynamic program of a small problem takes."""
 LEAST_WORK_S = 0.5
 """Least seconds of work: with fewer, small problems get worse plans than with 20 s (13 of 60 random ones of up to five ops)."""
-LATEST_S, LATEST = 60.0, 3.0
-"""A small problem ends after this many seconds of the machine, or after this multiple of its limit if that is more."""
+LATEST_S = 60.0
+"""A small problem ends at the latest so many seconds of the machine after its limit."""
+CELL_S = 5e-9
+"""Seconds of work of one cell of a dynamic program over a sweep, before a run has measured it."""
 
 
 @dataclass
@@ -41,6 +43,15 @@ def now() -> float:
     if not work.late and monotonic() > work.end_s:
         work.late, work.done_s = True, work.done_s + 1e9
     return work.done_s
+
+
+def halfway(deadline: float) -> float:
+    """The second halfway from now to a deadline.
+
+    A solver that others follow gets half of the time left. So each gets as much as all that follow it, and none needs a share of
+    its own.
+    """
+    return (now() + deadline) / 2
 
 
 def spend(seconds: float) -> None:
@@ -70,7 +81,7 @@ def time_limit(num_places: int, limit_s: float, num_solves: int = 1) -> Iterator
     if num_places > SMALL_PLACES or counts_work():
         yield now() + limit_s
         return
-    token = _WORK.set(_Work(monotonic() + max(LATEST_S, LATEST * limit_s)))
+    token = _WORK.set(_Work(monotonic() + LATEST_S + limit_s))
     try:
         yield max(num_solves * LEAST_WORK_S, limit_s)
     finally:

@@ -15,7 +15,7 @@ from autosplit.planners.clusters import net_edges
 BYTE_STEPS, MOST_CELLS = 4000, 40_000_000
 """Steps of a memory cap in the longest path; fewer where the table of ops, classes and steps would have more than ``MOST_CELLS``.
 
-Rounding down to steps loses less of the bytes where there are more steps. 640 million cells took 5 GB and 5 s.
+Bytes are rounded down to steps, so more steps lose less. 640 million cells took 5 GB and 5 s.
 """
 
 

@@ -14,6 +14,9 @@ from autosplit.values.constraints import Demands
 ROUNDING = 1e-12
 """Relative difference below which objectives are equal."""
 
+CLOSE = 1e-4
+"""The bisection of a load ends where its ends differ by this share."""
+
 
 @dataclass
 class Incumbent:

@@ -19,6 +19,9 @@ from autosplit.values.constraints import Demands
 
 Ints = NDArray[np.int64]
 
+MANY_ITEMS = 5000
+"""Items above which linear and integer programs are too large, and fewer orders are searched."""
+
 Nets = dict[tuple[int, frozenset[int]], tuple[Floats, Floats]]
 """Seconds to send and to receive, by class, for each (producer, items that the net touches)."""
 

@@ -11,7 +11,7 @@ from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds, clock, infeasible, jit
-from autosplit.planners.clock import now
+from autosplit.planners.clock import halfway, now
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.contiguous.chains import improve_chains
 from autosplit.planners.contiguous.first_chain import offer_first_chain
@@ -27,14 +27,8 @@ from autosplit.values.constraints import Demands
 
 FEW_PLACES = 60
 """Ops times devices up to which CP-SAT places blocks and times them exactly, in less time than others take for a bound."""
-SHARE_WITHOUT_SHARING = 0.4
-"""Share of the time for plans with one block on a device if latency is limited. Plans that share devices get the rest."""
-PARTITION_SHARE = 0.6
-"""Share of the time for any sets at the price of one block on each device; annealing of their convex blocks gets the rest."""
-LEAST_TO_START_S = 0.2
-"""Least seconds of each solver that looks for a first plan, even if compiling has taken all the time."""
-LEAST_TO_NAME_S = 0.5
-"""Least seconds to find the constraints that conflict, even if no time is left."""
+LEAST_S = 0.5
+"""Least seconds of each solver that looks for a first plan, and for the constraints that conflict, even if no time is left."""
 
 
 def on_one_device(incumbent: Incumbent, deadline: float) -> None:
@@ -73,7 +67,7 @@ def split_any_sets(incumbent: Incumbent, deadline: float) -> None:
     clusters = forced_clusters(incumbent.problem, contiguous=True)
     free = Incumbent(clusters.problem, ANY_PLACEMENT, incumbent.seed)
     on_one_device(free, deadline)
-    partition(free, now() + PARTITION_SHARE * (deadline - now()))
+    partition(free, halfway(deadline))
     if incumbent.demands.max_replicas == 1:
         incumbent.prove(free.bound_s, "any sets")
     if free.blocks:
@@ -122,43 +116,40 @@ def places(incumbent: Incumbent) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A solver, the share of the time left that it gets, and when it is asked."""
+    """A solver, and when it is asked."""
 
     solver: Solver
-    share: float
     when: Callable[[Incumbent], bool]
 
 
 FIRST_PLAN = (
-    Step(find_quickest, 0.4, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
-    Step(improve_chains, 1.0, always),
-    Step(refute_every_placement, 0.2, no_plan),
-    Step(find_any_plan, 0.25, no_plan),
-    Step(solve_integer_program, 0.5, no_plan),
-    Step(find_quickest, 0.5, lambda i: no_plan(i) and (limits_latency(i) or not for_throughput(i))),
+    Step(find_quickest, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
+    Step(improve_chains, always),
+    Step(refute_every_placement, no_plan),
+    Step(find_any_plan, no_plan),
+    Step(solve_integer_program, no_plan),
+    Step(find_quickest, lambda i: no_plan(i) and (limits_latency(i) or not for_throughput(i))),
 )
 """Solvers that find a plan at all; those that take long are asked only where the others find none."""
 
 BETTER_PLANS = (
-    Step(solve_integer_program, 0.5, lambda i: any_sets(i) and places(i) <= clock.SMALL_PLACES),
-    Step(partition, 1.0, any_sets),
-    Step(split_any_sets, 0.8, lambda i: shares_devices(i) and places(i) > FEW_PLACES),
-    Step(solve_integer_program, 0.3, limits_latency),
-    Step(schedule_sample, 0.5, lambda i: not for_throughput(i) and places(i) <= FEW_PLACES),
-    Step(schedule_sample, 1.0, lambda i: not for_throughput(i) and places(i) > FEW_PLACES),
-    Step(solve_integer_program, 1.0, lambda i: for_throughput(i) or places(i) <= FEW_PLACES),
+    Step(solve_integer_program, lambda i: any_sets(i) and places(i) <= clock.SMALL_PLACES),
+    Step(partition, any_sets),
+    Step(split_any_sets, lambda i: shares_devices(i) and places(i) > FEW_PLACES),
+    Step(schedule_sample, lambda i: not for_throughput(i)),
+    Step(solve_integer_program, lambda i: not any_sets(i) and (for_throughput(i) or places(i) <= FEW_PLACES)),
 )
 """Solvers that better a plan and prove how good it is."""
 
 
 def run(steps: Sequence[Step], incumbent: Incumbent, deadline: float) -> None:
-    """Take the steps in order, until the gap is closed or it is proved that there is no plan."""
-    for step in steps:
+    """Take the steps in order, until the gap is closed or it is proved that there is no plan. The last one gets all the time."""
+    for number, step in enumerate(steps, start=1):
         if incumbent.closed or incumbent.refuted:
             return
         if step.when(incumbent):
-            left_s = step.share * (deadline - now())
-            step.solver(incumbent, now() + (left_s if incumbent.blocks else max(left_s, LEAST_TO_START_S)))
+            until = halfway(deadline) if any(other.when(incumbent) for other in steps[number:]) else deadline
+            step.solver(incumbent, until if incumbent.blocks else max(until, now() + LEAST_S))
 
 
 @jit.interruptible()
@@ -208,9 +199,7 @@ def _solve(incumbent: Incumbent, deadline: float, may_share: bool, name_conflict
     offer_first_chain(incumbent)
     if no_plan(incumbent):
         _refuse_obvious(problem, demands)
-    left_s = deadline - now()
-    share = SHARE_WITHOUT_SHARING if may_share and demands.max_latency_s < inf else 1.0
-    run(FIRST_PLAN, incumbent, now() + left_s * share)
+    run(FIRST_PLAN, incumbent, halfway(deadline) if may_share and demands.max_latency_s < inf else deadline)
     if no_plan(incumbent) and may_share and incumbent.refuted != ANY_PLACEMENT:
         refuted = incumbent.refuted
         incumbent.share_devices()
@@ -253,6 +242,6 @@ def _refuse(incumbent: Incumbent, deadline: float, name_conflict: bool) -> None:
         )
     if not name_conflict:
         raise InfeasibleError("no plan meets all constraints together. Drop or relax one of them.")
-    deadline = max(deadline, now() + LEAST_TO_NAME_S)
+    deadline = max(deadline, now() + LEAST_S)
     found = infeasible.conflict(incumbent.problem, incumbent.refuted, deadline, incumbent.seed)
     raise InfeasibleError(f"no plan fits: {found}. Drop or relax one of them.")

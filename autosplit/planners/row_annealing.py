@@ -8,6 +8,7 @@ for small problems and last steps.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
 from math import exp, inf
 from random import Random
 
@@ -17,13 +18,15 @@ from numpy.typing import NDArray
 from autosplit.costs.cost import TOLERANCE, block_of, evaluate, memory_bytes, pool_bytes
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Block, Problem
-from autosplit.planners.clock import now, spend
+from autosplit.planners.clock import now
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import kept_together
 from autosplit.values.constraints import Demands
 
 NUM_WALKS = 3
+"""Walks, unless they end with the time."""
+
 NUM_STEPS, STEPS_PER_ATOM = 500, 200
 """Moves of one walk, and more moves for each group of ops that stays together."""
 
@@ -33,12 +36,6 @@ HOT, COLD = 0.03, 0.00003
 MOVE_WEIGHTS = (30, 20, 15, 12, 13, 10)
 """How often a move is drawn: an op along a value, an op anywhere, a device, a join, a split, a block."""
 
-STEPS_OF_A_SLICE = 16
-"""Moves between two looks at the clock."""
-
-STEP_S = 3e-4
-"""Seconds of a move of a small problem."""
-
 Row = tuple[Block, ...]
 
 
@@ -46,7 +43,7 @@ def anneal_rows(
     incumbent: Incumbent,
     deadline: float,
     starts: Sequence[Row] = (),
-    num_walks: int = NUM_WALKS,
+    endless: bool = False,
     halt: Callable[[], bool] = lambda: False,
 ) -> None:
     """Offer better rows from walks that begin in turn at the best plan and at the starts.
@@ -55,14 +52,14 @@ def anneal_rows(
         incumbent: the best plan, kept up to date.
         deadline: second of ``now()`` after which the walks end.
         starts: other rows of blocks to begin at; they may break limits on memory.
-        num_walks: most walks.
+        endless: the walks end with the time, not with their number.
         halt: asked often; the walks end when it returns True.
     """
     contiguous = incumbent.demands.contiguous
     clusters = forced_clusters(incumbent.problem, contiguous)
     moves = _Moves(clusters.problem, incumbent.demands, Random(incumbent.seed))
     steps = NUM_STEPS + STEPS_PER_ATOM * len(moves.atoms)
-    for number in range(num_walks):
+    for number in count() if endless else range(NUM_WALKS):
         begins = [blocks for blocks in (incumbent.blocks, *starts) if blocks]
         row = clusters.shrink(begins[number % len(begins)]) if begins else None
         if row is None:
@@ -70,10 +67,8 @@ def anneal_rows(
         scale_s = judge(clusters.problem, incumbent.demands, row).objective_s
         value_s = moves.cost_s(row, scale_s)
         for step in range(steps):
-            if step % STEPS_OF_A_SLICE == 0:
-                spend(STEPS_OF_A_SLICE * STEP_S)
-                if now() > deadline or incumbent.closed or halt():
-                    return
+            if now() > deadline or incumbent.closed or halt():
+                return
             moved = moves.draw(row)
             if moved is None or (contiguous and not is_chain(clusters.problem, moves.order, moved)):
                 continue

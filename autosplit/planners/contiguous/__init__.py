@@ -1,7 +1,6 @@
 """Chains of blocks: each value is read in the block that makes it or in a later one.
 
     linear                  the best chain along one order of the items: a dynamic program over its prefixes
-    latency_limited         chains along one order that hold a latency limit, by bisection over ``linear``
     first_chain             a first chain in milliseconds, which fills one device after the other
     interleaved             chains with several blocks on a device: a beam search along one order, without proof
     downsets                the best chain over all orders, with proof (Tarnawski et al., 2020)

@@ -16,8 +16,8 @@ from autosplit.costs.problem import Floats
 from autosplit.planners.items import Items
 from autosplit.values.constraints import Demands
 
-MAX_STATES = 4096
-MAX_MOVES = 512
+MAX_STATES, MAX_MOVES = 4096, 512
+"""Most states and moves: a prefix of a chain has a value for each state, and a block is tried with each move."""
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,15 @@ from autosplit.planners.items import Ints, Items
 from autosplit.planners.jit import compiled
 from autosplit.values.constraints import Demands
 
-MAX_SETS = 3_000_000
-MAX_ENTRIES = 8_000_000
+MAX_SETS, MAX_ENTRIES = 3_000_000, 8_000_000
+"""Most down-sets and entries of a table: 300 and 60 bytes each, up to 1.4 GB together."""
 MAX_WORDS = 24
 """Most 64-bit words of a down-set in the table; full words at its start and empty ones at its end are not kept."""
 MAX_CLOSURE = 40_000
-SLICE_STEPS = 400_000
-STEPS_OF_A_SET = (600_000, 2_400_000, 10_000_000, 40_000_000)
+"""Most items whose successors are kept as bits: 200 MB."""
+SLICE_STEPS = 600_000
+"""Steps of a walk between two looks at the clock."""
+STEPS_OF_A_SET = tuple(SLICE_STEPS * 4**power for power in range(4))
 """Most steps for one set: the first number is tried from either end, the next ones while they should end before the deadline."""
 
 

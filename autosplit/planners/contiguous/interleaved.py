@@ -33,14 +33,13 @@ from autosplit.planners.items import Ints, Items
 from autosplit.planners.jit import compiled
 
 NUM_CUTS = 96
+"""Cuts of each look; all cuts where there are no more."""
 KEPT = (3, 24, 24, 24)
 """Labels kept at each cut in the first look and in those after it."""
 NUM_CHECKED = 64
 """Last labels that are evaluated, the most promising first."""
 MORE_BLOCKS = 3
 """Blocks for each device where devices are shared and no number of blocks is demanded."""
-SHARE_OF_A_COUNT = 0.2
-"""Share of the time left for chains of one number of blocks."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,11 @@ def improve_interleaved(incumbent: Incumbent, items: Items, weights: Floats, dea
     """Offer chains with the demanded number of blocks, or else with ever more blocks until the deadline."""
     demands = incumbent.demands
     most = min(items.num_items, demands.max_stages or MORE_BLOCKS * incumbent.problem.num_devices)
-    for count in (demands.num_stages,) if demands.num_stages else range(2, most + 1):
+    counts = [demands.num_stages] if demands.num_stages else list(range(2, most + 1))
+    for number, count in enumerate(counts):
         if count != demands.num_stages and now() >= deadline:
             return
-        _offer_chains(incumbent, items, weights, count, now() + SHARE_OF_A_COUNT * (deadline - now()))
+        _offer_chains(incumbent, items, weights, count, now() + (deadline - now()) / (len(counts) - number))
 
 
 def _offer_chains(incumbent: Incumbent, items: Items, weights: Floats, num_stages: int, deadline: float) -> None:

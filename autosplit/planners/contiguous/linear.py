@@ -14,7 +14,7 @@ import numpy as np
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.bounds import item_work
-from autosplit.planners.clock import now
+from autosplit.planners.clock import halfway, now
 from autosplit.planners.contiguous.device_usage import Usage, capacity
 from autosplit.planners.contiguous.growing_block import (
     ROUNDING,
@@ -29,15 +29,14 @@ from autosplit.planners.contiguous.growing_block import (
     shift,
     widest_load,
 )
-from autosplit.planners.items import Ints, Items, stack_order
+from autosplit.planners.items import MANY_ITEMS, Ints, Items, stack_order
 from autosplit.planners.jit import compiled, inner, whole
 from autosplit.values.constraints import Demands
 
 LIMITS = (1.001, 1.02, 1.1, 1.3, 2.0, 4.0, inf)
-MANY_ITEMS = 5000
-MANY_SHARE = 0.1
-"""Share of the time after which the first chain found is enough, on many items."""
+"""Limits of one search after another, as multiples of the bound; the low ones keep few prefixes."""
 FIRST_LOOK_S = 1.0
+"""Seconds after the deadline in which one order is searched, where no plan is known."""
 STEPS_OF_A_SLICE = 20_000_000
 """Steps of the dynamic program between two looks at the clock: about a tenth of a second."""
 
@@ -125,7 +124,7 @@ def best_chain(
     """
     best: Chain | None = None
     many = items.num_items > MANY_ITEMS
-    enough = now() + (MANY_SHARE if many else 1.0) * (deadline - now())
+    enough = halfway(deadline) if many else deadline
     orders = topological_orders(items, 3 if many else 8)
     for growth in LIMITS[many:]:
         limit = min(limit_s, bound_s * growth if bound_s > 0 else inf)

@@ -11,11 +11,12 @@ import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Floats
-from autosplit.planners.clock import now
-from autosplit.planners.contiguous import downsets, linear
+from autosplit.planners.clock import halfway, now
+from autosplit.planners.contiguous import downsets
 from autosplit.planners.contiguous.device_usage import Usage, usage_of
+from autosplit.planners.contiguous.linear import Chain
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import Items, contract
+from autosplit.planners.items import MANY_ITEMS, Items, contract
 from autosplit.planners.noncontiguous.column_generation import ColumnBound, rising_bound
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
@@ -24,10 +25,6 @@ STEP, NEAR, FAR, QUICK_S = 0.75, 3e-4, 1.05, 0.1
 """A search goes a ``STEP`` of the way from the bound to the best plan, because lower limits are refuted much faster. It goes all
 the way where they differ by a share of ``NEAR``, after a refutation that took more processor time than ``QUICK_S``, and
 at first where the plan is ``FAR`` times the bound."""
-PLAIN_SHARE, PRICES_SHARE = 0.5, 0.25
-"""Shares of the time left: for searches without prices, and for prices."""
-WALK_SHARE = 0.7
-"""Share of the time left for one search; below a lower limit the next one takes less."""
 CLOSE = 0.003
 """A search that did not end is not repeated below a limit that exceeds the bound by less than this share."""
 CELLS = 100_000_000
@@ -55,10 +52,10 @@ def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: f
     usage = usage_of(items, demands)
     if usage is None:
         return
-    many = items.num_items > linear.MANY_ITEMS
-    _close_in(incumbent, items, demands, usage, weights, now() + (many or PLAIN_SHARE) * (deadline - now()))
+    many = items.num_items > MANY_ITEMS
+    _close_in(incumbent, items, demands, usage, weights, deadline if many else halfway(deadline))
     if not incumbent.closed and not many and now() < deadline:
-        bound = _priced(incumbent, items, demands, now() + PRICES_SHARE * (deadline - now()))
+        bound = _priced(incumbent, items, demands, halfway(deadline))
         _close_in(incumbent, items, demands, usage, weights, deadline, bound)
 
 
@@ -77,10 +74,10 @@ def _close_in(
     """
     high_s, unended_s = incumbent.objective_s, inf
     limit_s = _towards(incumbent.bound_s, high_s) if high_s < FAR * incumbent.bound_s else high_s
-    while not incumbent.closed and incumbent.bound_s < high_s and (left_s := deadline - now()) > 0:
+    while not incumbent.closed and incumbent.bound_s < high_s and now() < deadline:
         prices = _holding(bound, items, limit_s) if bound is not None and isfinite(limit_s) else None
         began = now()
-        outcome = downsets.best_chain(items, demands, usage, weights, limit_s, now() + WALK_SHARE * left_s, prices)
+        outcome = downsets.best_chain(items, demands, usage, weights, limit_s, halfway(deadline), prices)
         incumbent.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
         if outcome.chain is not None:
             incumbent.offer(chain_blocks(items, outcome.chain), "down-sets")
@@ -129,7 +126,7 @@ def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Price
     return downsets.Prices(np.ascontiguousarray(values.T), most)
 
 
-def chain_blocks(items: Items, chain: linear.Chain) -> tuple[Block, ...]:
+def chain_blocks(items: Items, chain: Chain) -> tuple[Block, ...]:
     """The blocks of a chain. Each takes the next free devices of its classes."""
     free = [list(members) for members in items.classes]
     blocks = []

@@ -16,11 +16,12 @@ from ortools.sat.python import cp_model
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Problem
+from autosplit.planners.cpsat.solver import MOST_STEPS
 from autosplit.planners.items import Items
 from autosplit.values.constraints import Demands
 
-MEMORY_STEPS, MOST_MEMORY_STEPS = 1e6, 1e15
-"""Steps in a memory cap, and steps above which sums could overflow."""
+MEMORY_STEPS = 1e6
+"""Steps in a memory cap, if bytes are not whole or are too many."""
 
 
 class Slots:
@@ -210,9 +211,9 @@ class Slots:
         """The bytes of a step: one where all sizes are whole and not too large, so that nothing is rounded."""
         sizes = np.append(self.items.num_bytes, self.items.weight_bytes)
         total = float(sizes.sum())
-        if total <= MOST_MEMORY_STEPS and (sizes == np.floor(sizes)).all():
+        if total <= MOST_STEPS and (sizes == np.floor(sizes)).all():
             return 1.0
-        return max(min(cap, total) / MEMORY_STEPS, total / MOST_MEMORY_STEPS)
+        return max(min(cap, total) / MEMORY_STEPS, total / MOST_STEPS)
 
     def _cap(self, parts: Sequence[tuple[Any, float]], cap: float) -> None:
         step = self._step(cap)

@@ -20,16 +20,11 @@ from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.clock import now
 from autosplit.planners.cpsat.slots import Slots
-from autosplit.planners.cpsat.solver import solve
-from autosplit.planners.cpsat.stage_times import MOST_STEPS, Timing, price_spread_s
+from autosplit.planners.cpsat.solver import MOST_STEPS, SCALE, TERMS_PER_SECOND, solve
+from autosplit.planners.cpsat.stage_times import Timing, price_spread_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items
 from autosplit.values.constraints import Demands
-
-SCALE = 1e9
-"""Steps in the limit."""
-TERMS_PER_SECOND = 20_000
-"""Most terms of a model for each second left; larger ones take too long to build."""
 
 MOST_ORDERED = 5
 """Most blocks that are tried in every order, where they need not be a chain and latency counts."""

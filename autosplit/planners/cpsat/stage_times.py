@@ -14,11 +14,10 @@ from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST
 from autosplit.planners.clusters import net_edges
 from autosplit.planners.cpsat.slots import Slots
+from autosplit.planners.cpsat.solver import MOST_STEPS
 from autosplit.planners.delays import Delays
 
 Moved = list[list[Any]]
-MOST_STEPS = 1e13
-"""Steps above which sums could overflow."""
 
 
 class Timing:

@@ -12,14 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Block, Floats, Problem
-from autosplit.planners.clock import now, spend
+from autosplit.planners.clock import now
 from autosplit.planners.clusters import net_edges
 from autosplit.planners.delays import Delays, readers_of
-
-OPS_OF_A_SLICE = 256
-"""Ops between two looks at the clock."""
-OP_S = 5e-5
-"""Seconds of an op of a small problem."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +58,9 @@ def list_schedule(
     compute_s, sizes, caps = problem.compute_s.tolist(), problem.op_bytes.tolist(), problem.memory_bytes.tolist()
     held = [0.0] * problem.num_devices
     place, start_s, end_s = np.full(problem.num_ops, -1), np.zeros(problem.num_ops), np.zeros(problem.num_ops)
-    for number, op in enumerate(sorted(range(problem.num_ops), key=lambda op: (-rank[op], op))):
-        if number % OPS_OF_A_SLICE == 0 and now() > deadline:
+    for op in sorted(range(problem.num_ops), key=lambda op: (-rank[op], op)):
+        if now() > deadline:
             return None
-        spend(OP_S)
         best_s, chosen = inf, (-1, 0.0)
         ready_s = delays.between(HOST, op)[0].copy() if (HOST, op) in delays.edges else np.zeros(problem.num_devices)
         for maker in before[op]:

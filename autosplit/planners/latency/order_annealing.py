@@ -28,9 +28,9 @@ NUM_WALKERS = 2
 
 HEATS = (0.01, 0.03, 0.005, 0.02)
 """Temperatures at which walks begin, as shares of the latency of their start; each ends at a hundredth of it."""
-FIRST_MOVES, FIRST_STEPS, WALK_S, LONGER = 2000, 1_000_000, 1.0, 1.3
-"""Moves of the first walk, and moves times ops at most; seconds of the second walk unless the caller says otherwise, and the
-factor for each walk after it."""
+WALK_S, LONGER = 1.0, 1.3
+"""Seconds of the second walk unless the caller says otherwise, and the factor for each walk after it. The first one takes a
+tenth of it, by ``MOVE_S``, and measures the rate of moves."""
 
 
 def is_plain(problem: Problem) -> bool:
@@ -61,7 +61,7 @@ def anneal_order(
     order = np.array([op for block in row for op in block.ops], dtype=np.int64)
     device = np.array([block.devices[0] for block in row for _ in block.ops], dtype=np.int64)[np.argsort(order)]
     caps = np.where(problem.memory_bytes >= problem.op_bytes.sum(), np.inf, problem.memory_bytes) * (1 + TOLERANCE)
-    num_moves, number, best_s = min(FIRST_MOVES, 1 + FIRST_STEPS // problem.num_ops), 0, np.inf
+    num_moves, number, best_s = 1 + int(0.1 * WALK_S / (MOVE_S * problem.num_ops)), 0, np.inf
 
     def walk(walker: int) -> tuple[Ints, Ints, float]:
         return _walk(

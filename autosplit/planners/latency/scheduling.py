@@ -10,7 +10,7 @@ import numpy as np
 
 from autosplit.costs.cost import block_of
 from autosplit.costs.problem import Problem
-from autosplit.planners.clock import now
+from autosplit.planners.clock import halfway, now
 from autosplit.planners.clusters import Clusters, forced_clusters, net_edges
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent, plans_on_one_device
@@ -19,8 +19,6 @@ from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.row_annealing import anneal_rows
 
-LISTS_SHARE, PROOF_SHARE = 0.3, 0.2
-"""Shares of the time left: for list schedules of large graphs, and for a bound from the parts."""
 SECONDS_TO_VERIFY = 1.5e-4
 """Seconds for each op that are kept free to evaluate and verify the answer."""
 
@@ -32,12 +30,13 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
     delays = Delays(forced.problem, incumbent.demands.max_replicas)
     for blocks in plans_on_one_device(incumbent.problem):
         incumbent.offer(blocks, "one device")
-    for table in _list_schedules(forced.problem, delays, now() + LISTS_SHARE * (deadline - now()), deadline):
+    for table in _list_schedules(forced.problem, delays, halfway(deadline), deadline):
         incumbent.offer(forced.expand(blocks_of(forced.problem, table)), "list scheduling")
     incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
     if not incumbent.closed:
-        until = now() + PROOF_SHARE * (deadline - now())
-        bound_s = segment_bound_s(forced.problem, incumbent.demands.max_replicas, until, incumbent.seed, incumbent.objective_s)
+        bound_s = segment_bound_s(
+            forced.problem, incumbent.demands.max_replicas, halfway(deadline), incumbent.seed, incumbent.objective_s
+        )
         incumbent.prove(bound_s, "parts between forks and joins")
     if not incumbent.closed and now() < deadline:
         _anneal(incumbent, forced, deadline)

@@ -14,23 +14,17 @@ import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Floats
-from autosplit.planners.clock import now, spend
-from autosplit.planners.items import Ints
+from autosplit.planners.clock import CELL_S, halfway, now, spend
+from autosplit.planners.items import MANY_ITEMS, Ints
 from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, incidence
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_order
-from autosplit.planners.noncontiguous.pricing import Pricer
+from autosplit.planners.noncontiguous.pricing import ROOM, Pricer
 from autosplit.planners.noncontiguous.restricted_master import Members, RestrictedMaster
-
-MOST_ROWS = 6000
-"""Items above which no linear program is solved."""
 
 LEAST_STATES = 60_000
 """Most states of a sweep, or eight for each item if that is more."""
-
-MANY_TRIES = 3000
-"""Items above which fewer orders are tried."""
 
 FAR = 0.97
 """If the bound is below this share of the best plan, the first target is halfway between the two."""
@@ -40,12 +34,6 @@ TABLE_CELLS = 120_000_000
 
 BYTE_LEVELS, MOST_CAPPED = (32, 16, 8, 4, 2), 30_000
 """Levels of bytes to distinguish where a memory cap binds: the first that leaves at most ``MOST_CAPPED`` states."""
-
-CELL_S = 5e-9
-"""Seconds of a pricing for each state and value, before one was measured."""
-
-PATIENCE = 0.25
-"""Share of the time left for one target."""
 
 PER_ITEM, FIRST_CELLS = 40, 20_000_000
 """Resolution of the prices at the start: values for each item, and states times values."""
@@ -108,7 +96,7 @@ def _orders(graph: Hypergraph, tries: int) -> Iterator[Ints]:
     given = np.arange(graph.num_items)
     yield given
     everything = np.ones(graph.num_items, dtype=np.bool_)
-    yield narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_TRIES else 24, seed=0)
+    yield narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_ITEMS else 24, seed=0)
 
 
 def _only(graph: Hypergraph, chosen: Members) -> Hypergraph:
@@ -274,7 +262,7 @@ def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> N
 def _grains(bound: ColumnBound) -> list[int]:
     """Sums to which prices are rounded, from coarse to fine."""
     finest = max(PER_ITEM * bound.graph.num_items, FIRST_CELLS // bound.num_states)
-    most = min(int(TABLE_CELLS * pricer.count / (1.3 * pricer.sweep.num_states)) for pricer in bound.pricers)
+    most = min(int(TABLE_CELLS * pricer.count / (ROOM * pricer.sweep.num_states)) for pricer in bound.pricers)
     most = max(1500, min(60000, most, FINEST_CELLS // bound.num_states))
     return [int(np.clip(finest * factor, 1500, most)) for factor in (0.2, 1, 3, 9)]
 
@@ -303,7 +291,7 @@ def rising_bound(
     columns: list[list[Members]] = [[] for _ in graph.classes]
     prices = bound.prices
     reach, level = 1.0 if bound.bound_s > FAR * value_s else 0.5, 0
-    while now() < deadline and graph.num_items <= MOST_ROWS:
+    while now() < deadline and graph.num_items <= MANY_ITEMS:
         value_s, home = best()
         if bound.bound_s >= value_s * (1.0 - TOLERANCE):
             break
@@ -311,7 +299,7 @@ def rising_bound(
             found += [np.asarray(home == device, dtype=np.bool_) for device in devices if home is not None]
         target_s = (bound.bound_s + (value_s - bound.bound_s) * reach) * (1.0 - TOLERANCE)
         bound.grain, bound.limit_s = grains[level], value_s
-        until = now() + PATIENCE * (deadline - now())
+        until = halfway(deadline)
 
         def halt(value_s: float = value_s, until: float = until) -> bool:
             return now() > until or not bound.affords(2 * bound.grain) or best()[0] < value_s * (1.0 - 1e-4)

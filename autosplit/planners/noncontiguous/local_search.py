@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.planners.clock import now, spend
+from autosplit.planners.clock import now
 from autosplit.planners.items import Ints
 from autosplit.planners.noncontiguous.coarsening import coarsened
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
@@ -18,9 +18,6 @@ from autosplit.planners.noncontiguous.starts import moved_home, random_home
 
 STEPS = (0.01, 0.003, 0.001, 0.0003, 0.0001)
 """Shares of the best load by which the target is below it; one is drawn for each try."""
-
-RESPLIT_S = 1e-3
-"""Seconds of a resplit of a small problem."""
 
 FIRST_PATIENCE, NEXT_PATIENCE = 6, 3
 """Resplits without improvement, per device pair, before a descent stops: on the first graph of a round, and on finer ones."""
@@ -58,7 +55,6 @@ def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Ca
         lean = 0.5 if highest_s > target_s else float(rng.integers(2))
         limit_s = max(highest_s, target_s) * (1.0 + 1e-12)
         failures += 1
-        spend(RESPLIT_S)
         found = resplit(graph, home, one, other, limit_s=limit_s, lean=lean, seed=int(rng.integers(1 << 30)))
         if found is None:
             continue

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.clock import spend
+from autosplit.planners.clock import CELL_S, spend
 from autosplit.planners.items import Ints
 from autosplit.planners.jit import allocating
 from autosplit.planners.noncontiguous.frontier import sweep_of
@@ -18,14 +18,14 @@ from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.narrow_orders import narrow_order
 
-CELL_S = 1e-8
-"""Seconds for each state and bucket."""
-
 NUM_BUCKETS = 1000
-MAX_CELLS = 30_000_000
+"""Buckets of the load of one device; the loads in them are exact."""
 
-BYTE_LEVELS = (4,)
-"""Levels of bytes to distinguish where caps bind; the first that leaves few enough cells is taken."""
+MAX_CELLS = 30_000_000
+"""Most states times buckets; 6 bytes each."""
+
+BYTE_LEVELS = 4
+"""Levels of bytes to distinguish where caps bind, if that leaves few enough cells."""
 
 
 def resplit(
@@ -50,8 +50,8 @@ def resplit(
         return None
     room = np.minimum(graph.memory_bytes[[one, other]], total_bytes := graph.item_bytes[order].sum())
     if (room < total_bytes).any():
-        tried = (capped_sweep(sweep, graph.item_bytes, room[0], num_levels) for num_levels in BYTE_LEVELS)
-        sweep = next((each for each in tried if each.num_states <= max_states), sweep)
+        finer = capped_sweep(sweep, graph.item_bytes, room[0], BYTE_LEVELS)
+        sweep = finer if finer.num_states <= max_states else sweep
     spend(sweep.num_states * NUM_BUCKETS * CELL_S)
     sides, load_1, load_0 = _divide(
         sweep.layer, sweep.into, sweep.source, sweep.side, sweep.cost_1, sweep.cost_0,
