@@ -5,7 +5,7 @@ of a transfer between each pair of devices for its sender and its receiver, and 
 holds ops and the devices that run them; several devices are replicas of the block.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,6 +19,14 @@ HOST = -1
 """The calling process, which feeds and drains: an op in nets, a block, a device in transfer matrices (there the last index)."""
 
 Floats = NDArray[np.float64]
+
+
+def rows_of(pairs: Iterable[tuple[int, int]], num_rows: int) -> list[list[int]]:
+    """For each row, the second ends of its pairs."""
+    rows: list[list[int]] = [[] for _ in range(num_rows)]
+    for row, entry in pairs:
+        rows[row].append(entry)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +207,27 @@ class Problem:
             else:
                 home.append(device)
         return tuple(map(tuple, classes))
+
+    @cached_property
+    def representatives(self) -> list[int]:
+        """One device of each class."""
+        return [members[0] for members in self.device_classes]
+
+    @cached_property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """(maker, reader) of every value that an op makes and an op reads, each pair once, sorted."""
+        pairs = {(net.producer, op) for net in self.nets for op in net.consumers if HOST not in (net.producer, op)}
+        return tuple(sorted(pairs))
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        """For each op, the ops that read what it makes."""
+        return rows_of(self.edges, self.num_ops)
+
+    @cached_property
+    def makers(self) -> list[list[int]]:
+        """For each op, the ops that make what it reads."""
+        return rows_of([(reader, maker) for maker, reader in self.edges], self.num_ops)
 
     def _interchangeable(self, one: int, other: int) -> bool:
         pools = {device: [pool for pool in self.pools if device in pool.devices] for device in (one, other)}

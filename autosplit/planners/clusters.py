@@ -33,11 +33,6 @@ class Clusters:
         return tuple(Block(tuple(clusters), block.devices) for clusters, block in zip(found, blocks, strict=True))
 
 
-def net_edges(problem: Problem) -> set[tuple[int, int]]:
-    """(maker, reader) of every value that an op makes and an op reads."""
-    return {(net.producer, op) for net in problem.nets for op in net.consumers if HOST not in (net.producer, op)}
-
-
 def forced_clusters(problem: Problem, contiguous: bool) -> Clusters:
     """A cluster for what every plan keeps together: each group and, in chains, the cycles that groups close.
 
@@ -45,7 +40,7 @@ def forced_clusters(problem: Problem, contiguous: bool) -> Clusters:
     chains, and where the order is not that of the values.
     """
     labels = components(problem, contiguous).tolist()
-    joins = contiguous and len(set(labels)) < problem.num_ops and net_edges(problem) == set(problem.order)
+    joins = contiguous and len(set(labels)) < problem.num_ops and set(problem.edges) == set(problem.order)
     if not joins:
         return Clusters(problem, tuple((op,) for op in range(problem.num_ops)))
     first: dict[int, int] = {}
@@ -55,7 +50,7 @@ def forced_clusters(problem: Problem, contiguous: bool) -> Clusters:
 def clustered(problem: Problem, home: Sequence[int]) -> Clusters:
     """The problem with the ops of each label joined; the labels must form no cycle."""
     labels = sorted(set(home))
-    graph = networkx.DiGraph((home[a], home[b]) for a, b in {*net_edges(problem), *problem.order} if home[a] != home[b])
+    graph = networkx.DiGraph((home[a], home[b]) for a, b in {*problem.edges, *problem.order} if home[a] != home[b])
     graph.add_nodes_from(labels)
     place = {label: number for number, label in enumerate(networkx.lexicographical_topological_sort(graph))}
     cluster = np.array([place[label] for label in home], dtype=np.int64)

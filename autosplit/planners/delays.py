@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Floats, Problem
-from autosplit.planners.clusters import net_edges
 
 BYTE_STEPS, MOST_CELLS = 4000, 40_000_000
 """Steps of a memory cap in the longest path; fewer where the table of ops, classes and steps would have more than ``MOST_CELLS``.
@@ -120,18 +119,15 @@ def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tupl
         lengths: ``lengths[op] = other, seconds`` says that at least so many seconds pass from the end of ``op`` to the end of
             ``other``.
     """
-    firsts = [members[0] for members in problem.device_classes]
+    firsts = problem.representatives
     binds, size, most = byte_steps(problem, delays)
     ends: list[Floats] = []
     least_s, last_s = np.zeros(problem.num_ops), 0.0
-    before: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for maker, reader in sorted(net_edges(problem)):
-        before[reader].append(maker)
     for op in range(problem.num_ops):
         begin_s = np.zeros((len(firsts), int(most.max()) + 1))
         if (HOST, op) in delays.edges:
             begin_s[:] = delays.between(HOST, op)[0, firsts, None]
-        for maker in before[op]:
+        for maker in problem.makers[op]:
             moved_s = (ends[maker][:, -1:] + delays.between_classes(maker, op)).min(axis=0)
             stay_s = np.minimum(_shifted(ends[maker], size[op], binds), moved_s[:, None])
             np.maximum(begin_s, stay_s, out=begin_s)
@@ -153,7 +149,7 @@ def byte_steps(problem: Problem, delays: Delays) -> tuple[NDArray[np.bool_], NDA
 
     No cap binds where blocks may have replicas. The cap of a class whose cap does not bind is 0 steps.
     """
-    caps = problem.memory_bytes[[members[0] for members in problem.device_classes]]
+    caps = problem.memory_bytes[problem.representatives]
     binds = np.isfinite(caps) & (caps * (1 + TOLERANCE) < problem.op_bytes.sum()) & (delays.max_replicas == 1)
     num_steps = min(BYTE_STEPS, max(1, MOST_CELLS // (problem.num_ops * len(caps))))
     step = max(float(caps[binds].max()) / num_steps, 1e-300) if binds.any() else inf
@@ -169,11 +165,3 @@ def _shifted(ends_s: Floats, size: int, binds: NDArray[np.bool_]) -> Floats:
     found[binds, size:] = ends_s[binds, : max(0, ends_s.shape[1] - size)]
     found[binds, :size] = inf
     return found
-
-
-def readers_of(problem: Problem) -> list[list[int]]:
-    """The readers of each op."""
-    after: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for source, target in sorted(net_edges(problem)):
-        after[source].append(target)
-    return after

@@ -8,6 +8,7 @@ on them holds for the problem; ``exact`` says whether their cost is the true one
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 import networkx
@@ -96,6 +97,21 @@ class Items:
         """The number of items."""
         return len(self.ops)
 
+    @cached_property
+    def work_s(self) -> Floats:
+        """Seconds that each item keeps a device busy wherever its neighbours are, shape (num_items, K)."""
+        return self.compute_s if self.overlap else self.compute_s + self.fixed_s
+
+    @cached_property
+    def item_of(self) -> Ints:
+        """The item of each op, shape (num_ops,)."""
+        return _inverse(self.ops)
+
+    @cached_property
+    def class_of(self) -> Ints:
+        """The class of each device, shape (num_devices,)."""
+        return _inverse(self.classes)
+
     def expand(self, items: Iterable[int]) -> tuple[int, ...]:
         """The ops of some items, sorted."""
         return tuple(sorted(op for item in items for op in self.ops[item]))
@@ -115,6 +131,14 @@ class Items:
             weights=Table(self.weights.start, last - self.weights.data),
             after=Table.of([(last - before[item]).tolist() for item in range(last, -1, -1)]),
         )
+
+
+def _inverse(rows: Sequence[Sequence[int]]) -> Ints:
+    """The row of each entry, where every entry from 0 on is in one row."""
+    found = np.zeros(sum(map(len, rows)), dtype=np.int64)
+    for number, row in enumerate(rows):
+        found[list(row)] = number
+    return found
 
 
 def kept_together(problem: Problem, contiguous: bool) -> list[tuple[int, ...]]:
@@ -170,7 +194,7 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
     """
     home = components(problem, demands.contiguous)
     classes = problem.device_classes
-    firsts = [members[0] for members in classes]
+    firsts = problem.representatives
     numbers, home = np.unique(home, return_inverse=True)
     count = len(numbers)
     compute = np.zeros((count, len(classes)))

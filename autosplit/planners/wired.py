@@ -52,9 +52,7 @@ def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solu
     if relaxed in (alone or found):
         incumbent.prove(relaxed.bound_s, "without wires")
     if demands.objective == "throughput":
-        members = problem.device_classes
-        work_s = problem.compute_s[:, [devices[0] for devices in members]]
-        incumbent.prove(work_bound_s(work_s, np.array([float(len(devices)) for devices in members])), "compute bound")
+        incumbent.prove(work_bound_s(problem), "compute bound")
     if not incumbent.closed:
         anneal_rows(incumbent, deadline)
     return incumbent.solution()

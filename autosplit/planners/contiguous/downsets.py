@@ -146,7 +146,7 @@ class _Way:
 
 
 def _rules(items: Items, demands: Demands, usage: Usage, weights: Floats, prices: Prices, full: bool) -> Rules:
-    compute = items.compute_s if items.overlap else items.compute_s + items.fixed_s
+    compute = items.work_s
     values = np.column_stack([item_work(items, weights), prices.values, most_added(items), items.num_bytes])
     room = np.column_stack([capacity(usage, weights), usage.free @ prices.most])
     behind = np.column_stack([_work_behind(items, np.ascontiguousarray(column)) for column in values.T])

@@ -109,10 +109,8 @@ def _beam(
     loads = np.full((len(cuts), len(cuts), len(items.classes)), inf)
     sizes = np.full((len(cuts), len(cuts)), inf)
     _intervals(costs, empty_block(costs), order, cuts, loads, sizes)
-    class_of = {device: number for number, members in enumerate(items.classes) for device in members}
-    columns = [class_of[device] for device in range(problem.num_devices)]
-    by_class = {device: weights[class_of[device]] for device in class_of}
-    scale = np.array([by_class[device] for device in range(problem.num_devices)])
+    columns = items.class_of
+    scale = weights[columns]
     rest = np.zeros(len(cuts))
     rest[:-1] = [item_work(items, weights)[order[cut:]].sum() for cut in cuts[:-1]]
     twin = np.array([max((d for d in items.classes[k] if d < device), default=-1) for device, k in enumerate(columns)])

@@ -6,7 +6,6 @@ Memory caps, pools and forbidden devices are constraints on these Booleans alone
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import pairwise
 from math import floor, isfinite
 from typing import Any
@@ -29,6 +28,7 @@ class Slots:
 
     Attributes:
         model: the CP-SAT model.
+        item_of: the item of each op.
         types: the devices of each choice of a slot: a class, or one device where slots share devices.
         type_class: the class of each type.
         inside: ``inside[item][slot]`` is 1 where the item is in the slot.
@@ -43,7 +43,8 @@ class Slots:
         self.problem, self.items, self.demands, self.num_slots = problem, items, demands, num_slots
         self.model = cp_model.CpModel()
         self.types = [(device,) for device in range(problem.num_devices)] if demands.reuse else list(items.classes)
-        self.type_class = [next(k for k, m in enumerate(items.classes) if group[0] in m) for group in self.types]
+        self.item_of = items.item_of.tolist()
+        self.type_class = [int(items.class_of[group[0]]) for group in self.types]
         plain = demands.max_replicas == 1 and not demands.reuse and demands.num_stages is None and demands.max_stages is None
         self.fixed = [] if demands.contiguous or not plain else [k for k, group in enumerate(self.types) for _ in group]
         self.inside: list[list[Any]] = []
@@ -132,11 +133,6 @@ class Slots:
             for rank, item in enumerate(self.by_weight[: len(equal)]):
                 for s in equal[rank + 1 :]:
                     self.model.Add(self.inside[item][s] == 0)
-
-    @cached_property
-    def item_of(self) -> dict[int, int]:
-        """The item of each op."""
-        return {op: item for item, ops in enumerate(self.items.ops) for op in ops}
 
     @property
     def by_weight(self) -> list[int]:

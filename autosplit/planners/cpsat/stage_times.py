@@ -12,7 +12,6 @@ import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST
-from autosplit.planners.clusters import net_edges
 from autosplit.planners.cpsat.slots import Slots
 from autosplit.planners.cpsat.solver import MOST_STEPS
 from autosplit.planners.delays import Delays
@@ -72,7 +71,7 @@ class Timing:
                 for part in self._parts(s, k):
                     self.model.Add(seconds >= part).OnlyEnforceIf(chosen)
             busy.append(seconds)
-        if not self.slots.demands.contiguous or not net_edges(self.problem) <= set(self.problem.order):
+        if not self.slots.demands.contiguous or not set(self.problem.edges) <= set(self.problem.order):
             self._loose(busy, total)
             return total
         begin = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
@@ -116,9 +115,7 @@ class Timing:
         for op, last in enumerate(end):
             self.model.Add(last >= least[op])
             self.model.Add(total >= last)
-        for maker, reader in delays.edges:
-            if HOST in (maker, reader):
-                continue
+        for maker, reader in self.problem.edges:
             self.model.Add(end[reader] >= end[maker] + least[reader])
             one, other = self.slots.inside[self.slots.item_of[maker]], self.slots.inside[self.slots.item_of[reader]]
             wait = self._floor(float(delays.between(maker, reader)[apart].min(initial=np.inf)))
@@ -163,7 +160,7 @@ class Timing:
         """Whether slot t reads anything that slot s makes."""
         home, inside = self.slots.item_of, self.slots.inside
         reads = self.model.NewBoolVar("")
-        for maker, reader in {(home[a], home[b]) for a, b in net_edges(self.problem) if home[a] != home[b]}:
+        for maker, reader in {(home[a], home[b]) for a, b in self.problem.edges if home[a] != home[b]}:
             self.model.Add(reads >= inside[maker][s] + inside[reader][t] - 1)
         return reads
 

@@ -10,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import Block, Floats, Problem
+from autosplit.costs.problem import Block, Floats, Problem, rows_of
 from autosplit.planners.clock import now, spend
-from autosplit.planners.clusters import net_edges
 from autosplit.planners.items import Ints, Table
 from autosplit.planners.jit import allocating, inner
 from autosplit.planners.latency.evaluation import Times, row_latency_s, times_of
@@ -52,11 +51,7 @@ def anneal_order(
         walk_s: seconds of the second walk; each later one is longer.
     """
     times = times_of(problem)
-    edges = sorted({*net_edges(problem), *problem.order})
-    rows: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for source, target in edges:
-        rows[source].append(target)
-    after = Table.of(rows)
+    after = Table.of(rows_of(sorted({*problem.edges, *problem.order}), problem.num_ops))
     before = after.transposed(problem.num_ops)
     order = np.array([op for block in row for op in block.ops], dtype=np.int64)
     device = np.array([block.devices[0] for block in row for _ in block.ops], dtype=np.int64)[np.argsort(order)]

@@ -11,7 +11,7 @@ import numpy as np
 from autosplit.costs.cost import block_of
 from autosplit.costs.problem import Problem
 from autosplit.planners.clock import halfway, now
-from autosplit.planners.clusters import Clusters, forced_clusters, net_edges
+from autosplit.planners.clusters import Clusters, forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent, plans_on_one_device
 from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, list_schedule
@@ -49,7 +49,7 @@ def _anneal(incumbent: Incumbent, forced: Clusters, deadline: float) -> None:
     free = demands.reuse and demands.num_stages is None and demands.max_stages is None and demands.min_stage_s == 0
     if row is not None and free and is_plain(forced.problem) and all(len(block.devices) == 1 for block in row):
         home = block_of(forced.problem, row)
-        in_order = all(home[a] <= home[b] for a, b in {*net_edges(forced.problem), *forced.problem.order})
+        in_order = all(home[a] <= home[b] for a, b in {*forced.problem.edges, *forced.problem.order})
         if in_order and forced.problem.num_ops > 1:
             found = anneal_order(forced.problem, row, seed=incumbent.seed, deadline=deadline, enough_s=incumbent.bound_s)
             incumbent.offer(forced.expand(found), "annealing")

@@ -17,7 +17,7 @@ from autosplit.costs.cost import most_s
 from autosplit.costs.problem import Net, Problem
 from autosplit.planners.bounds import work_bound_s
 from autosplit.planners.clock import now
-from autosplit.planners.delays import Delays, critical_path_s, readers_of
+from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.latency.cut_vertices import cut_vertex_bound_s
 from autosplit.planners.latency.timetable import shortest_schedule_s
 
@@ -41,10 +41,8 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
         seed: of the solver.
         limit_s: schedules that take longer do not count.
     """
-    firsts = [members[0] for members in problem.device_classes]
-    work_s, counts = problem.compute_s[:, firsts], np.array([float(len(members)) for members in problem.device_classes])
     if problem.num_ops > MOST_OPS:
-        return work_bound_s(work_s, counts)
+        return work_bound_s(problem)
     delays = Delays(problem, max_replicas)
     lengths: dict[int, tuple[int, float]] = {}
     parts = []
@@ -53,7 +51,7 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
         goal = inside[-1]
         if len(inside) <= 3:
             continue
-        lengths[fork] = goal, work_bound_s(work_s[inside[1:-1]], counts) + float(work_s[goal].min())
+        lengths[fork] = goal, work_bound_s(problem, inside[1:-1]) + float(problem.compute_s[goal].min())
         if len(inside) <= MOST_INSIDE:
             part = _part(problem, inside)
             least_s, serial_s = float(part.compute_s.min(axis=1).sum()), critical_path_s(part, Delays(part))
@@ -72,7 +70,7 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
             known[key] = max(least_s, min(bound_s, most_seconds))
         lengths[fork] = goal, known[key]
     path_s = max(critical_path_s(problem, delays, lengths), cut_vertex_bound_s(problem, delays, segments, lengths, limit_s))
-    return max(path_s, work_bound_s(work_s, counts))
+    return max(path_s, work_bound_s(problem))
 
 
 def _segments(problem: Problem) -> dict[int, list[int]]:
@@ -80,7 +78,7 @@ def _segments(problem: Problem) -> dict[int, list[int]]:
 
     Ops after which there is no work are left out: many graphs have ends that take no time.
     """
-    after = readers_of(problem)
+    after = problem.readers
     works = problem.compute_s.min(axis=1) > 0
     for op in reversed(range(problem.num_ops)):
         after[op] = [reader for reader in after[op] if works[reader]]

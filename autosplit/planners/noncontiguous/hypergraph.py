@@ -130,13 +130,7 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Hypergraph:
         items: of a chain, for a hypergraph that bounds chains; by default any op may go anywhere.
     """
     items = items or contract(problem, Demands(contiguous=False))
-    class_of = np.zeros(problem.num_devices, dtype=np.int64)
-    for number, members in enumerate(items.classes):
-        class_of[list(members)] = number
-    item_of = np.zeros(problem.num_ops, dtype=np.int64)
-    for item, ops in enumerate(items.ops):
-        item_of[list(ops)] = item
-    compute_s = items.compute_s + (0.0 if items.overlap else items.fixed_s)
+    class_of, compute_s = items.class_of, items.work_s.copy()
     exact = items.exact and not len(items.weights) and not (items.overlap and (len(items.pins) or items.fixed_s.any()))
     outside = items.producer == HOST
     costs_s = np.where(outside[:, None], items.receive_s, np.minimum(items.send_s, items.receive_s))
@@ -150,7 +144,7 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Hypergraph:
             else:
                 merged[key] = merged[key] + costs_s[net] if key in merged else costs_s[net]
     return Hypergraph(
-        item_of=item_of,
+        item_of=items.item_of,
         compute_s=np.ascontiguousarray(compute_s[:, class_of]),
         net_s=np.array(list(merged.values())).reshape(len(merged), len(items.classes))[:, class_of].copy(),
         net_outside=np.array([outside for _, outside in merged], dtype=np.bool_),
