@@ -17,7 +17,7 @@ from autosplit.costs.problem import Floats
 from autosplit.planners.clock import CELL_S, halfway, now, spend
 from autosplit.planners.items import MANY_ITEMS, Ints
 from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
-from autosplit.planners.noncontiguous.hypergraph import Hypergraph, incidence
+from autosplit.planners.noncontiguous.hypergraph import Hypergraph, net_fields
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_order
 from autosplit.planners.noncontiguous.pricing import ROOM, Pricer
@@ -101,8 +101,8 @@ def _orders(graph: Hypergraph, tries: int) -> Iterator[Ints]:
 
 def _only(graph: Hypergraph, chosen: Members) -> Hypergraph:
     """The graph with the chosen nets only."""
-    nets = incidence([graph.pins(int(net)).tolist() for net in np.flatnonzero(chosen)], graph.num_items)
-    return replace(graph, net_s=graph.net_s[chosen], net_outside=graph.net_outside[chosen], **nets)
+    nets = ((graph.pins[net], bool(graph.net_outside[net]), graph.net_s[net]) for net in np.flatnonzero(chosen).tolist())
+    return replace(graph, **net_fields(nets, graph.compute_s.copy()))
 
 
 def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int, limit_s: float) -> float:

@@ -67,4 +67,4 @@ def _give(
 
 def _near(graph: Hypergraph, item: int) -> list[int]:
     """The items of all nets of an item."""
-    return [other for net in graph.nets(item).tolist() for other in graph.pins(net).tolist()]
+    return [other for net in graph.nets[item].tolist() for other in graph.pins[net].tolist()]
