@@ -11,7 +11,7 @@ from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds, clock, infeasible, jit
-from autosplit.planners.clock import halfway, now
+from autosplit.planners.clock import LEAST_S, halfway, now
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.contiguous.chains import improve_chains
 from autosplit.planners.contiguous.first_chain import offer_first_chain
@@ -27,8 +27,6 @@ from autosplit.values.constraints import Demands
 
 FEW_PLACES = 60
 """Ops times devices up to which CP-SAT places blocks and times them exactly, in less time than others take for a bound."""
-LEAST_S = 0.5
-"""Least seconds of each solver that looks for a first plan, and for the constraints that conflict, even if no time is left."""
 
 
 def on_one_device(incumbent: Incumbent, deadline: float) -> None:

@@ -36,8 +36,6 @@ NUM_CUTS = 96
 """Cuts of each look; all cuts where there are no more."""
 KEPT = (3, 24, 24, 24)
 """Labels kept at each cut in the first look and in those after it."""
-NUM_CHECKED = 64
-"""Last labels that are evaluated, the most promising first."""
 MORE_BLOCKS = 3
 """Blocks for each device where devices are shared and no number of blocks is demanded."""
 
@@ -128,7 +126,7 @@ def _beam(
             return None
     best = None
     best_s = inf
-    for label in np.argsort(layers[-1].load.max(axis=1))[:NUM_CHECKED]:
+    for label in np.argsort(layers[-1].load.max(axis=1)):
         blocks, used = _trace(items, order, cuts, layers, int(label))
         judged = judge(problem, demands, blocks)
         if not judged.faults:

@@ -17,7 +17,7 @@ from autosplit.planners.contiguous.device_usage import Usage, usage_of
 from autosplit.planners.contiguous.linear import Chain
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import MANY_ITEMS, Items, contract
-from autosplit.planners.noncontiguous.column_generation import ColumnBound, rising_bound
+from autosplit.planners.noncontiguous.column_generation import FINEST_CELLS, GRAINS, ColumnBound, rising_bound
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
 
@@ -27,8 +27,6 @@ the way where they differ by a share of ``NEAR``, after a refutation that took m
 at first where the plan is ``FAR`` times the bound."""
 CLOSE = 0.003
 """A search that did not end is not repeated below a limit that exceeds the bound by less than this share."""
-CELLS = 100_000_000
-"""States times values that one profile may take."""
 
 
 def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: float) -> None:
@@ -114,7 +112,7 @@ def _priced(incumbent: Incumbent, items: Items, demands: Demands, deadline: floa
 
 def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Prices:
     """The most value that a device of each class holds below a limit: in the best prices, and in bytes where caps bind."""
-    grain = int(np.clip(CELLS // bound.num_states, 1000, 20000))
+    grain = int(np.clip(FINEST_CELLS // bound.num_states, 1000, GRAINS[1]))
     kinds = [] if bound.prices is None else [np.round(bound.prices * grain)]
     if np.isfinite(items.memory_bytes).any() and items.num_bytes.sum() > items.memory_bytes.min():
         kinds.append(np.floor(items.num_bytes * (grain / items.num_bytes.sum())))

@@ -35,11 +35,11 @@ TABLE_CELLS = 120_000_000
 BYTE_LEVELS, MOST_CAPPED = (32, 16, 8, 4, 2), 30_000
 """Levels of bytes to distinguish where a memory cap binds: the first that leaves at most ``MOST_CAPPED`` states."""
 
-PER_ITEM, FIRST_CELLS = 40, 20_000_000
-"""Resolution of the prices at the start: values for each item, and states times values."""
+GRAINS = (4000, 20_000, 60_000)
+"""Sums to which prices are rounded, from coarse to fine."""
 
 FINEST_CELLS = 300_000_000
-"""Most states times values of a cut profile."""
+"""Most states times values of a cut profile: 1.5 s."""
 
 
 def pricers_of(graph: Hypergraph, *, tries: int = 200, deadline: float = inf) -> list[Pricer]:
@@ -250,10 +250,10 @@ def _starting_master(
 
 def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> None:
     """Try compute as the price, rounded ever more finely."""
-    for grain in (4000, 20000, 60000):
+    for grain in GRAINS:
         if now() > bound.deadline:
             return
-        if grain == 4000 or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
+        if grain == GRAINS[0] or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
             bound.grain = grain
             bound.try_prices(bound.graph.compute_s.min(axis=1) + 1e-300)
             report(bound.bound_s * (1.0 - TOLERANCE), "cut profile")
@@ -261,10 +261,8 @@ def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> N
 
 def _grains(bound: ColumnBound) -> list[int]:
     """Sums to which prices are rounded, from coarse to fine."""
-    finest = max(PER_ITEM * bound.graph.num_items, FIRST_CELLS // bound.num_states)
     most = min(int(TABLE_CELLS * pricer.count / (ROOM * pricer.sweep.num_states)) for pricer in bound.pricers)
-    most = max(1500, min(60000, most, FINEST_CELLS // bound.num_states))
-    return [int(np.clip(finest * factor, 1500, most)) for factor in (0.2, 1, 3, 9)]
+    return [min(grain, max(1000, min(most, FINEST_CELLS // bound.num_states))) for grain in GRAINS]
 
 
 def rising_bound(

@@ -18,9 +18,6 @@ from autosplit.planners.noncontiguous.hypergraph import Hypergraph, hypergraph_o
 from autosplit.planners.noncontiguous.local_search import descents
 from autosplit.planners.row_annealing import anneal_rows
 
-HEAD_START, LONGEST_HEAD_START_S = 0.1, 3.0
-"""The search runs alone for this share of the time before the proof begins, but for no more than these seconds."""
-
 
 def partition(incumbent: Incumbent, deadline: float) -> None:
     """At most one block for each device, of any ops, and a bound on all such plans."""
@@ -34,7 +31,6 @@ class _Partition:
     def __init__(self, incumbent: Incumbent, deadline: float) -> None:
         self.incumbent, self.deadline = incumbent, deadline
         self.graph: Hypergraph = hypergraph_of(incumbent.problem)
-        self.began = now()
         self.interrupted = False
 
     def run(self) -> None:
@@ -82,9 +78,8 @@ class _Partition:
         return self.interrupted or self.incumbent.closed or now() >= self.deadline
 
     def _prove(self) -> None:
-        """Raise the bound until the end; wait first for a plan that is worth proving."""
-        begin = self.began + min(LONGEST_HEAD_START_S, HEAD_START * (self.deadline - self.began))
-        while (now() < begin or self._best()[0] == inf) and not self._is_over():
+        """Raise the bound until the end; wait first for a plan."""
+        while self._best()[0] == inf and not self._is_over():
             Event().wait(0.01)
         rising_bound(self.graph, self._best, self.incumbent.prove, self.deadline)
 
