@@ -1,7 +1,7 @@
 """solve(): the solvers in turn, each from the best plan and bound so far, until the gap is closed or time is up."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -17,7 +17,7 @@ from autosplit.planners.contiguous.chains import improve_chains
 from autosplit.planners.contiguous.first_chain import offer_first_chain
 from autosplit.planners.cpsat.integer_program import find_any_plan, solve_integer_program
 from autosplit.planners.delays import Delays, critical_path_s
-from autosplit.planners.incumbent import Incumbent, Solver, plans_on_one_device
+from autosplit.planners.incumbent import Incumbent, Solver
 from autosplit.planners.items import contract, kept_together
 from autosplit.planners.latency.scheduling import schedule_sample
 from autosplit.planners.noncontiguous.partitioning import partition
@@ -27,13 +27,6 @@ from autosplit.values.constraints import Demands
 
 FEW_PLACES = 60
 """Ops times devices up to which CP-SAT places blocks and times them exactly, in less time than others take for a bound."""
-
-
-def on_one_device(incumbent: Incumbent, deadline: float) -> None:
-    """Offer the best single-device plans."""
-    for blocks in plans_on_one_device(incumbent.problem):
-        if incumbent.problem.compute_s[:, blocks[0].devices[0]].sum() < incumbent.objective_s:
-            incumbent.offer(blocks, "one device")
 
 
 def refute_every_placement(incumbent: Incumbent, deadline: float) -> None:
@@ -64,7 +57,7 @@ def split_any_sets(incumbent: Incumbent, deadline: float) -> None:
     """
     clusters = forced_clusters(incumbent.problem, contiguous=True)
     free = Incumbent(clusters.problem, ANY_PLACEMENT, incumbent.seed)
-    on_one_device(free, deadline)
+    free.offer_one_device()
     partition(free, halfway(deadline))
     if incumbent.demands.max_replicas == 1:
         incumbent.prove(free.bound_s, "any sets")
@@ -77,11 +70,6 @@ def split_any_sets(incumbent: Incumbent, deadline: float) -> None:
 ANY_PLACEMENT = Demands(contiguous=False)
 
 
-def always(incumbent: Incumbent) -> bool:
-    """Ask the solver in any case."""
-    return True
-
-
 def no_plan(incumbent: Incumbent) -> bool:
     """No plan is known that meets the demands."""
     return not incumbent.blocks
@@ -92,19 +80,9 @@ def for_throughput(incumbent: Incumbent) -> bool:
     return incumbent.demands.objective == "throughput"
 
 
-def shares_devices(incumbent: Incumbent) -> bool:
-    """The largest device load is the objective, and a device may hold several blocks."""
-    return for_throughput(incumbent) and bool(incumbent.demands.reuse)
-
-
 def limits_latency(incumbent: Incumbent) -> bool:
     """The largest device load is the objective, and latency is limited."""
     return for_throughput(incumbent) and incumbent.demands.max_latency_s < inf
-
-
-def any_sets(incumbent: Incumbent) -> bool:
-    """A device may hold any ops, and nothing but throughput counts."""
-    return incumbent.demands.any_sets
 
 
 def places(incumbent: Incumbent) -> int:
@@ -112,42 +90,37 @@ def places(incumbent: Incumbent) -> int:
     return incumbent.problem.num_ops * incumbent.problem.num_devices
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A solver, and when it is asked."""
+Step = tuple[Solver, Callable[[Incumbent], bool]]
+"""A solver, and whether it is asked."""
 
-    solver: Solver
-    when: Callable[[Incumbent], bool]
-
-
-FIRST_PLAN = (
-    Step(find_quickest, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
-    Step(improve_chains, always),
-    Step(refute_every_placement, no_plan),
-    Step(find_any_plan, no_plan),
-    Step(solve_integer_program, no_plan),
-    Step(find_quickest, lambda i: no_plan(i) and (limits_latency(i) or not for_throughput(i))),
+FIRST_PLAN: tuple[Step, ...] = (
+    (find_quickest, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
+    (improve_chains, lambda i: True),
+    (refute_every_placement, no_plan),
+    (find_any_plan, no_plan),
+    (solve_integer_program, no_plan),
+    (find_quickest, lambda i: no_plan(i) and (limits_latency(i) or not for_throughput(i))),
 )
 """Solvers that find a plan at all; those that take long are asked only where the others find none."""
 
-BETTER_PLANS = (
-    Step(solve_integer_program, lambda i: any_sets(i) and places(i) <= clock.SMALL_PLACES),
-    Step(partition, any_sets),
-    Step(split_any_sets, lambda i: shares_devices(i) and places(i) > FEW_PLACES),
-    Step(schedule_sample, lambda i: not for_throughput(i)),
-    Step(solve_integer_program, lambda i: not any_sets(i) and (for_throughput(i) or places(i) <= FEW_PLACES)),
+BETTER_PLANS: tuple[Step, ...] = (
+    (solve_integer_program, lambda i: i.demands.any_sets and places(i) <= clock.SMALL_PLACES),
+    (partition, lambda i: i.demands.any_sets),
+    (split_any_sets, lambda i: for_throughput(i) and bool(i.demands.reuse) and places(i) > FEW_PLACES),
+    (schedule_sample, lambda i: not for_throughput(i)),
+    (solve_integer_program, lambda i: not i.demands.any_sets and (for_throughput(i) or places(i) <= FEW_PLACES)),
 )
 """Solvers that better a plan and prove how good it is."""
 
 
 def run(steps: Sequence[Step], incumbent: Incumbent, deadline: float) -> None:
     """Take the steps in order, until the gap is closed or it is proved that there is no plan. The last one gets all the time."""
-    for number, step in enumerate(steps, start=1):
+    for number, (solver, is_asked) in enumerate(steps, start=1):
         if incumbent.closed or incumbent.refuted:
             return
-        if step.when(incumbent):
-            until = halfway(deadline) if any(other.when(incumbent) for other in steps[number:]) else deadline
-            step.solver(incumbent, until if incumbent.blocks else max(until, now() + LEAST_S))
+        if is_asked(incumbent):
+            until = halfway(deadline) if any(later(incumbent) for _, later in steps[number:]) else deadline
+            solver(incumbent, until if incumbent.blocks else max(until, now() + LEAST_S))
 
 
 @jit.interruptible()
@@ -193,7 +166,7 @@ def solve(
 def _solve(incumbent: Incumbent, deadline: float, may_share: bool, name_conflict: bool) -> Solution:
     """``solve`` for a problem without wires; ``may_share`` allows several blocks on a device if no other plan is found."""
     problem, demands = incumbent.problem, incumbent.demands
-    on_one_device(incumbent, deadline)
+    incumbent.offer_one_device()
     offer_first_chain(incumbent)
     if no_plan(incumbent):
         _refuse_obvious(problem, demands)

@@ -13,7 +13,7 @@ from autosplit.costs.problem import Problem
 from autosplit.planners.clock import halfway, now
 from autosplit.planners.clusters import Clusters, forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
-from autosplit.planners.incumbent import Incumbent, plans_on_one_device
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, list_schedule
 from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.latency.segments import segment_bound_s
@@ -28,8 +28,7 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
     deadline -= SECONDS_TO_VERIFY * incumbent.problem.num_ops
     forced = forced_clusters(incumbent.problem, incumbent.demands.contiguous)
     delays = Delays(forced.problem, incumbent.demands.max_replicas)
-    for blocks in plans_on_one_device(incumbent.problem):
-        incumbent.offer(blocks, "one device")
+    incumbent.offer_one_device()
     for table in _list_schedules(forced.problem, delays, halfway(deadline), deadline):
         incumbent.offer(forced.expand(blocks_of(forced.problem, table)), "list scheduling")
     incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
