@@ -33,8 +33,8 @@ from autosplit.planners.items import MANY_ITEMS, Ints, Items, stack_order
 from autosplit.planners.jit import compiled, inner, whole
 from autosplit.values.constraints import Demands
 
-LIMITS = (1.001, 1.02, 1.1, 1.3, 2.0, 4.0, inf)
-"""Limits of one search after another, as multiples of the bound; the low ones keep few prefixes."""
+GAPS = (0.001, 0.02, 0.1, 0.3, 1.0, 3.0, inf)
+"""Gaps to the bound below which one search after another looks for a chain; small ones keep few prefixes."""
 FIRST_LOOK_S = 1.0
 """Seconds after the deadline in which one order is searched, where no plan is known."""
 STEPS_OF_A_SLICE = 20_000_000
@@ -126,8 +126,8 @@ def best_chain(
     many = items.num_items > MANY_ITEMS
     enough = halfway(deadline) if many else deadline
     orders = topological_orders(items, 3 if many else 8)
-    for growth in LIMITS[many:]:
-        limit = min(limit_s, bound_s * growth if bound_s > 0 else inf)
+    for gap in GAPS[many:]:
+        limit = min(limit_s, bound_s * (1 + gap) if bound_s > 0 else inf)
         for order in orders:
             found = chain_in_order(items, demands, usage, weights, order, limit, deadline)
             if found is not None:
