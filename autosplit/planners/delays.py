@@ -30,26 +30,23 @@ class Delays:
     max_replicas: int = 1
 
     @cached_property
-    def _tables(self) -> tuple[Floats, Floats, Floats]:
-        """Seconds (fixed, per byte) of sending and receiving, and of delay, between any two ends."""
-        t = self.problem.transfers
+    def _tables(self) -> tuple[Floats, ...]:
+        """Seconds (fixed, per byte) that two ends are busy, and of delay; 0 on the same device. The host is never busy."""
+        t, devices = self.problem.transfers, slice(0, self.problem.num_devices)
+        send, send_byte, receive, receive_byte, delay = (table.copy() for table in t.arrays())
+        send[HOST] = send_byte[HOST] = receive[:, HOST] = receive_byte[:, HOST] = 0.0
         moving = 0.0 if self.problem.overlap else 1.0
-        tables = [(t.send_s + t.receive_s) * moving, (t.send_s_per_byte + t.receive_s_per_byte) * moving, t.latency_s.copy()]
-        if self.max_replicas > 1:
-            inner = slice(0, self.problem.num_devices)
-            for table in tables:
-                table[inner, inner] = table[inner, inner].min()
-                table[HOST, inner] = table[HOST, inner].min()
-                table[inner, HOST] = table[inner, HOST].min()
-        return tables[0], tables[1], tables[2]
+        tables = (send + receive) * moving, (send_byte + receive_byte) * moving, delay
+        for table in tables:
+            if self.max_replicas > 1:
+                table[devices, devices] = table[devices, devices].min()
+            np.fill_diagonal(table, 0.0)
+        return tables
 
     @cached_property
-    def between_devices(self) -> tuple[Floats, Floats, Floats]:
-        """The tables between two devices, 0 on the same device; each of shape (num_devices, num_devices)."""
-        tables = [table[:HOST, :HOST].copy() for table in self._tables]
-        for table in tables:
-            np.fill_diagonal(table, 0.0)
-        return tables[0], tables[1], tables[2]
+    def between_devices(self) -> tuple[Floats, ...]:
+        """The seconds (fixed, per byte, delay) between two devices, each of shape (num_devices, num_devices)."""
+        return tuple(table[:HOST, :HOST] for table in self._tables)
 
     @cached_property
     def edges(self) -> dict[tuple[int, int], tuple[int, float]]:
@@ -67,20 +64,9 @@ class Delays:
 
         Shape (num_devices, num_devices), or (1, num_devices) from the host and (num_devices, 1) to it.
         """
-        count, size = self.edges[maker, reader]
-        if maker == HOST:
-            if self.problem.overlap:
-                fixed, per_byte, delay = self._tables
-                return np.asarray(count * fixed + size * per_byte + delay)[HOST:, :HOST]
-            t = self.problem.transfers
-            paid = count * t.receive_s + size * t.receive_s_per_byte
-            return np.asarray((paid + t.latency_s)[HOST:, :HOST])
-        if reader == HOST:
-            t = self.problem.transfers
-            paid = (count * t.send_s + size * t.send_s_per_byte) * (not self.problem.overlap)
-            return np.asarray((paid + t.latency_s)[:HOST, HOST:])
-        fixed, per_byte, delay = self.between_devices
-        return np.asarray(count * fixed + size * per_byte + delay)
+        (count, size), (fixed, per_byte, delay) = self.edges[maker, reader], self._tables
+        rows, columns = (slice(HOST, None) if op == HOST else slice(HOST) for op in (maker, reader))
+        return np.asarray(count * fixed + size * per_byte + delay)[rows, columns]
 
     def between_classes(self, maker: int, reader: int) -> Floats:
         """Seconds from a device of each class (rows) to another device of each class; infinite where there is no other one."""
@@ -89,12 +75,12 @@ class Delays:
         return np.asarray(count * fixed + size * per_byte + delay)
 
     @cached_property
-    def _class_tables(self) -> tuple[Floats, Floats, Floats]:
+    def _class_tables(self) -> tuple[Floats, ...]:
         """The tables between two devices of two classes; all such pairs of devices cost the same."""
-        tables = [by_class(self.problem, table) for table in self._tables]
+        tables = tuple(by_class(self.problem, table) for table in self._tables)
         alone = [k for k, members in enumerate(self.problem.device_classes) if len(members) == 1]
         tables[2][alone, alone] = inf
-        return tables[0], tables[1], tables[2]
+        return tables
 
 
 def by_class(problem: Problem, table: Floats) -> Floats:

@@ -187,7 +187,7 @@ def _extend(
             walk.cursor[depth] = walk.high[depth] if must_take(rules, walk, item) else walk.cursor[depth] + 1
             continue
         # 3. take the candidate; enter the superset and go deeper, unless every block that contains this one is above the limit
-        _save(block, walk, depth)
+        _save(walk, depth)
         _count(costs, block, rules, walk, item, one)
         _flip(rules, walk, item, one)
         add(costs, block, item)
@@ -232,38 +232,20 @@ def _descend(rules: Rules, walk: Enumeration, depth: int, item: int) -> None:
 
 
 @inner
-def _save(block: GrowingBlock, walk: Enumeration, depth: int) -> None:
+def _save(walk: Enumeration, depth: int) -> None:
     """Save the sums before an item is added, so that taking it back leaves no rounding error."""
-    classes = len(block.work)
-    saved = walk.saved
-    for k in range(classes):
-        saved[depth, k] = block.work[k]
-        saved[depth, classes + k] = block.moved[k]
-        saved[depth, 2 * classes + k] = block.surely[k]
-        saved[depth, 3 * classes + k] = walk.done_work[k]
-        saved[depth, 4 * classes + k] = walk.open_cut[k]
-    saved[depth, 5 * classes] = block.memory[0]
-    for p in range(len(walk.done_value)):
-        saved[depth, 5 * classes + 1 + p] = walk.done_value[p]
+    for place in range(len(walk.sums)):
+        walk.saved[depth, place] = walk.sums[place]
 
 
 @inner
 def _undo(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, depth: int) -> None:
     """Take back the item at the cursor of this depth, and move the cursor on."""
     item = int(walk.candidates[walk.cursor[depth]])
-    classes = len(block.work)
-    saved = walk.saved
     remove(costs, block, item)
     _flip(rules, walk, item, whole(-1))
-    for k in range(classes):
-        block.work[k] = saved[depth, k]
-        block.moved[k] = saved[depth, classes + k]
-        block.surely[k] = saved[depth, 2 * classes + k]
-        walk.done_work[k] = saved[depth, 3 * classes + k]
-        walk.open_cut[k] = saved[depth, 4 * classes + k]
-    block.memory[0] = saved[depth, 5 * classes]
-    for p in range(len(walk.done_value)):
-        walk.done_value[p] = saved[depth, 5 * classes + 1 + p]
+    for place in range(len(walk.sums)):
+        walk.sums[place] = walk.saved[depth, place]
     walk.cursor[depth] += 1
 
 

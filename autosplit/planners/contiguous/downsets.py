@@ -117,9 +117,10 @@ class _Way:
         num_words = (items.num_items + 63) // 64
         self.items, self.usage = items, usage
         self.costs = costs_of(items)
-        self.block = empty_block(self.costs)
         self.rules = _rules(items, demands, usage, weights, prices, maximal_blocks_suffice(items, demands))
-        self.walk = _enumeration(items, num_words, self.rules.values.shape[1])
+        sums = np.zeros(5 * len(items.classes) + 1 + self.rules.values.shape[1])
+        self.block = empty_block(self.costs, sums)
+        self.walk = _enumeration(items, num_words, sums)
         self.sets = new_sets(1 << 12, 1 << 13, min(num_words, MAX_WORDS), items.num_items)
         begin(self.sets)
         self.limit = np.array([limit_s])
@@ -190,8 +191,9 @@ def _close(after_start: Ints, after: Ints, work: Floats, word_work: Floats, reac
         behind[item] = total
 
 
-def _enumeration(items: Items, num_words: int, num_values: int) -> Enumeration:
+def _enumeration(items: Items, num_words: int, sums: Floats) -> Enumeration:
     count, classes = items.num_items, len(items.classes)
+    done_work, open_cut, done_value = np.split(sums[3 * classes + 1 :], [classes, 2 * classes])
     waiting = np.bincount(items.after.data, minlength=count).astype(np.int64)
     sources = np.flatnonzero(waiting == 0)
     ready = np.zeros(count + 1, dtype=np.int64)
@@ -203,8 +205,7 @@ def _enumeration(items: Items, num_words: int, num_values: int) -> Enumeration:
         np.zeros(num_words, dtype=np.uint64), random.integers(1, 2**63, count, dtype=np.uint64), waiting, ready, place,
         np.array([len(sources), 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
         np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
-        np.zeros((count + 2, 5 * classes + 1 + num_values)), np.zeros(classes), np.zeros(num_values), np.zeros(num_values),
-        np.zeros(classes), np.zeros(classes),
+        sums, np.zeros((count + 2, len(sums))), done_work, done_value, np.zeros(len(done_value)), open_cut, np.zeros(classes),
     )  # fmt: skip
 
 

@@ -69,13 +69,14 @@ def costs_of(items: Items) -> Costs:
     )  # fmt: skip
 
 
-def empty_block(costs: Costs) -> GrowingBlock:
-    """A block without items, with no items before it."""
+def empty_block(costs: Costs, sums: Floats | None = None) -> GrowingBlock:
+    """A block without items, with no items before it. Its seconds and bytes are the first 3 K + 1 of ``sums``."""
     classes, nets = costs.compute.shape[1], len(costs.net_size)
+    sums = np.zeros(3 * classes + 1) if sums is None else sums
     return GrowingBlock(
-        np.zeros(classes), np.zeros(classes), np.zeros(classes), np.zeros(1), np.zeros(nets, dtype=np.int64),
-        np.zeros(nets, dtype=np.bool_), np.zeros(nets, dtype=np.int64), np.zeros(len(costs.weight_bytes), dtype=np.int64),
-        np.zeros(classes),
+        sums[:classes], sums[classes : 2 * classes], sums[2 * classes : 3 * classes], sums[3 * classes : 3 * classes + 1],
+        np.zeros(nets, dtype=np.int64), np.zeros(nets, dtype=np.bool_), np.zeros(nets, dtype=np.int64),
+        np.zeros(len(costs.weight_bytes), dtype=np.int64), np.zeros(classes),
     )  # fmt: skip
 
 
