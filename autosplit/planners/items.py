@@ -15,7 +15,7 @@ import networkx
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.problem import HOST, Floats, Problem
+from autosplit.costs.problem import HOST, Floats, Problem, rows_of
 from autosplit.values.constraints import Demands
 
 Ints = NDArray[np.int64]
@@ -163,11 +163,6 @@ def components(problem: Problem, contiguous: bool) -> Ints:
     return home
 
 
-def _edges(problem: Problem, home: Sequence[int]) -> set[tuple[int, int]]:
-    """The order, between the homes of the ops."""
-    return {(home[a], home[b]) for a, b in problem.order if home[a] != home[b]}
-
-
 def _pair_costs(problem: Problem, classes: Sequence[Sequence[int]]) -> tuple[Floats, Floats, bool]:
     """The least seconds (fixed, per byte) of sending and of receiving by class, shape (K, 2); whether all pairs cost the same."""
     transfers = problem.transfers
@@ -204,22 +199,18 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
     np.add.at(num_bytes, home, problem.op_bytes)
     send, receive, equal = _pair_costs(problem, classes)
     fixed, nets, pays_once = _item_nets(problem, home, count, firsts, send, receive)
-    edges = _edges(problem, home.tolist()) if demands.contiguous else set()
+    pairs = home[np.array(problem.order if demands.contiguous else (), dtype=np.int64).reshape(-1, 2)]
+    after = rows_of(sorted({(a, b) for a, b in pairs.tolist() if a != b}), count)
     weights = [(weight.num_bytes, frozenset(int(home[op]) for op in weight.users)) for weight in problem.weights]
     for size, users in weights:
         if len(users) == 1:
             num_bytes[min(users)] += size
     weights = [(size, users) for size, users in weights if len(users) > 1]
-    after: list[set[int]] = [set() for _ in range(count)]
-    for source, goal in edges:
-        after[source].add(goal)
     order = stack_order(after, -np.arange(count))
     place = np.argsort(order)
     paid = [net for net in nets.items() if net[1][0].any() or net[1][1].any()]
     both = np.array([costs for _, costs in paid]).reshape(len(paid), 2, len(classes))
-    members: list[list[int]] = [[] for _ in range(count)]
-    for op, item in enumerate(place[home].tolist()):
-        members[item].append(op)
+    members = rows_of(zip(place[home].tolist(), range(problem.num_ops), strict=True), count)
     return Items(
         ops=tuple(map(tuple, members)),
         classes=classes,
@@ -233,7 +224,7 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
         receive_s=np.ascontiguousarray(both[:, 1]),
         weights=Table.of([sorted(place[list(users)].tolist()) for _, users in weights]),
         weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
-        after=Table.of([sorted(place[list(after[item])].tolist()) for item in order.tolist()]),
+        after=Table.of([sorted(place[after[item]].tolist()) for item in order.tolist()]),
         overlap=problem.overlap,
         exact=equal and pays_once and not problem.pools,
     )
