@@ -27,14 +27,11 @@ from autosplit.values.constraints import Demands
 NUM_WALKS = 3
 """Walks, unless they end with the time."""
 
-NUM_STEPS, STEPS_PER_ATOM = 500, 200
-"""Moves of one walk, and more moves for each group of ops that stays together."""
+STEPS_PER_ATOM = 250
+"""Moves of one walk for each group of ops that stays together."""
 
-HOT, COLD = 0.03, 0.00003
-"""Temperatures at the start and at the end of a walk, as shares of the cost of its start."""
-
-MOVE_WEIGHTS = (30, 20, 15, 12, 13, 10)
-"""How often a move is drawn: an op along a value, an op anywhere, a device, a join, a split, a block."""
+HOT = 0.03
+"""Temperature at the start of a walk, as a share of the cost of its start; it ends at a thousandth of it."""
 
 Row = tuple[Block, ...]
 
@@ -58,7 +55,7 @@ def anneal_rows(
     contiguous = incumbent.demands.contiguous
     clusters = forced_clusters(incumbent.problem, contiguous)
     moves = _Moves(clusters.problem, incumbent.demands, Random(incumbent.seed))
-    steps = NUM_STEPS + STEPS_PER_ATOM * len(moves.atoms)
+    steps = STEPS_PER_ATOM * len(moves.atoms)
     for number in count() if endless else range(NUM_WALKS):
         begins = [blocks for blocks in (incumbent.blocks, *starts) if blocks]
         row = clusters.shrink(begins[number % len(begins)]) if begins else None
@@ -73,7 +70,7 @@ def anneal_rows(
             if moved is None or (contiguous and not is_chain(clusters.problem, moves.order, moved)):
                 continue
             new_s = moves.cost_s(moved, scale_s)
-            heat_s = scale_s * HOT * (COLD / HOT) ** (step / steps)
+            heat_s = scale_s * HOT * 1e-3 ** (step / steps)
             if new_s > value_s and (heat_s <= 0 or moves.random.random() >= exp((value_s - new_s) / heat_s)):
                 continue
             row, value_s = moved, new_s
@@ -122,8 +119,7 @@ class _Moves:
     def draw(self, row: Row) -> Row | None:
         """A random neighbour of the row, or None where the move drawn is not possible."""
         moves = (self._move_near, self._move_atom, self._move_device, self._join_two, self._split_one, self._move_block)
-        (move,) = self.random.choices(moves, MOVE_WEIGHTS)
-        return move(row)
+        return self.random.choice(moves)(row)
 
     def _free_devices(self, row: Sequence[Block]) -> list[int]:
         used = set() if self.demands.reuse else {device for block in row for device in block.devices}

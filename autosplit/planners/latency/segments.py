@@ -13,7 +13,7 @@ from math import inf
 import networkx
 import numpy as np
 
-from autosplit.costs.cost import most_s
+from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.problem import Net, Problem
 from autosplit.planners.bounds import work_bound_s
 from autosplit.planners.clock import now
@@ -26,9 +26,6 @@ MOST_OPS = 2000
 
 MOST_INSIDE = 60
 """Most ops of a segment, ends included; CP-SAT proves little about larger ones."""
-
-LONGER = 1.001
-"""A segment counts if all its ops in turn take at least this many times as long as its longest path."""
 
 
 def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: int = 0, limit_s: float = inf) -> float:
@@ -56,7 +53,7 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
             part = _part(problem, inside)
             least_s, serial_s = float(part.compute_s.min(axis=1).sum()), critical_path_s(part, Delays(part))
             lengths[fork] = goal, max(lengths[fork][1], serial_s)
-            if least_s > LONGER * lengths[fork][1]:
+            if least_s > lengths[fork][1] * (1 + TOLERANCE):  # all its ops in turn take longer than its longest path
                 parts.append((fork, goal, part))
     known: dict[tuple[bytes, tuple[Net, ...], tuple[tuple[int, ...], ...]], float] = {}
     for number, (fork, goal, part) in enumerate(parts):

@@ -23,8 +23,8 @@ from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_or
 from autosplit.planners.noncontiguous.pricing import ROOM, Pricer
 from autosplit.planners.noncontiguous.restricted_master import Members, RestrictedMaster
 
-LEAST_STATES = 60_000
-"""Most states of a sweep, or eight for each item if that is more."""
+MOST_STATES = 60_000
+"""Most states of a sweep; without levels of bytes eight for each item, if that is more."""
 
 FAR = 0.97
 """If the bound is below this share of the best plan, the first target is halfway between the two."""
@@ -32,8 +32,8 @@ FAR = 0.97
 TABLE_CELLS = 120_000_000
 """Most cells of a table of states and values, 8 bytes each."""
 
-BYTE_LEVELS, MOST_CAPPED = (32, 16, 8, 4, 2), 30_000
-"""Levels of bytes to distinguish where a memory cap binds: the first that leaves at most ``MOST_CAPPED`` states."""
+BYTE_LEVELS = (32, 16, 8, 4, 2)
+"""Levels of bytes to distinguish where a memory cap binds: the first that leaves at most ``MOST_STATES`` states."""
 
 GRAINS = (4000, 20_000, 60_000)
 """Sums to which prices are rounded, from coarse to fine."""
@@ -48,7 +48,7 @@ def pricers_of(graph: Hypergraph, *, tries: int = 200, deadline: float = inf) ->
     After the deadline, as a second of ``now()``, no further order is tried.
     """
     everything = np.ones(graph.num_items, dtype=np.bool_)
-    max_states = max(LEAST_STATES, 8 * graph.num_items)
+    max_states = max(MOST_STATES, 8 * graph.num_items)
     found = []
     for members in graph.classes:
         device = members[0]
@@ -70,7 +70,7 @@ def capped_pricers(graph: Hypergraph, pricers: Sequence[Pricer]) -> list[Pricer]
         room_bytes, sweep = float(graph.memory_bytes[members[0]]), pricer.sweep
         if room_bytes < graph.item_bytes.sum():
             tried = (capped_sweep(sweep, graph.item_bytes, room_bytes, num_levels) for num_levels in BYTE_LEVELS)
-            sweep = next((each for each in tried if each.num_states <= MOST_CAPPED), sweep)
+            sweep = next((each for each in tried if each.num_states <= MOST_STATES), sweep)
         found.append(Pricer(sweep, pricer.work_s, pricer.count))
     return found
 
