@@ -13,12 +13,10 @@ from math import inf
 
 import networkx
 import numpy as np
-from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Floats, Problem, rows_of
+from autosplit.planners.loads import Costs, Ints
 from autosplit.values.constraints import Demands
-
-Ints = NDArray[np.int64]
 
 MANY_ITEMS = 5000
 """Items above which linear and integer programs are too large, and fewer orders are searched."""
@@ -59,37 +57,24 @@ class Table:
 
 @dataclass(frozen=True)
 class Items:
-    """The items and devices of the dynamic programs; K = number of device classes, items are numbered in a topological order.
+    """The items and devices of a problem; items are numbered in a topological order.
 
     Attributes:
         ops: the ops of each item.
         classes: the devices of each class.
-        compute_s: shape (num_items, K), infinite where not allowed.
-        fixed_s: transfers that an item pays wherever it stands (outputs to the host), shape (num_items, K).
-        num_bytes: memory of each item, shape (num_items,).
-        memory_bytes: cap of a device of each class, shape (K,).
+        costs: of the items, by class of device.
         pins: the items that each net touches, its producer among them.
-        producer: the item that makes each net, -1 for inputs from the host.
-        send_s, receive_s: what a crossing net costs, shape (num_nets, K).
-        weights, weight_bytes: items that share bytes.
+        weights: items that share bytes.
         after: the items that must not stand before each item.
         exact: the costs are the true ones for every contiguous plan with one block on a device.
     """
 
     ops: tuple[tuple[int, ...], ...]
     classes: tuple[tuple[int, ...], ...]
-    compute_s: Floats
-    fixed_s: Floats
-    num_bytes: Floats
-    memory_bytes: Floats
+    costs: Costs
     pins: Table
-    producer: Ints
-    send_s: Floats
-    receive_s: Floats
     weights: Table
-    weight_bytes: Floats
     after: Table
-    overlap: bool
     exact: bool
 
     @property
@@ -100,7 +85,7 @@ class Items:
     @cached_property
     def work_s(self) -> Floats:
         """Seconds that each item keeps a device busy wherever its neighbours are, shape (num_items, K)."""
-        return self.compute_s if self.overlap else self.compute_s + self.fixed_s
+        return self.costs.compute_s if self.costs.overlap else self.costs.compute_s + self.costs.fixed_s
 
     @cached_property
     def item_of(self) -> Ints:
@@ -118,19 +103,24 @@ class Items:
 
     def reversed(self) -> "Items":
         """The items in reverse: item i becomes item n - 1 - i, and the order is turned round."""
-        last = self.num_items - 1
+        last, c = self.num_items - 1, self.costs
         before = self.after.transposed(self.num_items)
-        return replace(
-            self,
-            ops=self.ops[::-1],
-            compute_s=self.compute_s[::-1].copy(),
-            fixed_s=self.fixed_s[::-1].copy(),
-            num_bytes=self.num_bytes[::-1].copy(),
-            pins=Table(self.pins.start, last - self.pins.data),
-            producer=np.where(self.producer == HOST, HOST, last - self.producer),
-            weights=Table(self.weights.start, last - self.weights.data),
-            after=Table.of([(last - before[item]).tolist() for item in range(last, -1, -1)]),
+        pins, weights = (Table(rows.start, last - rows.data) for rows in (self.pins, self.weights))
+        costs = c._replace(
+            compute_s=c.compute_s[::-1].copy(),
+            fixed_s=c.fixed_s[::-1].copy(),
+            num_bytes=c.num_bytes[::-1].copy(),
+            producer=np.where(c.producer == HOST, HOST, last - c.producer),
+            **_by_item(pins, weights, self.num_items),
         )
+        after = Table.of([(last - before[item]).tolist() for item in range(last, -1, -1)])
+        return replace(self, ops=self.ops[::-1], costs=costs, pins=pins, weights=weights, after=after)
+
+
+def _by_item(pins: Table, weights: Table, num_items: int) -> dict[str, Ints]:
+    """The fields of costs that list nets and weights by item."""
+    nets, held = pins.transposed(num_items), weights.transposed(num_items)
+    return {"net_start": nets.start, "nets": nets.data, "weight_start": held.start, "weights": held.data}
 
 
 def _inverse(rows: Sequence[Sequence[int]]) -> Ints:
@@ -211,23 +201,23 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
     paid = [net for net in nets.items() if net[1][0].any() or net[1][1].any()]
     both = np.array([costs for _, costs in paid]).reshape(len(paid), 2, len(classes))
     members = rows_of(zip(place[home].tolist(), range(problem.num_ops), strict=True), count)
-    return Items(
-        ops=tuple(map(tuple, members)),
-        classes=classes,
+    pins = Table.of([sorted(place[list(touched)].tolist()) for (_, touched), _ in paid])
+    users = Table.of([sorted(place[list(users)].tolist()) for _, users in weights])
+    costs = Costs(
         compute_s=compute[order],
         fixed_s=fixed[order],
         num_bytes=num_bytes[order],
         memory_bytes=problem.memory_bytes[firsts],
-        pins=Table.of([sorted(place[list(touched)].tolist()) for (_, touched), _ in paid]),
+        overlap=problem.overlap,
+        net_size=np.diff(pins.start),
         producer=np.array([HOST if made == HOST else place[made] for (made, _), _ in paid], dtype=np.int64),
         send_s=np.ascontiguousarray(both[:, 0]),
         receive_s=np.ascontiguousarray(both[:, 1]),
-        weights=Table.of([sorted(place[list(users)].tolist()) for _, users in weights]),
         weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
-        after=Table.of([sorted(place[after[item]].tolist()) for item in order.tolist()]),
-        overlap=problem.overlap,
-        exact=equal and pays_once and not problem.pools,
+        **_by_item(pins, users, count),
     )
+    after = Table.of([sorted(place[after[item]].tolist()) for item in order.tolist()])
+    return Items(tuple(map(tuple, members)), classes, costs, pins, users, after, equal and pays_once and not problem.pools)
 
 
 def _item_nets(

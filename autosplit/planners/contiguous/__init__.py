@@ -15,6 +15,5 @@ Parts of ``downsets``, all compiled:
 
 Shared by the dynamic programs:
 
-    growing_block           the cost of a block while items are added to it
     device_usage            the devices that a prefix of a chain has taken, as a number
 """

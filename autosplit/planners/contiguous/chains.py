@@ -9,11 +9,11 @@ from autosplit.planners import bounds, clock
 from autosplit.planners.clock import now
 from autosplit.planners.contiguous import linear
 from autosplit.planners.contiguous.device_usage import Usage, sequence_usage, usage_of
-from autosplit.planners.contiguous.growing_block import ROUNDING
 from autosplit.planners.contiguous.interleaved import improve_interleaved
 from autosplit.planners.contiguous.proving import chain_blocks, prove_chain
 from autosplit.planners.incumbent import CLOSE, Incumbent
 from autosplit.planners.items import MANY_ITEMS, Items, contract
+from autosplit.planners.loads import ROUNDING
 
 SECONDS_TO_CONTRACT, SECONDS_FOR_SOONEST = 1e-4, 1e-3
 """Seconds for each op: with less time left, a known plan is the answer; the second number is for latency.
@@ -119,5 +119,5 @@ def _hold_latency_limit(incumbent: Incumbent, items: Items, usage: Usage, weight
 
 def _by_speed(items: Items) -> list[int]:
     """The class of each device, fast ones first."""
-    mean = items.compute_s.clip(max=1e300).mean(axis=0)
+    mean = items.costs.compute_s.clip(max=1e300).mean(axis=0)
     return [int(k) for k in mean.argsort() for _ in items.classes[k]]

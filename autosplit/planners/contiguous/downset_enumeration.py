@@ -13,7 +13,10 @@ import numpy as np
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.contiguous.downset_table import BEST, NUM_ENTRIES, NUM_SETS, NUM_TOO_WIDE, SIZE, DownSetTable
-from autosplit.planners.contiguous.growing_block import (
+from autosplit.planners.contiguous.maximal_blocks import has_room, must_fill
+from autosplit.planners.contiguous.pruning import NUM_READY, NUM_TAKEN, Enumeration, Rules, fits, most_left, must_take
+from autosplit.planners.jit import compiled, inner, whole
+from autosplit.planners.loads import (
     ROUNDING,
     Costs,
     GrowingBlock,
@@ -24,9 +27,6 @@ from autosplit.planners.contiguous.growing_block import (
     shift,
     widest_load,
 )
-from autosplit.planners.contiguous.maximal_blocks import has_room, must_fill
-from autosplit.planners.contiguous.pruning import NUM_READY, NUM_TAKEN, Enumeration, Rules, fits, most_left, must_take
-from autosplit.planners.jit import compiled, inner, whole
 
 DONE, PAUSED, FULL, HOPELESS = range(4)
 
@@ -153,7 +153,7 @@ def _count(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, i
         was_open, is_open = 0 < pins < size, 0 < after < size
         if was_open != is_open:
             for k in range(len(walk.open_cut)):
-                least = min(costs.send[net, k], costs.receive[net, k])
+                least = min(costs.send_s[net, k], costs.receive_s[net, k])
                 walk.open_cut[k] += least if is_open else -least
 
 
@@ -212,7 +212,7 @@ def _least_with(costs: Costs, block: GrowingBlock, item: int) -> float:
     """A lower bound on the load of every block with this item, from the sums before it is added."""
     least = np.inf
     for k in range(len(block.work)):
-        work = block.work[k] + costs.compute[item, k]
+        work = block.work[k] + costs.compute_s[item, k]
         least = min(least, max(work, block.surely[k]) if costs.overlap else work + block.surely[k])
     return float(least)
 

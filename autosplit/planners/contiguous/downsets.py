@@ -26,12 +26,12 @@ from autosplit.planners.contiguous.downset_table import (
     members_of,
     new_sets,
 )
-from autosplit.planners.contiguous.growing_block import costs_of, empty_block
 from autosplit.planners.contiguous.linear import Chain
 from autosplit.planners.contiguous.maximal_blocks import maximal_blocks_suffice, most_added
 from autosplit.planners.contiguous.pruning import Enumeration, Rules
-from autosplit.planners.items import Ints, Items
+from autosplit.planners.items import Items
 from autosplit.planners.jit import compiled
+from autosplit.planners.loads import Ints, empty_block
 from autosplit.values.constraints import Demands
 
 MAX_SETS, MAX_ENTRIES = 3_000_000, 8_000_000
@@ -116,7 +116,7 @@ class _Way:
     def __init__(self, items: Items, demands: Demands, usage: Usage, weights: Floats, limit_s: float, prices: Prices) -> None:
         num_words = (items.num_items + 63) // 64
         self.items, self.usage = items, usage
-        self.costs = costs_of(items)
+        self.costs = items.costs
         self.rules = _rules(items, demands, usage, weights, prices, maximal_blocks_suffice(items, demands))
         sums = np.zeros(5 * len(items.classes) + 1 + self.rules.values.shape[1])
         self.block = empty_block(self.costs, sums)
@@ -148,14 +148,14 @@ class _Way:
 
 def _rules(items: Items, demands: Demands, usage: Usage, weights: Floats, prices: Prices, full: bool) -> Rules:
     compute = items.work_s
-    values = np.column_stack([item_work(items, weights), prices.values, most_added(items), items.num_bytes])
+    values = np.column_stack([item_work(items, weights), prices.values, most_added(items), items.costs.num_bytes])
     room = np.column_stack([capacity(usage, weights), usage.free @ prices.most])
     behind = np.column_stack([_work_behind(items, np.ascontiguousarray(column)) for column in values.T])
     rows = np.ascontiguousarray(values)  # without prices, one class of devices gives the other layout, which compiles again
     return Rules(
         items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.free, usage.final, rows,
         values.sum(axis=0), np.where(np.isfinite(compute), compute, 0).sum(axis=0), compute, behind,
-        int(usage.width.max()), items.overlap, demands.min_stage_s, full,
+        int(usage.width.max()), items.costs.overlap, demands.min_stage_s, full,
     )  # fmt: skip
 
 

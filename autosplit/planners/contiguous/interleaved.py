@@ -16,21 +16,21 @@ from autosplit.costs.judge import judge
 from autosplit.costs.problem import Block, Floats
 from autosplit.planners.bounds import item_work
 from autosplit.planners.clock import now
-from autosplit.planners.contiguous.growing_block import (
+from autosplit.planners.contiguous.linear import topological_orders
+from autosplit.planners.incumbent import Incumbent
+from autosplit.planners.items import Items
+from autosplit.planners.jit import compiled
+from autosplit.planners.loads import (
     Costs,
     GrowingBlock,
+    Ints,
     add,
-    costs_of,
     empty_block,
     price,
     remove,
     reset,
     shift,
 )
-from autosplit.planners.contiguous.linear import topological_orders
-from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import Ints, Items
-from autosplit.planners.jit import compiled
 
 NUM_CUTS = 96
 """Cuts of each look; all cuts where there are no more."""
@@ -92,7 +92,7 @@ def _spread_cuts(items: Items, order: Ints, num_stages: int) -> Ints:
     """Cuts at even steps of work and of item count; all cuts where they are few."""
     if items.num_items <= NUM_CUTS:
         return np.arange(items.num_items + 1)
-    work = np.cumsum(np.where(np.isfinite(items.compute_s), items.compute_s, 0).max(axis=1)[order])
+    work = np.cumsum(np.where(np.isfinite(items.costs.compute_s), items.costs.compute_s, 0).max(axis=1)[order])
     even = np.linspace(0, items.num_items, max(NUM_CUTS // 2, num_stages + 1)).astype(np.int64)
     by_work = np.searchsorted(work, np.linspace(0, work[-1], NUM_CUTS // 2))
     return np.unique(np.concatenate([even, by_work.clip(0, items.num_items)]))
@@ -103,7 +103,7 @@ def _beam(
 ) -> tuple[tuple[Block, ...], float, list[int]] | None:
     """The best of the last labels that meet the demands: its blocks, its objective in seconds, and its cuts."""
     problem, demands = incumbent.problem, incumbent.demands
-    costs = costs_of(items)
+    costs = items.costs
     loads = np.full((len(cuts), len(cuts), len(items.classes)), inf)
     sizes = np.full((len(cuts), len(cuts)), inf)
     _intervals(costs, empty_block(costs), order, cuts, loads, sizes)

@@ -16,12 +16,14 @@ from autosplit.costs.problem import Floats
 from autosplit.planners.bounds import item_work
 from autosplit.planners.clock import halfway, now
 from autosplit.planners.contiguous.device_usage import Usage, capacity
-from autosplit.planners.contiguous.growing_block import (
+from autosplit.planners.items import MANY_ITEMS, Items, stack_order
+from autosplit.planners.jit import compiled, inner, whole
+from autosplit.planners.loads import (
     ROUNDING,
     Costs,
     GrowingBlock,
+    Ints,
     add,
-    costs_of,
     empty_block,
     price,
     remove,
@@ -29,8 +31,6 @@ from autosplit.planners.contiguous.growing_block import (
     shift,
     widest_load,
 )
-from autosplit.planners.items import MANY_ITEMS, Ints, Items, stack_order
-from autosplit.planners.jit import compiled, inner, whole
 from autosplit.values.constraints import Demands
 
 GAPS = (0.001, 0.02, 0.1, 0.3, 1.0, 3.0, inf)
@@ -60,7 +60,7 @@ def topological_orders(items: Items, count: int = 8) -> list[Ints]:
     before = items.after.transposed(items.num_items)
     sooner = [before[item].tolist() for item in range(items.num_items)]
     own = np.arange(items.num_items)
-    work = np.where(np.isfinite(items.compute_s), items.compute_s, 0).sum(axis=1)
+    work = np.where(np.isfinite(items.costs.compute_s), items.costs.compute_s, 0).sum(axis=1)
     random = Random(2)
     chance = np.array([random.random() for _ in after])
     makers: tuple[Callable[[], Ints], ...] = (
@@ -157,7 +157,7 @@ def chain_in_order(
     """
     rest = np.zeros(items.num_items + 1)
     rest[:-1] = np.cumsum(item_work(items, weights)[order][::-1])[::-1]
-    costs = costs_of(items)
+    costs = items.costs
     room = capacity(usage, weights)
     value = np.full((items.num_items + 1, len(usage.after)), inf)
     parent = np.full((items.num_items + 1, len(usage.after), 3), -1, dtype=np.int64)

@@ -45,7 +45,7 @@ def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: f
         return
     if not items.exact:
         demands = replace(demands, min_stage_s=0.0)
-    if (items.compute_s >= limit_s * demands.max_replicas).any():
+    if (items.costs.compute_s >= limit_s * demands.max_replicas).any():
         items = contract(incumbent.problem, demands, limit_s=limit_s)
     usage = usage_of(items, demands)
     if usage is None:
@@ -112,15 +112,16 @@ def _priced(incumbent: Incumbent, items: Items, demands: Demands, deadline: floa
 
 def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Prices:
     """The most value that a device of each class holds below a limit: in the best prices, and in bytes where caps bind."""
+    sizes, caps = items.costs.num_bytes, items.costs.memory_bytes
     grain = int(np.clip(FINEST_CELLS // bound.num_states, 1000, GRAINS[1]))
     kinds = [] if bound.prices is None else [np.round(bound.prices * grain)]
-    if np.isfinite(items.memory_bytes).any() and items.num_bytes.sum() > items.memory_bytes.min():
-        kinds.append(np.floor(items.num_bytes * (grain / items.num_bytes.sum())))
+    if np.isfinite(caps).any() and sizes.sum() > caps.min():
+        kinds.append(np.floor(sizes * (grain / sizes.sum())))
     values = np.array(kinds).reshape(len(kinds), items.num_items)
     most = np.array([[len(each.profile(row.astype(np.int64), limit_s)) - 1.0 for row in values] for each in bound.pricers])
     most = most.reshape(len(bound.pricers), len(kinds))
     if len(kinds) > (bound.prices is not None):
-        most[:, -1] = np.minimum(most[:, -1], items.memory_bytes * (grain / items.num_bytes.sum()) * (1.0 + TOLERANCE))
+        most[:, -1] = np.minimum(most[:, -1], caps * (grain / sizes.sum()) * (1.0 + TOLERANCE))
     return downsets.Prices(np.ascontiguousarray(values.T), most)
 
 

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.contiguous.downset_table import DownSetTable, Words
-from autosplit.planners.contiguous.growing_block import ROUNDING
-from autosplit.planners.items import Ints
 from autosplit.planners.jit import inner
+from autosplit.planners.loads import ROUNDING, Ints
 
 NUM_READY, NUM_TAKEN = range(2)
 """Places in ``state``: ready items, and items in the down-set."""

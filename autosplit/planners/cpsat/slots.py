@@ -115,7 +115,7 @@ class Slots:
         self._break_symmetry()
 
     def _forbid(self) -> None:
-        compute = self.items.compute_s[:, self.type_class]
+        compute = self.items.costs.compute_s[:, self.type_class]
         for item, k in zip(*np.nonzero(np.isinf(compute)), strict=True):
             for s in range(self.num_slots):
                 self.model.Add(self.inside[item][s] == 0).OnlyEnforceIf(self.chosen[s][k])
@@ -137,17 +137,17 @@ class Slots:
     @property
     def by_weight(self) -> list[int]:
         """Items, the heaviest first."""
-        return [int(item) for item in np.argsort(-self.items.compute_s.clip(max=1e300).mean(axis=1), kind="stable")]
+        return [int(item) for item in np.argsort(-self.items.costs.compute_s.clip(max=1e300).mean(axis=1), kind="stable")]
 
     def _sizes(self, s: int) -> tuple[list[Any], list[int], float]:
         """The bytes of a slot as Booleans and whole steps, rounded down, and the bytes of a step."""
         step = self._step(float(self.problem.memory_bytes.min()))
         flags, sizes = [], []
-        for item, size in enumerate(self.items.num_bytes):
+        for item, size in enumerate(self.items.costs.num_bytes):
             if size:
                 flags.append(self.inside[item][s])
                 sizes.append(_whole(size, step))
-        for weight, size in enumerate(self.items.weight_bytes):
+        for weight, size in enumerate(self.items.costs.weight_bytes):
             held = self.model.NewBoolVar("")
             for item in self.items.weights[weight]:
                 self.model.Add(held >= self.inside[item][s])
@@ -192,8 +192,8 @@ class Slots:
             for k in types:
                 self.model.AddImplication(self.chosen[s][k], flag)
             chosen.append(flag)
-        groups = [((item,), size) for item, size in enumerate(self.items.num_bytes)]
-        groups += [(tuple(self.items.weights[w]), size) for w, size in enumerate(self.items.weight_bytes)]
+        groups = [((item,), size) for item, size in enumerate(self.items.costs.num_bytes)]
+        groups += [(tuple(self.items.weights[w]), size) for w, size in enumerate(self.items.costs.weight_bytes)]
         for members, size in groups:
             if size:
                 held = self.model.NewBoolVar("")
@@ -205,7 +205,7 @@ class Slots:
 
     def _step(self, cap: float) -> float:
         """The bytes of a step: one where all sizes are whole and not too large, so that nothing is rounded."""
-        sizes = np.append(self.items.num_bytes, self.items.weight_bytes)
+        sizes = np.append(self.items.costs.num_bytes, self.items.costs.weight_bytes)
         total = float(sizes.sum())
         if total <= MOST_STEPS and (sizes == np.floor(sizes)).all():
             return 1.0

@@ -148,7 +148,7 @@ class _Model(Slots):
 
     def _work(self, s: int, column: int) -> Any:
         """The compute of a slot on a class, in steps."""
-        costs = self.items.compute_s[:, column]
+        costs = self.items.costs.compute_s[:, column]
         return sum(self.inside[item][s] * self._steps(cost) for item, cost in enumerate(costs) if isfinite(cost) and cost)
 
     def _loads(self, work: list[list[Any]], moved: list[list[Any]]) -> None:
@@ -180,13 +180,13 @@ class _Model(Slots):
     def _own_transfers(self) -> list[list[Any]]:
         """The transfers of each slot on each type, where every net costs its sender and each receiver once."""
         moved: list[list[Any]] = [[0] * len(self.types) for _ in range(self.num_slots)]
-        for item, costs in enumerate(self.items.fixed_s):
+        for item, costs in enumerate(self.items.costs.fixed_s):
             for k, column in enumerate(self.type_class):
                 if costs[column]:
                     for s in range(self.num_slots):
                         moved[s][k] += self.inside[item][s] * self._steps(costs[column])
         for net in range(len(self.items.pins)):
-            producer = int(self.items.producer[net])
+            producer = int(self.items.costs.producer[net])
             readers = [item for item in self.items.pins[net] if item != producer]
             for s in range(self.num_slots):
                 made = self.inside[producer][s] if producer != HOST else 0
@@ -198,8 +198,8 @@ class _Model(Slots):
                         self.model.Add(sends >= made - self.inside[reader][s])
                     self.model.Add(receives >= self.inside[reader][s] - made)
                 for k, column in enumerate(self.type_class):
-                    moved[s][k] += sends * self._steps(self.items.send_s[net, column])
-                    moved[s][k] += receives * self._steps(self.items.receive_s[net, column])
+                    moved[s][k] += sends * self._steps(self.items.costs.send_s[net, column])
+                    moved[s][k] += receives * self._steps(self.items.costs.receive_s[net, column])
         return moved
 
     def _only_if(self, flag: Any, needed: Any, causes: Sequence[Any]) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Floats, Problem, rows_of
-from autosplit.planners.items import Ints, Table
+from autosplit.planners.items import Table
 from autosplit.planners.jit import inner
+from autosplit.planners.loads import Ints
 
 
 class Times(NamedTuple):

@@ -11,9 +11,9 @@ import numpy as np
 
 from autosplit.costs.problem import Block, Problem
 from autosplit.planners.clock import now, spend
-from autosplit.planners.items import Ints
 from autosplit.planners.jit import allocating, inner
 from autosplit.planners.latency.evaluation import OrderPlan, Times, plan_of, row_latency_s, times_of
+from autosplit.planners.loads import Ints
 
 MOVE_S = 2e-7
 """Seconds of a move for each op."""

@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from autosplit.planners.items import Ints
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, net_fields
 
 MOST_PINS = 8

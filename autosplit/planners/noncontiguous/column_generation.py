@@ -15,7 +15,8 @@ import numpy as np
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Floats
 from autosplit.planners.clock import CELL_S, halfway, now, spend
-from autosplit.planners.items import MANY_ITEMS, Ints
+from autosplit.planners.items import MANY_ITEMS
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, net_fields
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.items import Ints
 from autosplit.planners.jit import allocating
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 
 BOTH = 2

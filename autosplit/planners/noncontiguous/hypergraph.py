@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Block, Floats, Problem
-from autosplit.planners.items import Ints, Items, Table, contract
+from autosplit.planners.items import Items, Table, contract
+from autosplit.planners.loads import Ints
 from autosplit.values.constraints import Demands
 
 
@@ -135,17 +136,18 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Hypergraph:
         items: of a chain, for a hypergraph that bounds chains; by default any op may go anywhere.
     """
     items = items or contract(problem, Demands(contiguous=False))
-    outside = items.producer == HOST
-    costs_s = np.where(outside[:, None], items.receive_s, np.minimum(items.send_s, items.receive_s))[:, items.class_of]
-    paid = [] if items.overlap else np.flatnonzero(costs_s.any(axis=1)).tolist()
-    even = np.array_equal(items.send_s[~outside], items.receive_s[~outside])
-    beside = items.overlap and bool(len(items.pins) or items.fixed_s.any())
+    c = items.costs
+    outside = c.producer == HOST
+    costs_s = np.where(outside[:, None], c.receive_s, np.minimum(c.send_s, c.receive_s))[:, items.class_of]
+    paid = [] if c.overlap else np.flatnonzero(costs_s.any(axis=1)).tolist()
+    exact = items.exact and not len(items.weights) and not (c.overlap and bool(len(items.pins) or c.fixed_s.any()))
+    even = np.array_equal(c.send_s[~outside], c.receive_s[~outside])
     nets = ((items.pins[net], bool(outside[net]), costs_s[net]) for net in paid)
     return Hypergraph(
         item_of=items.item_of,
-        item_bytes=items.num_bytes,
-        memory_bytes=np.where(problem.memory_bytes >= items.num_bytes.sum(), np.inf, problem.memory_bytes),
+        item_bytes=c.num_bytes,
+        memory_bytes=np.where(problem.memory_bytes >= c.num_bytes.sum(), np.inf, problem.memory_bytes),
         classes=items.classes,
-        exact=items.exact and not len(items.weights) and not beside and (items.overlap or even),
+        exact=exact and (c.overlap or even),
         **net_fields(nets, np.ascontiguousarray(items.work_s[:, items.class_of])),
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.planners.clock import now
-from autosplit.planners.items import Ints
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.coarsening import coarsened
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 from autosplit.planners.noncontiguous.resplitting import resplit

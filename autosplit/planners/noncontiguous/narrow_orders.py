@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.planners.items import Ints
 from autosplit.planners.jit import allocating
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 
 

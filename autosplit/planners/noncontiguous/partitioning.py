@@ -12,7 +12,7 @@ import numpy as np
 
 from autosplit.planners.clock import counts_work, halfway, now
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import Ints
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.column_generation import rising_bound
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, hypergraph_of
 from autosplit.planners.noncontiguous.local_search import descents

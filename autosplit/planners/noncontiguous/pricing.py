@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.items import Ints
 from autosplit.planners.jit import allocating
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.frontier import Sweep
 
 ROOM = 1.3

@@ -11,8 +11,8 @@ import numpy as np
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.clock import CELL_S, spend
-from autosplit.planners.items import Ints
 from autosplit.planners.jit import allocating
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.items import Ints
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 
 SLOW = 3.0
