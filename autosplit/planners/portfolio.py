@@ -106,11 +106,11 @@ FIRST_PLAN: tuple[Step, ...] = (
 BETTER_PLANS: tuple[Step, ...] = (
     (solve_integer_program, lambda i: i.demands.any_sets and places(i) <= clock.SMALL_PLACES),
     (partition, lambda i: i.demands.any_sets),
-    (split_any_sets, lambda i: for_throughput(i) and bool(i.demands.reuse) and places(i) > FEW_PLACES),
     (schedule_sample, lambda i: not for_throughput(i)),
     (solve_integer_program, lambda i: not i.demands.any_sets and (for_throughput(i) or places(i) <= FEW_PLACES)),
+    (split_any_sets, lambda i: for_throughput(i) and bool(i.demands.reuse) and places(i) > FEW_PLACES),
 )
-"""Solvers that better a plan and prove how good it is."""
+"""Solvers that better a plan and prove how good it is. CP-SAT declines large problems, so another one follows it where one can."""
 
 
 def run(steps: Sequence[Step], incumbent: Incumbent, deadline: float) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from autosplit.costs.problem import Floats
 from autosplit.planners.bounds import item_work
 from autosplit.planners.clock import now
-from autosplit.planners.contiguous.device_usage import Usage, capacity
+from autosplit.planners.contiguous.device_usage import Usage
 from autosplit.planners.contiguous.downset_enumeration import DONE, FULL, HOPELESS, PAUSED, run
 from autosplit.planners.contiguous.downset_table import (
     BEST,
@@ -149,7 +149,7 @@ class _Way:
 def _rules(items: Items, demands: Demands, usage: Usage, weights: Floats, prices: Prices, full: bool) -> Rules:
     compute = items.work_s
     values = np.column_stack([item_work(items, weights), prices.values, most_added(items), items.costs.num_bytes])
-    room = np.column_stack([capacity(usage, weights), usage.free @ prices.most])
+    room = usage.free @ np.column_stack([weights, prices.most])
     behind = np.column_stack([_work_behind(items, np.ascontiguousarray(column)) for column in values.T])
     rows = np.ascontiguousarray(values)  # without prices, one class of devices gives the other layout, which compiles again
     return Rules(

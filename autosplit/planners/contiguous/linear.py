@@ -15,7 +15,7 @@ import numpy as np
 from autosplit.costs.problem import Floats
 from autosplit.planners.bounds import item_work
 from autosplit.planners.clock import halfway, now
-from autosplit.planners.contiguous.device_usage import Usage, capacity
+from autosplit.planners.contiguous.device_usage import Usage
 from autosplit.planners.items import MANY_ITEMS, Items, stack_order
 from autosplit.planners.jit import compiled, inner, whole
 from autosplit.planners.loads import (
@@ -158,7 +158,7 @@ def chain_in_order(
     rest = np.zeros(items.num_items + 1)
     rest[:-1] = np.cumsum(item_work(items, weights)[order][::-1])[::-1]
     costs = items.costs
-    room = capacity(usage, weights)
+    room = usage.free @ weights
     value = np.full((items.num_items + 1, len(usage.after)), inf)
     parent = np.full((items.num_items + 1, len(usage.after), 3), -1, dtype=np.int64)
     value[0, 0] = 0.0
