@@ -110,7 +110,7 @@ BETTER_PLANS: tuple[Step, ...] = (
     (solve_integer_program, lambda i: not i.demands.any_sets and (for_throughput(i) or places(i) <= FEW_PLACES)),
     (split_any_sets, lambda i: for_throughput(i) and bool(i.demands.reuse) and places(i) > FEW_PLACES),
 )
-"""Solvers that better a plan and prove how good it is. CP-SAT declines large problems, so another one follows it where one can."""
+"""Solvers that better a plan and prove how good it is. CP-SAT declines large problems, so one that takes any time follows it."""
 
 
 def run(steps: Sequence[Step], incumbent: Incumbent, deadline: float) -> None:
