@@ -142,17 +142,17 @@ def problems(module: str) -> list[tuple[Any, Any, float]]:
 
     any_sets, latency = Demands(contiguous=False), Demands(objective="latency")
     if "noncontiguous" in module:
-        found = [(file(name), any_sets, 1.5) for name in ("layer-inceptionv3_inference", "op-bert_l-6_inference")]
-        return [*found, (capped("op-resnet50_inference", 0.325, 4), any_sets, 1.5)]
+        found = [(file(name), any_sets, 1.0) for name in ("layer-inceptionv3_inference", "op-bert_l-6_inference")]
+        return [*found, (capped("op-resnet50_inference", 0.325, 4), any_sets, 1.0)]
     if "latency" in module or "delays" in module:
         cases = [("layer-inceptionv3_inference", 0.6, 2), ("layer-resnet50_inference", 0.14375, 8)]
-        return [(capped(*case), latency, 1.5) for case in [*cases, ("op-bert_l-6_inference", 0.325, 4)]]
+        return [(capped(*case), latency, 1.0) for case in [*cases, ("op-bert_l-6_inference", 0.325, 4)]]
     if "interleaved" in module:
-        found = [(file("layer-gnmt_inference"), Demands(num_stages=10), 1.5)]
-        return [*found, (file("layer-resnet50_inference"), Demands(reuse=True), 1.5)]
+        found = [(file("layer-gnmt_inference"), Demands(num_stages=10), 1.0)]
+        return [*found, (file("layer-resnet50_inference"), Demands(reuse=True), 1.0)]
     if "contiguous" in module or "bounds" in module or "items" in module:
         found = [(problem, Demands(), 1.0) for problem in list(simple_graphs())[::6]]
-        return [*found, (trained("layer-inceptionv3_inference", 7), Demands(), 1.5)]
+        return [*found, (trained("layer-inceptionv3_inference", 7), Demands(), 1.0)]
     return _random_problems()
 
 
@@ -167,7 +167,7 @@ def _random_problems() -> list[tuple[Any, Any, float]]:
     plain = {"caps": False, "unsupported": False, "loose_order": False, "pooled": False}
     found = [
         (random_problem(seed, num_ops=8 + seed, num_devices=2 + seed % 2, **plain), Demands(**asks[seed % len(asks)]), 0.5)
-        for seed in range(10)
+        for seed in range(6)
     ]
     return [*found, (random_problem(50, num_ops=50, num_devices=4, **plain), Demands(contiguous=False), 1.0)]
 
