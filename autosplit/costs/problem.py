@@ -38,6 +38,11 @@ class Net:
     num_bytes: float
 
 
+def edges_of(nets: Iterable[Net]) -> tuple[tuple[int, int], ...]:
+    """(maker, reader) of every value that an op makes and an op reads, each pair once, sorted."""
+    return tuple(sorted({(net.producer, op) for net in nets for op in net.consumers if HOST not in (net.producer, op)}))
+
+
 @dataclass(frozen=True, slots=True)
 class SharedWeight:
     """Bytes that several ops read; a device that holds any of them holds the bytes once."""
@@ -216,8 +221,7 @@ class Problem:
     @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
         """(maker, reader) of every value that an op makes and an op reads, each pair once, sorted."""
-        pairs = {(net.producer, op) for net in self.nets for op in net.consumers if HOST not in (net.producer, op)}
-        return tuple(sorted(pairs))
+        return edges_of(self.nets)
 
     @cached_property
     def readers(self) -> list[list[int]]:
