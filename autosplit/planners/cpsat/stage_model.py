@@ -19,9 +19,8 @@ from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.clock import now
-from autosplit.planners.cpsat.slots import Slots
 from autosplit.planners.cpsat.solver import MOST_STEPS, SCALE, TERMS_PER_SECOND, solve
-from autosplit.planners.cpsat.stage_times import Timing, price_spread_s
+from autosplit.planners.cpsat.stage_times import TimedSlots, price_spread_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items
 from autosplit.values.constraints import Demands
@@ -92,7 +91,7 @@ def _own_price(items: Items, demands: Demands) -> bool:
     return items.exact and not demands.reuse
 
 
-class _Model(Slots):
+class _Model(TimedSlots):
     """The loads of the slots and of the devices, in whole steps of the limit.
 
     ``goal`` is minimized. ``sure`` says whether every order of the last blocks was tried. A ``timeless`` model has no loads and
@@ -113,15 +112,14 @@ class _Model(Slots):
         self.load = self.model.NewIntVar(0, int(MOST_STEPS if quick else SCALE + 1), "load")
         own = _own_price(items, demands)
         self.slack = 1 if demands.max_replicas > 1 else 0
-        work = [[self._work(s, column) for column in self.type_class] for s in range(num_slots)]
-        moved = self._own_transfers() if own else self._pair_transfers()
-        self._loads(work, moved)
-        timing = Timing(self, work, moved, self.scale)
+        self.work = [[self._work(s, column) for column in self.type_class] for s in range(num_slots)]
+        self.moved = self._own_transfers() if own else self._pair_transfers()
+        self._loads(self.work, self.moved)
         if demands.min_stage_s > 0:
-            timing.least_stage(demands.min_stage_s, 0.0 if own or demands.max_replicas == 1 else price_spread_s(self))
+            self.least_stage(demands.min_stage_s, 0.0 if own or demands.max_replicas == 1 else price_spread_s(self))
         self.goal = self.load
         if quick or demands.max_latency_s < all_s:
-            makespan = timing.makespan(min(demands.max_latency_s, all_s, self.top_s if quick else inf))
+            makespan = self.makespan(min(demands.max_latency_s, all_s, self.top_s if quick else inf))
             self.goal = makespan if quick else self.load
 
     def bound_below(self, bound_s: float) -> None:
