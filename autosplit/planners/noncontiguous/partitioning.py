@@ -94,4 +94,4 @@ class _Partition:
         """Look for good starts on the hypergraph, which costs no more than the problem, then anneal by the true evaluator."""
         starts = self._descend([start], halfway(until))
         rows = [self.graph.blocks(home) for home in starts]
-        anneal_rows(self.incumbent, until, rows, endless=True, halt=self._is_over)
+        anneal_rows(self.incumbent, until, rows, endless=True, halt=lambda: self.interrupted)
