@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from typing import Any
 
 import networkx
 import numpy as np
@@ -117,7 +118,7 @@ class Items:
         return replace(self, ops=self.ops[::-1], costs=costs, pins=pins, weights=weights, after=after)
 
 
-def _by_item(pins: Table, weights: Table, num_items: int) -> dict[str, Ints]:
+def _by_item(pins: Table, weights: Table, num_items: int) -> dict[str, Any]:
     """The fields of costs that list nets and weights by item."""
     nets, held = pins.transposed(num_items), weights.transposed(num_items)
     return {"net_start": nets.start, "nets": nets.data, "weight_start": held.start, "weights": held.data}
@@ -202,7 +203,7 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
     both = np.array([costs for _, costs in paid]).reshape(len(paid), 2, len(classes))
     members = rows_of(zip(place[home].tolist(), range(problem.num_ops), strict=True), count)
     pins = Table.of([sorted(place[list(touched)].tolist()) for (_, touched), _ in paid])
-    users = Table.of([sorted(place[list(users)].tolist()) for _, users in weights])
+    held = Table.of([sorted(place[list(users)].tolist()) for _, users in weights])
     costs = Costs(
         compute_s=compute[order],
         fixed_s=fixed[order],
@@ -214,10 +215,10 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
         send_s=np.ascontiguousarray(both[:, 0]),
         receive_s=np.ascontiguousarray(both[:, 1]),
         weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
-        **_by_item(pins, users, count),
+        **_by_item(pins, held, count),
     )
-    after = Table.of([sorted(place[after[item]].tolist()) for item in order.tolist()])
-    return Items(tuple(map(tuple, members)), classes, costs, pins, users, after, equal and pays_once and not problem.pools)
+    later = Table.of([sorted(place[after[item]].tolist()) for item in order.tolist()])
+    return Items(tuple(map(tuple, members)), classes, costs, pins, held, later, equal and pays_once and not problem.pools)
 
 
 def _item_nets(

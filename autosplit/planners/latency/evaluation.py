@@ -61,10 +61,11 @@ def times_of(problem: Problem) -> Times:
     after = Table.of(rows_of(sorted({*problem.edges, *problem.order}), problem.num_ops))
     before = after.transposed(problem.num_ops)
     caps = np.where(problem.memory_bytes >= problem.op_bytes.sum(), np.inf, problem.memory_bytes) * (1 + TOLERANCE)
+    t = problem.transfers
     return Times(
         np.ascontiguousarray(problem.compute_s), problem.op_bytes, caps, before.start, before.data, after.start, after.data,
         problem.producers, problem.net_bytes, readers.start, readers.data, made.start, made.data, read.start, read.data,
-        *problem.transfers.arrays(), problem.send_once, problem.overlap,
+        t.send_s, t.send_s_per_byte, t.receive_s, t.receive_s_per_byte, t.latency_s, problem.send_once, problem.overlap,
     )  # fmt: skip
 
 
@@ -96,9 +97,9 @@ class OrderPlan(NamedTuple):
 def plan_of(times: Times, order: Ints, device: Ints) -> OrderPlan:
     """A plan with scratch of its own."""
     num_ops, num_devices = times.compute.shape
-    whole = [np.zeros(num_ops, dtype=np.int64) for _ in range(6)]
-    devices = np.zeros(num_devices), np.zeros(num_devices)
-    return OrderPlan(order.copy(), device.copy(), *whole[:3], np.zeros(num_ops), whole[3], *devices, whole[4], whole[5])
+    place, home, block_device, seen, path, others = np.zeros((6, num_ops), dtype=np.int64)
+    free, held = np.zeros((2, num_devices))
+    return OrderPlan(order.copy(), device.copy(), place, home, block_device, np.zeros(num_ops), seen, free, held, path, others)
 
 
 @inner

@@ -44,7 +44,7 @@ class Pricer:
     def best_set(self, values: Ints, limit_s: float, floor: int = 0) -> NDArray[np.bool_]:
         """The set of most value within the limit, shape (num_items,); a value of ``floor`` is known to be possible."""
         loads, table = self._run(values, limit_s, floor, keep=True)
-        return np.asarray(_trace(self.sweep, self.work_s, values, *table, len(loads) - 1))
+        return np.asarray(_trace(self.sweep, self.work_s, values, table[0], table[1], table[2], len(loads) - 1))
 
     def _run(self, values: Ints, limit_s: float, floor: int, keep: bool) -> tuple[Floats, Any]:
         sweep, total = self.sweep, int(values.sum())
