@@ -12,7 +12,7 @@ from autosplit.planners.contiguous.device_usage import Usage, sequence_usage, us
 from autosplit.planners.contiguous.interleaved import improve_interleaved
 from autosplit.planners.contiguous.proving import chain_blocks, prove_chain
 from autosplit.planners.incumbent import CLOSE, Incumbent
-from autosplit.planners.items import MANY_ITEMS, Items, contract
+from autosplit.planners.items import Items, contract
 from autosplit.planners.loads import ROUNDING
 
 SECONDS_TO_CONTRACT, SECONDS_FOR_SOONEST = 1e-4, 1e-3
@@ -74,7 +74,8 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
         _hold_latency_limit(incumbent, items, usage, weights, deadline)
     if incumbent.closed or (incumbent.blocks and now() >= deadline):
         return
-    prove_chain(incumbent, items, weights, deadline if items.num_items > MANY_ITEMS else clock.halfway(deadline))
+    complete = items.exact and incumbent.blocks  # otherwise CP-SAT may find or prove what orders of items do not say
+    prove_chain(incumbent, items, weights, deadline if complete else clock.halfway(deadline))
 
 
 def _prove_compute(incumbent: Incumbent, items: Items, weights: Floats) -> None:

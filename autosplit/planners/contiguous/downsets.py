@@ -149,7 +149,7 @@ class _Way:
 def _rules(items: Items, demands: Demands, usage: Usage, weights: Floats, prices: Prices, full: bool) -> Rules:
     compute = items.work_s
     values = np.column_stack([item_work(items, weights), prices.values, most_added(items), items.costs.num_bytes])
-    room = np.asarray(usage.free @ np.column_stack([weights, prices.most]), dtype=np.float64)
+    room = np.ascontiguousarray(usage.free @ np.column_stack([weights, prices.most]), dtype=np.float64)  # else it compiles again
     behind = np.column_stack([_work_behind(items, np.ascontiguousarray(column)) for column in values.T])
     rows = np.ascontiguousarray(values)  # without prices, one class of devices gives the other layout, which compiles again
     return Rules(
