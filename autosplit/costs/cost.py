@@ -65,23 +65,38 @@ def block_of(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Crossings:
-    """Every (net, destination block) pair that crosses, as parallel arrays; HOST is the block of the host."""
+    """Every (net, destination block) pair that crosses, as parallel arrays sorted by net; HOST is the block of the host.
+
+    Attributes:
+        net, source, target, num_bytes: the value, the block that makes it, a block that reads it, and its bytes.
+        sender, receiver: who pays: these blocks, or the pieces of them that make the value and read it first.
+    """
 
     net: NDArray[np.int64]
     source: NDArray[np.int64]
     target: NDArray[np.int64]
     num_bytes: Floats
+    sender: NDArray[np.int64]
+    receiver: NDArray[np.int64]
 
 
-def crossings_of(problem: Problem, blocks: Sequence[Block]) -> Crossings:
-    """The values that cross from one block to another, or to or from the host."""
+def crossings_of(problem: Problem, blocks: Sequence[Block], parts: Sequence[Block] | None = None) -> Crossings:
+    """The values that cross from one block to another, or to or from the host; the parts of blocks pay for them if given."""
     home = np.append(block_of(problem, blocks), HOST)
     nets, readers = problem.pins
     width = len(blocks) + 1
-    source, target = home[problem.producers[nets]], home[readers]
-    pairs = np.unique((nets * width + target + 1)[source != target])
+    target = home[readers]
+    crosses = home[problem.producers[nets]] != target
+    pairs, which = np.unique((nets * width + target + 1)[crosses], return_inverse=True)
     net, target = pairs // width, pairs % width - 1
-    return Crossings(net, home[problem.producers[net]], target, problem.net_bytes[net])
+    maker = problem.producers[net]
+    source = sender = home[maker]
+    receiver = target
+    if parts is not None:
+        place = np.append(block_of(problem, parts), HOST)
+        sender, receiver = place[maker], np.full(len(pairs), len(parts))
+        np.minimum.at(receiver, which, place[readers[crosses]])
+    return Crossings(net, source, target, problem.net_bytes[net], sender, receiver)
 
 
 def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
@@ -129,27 +144,37 @@ def sent_over_buses(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
     return sent + [Sent((HOST_NAME,), place, num_bytes) for place, num_bytes in weights if num_bytes]
 
 
-def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:
-    """Seconds that each device of each block moves values of one sample."""
-    crossings, t = crossings_of(problem, blocks), problem.transfers
-    sent = _shares(problem, blocks, crossings, t.send_s, t.send_s_per_byte, sending=True)
-    received = _shares(problem, blocks, crossings, t.receive_s.T, t.receive_s_per_byte.T, sending=False)
-    moves = sent + received
-    return [moves[: len(block.devices), number].tolist() for number, block in enumerate(blocks)]
+def moves_s(
+    problem: Problem, blocks: Sequence[Block], crossings: Crossings | None = None, owner: Sequence[int] | None = None
+) -> list[list[float]]:
+    """Seconds that each device of each block moves values of one sample.
+
+    Args:
+        problem, blocks: what is evaluated.
+        crossings, owner: if pieces of blocks pay: the values that cross, and the block of each piece.
+    """
+    crossings, owner = crossings or crossings_of(problem, blocks), range(len(blocks)) if owner is None else owner
+    t, num_parts = problem.transfers, len(owner)
+    sent = _shares(problem, blocks, crossings, t.send_s, t.send_s_per_byte, num_parts, sending=True)
+    received = _shares(problem, blocks, crossings, t.receive_s.T, t.receive_s_per_byte.T, num_parts, sending=False)
+    return [row[: len(blocks[block].devices)] for row, block in zip((sent + received).T.tolist(), owner, strict=True)]
 
 
 def _shares(
-    problem: Problem, blocks: Sequence[Block], crossings: Crossings, fixed_s: Floats, per_byte: Floats, sending: bool
-) -> Floats:
-    """Seconds for one sample that each replica of each block spends sending, or receiving, shape (most replicas, num_blocks).
+    problem: Problem, blocks: Sequence[Block], crossings: Crossings, fixed_s: Floats, per_byte: Floats, num_parts: int,
+    sending: bool,
+) -> Floats:  # fmt: skip
+    """Seconds for one sample that each replica of each part spends sending, or receiving, shape (most replicas, num_parts).
 
     Args:
         problem, blocks: what is evaluated.
         crossings: the values that cross, sorted by value.
         fixed_s, per_byte: tables whose rows are the devices that pay, and whose columns are those at the other end.
+        num_parts: the blocks, or the pieces of them that pay.
         sending: the sender pays, once for each value with ``send_once``.
     """
-    paying, others = (crossings.source, crossings.target) if sending else (crossings.target, crossings.source)
+    c = crossings
+    paying, others, payers = (c.source, c.target, c.sender) if sending else (c.target, c.source, c.receiver)
     part = np.zeros((len(blocks) + 1, problem.num_devices + 1))
     part[HOST, HOST] = 1.0
     device = np.full((max((len(block.devices) for block in blocks), default=1), len(blocks) + 1), HOST)
@@ -157,13 +182,13 @@ def _shares(
         part[number, list(block.devices)] = 1.0 / len(block.devices)
         device[: len(block.devices), number] = block.devices
     fixed_s, per_byte = fixed_s @ part.T, per_byte @ part.T
-    values = np.flatnonzero(np.diff(crossings.net, prepend=-1))
-    shares = np.zeros((len(device), len(blocks)))
+    values = np.flatnonzero(np.diff(c.net, prepend=-1))
+    shares = np.zeros((len(device), num_parts))
     for replica, own in enumerate(device):
-        seconds, payer = fixed_s[own[paying], others] + crossings.num_bytes * per_byte[own[paying], others], paying
+        seconds, payer = fixed_s[own[paying], others] + c.num_bytes * per_byte[own[paying], others], payers
         if sending and problem.send_once and len(values):
-            seconds, payer = np.maximum.reduceat(seconds, values), paying[values]
-        shares[replica] = np.bincount(payer + 1, seconds, len(blocks) + 1)[1:]
+            seconds, payer = np.maximum.reduceat(seconds, values), payers[values]
+        shares[replica] = np.bincount(payer + 1, seconds, num_parts + 1)[1:]
     return shares
 
 

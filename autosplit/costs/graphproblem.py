@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from autosplit.costs.problem import HOST, Floats, Net, Pool, Problem, SharedWeight, Transfers
+from autosplit.costs.problem import HOST, Floats, Net, Pool, Problem, SharedWeight, Transfers, edges_of
 from autosplit.costs.wires import Wires
 from autosplit.values.constraints import Placement
 from autosplit.values.graph import Graph
@@ -42,7 +42,7 @@ def problem_from(graph: Graph, machine: Machine, compute_s: Floats, placement: P
         devices=tuple(numbers),
         compute_s=compute_s,
         nets=nets,
-        order=tuple(sorted({(net.producer, op) for net in nets for op in net.consumers if HOST not in (net.producer, op)})),
+        order=edges_of(nets),
         transfers=_transfers(machine),
         op_bytes=op_bytes,
         memory_bytes=np.array([np.inf if d.memory_bytes is None else float(d.memory_bytes) for d in machine.devices]),

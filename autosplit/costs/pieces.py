@@ -6,9 +6,8 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autosplit.costs.cost import block_of, crossings_of
+from autosplit.costs.cost import block_of, crossings_of, moves_s
 from autosplit.costs.hostways import Chain, hosts_of
 from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.costs.streaming import waits_s
@@ -70,7 +69,7 @@ def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedP
     home = block_of(problem, blocks)
     part_home = np.append(block_of(problem, parts), HOST)
     owner = [int(home[part.ops[0]]) for part in parts]
-    moved = _piece_transfers(problem, blocks, parts, part_home, owner)
+    moved = moves_s(problem, blocks, crossings_of(problem, blocks, parts), owner)
     delay = problem.transfers.latency_s
 
     def pairs(source: int, target: int) -> Iterable[tuple[int, int]]:
@@ -103,7 +102,7 @@ def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedP
             owner[number],
             part.devices,
             problem.compute_s[list(part.ops)][:, list(part.devices)].sum(axis=0) + len(part.ops) * waits[owner[number]],
-            moved[number],
+            np.array(moved[number]),
             reads[number],
         )
         for number, part in enumerate(parts)
@@ -129,48 +128,3 @@ def latency_s(problem: Problem, blocks: Sequence[Block]) -> float:
         free_s[mine] = end_s[number]
     last_s = max((end_s[source] + way.seconds for source, way in results.items()), default=0.0)
     return max(last_s, *end_s.values())
-
-
-def _piece_transfers(
-    problem: Problem, blocks: Sequence[Block], parts: Sequence[Block], part_home: NDArray[np.int64], owner: Sequence[int]
-) -> list[Floats]:
-    """Seconds that each device of a piece moves values of one sample. The piece that makes a value and the first one that reads
-    it pay for the value."""
-    crossings = crossings_of(problem, blocks)
-    first_reader: dict[tuple[int, int], int] = {}
-    nets, readers = problem.pins
-    for net, reader in zip(nets.tolist(), readers.tolist(), strict=True):
-        part = int(part_home[reader])
-        block = HOST if part == HOST else owner[part]
-        key = (net, block)
-        first_reader[key] = min(first_reader.get(key, part), part)
-    moved = [np.zeros(len(part.devices)) for part in parts]
-    sent: dict[tuple[int, int], Floats] = {}
-    transfers = problem.transfers
-
-    for net, source, target, size in zip(
-        crossings.net.tolist(), crossings.source.tolist(), crossings.target.tolist(), crossings.num_bytes.tolist(), strict=True
-    ):
-        senders = [HOST] if source == HOST else list(blocks[source].devices)
-        receivers = [HOST] if target == HOST else list(blocks[target].devices)
-        if source != HOST:
-            part = int(part_home[problem.producers[net]])
-            cost = _mean_s(transfers.send_s, transfers.send_s_per_byte, size, senders, receivers, 1)
-            before = sent.get((net, part), np.zeros(len(senders)))
-            after = np.maximum(before, cost) if problem.send_once else before + cost
-            moved[part] += after - before
-            sent[net, part] = after
-        if target != HOST:
-            reader = first_reader[net, target]
-            moved[reader] += _mean_s(transfers.receive_s, transfers.receive_s_per_byte, size, senders, receivers, 0)
-    return moved
-
-
-def _mean_s(
-    fixed_s: Floats, per_byte: Floats, size: float, senders: Sequence[int], receivers: Sequence[int], axis: int
-) -> Floats | float:
-    """Seconds that a value costs each device of one side, the mean over the other side; one number for a pair of devices."""
-    if len(senders) == len(receivers) == 1:
-        return float(fixed_s[senders[0], receivers[0]] + size * per_byte[senders[0], receivers[0]])
-    pairs = np.ix_(senders, receivers)
-    return np.asarray((fixed_s[pairs] + size * per_byte[pairs]).mean(axis=axis))

@@ -5,7 +5,7 @@ of a transfer between each pair of devices for its sender and its receiver, and 
 holds ops and the devices that run them; several devices are replicas of the block.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -21,6 +21,14 @@ HOST = -1
 Floats = NDArray[np.float64]
 
 
+def rows_of(pairs: Iterable[tuple[int, int]], num_rows: int) -> list[list[int]]:
+    """For each row, the second ends of its pairs."""
+    rows: list[list[int]] = [[] for _ in range(num_rows)]
+    for row, entry in pairs:
+        rows[row].append(entry)
+    return rows
+
+
 @dataclass(frozen=True, slots=True)
 class Net:
     """A value: the op that makes it (HOST for an input), its readers (ops, and HOST for an output), and its bytes."""
@@ -28,6 +36,11 @@ class Net:
     producer: int
     consumers: tuple[int, ...]
     num_bytes: float
+
+
+def edges_of(nets: Iterable[Net]) -> tuple[tuple[int, int], ...]:
+    """(maker, reader) of every value that an op makes and an op reads, each pair once, sorted."""
+    return tuple(sorted({(net.producer, op) for net in nets for op in net.consumers if HOST not in (net.producer, op)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +217,26 @@ class Problem:
             else:
                 home.append(device)
         return tuple(map(tuple, classes))
+
+    @cached_property
+    def representatives(self) -> list[int]:
+        """One device of each class."""
+        return [members[0] for members in self.device_classes]
+
+    @cached_property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """(maker, reader) of every value that an op makes and an op reads, each pair once, sorted."""
+        return edges_of(self.nets)
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        """For each op, the ops that read what it makes."""
+        return rows_of(self.edges, self.num_ops)
+
+    @cached_property
+    def makers(self) -> list[list[int]]:
+        """For each op, the ops that make what it reads."""
+        return rows_of([(reader, maker) for maker, reader in self.edges], self.num_ops)
 
     def _interchangeable(self, one: int, other: int) -> bool:
         pools = {device: [pool for pool in self.pools if device in pool.devices] for device in (one, other)}

@@ -26,15 +26,20 @@ Format = Literal["dnn-partitioning", "pipedream"]
 M = TypeVar("M", bound=BaseModel)
 
 COST_TOLERANCE = 1e-6
+"""Difference of the costs of two edges from one node that counts as rounding: published files have six digits."""
 SMALLEST, LARGEST = 1e-280, 1e300
-NEEDED = f"0 or more is needed, and between {SMALLEST:g} and {LARGEST:g} where it is not 0"
 """Limits of numbers in files. Sums of larger numbers, and quotients by smaller ones, would overflow."""
+NEEDED = f"0 or more is needed, and between {SMALLEST:g} and {LARGEST:g} where it is not 0"
+"""What a number in a file has to be."""
 
 MAX_WORKLOAD_BYTES = 20_000_000
+"""Largest file, 100 times the largest published one."""
 MAX_DEVICES = 1024
+"""Most devices of a file."""
 MAX_TIMES = 1_000_000
 """Largest number of nodes times devices; a time, and a reason where a node is not supported, take up to 200 bytes."""
 MAX_SHOWN_CYCLE = 20
+"""Most nodes of a cycle that a message names."""
 MAX_ID = 2**53
 """Largest id. Larger ids may have equal hashes, which makes a mapping slow."""
 

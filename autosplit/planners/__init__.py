@@ -11,6 +11,7 @@ All folders share these modules:
 
     incumbent        the best plan and bound of one solve, to which every planner adds
     items            ops contracted to what can be decided apart
+    loads            the load of a block while items are added to it, compiled
     bounds           what no plan can beat, from the compute alone
     clusters         the same problem with fewer ops
     delays           the least time between two ops on different devices, and the critical path

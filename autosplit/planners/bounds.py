@@ -11,7 +11,7 @@ import numpy as np
 from ortools.linear_solver import pywraplp
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import Floats
+from autosplit.costs.problem import Floats, Problem
 from autosplit.planners.items import Items
 from autosplit.values.constraints import Demands
 
@@ -22,7 +22,7 @@ MOST_PLANES = 100
 def multipliers(items: Items) -> Floats:
     """Weights of the classes with ``sum(count * weight) = 1`` that make the compute bound large, shape (K,)."""
     counts = np.array([len(members) for members in items.classes], dtype=np.float64)
-    work = _work(items)
+    work = items.work_s
     candidates = _simple_weights(work)
     if len(counts) > 1:
         candidates += _cutting_planes(work, counts, candidates)
@@ -30,13 +30,10 @@ def multipliers(items: Items) -> Floats:
     return np.asarray(best / (best @ counts))
 
 
-def work_bound_s(work_s: Floats, counts: Floats) -> float:
-    """No device is busy for less, in seconds, if ops are spread over the devices: the compute bound with simple weights.
-
-    Args:
-        work_s: compute of each op on a device of each class, shape (num_ops, K).
-        counts: devices of each class, shape (K,).
-    """
+def work_bound_s(problem: Problem, ops: Sequence[int] | slice = slice(None)) -> float:
+    """No device is busy for less, in seconds, if some ops are spread over the devices: the compute bound with simple weights."""
+    work_s = problem.compute_s[ops][:, problem.representatives]
+    counts = np.array([len(members) for members in problem.device_classes], dtype=np.float64)
     return max(_value(work_s, weights, counts) for weights in _simple_weights(work_s))
 
 
@@ -49,28 +46,25 @@ def _simple_weights(work: Floats) -> list[Floats]:
 
 def item_work(items: Items, weights: Floats) -> Floats:
     """The least weighted compute of each item, shape (num_items,)."""
-    work = _work(items)
-    with np.errstate(invalid="ignore"):
-        priced = np.where(weights > 0, work * weights, np.where(np.isfinite(work), 0.0, np.inf))
-    return np.asarray(priced.min(axis=1))
+    return _least_priced(items.work_s, weights)
 
 
 def compute_bound_s(items: Items, demands: Demands, weights: Floats) -> float:
     """No plan has a smaller largest load, in seconds; infinite where an item fits on no device."""
     counts = np.array([len(members) for members in items.classes])
     widest = min(demands.max_replicas, int(counts.sum()))
-    single = float(_work(items).min(axis=1).max()) / widest
+    single = float(items.work_s.min(axis=1).max()) / widest
     return max(float(item_work(items, weights).sum()), single)
 
 
-def _work(items: Items) -> Floats:
-    return items.compute_s if items.overlap else items.compute_s + items.fixed_s
+def _least_priced(work: Floats, weights: Floats) -> Floats:
+    with np.errstate(invalid="ignore"):
+        priced = np.where(weights > 0, work * weights, np.where(np.isfinite(work), 0.0, np.inf))
+    return np.asarray(priced.min(axis=1))
 
 
 def _value(work: Floats, weights: Floats, counts: Floats) -> float:
-    with np.errstate(invalid="ignore"):
-        priced = np.where(weights > 0, work * weights, np.where(np.isfinite(work), 0.0, np.inf))
-    return float(priced.min(axis=1).sum() / (weights @ counts))
+    return float(_least_priced(work, weights).sum() / (weights @ counts))
 
 
 def _cutting_planes(work: Floats, counts: Floats, starts: Sequence[Floats]) -> list[Floats]:

@@ -14,10 +14,13 @@ SMALL_PLACES = 160
 """Ops times devices up to which work is counted: 40 ops on 4 devices. CP-SAT can place their ops, so it is asked first."""
 LOOK_S = 2e-4
 """Seconds of work between two looks at the clock: about what one dynamic program of a small problem takes."""
-LEAST_WORK_S = 0.5
-"""Least seconds of work: with fewer, small problems get worse plans than with 20 s (13 of 60 random ones of up to five ops)."""
-LATEST_S, LATEST = 60.0, 3.0
-"""A small problem ends after this many seconds of the machine, or after this multiple of its limit if that is more."""
+LEAST_S = 0.5
+"""Least seconds of work, and of each solver that looks for a first plan: with fewer, small problems get worse plans than with
+20 s (13 of 60 random ones of up to five ops)."""
+LATEST_S = 60.0
+"""A small problem ends at the latest so many seconds of the machine after its limit."""
+CELL_S = 5e-9
+"""Seconds of work of one cell of a dynamic program over a sweep, before a run has measured it."""
 
 
 @dataclass
@@ -43,6 +46,15 @@ def now() -> float:
     return work.done_s
 
 
+def halfway(deadline: float) -> float:
+    """The second halfway from now to a deadline.
+
+    A solver that others follow gets half of the time left. So each gets as much as all that follow it, and none needs a share of
+    its own.
+    """
+    return (now() + deadline) / 2
+
+
 def spend(seconds: float) -> None:
     """Count work of a loop that does not look at the clock."""
     work = _WORK.get()
@@ -65,13 +77,13 @@ def machine_seconds_left(deadline: float) -> float:
 def time_limit(num_places: int, limit_s: float, num_solves: int = 1) -> Iterator[float]:
     """Give the deadline of ``now()`` for a problem with so many ops times devices, solved so many times.
 
-    Each solve of a small problem has ``LEAST_WORK_S`` at least.
+    Each solve of a small problem has ``LEAST_S`` at least.
     """
     if num_places > SMALL_PLACES or counts_work():
         yield now() + limit_s
         return
-    token = _WORK.set(_Work(monotonic() + max(LATEST_S, LATEST * limit_s)))
+    token = _WORK.set(_Work(monotonic() + LATEST_S + limit_s))
     try:
-        yield max(num_solves * LEAST_WORK_S, limit_s)
+        yield max(num_solves * LEAST_S, limit_s)
     finally:
         _WORK.reset(token)

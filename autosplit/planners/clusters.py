@@ -1,12 +1,12 @@
 """Clusters: a problem with fewer ops, each standing for ops that stay together. A plan costs the same in both problems."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import networkx
 import numpy as np
 
-from autosplit.costs.problem import HOST, Block, Net, Problem, SharedWeight
+from autosplit.costs.problem import HOST, Block, Net, Problem, SharedWeight, rows_of
 from autosplit.planners.items import components
 
 
@@ -33,11 +33,6 @@ class Clusters:
         return tuple(Block(tuple(clusters), block.devices) for clusters, block in zip(found, blocks, strict=True))
 
 
-def net_edges(problem: Problem) -> set[tuple[int, int]]:
-    """(maker, reader) of every value that an op makes and an op reads."""
-    return {(net.producer, op) for net in problem.nets for op in net.consumers if HOST not in (net.producer, op)}
-
-
 def forced_clusters(problem: Problem, contiguous: bool) -> Clusters:
     """A cluster for what every plan keeps together: each group and, in chains, the cycles that groups close.
 
@@ -45,50 +40,34 @@ def forced_clusters(problem: Problem, contiguous: bool) -> Clusters:
     chains, and where the order is not that of the values.
     """
     labels = components(problem, contiguous).tolist()
-    joins = contiguous and len(set(labels)) < problem.num_ops and net_edges(problem) == set(problem.order)
+    joins = contiguous and len(set(labels)) < problem.num_ops and set(problem.edges) == set(problem.order)
     if not joins:
         return Clusters(problem, tuple((op,) for op in range(problem.num_ops)))
     first: dict[int, int] = {}
-    return clustered(problem, [first.setdefault(home, op) for op, home in enumerate(labels)])
-
-
-def clustered(problem: Problem, home: Sequence[int]) -> Clusters:
-    """The problem with the ops of each label joined; the labels must form no cycle."""
-    labels = sorted(set(home))
-    graph = networkx.DiGraph((home[a], home[b]) for a, b in {*net_edges(problem), *problem.order} if home[a] != home[b])
-    graph.add_nodes_from(labels)
+    home = [first.setdefault(label, op) for op, label in enumerate(labels)]
+    graph = networkx.DiGraph((home[a], home[b]) for a, b in problem.edges if home[a] != home[b])
+    graph.add_nodes_from(home)
     place = {label: number for number, label in enumerate(networkx.lexicographical_topological_sort(graph))}
-    cluster = np.array([place[label] for label in home], dtype=np.int64)
-    members: list[list[int]] = [[] for _ in labels]
-    for op, number in enumerate(cluster.tolist()):
-        members[number].append(op)
-    compute, sizes = np.zeros((len(labels), problem.num_devices)), np.zeros(len(labels))
+    cluster = [place[label] for label in home]
+    members = rows_of(((number, op) for op, number in enumerate(cluster)), len(place))
+    compute, sizes = np.zeros((len(members), problem.num_devices)), np.zeros(len(members))
     np.add.at(compute, cluster, problem.compute_s)
     np.add.at(sizes, cluster, problem.op_bytes)
-    smaller = Problem(
-        name=problem.name,
-        ops=tuple(problem.ops[ops[0]] for ops in members),
-        devices=problem.devices,
-        compute_s=compute,
-        nets=_nets(problem, lambda op: op if op == HOST else int(cluster[op])),
-        order=tuple(sorted({(int(cluster[a]), int(cluster[b])) for a, b in problem.order if cluster[a] != cluster[b]})),
-        transfers=problem.transfers,
-        op_bytes=sizes,
-        memory_bytes=problem.memory_bytes,
-        weights=tuple(SharedWeight(w.num_bytes, tuple(sorted({int(cluster[op]) for op in w.users}))) for w in problem.weights),
-        pools=problem.pools,
-        send_once=problem.send_once,
-        overlap=problem.overlap,
-        reasons={(int(cluster[op]), device): reason for (op, device), reason in problem.reasons.items()},
-    )
-    return Clusters(smaller, tuple(map(tuple, members)))
-
-
-def _nets(problem: Problem, cluster: Callable[[int], int]) -> tuple[Net, ...]:
+    renamed = [*cluster, HOST]  # HOST is the last index
     nets = []
     for net in problem.nets:
-        producer = cluster(net.producer)
-        readers = tuple(sorted({cluster(op) for op in net.consumers} - {producer}))
-        if readers:
-            nets.append(Net(producer, readers, net.num_bytes))
-    return tuple(nets)
+        producer = renamed[net.producer]
+        readers = tuple(sorted({renamed[op] for op in net.consumers} - {producer}))
+        nets += [Net(producer, readers, net.num_bytes)] if readers else []
+    smaller = replace(
+        problem,
+        ops=tuple(problem.ops[ops[0]] for ops in members),
+        compute_s=compute,
+        nets=tuple(nets),
+        order=tuple(sorted({(cluster[a], cluster[b]) for a, b in problem.order if cluster[a] != cluster[b]})),
+        op_bytes=sizes,
+        weights=tuple(SharedWeight(w.num_bytes, tuple(sorted({cluster[op] for op in w.users}))) for w in problem.weights),
+        groups=(),
+        reasons={(cluster[op], device): reason for (op, device), reason in problem.reasons.items()},
+    )
+    return Clusters(smaller, tuple(map(tuple, members)))

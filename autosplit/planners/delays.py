@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Floats, Problem
-from autosplit.planners.clusters import net_edges
 
 BYTE_STEPS, MOST_CELLS = 4000, 40_000_000
 """Steps of a memory cap in the longest path; fewer where the table of ops, classes and steps would have more than ``MOST_CELLS``.
 
-Rounding down to steps loses less of the bytes where there are more steps. 640 million cells took 5 GB and 5 s.
+Bytes are rounded down to steps, so more steps lose less. 640 million cells took 5 GB and 5 s.
 """
 
 
@@ -31,26 +30,23 @@ class Delays:
     max_replicas: int = 1
 
     @cached_property
-    def _tables(self) -> tuple[Floats, Floats, Floats]:
-        """Seconds (fixed, per byte) of sending and receiving, and of delay, between any two ends."""
-        t = self.problem.transfers
+    def _tables(self) -> tuple[Floats, ...]:
+        """Seconds (fixed, per byte) that two ends are busy, and of delay; 0 on the same device. The host is never busy."""
+        t, devices = self.problem.transfers, slice(0, self.problem.num_devices)
+        send, send_byte, receive, receive_byte, delay = (table.copy() for table in t.arrays())
+        send[HOST] = send_byte[HOST] = receive[:, HOST] = receive_byte[:, HOST] = 0.0
         moving = 0.0 if self.problem.overlap else 1.0
-        tables = [(t.send_s + t.receive_s) * moving, (t.send_s_per_byte + t.receive_s_per_byte) * moving, t.latency_s.copy()]
-        if self.max_replicas > 1:
-            inner = slice(0, self.problem.num_devices)
-            for table in tables:
-                table[inner, inner] = table[inner, inner].min()
-                table[HOST, inner] = table[HOST, inner].min()
-                table[inner, HOST] = table[inner, HOST].min()
-        return tables[0], tables[1], tables[2]
+        tables = (send + receive) * moving, (send_byte + receive_byte) * moving, delay
+        for table in tables:
+            if self.max_replicas > 1:
+                table[devices, devices] = table[devices, devices].min()
+            np.fill_diagonal(table, 0.0)
+        return tables
 
     @cached_property
-    def between_devices(self) -> tuple[Floats, Floats, Floats]:
-        """The tables between two devices, 0 on the same device; each of shape (num_devices, num_devices)."""
-        tables = [table[:HOST, :HOST].copy() for table in self._tables]
-        for table in tables:
-            np.fill_diagonal(table, 0.0)
-        return tables[0], tables[1], tables[2]
+    def between_devices(self) -> tuple[Floats, ...]:
+        """The seconds (fixed, per byte, delay) between two devices, each of shape (num_devices, num_devices)."""
+        return tuple(table[:HOST, :HOST] for table in self._tables)
 
     @cached_property
     def edges(self) -> dict[tuple[int, int], tuple[int, float]]:
@@ -68,20 +64,9 @@ class Delays:
 
         Shape (num_devices, num_devices), or (1, num_devices) from the host and (num_devices, 1) to it.
         """
-        count, size = self.edges[maker, reader]
-        if maker == HOST:
-            if self.problem.overlap:
-                fixed, per_byte, delay = self._tables
-                return np.asarray(count * fixed + size * per_byte + delay)[HOST:, :HOST]
-            t = self.problem.transfers
-            paid = count * t.receive_s + size * t.receive_s_per_byte
-            return np.asarray((paid + t.latency_s)[HOST:, :HOST])
-        if reader == HOST:
-            t = self.problem.transfers
-            paid = (count * t.send_s + size * t.send_s_per_byte) * (not self.problem.overlap)
-            return np.asarray((paid + t.latency_s)[:HOST, HOST:])
-        fixed, per_byte, delay = self.between_devices
-        return np.asarray(count * fixed + size * per_byte + delay)
+        (count, size), (fixed, per_byte, delay) = self.edges[maker, reader], self._tables
+        rows, columns = (slice(HOST, None) if op == HOST else slice(HOST) for op in (maker, reader))
+        return np.asarray(count * fixed + size * per_byte + delay)[rows, columns]
 
     def between_classes(self, maker: int, reader: int) -> Floats:
         """Seconds from a device of each class (rows) to another device of each class; infinite where there is no other one."""
@@ -90,12 +75,12 @@ class Delays:
         return np.asarray(count * fixed + size * per_byte + delay)
 
     @cached_property
-    def _class_tables(self) -> tuple[Floats, Floats, Floats]:
+    def _class_tables(self) -> tuple[Floats, ...]:
         """The tables between two devices of two classes; all such pairs of devices cost the same."""
-        tables = [by_class(self.problem, table) for table in self._tables]
+        tables = tuple(by_class(self.problem, table) for table in self._tables)
         alone = [k for k, members in enumerate(self.problem.device_classes) if len(members) == 1]
         tables[2][alone, alone] = inf
-        return tables[0], tables[1], tables[2]
+        return tables
 
 
 def by_class(problem: Problem, table: Floats) -> Floats:
@@ -120,18 +105,15 @@ def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tupl
         lengths: ``lengths[op] = other, seconds`` says that at least so many seconds pass from the end of ``op`` to the end of
             ``other``.
     """
-    firsts = [members[0] for members in problem.device_classes]
+    firsts = problem.representatives
     binds, size, most = byte_steps(problem, delays)
     ends: list[Floats] = []
     least_s, last_s = np.zeros(problem.num_ops), 0.0
-    before: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for maker, reader in sorted(net_edges(problem)):
-        before[reader].append(maker)
     for op in range(problem.num_ops):
         begin_s = np.zeros((len(firsts), int(most.max()) + 1))
         if (HOST, op) in delays.edges:
             begin_s[:] = delays.between(HOST, op)[0, firsts, None]
-        for maker in before[op]:
+        for maker in problem.makers[op]:
             moved_s = (ends[maker][:, -1:] + delays.between_classes(maker, op)).min(axis=0)
             stay_s = np.minimum(_shifted(ends[maker], size[op], binds), moved_s[:, None])
             np.maximum(begin_s, stay_s, out=begin_s)
@@ -153,7 +135,7 @@ def byte_steps(problem: Problem, delays: Delays) -> tuple[NDArray[np.bool_], NDA
 
     No cap binds where blocks may have replicas. The cap of a class whose cap does not bind is 0 steps.
     """
-    caps = problem.memory_bytes[[members[0] for members in problem.device_classes]]
+    caps = problem.memory_bytes[problem.representatives]
     binds = np.isfinite(caps) & (caps * (1 + TOLERANCE) < problem.op_bytes.sum()) & (delays.max_replicas == 1)
     num_steps = min(BYTE_STEPS, max(1, MOST_CELLS // (problem.num_ops * len(caps))))
     step = max(float(caps[binds].max()) / num_steps, 1e-300) if binds.any() else inf
@@ -169,11 +151,3 @@ def _shifted(ends_s: Floats, size: int, binds: NDArray[np.bool_]) -> Floats:
     found[binds, size:] = ends_s[binds, : max(0, ends_s.shape[1] - size)]
     found[binds, :size] = inf
     return found
-
-
-def readers_of(problem: Problem) -> list[list[int]]:
-    """The readers of each op."""
-    after: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for source, target in sorted(net_edges(problem)):
-        after[source].append(target)
-    return after

@@ -14,6 +14,9 @@ from autosplit.values.constraints import Demands
 ROUNDING = 1e-12
 """Relative difference below which objectives are equal."""
 
+CLOSE = 1e-4
+"""The bisection of a load ends where its ends differ by this share."""
+
 
 @dataclass
 class Incumbent:
@@ -60,6 +63,12 @@ class Incumbent:
             if value_s < self.objective_s or fewer:
                 self.judged, self.objective_s = judged, value_s
                 self.note(f"{method}: plan of {value_s:.6g} s", method)
+
+    def offer_one_device(self) -> None:
+        """Offer the best plans on a single device."""
+        for blocks in plans_on_one_device(self.problem):
+            if self.problem.compute_s[:, blocks[0].devices[0]].sum() < self.objective_s:
+                self.offer(blocks, "one device")
 
     def prove(self, bound_s: float, method: str) -> None:
         """Keep the bound if it is larger. It ends at the objective of the best plan, which rounding must not exceed."""

@@ -8,16 +8,19 @@ on them holds for the problem; ``exact`` says whether their cost is the true one
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
+from typing import Any
 
 import networkx
 import numpy as np
-from numpy.typing import NDArray
 
-from autosplit.costs.problem import HOST, Floats, Problem
+from autosplit.costs.problem import HOST, Floats, Problem, rows_of
+from autosplit.planners.loads import Costs, Ints
 from autosplit.values.constraints import Demands
 
-Ints = NDArray[np.int64]
+MANY_ITEMS = 5000
+"""Items above which linear and integer programs are too large, and fewer orders are searched."""
 
 Nets = dict[tuple[int, frozenset[int]], tuple[Floats, Floats]]
 """Seconds to send and to receive, by class, for each (producer, items that the net touches)."""
@@ -55,37 +58,24 @@ class Table:
 
 @dataclass(frozen=True)
 class Items:
-    """The items and devices of the dynamic programs; K = number of device classes, items are numbered in a topological order.
+    """The items and devices of a problem; items are numbered in a topological order.
 
     Attributes:
         ops: the ops of each item.
         classes: the devices of each class.
-        compute_s: shape (num_items, K), infinite where not allowed.
-        fixed_s: transfers that an item pays wherever it stands (outputs to the host), shape (num_items, K).
-        num_bytes: memory of each item, shape (num_items,).
-        memory_bytes: cap of a device of each class, shape (K,).
+        costs: of the items, by class of device.
         pins: the items that each net touches, its producer among them.
-        producer: the item that makes each net, -1 for inputs from the host.
-        send_s, receive_s: what a crossing net costs, shape (num_nets, K).
-        weights, weight_bytes: items that share bytes.
+        weights: items that share bytes.
         after: the items that must not stand before each item.
         exact: the costs are the true ones for every contiguous plan with one block on a device.
     """
 
     ops: tuple[tuple[int, ...], ...]
     classes: tuple[tuple[int, ...], ...]
-    compute_s: Floats
-    fixed_s: Floats
-    num_bytes: Floats
-    memory_bytes: Floats
+    costs: Costs
     pins: Table
-    producer: Ints
-    send_s: Floats
-    receive_s: Floats
     weights: Table
-    weight_bytes: Floats
     after: Table
-    overlap: bool
     exact: bool
 
     @property
@@ -93,25 +83,53 @@ class Items:
         """The number of items."""
         return len(self.ops)
 
+    @cached_property
+    def work_s(self) -> Floats:
+        """Seconds that each item keeps a device busy wherever its neighbours are, shape (num_items, K)."""
+        return self.costs.compute_s if self.costs.overlap else self.costs.compute_s + self.costs.fixed_s
+
+    @cached_property
+    def item_of(self) -> Ints:
+        """The item of each op, shape (num_ops,)."""
+        return _inverse(self.ops)
+
+    @cached_property
+    def class_of(self) -> Ints:
+        """The class of each device, shape (num_devices,)."""
+        return _inverse(self.classes)
+
     def expand(self, items: Iterable[int]) -> tuple[int, ...]:
         """The ops of some items, sorted."""
         return tuple(sorted(op for item in items for op in self.ops[item]))
 
     def reversed(self) -> "Items":
         """The items in reverse: item i becomes item n - 1 - i, and the order is turned round."""
-        last = self.num_items - 1
+        last, c = self.num_items - 1, self.costs
         before = self.after.transposed(self.num_items)
-        return replace(
-            self,
-            ops=self.ops[::-1],
-            compute_s=self.compute_s[::-1].copy(),
-            fixed_s=self.fixed_s[::-1].copy(),
-            num_bytes=self.num_bytes[::-1].copy(),
-            pins=Table(self.pins.start, last - self.pins.data),
-            producer=np.where(self.producer == HOST, HOST, last - self.producer),
-            weights=Table(self.weights.start, last - self.weights.data),
-            after=Table.of([(last - before[item]).tolist() for item in range(last, -1, -1)]),
+        pins, weights = (Table(rows.start, last - rows.data) for rows in (self.pins, self.weights))
+        costs = c._replace(
+            compute_s=c.compute_s[::-1].copy(),
+            fixed_s=c.fixed_s[::-1].copy(),
+            num_bytes=c.num_bytes[::-1].copy(),
+            producer=np.where(c.producer == HOST, HOST, last - c.producer),
+            **_by_item(pins, weights, self.num_items),
         )
+        after = Table.of([(last - before[item]).tolist() for item in range(last, -1, -1)])
+        return replace(self, ops=self.ops[::-1], costs=costs, pins=pins, weights=weights, after=after)
+
+
+def _by_item(pins: Table, weights: Table, num_items: int) -> dict[str, Any]:
+    """The fields of costs that list nets and weights by item."""
+    nets, held = pins.transposed(num_items), weights.transposed(num_items)
+    return {"net_start": nets.start, "nets": nets.data, "weight_start": held.start, "weights": held.data}
+
+
+def _inverse(rows: Sequence[Sequence[int]]) -> Ints:
+    """The row of each entry, where every entry from 0 on is in one row."""
+    found = np.zeros(sum(map(len, rows)), dtype=np.int64)
+    for number, row in enumerate(rows):
+        found[list(row)] = number
+    return found
 
 
 def kept_together(problem: Problem, contiguous: bool) -> list[tuple[int, ...]]:
@@ -134,11 +152,6 @@ def components(problem: Problem, contiguous: bool) -> Ints:
         for number, ops in enumerate(networkx.strongly_connected_components(graph)):
             home[list(ops)] = number
     return home
-
-
-def _edges(problem: Problem, home: Sequence[int]) -> set[tuple[int, int]]:
-    """The order, between the homes of the ops."""
-    return {(home[a], home[b]) for a, b in problem.order if home[a] != home[b]}
 
 
 def _pair_costs(problem: Problem, classes: Sequence[Sequence[int]]) -> tuple[Floats, Floats, bool]:
@@ -167,7 +180,7 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
     """
     home = components(problem, demands.contiguous)
     classes = problem.device_classes
-    firsts = [members[0] for members in classes]
+    firsts = problem.representatives
     numbers, home = np.unique(home, return_inverse=True)
     count = len(numbers)
     compute = np.zeros((count, len(classes)))
@@ -177,39 +190,35 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
     np.add.at(num_bytes, home, problem.op_bytes)
     send, receive, equal = _pair_costs(problem, classes)
     fixed, nets, pays_once = _item_nets(problem, home, count, firsts, send, receive)
-    edges = _edges(problem, home.tolist()) if demands.contiguous else set()
+    pairs = home[np.array(problem.order if demands.contiguous else (), dtype=np.int64).reshape(-1, 2)]
+    after = rows_of(sorted({(a, b) for a, b in pairs.tolist() if a != b}), count)
     weights = [(weight.num_bytes, frozenset(int(home[op]) for op in weight.users)) for weight in problem.weights]
     for size, users in weights:
         if len(users) == 1:
             num_bytes[min(users)] += size
     weights = [(size, users) for size, users in weights if len(users) > 1]
-    after: list[set[int]] = [set() for _ in range(count)]
-    for source, goal in edges:
-        after[source].add(goal)
     order = stack_order(after, -np.arange(count))
     place = np.argsort(order)
     paid = [net for net in nets.items() if net[1][0].any() or net[1][1].any()]
     both = np.array([costs for _, costs in paid]).reshape(len(paid), 2, len(classes))
-    members: list[list[int]] = [[] for _ in range(count)]
-    for op, item in enumerate(place[home].tolist()):
-        members[item].append(op)
-    return Items(
-        ops=tuple(map(tuple, members)),
-        classes=classes,
+    members = rows_of(zip(place[home].tolist(), range(problem.num_ops), strict=True), count)
+    pins = Table.of([sorted(place[list(touched)].tolist()) for (_, touched), _ in paid])
+    held = Table.of([sorted(place[list(users)].tolist()) for _, users in weights])
+    costs = Costs(
         compute_s=compute[order],
         fixed_s=fixed[order],
         num_bytes=num_bytes[order],
         memory_bytes=problem.memory_bytes[firsts],
-        pins=Table.of([sorted(place[list(touched)].tolist()) for (_, touched), _ in paid]),
+        overlap=problem.overlap,
+        net_size=np.diff(pins.start),
         producer=np.array([HOST if made == HOST else place[made] for (made, _), _ in paid], dtype=np.int64),
         send_s=np.ascontiguousarray(both[:, 0]),
         receive_s=np.ascontiguousarray(both[:, 1]),
-        weights=Table.of([sorted(place[list(users)].tolist()) for _, users in weights]),
         weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
-        after=Table.of([sorted(place[list(after[item])].tolist()) for item in order.tolist()]),
-        overlap=problem.overlap,
-        exact=equal and pays_once and not problem.pools,
+        **_by_item(pins, held, count),
     )
+    later = Table.of([sorted(place[after[item]].tolist()) for item in order.tolist()])
+    return Items(tuple(map(tuple, members)), classes, costs, pins, held, later, equal and pays_once and not problem.pools)
 
 
 def _item_nets(

@@ -14,10 +14,8 @@ from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.judge import Judged, Solution, Status, judge
 from autosplit.costs.problem import Block, Problem
 from autosplit.errors import InfeasibleError
-from autosplit.planners import bounds
 from autosplit.planners.clock import now, time_limit
-from autosplit.planners.items import contract
-from autosplit.planners.portfolio import solve
+from autosplit.planners.portfolio import quick_bound, solve
 from autosplit.values.constraints import Demands
 
 NUM_LIMITS = 4
@@ -116,16 +114,12 @@ class _Front:
         """
         shares = point.judged.shares_devices
         alike = best.judged.shares_devices or not shares
-        bound_s = min(best.bound_s if alike else self._shared_bound_s(), point.objective_s)
+        bound_s = min(
+            best.bound_s if alike else quick_bound(self.problem, replace(self.demands, reuse=True))[0], point.objective_s
+        )
         closed = alike and best.gap == 0.0 and point.objective_s <= best.objective_s * (1 + TOLERANCE)
         proved: Status = "optimal" if closed or bound_s == point.objective_s else "feasible"
         return replace(point, bound_s=bound_s, status="shared" if best.status == "shared" and shares else proved)
-
-    def _shared_bound_s(self) -> float:
-        """A bound on all plans, also on those that share devices."""
-        demands = replace(self.demands, reuse=True)
-        items = contract(self.problem, demands)
-        return bounds.compute_bound_s(items, demands, bounds.multipliers(items))
 
     def _simple(self) -> None:
         """Offer all ops on one device, or on replicas of it: often the smallest latency or the largest throughput."""

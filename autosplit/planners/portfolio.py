@@ -1,7 +1,7 @@
 """solve(): the solvers in turn, each from the best plan and bound so far, until the gap is closed or time is up."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -11,13 +11,13 @@ from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds, clock, infeasible, jit
-from autosplit.planners.clock import now
+from autosplit.planners.clock import LEAST_S, halfway, now
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.contiguous.chains import improve_chains
 from autosplit.planners.contiguous.first_chain import offer_first_chain
 from autosplit.planners.cpsat.integer_program import find_any_plan, solve_integer_program
 from autosplit.planners.delays import Delays, critical_path_s
-from autosplit.planners.incumbent import Incumbent, Solver, plans_on_one_device
+from autosplit.planners.incumbent import Incumbent, Solver
 from autosplit.planners.items import contract, kept_together
 from autosplit.planners.latency.scheduling import schedule_sample
 from autosplit.planners.noncontiguous.partitioning import partition
@@ -27,21 +27,6 @@ from autosplit.values.constraints import Demands
 
 FEW_PLACES = 60
 """Ops times devices up to which CP-SAT places blocks and times them exactly, in less time than others take for a bound."""
-SHARE_WITHOUT_SHARING = 0.4
-"""Share of the time for plans with one block on a device if latency is limited. Plans that share devices get the rest."""
-PARTITION_SHARE = 0.6
-"""Share of the time for any sets at the price of one block on each device; annealing of their convex blocks gets the rest."""
-LEAST_TO_START_S = 0.2
-"""Least seconds of each solver that looks for a first plan, even if compiling has taken all the time."""
-LEAST_TO_NAME_S = 0.5
-"""Least seconds to find the constraints that conflict, even if no time is left."""
-
-
-def on_one_device(incumbent: Incumbent, deadline: float) -> None:
-    """Offer the best single-device plans."""
-    for blocks in plans_on_one_device(incumbent.problem):
-        if incumbent.problem.compute_s[:, blocks[0].devices[0]].sum() < incumbent.objective_s:
-            incumbent.offer(blocks, "one device")
 
 
 def refute_every_placement(incumbent: Incumbent, deadline: float) -> None:
@@ -72,8 +57,8 @@ def split_any_sets(incumbent: Incumbent, deadline: float) -> None:
     """
     clusters = forced_clusters(incumbent.problem, contiguous=True)
     free = Incumbent(clusters.problem, ANY_PLACEMENT, incumbent.seed)
-    on_one_device(free, deadline)
-    partition(free, now() + PARTITION_SHARE * (deadline - now()))
+    free.offer_one_device()
+    partition(free, halfway(deadline))
     if incumbent.demands.max_replicas == 1:
         incumbent.prove(free.bound_s, "any sets")
     if free.blocks:
@@ -83,11 +68,6 @@ def split_any_sets(incumbent: Incumbent, deadline: float) -> None:
 
 
 ANY_PLACEMENT = Demands(contiguous=False)
-
-
-def always(incumbent: Incumbent) -> bool:
-    """Ask the solver in any case."""
-    return True
 
 
 def no_plan(incumbent: Incumbent) -> bool:
@@ -100,19 +80,9 @@ def for_throughput(incumbent: Incumbent) -> bool:
     return incumbent.demands.objective == "throughput"
 
 
-def shares_devices(incumbent: Incumbent) -> bool:
-    """The largest device load is the objective, and a device may hold several blocks."""
-    return for_throughput(incumbent) and bool(incumbent.demands.reuse)
-
-
 def limits_latency(incumbent: Incumbent) -> bool:
     """The largest device load is the objective, and latency is limited."""
     return for_throughput(incumbent) and incumbent.demands.max_latency_s < inf
-
-
-def any_sets(incumbent: Incumbent) -> bool:
-    """A device may hold any ops, and nothing but throughput counts."""
-    return incumbent.demands.any_sets
 
 
 def places(incumbent: Incumbent) -> int:
@@ -120,45 +90,37 @@ def places(incumbent: Incumbent) -> int:
     return incumbent.problem.num_ops * incumbent.problem.num_devices
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A solver, the share of the time left that it gets, and when it is asked."""
+Step = tuple[Solver, Callable[[Incumbent], bool]]
+"""A solver, and whether it is asked."""
 
-    solver: Solver
-    share: float
-    when: Callable[[Incumbent], bool]
-
-
-FIRST_PLAN = (
-    Step(find_quickest, 0.4, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
-    Step(improve_chains, 1.0, always),
-    Step(refute_every_placement, 0.2, no_plan),
-    Step(find_any_plan, 0.25, no_plan),
-    Step(solve_integer_program, 0.5, no_plan),
-    Step(find_quickest, 0.5, lambda i: no_plan(i) and (limits_latency(i) or not for_throughput(i))),
+FIRST_PLAN: tuple[Step, ...] = (
+    (find_quickest, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
+    (improve_chains, lambda i: True),
+    (refute_every_placement, no_plan),
+    (find_any_plan, no_plan),
+    (solve_integer_program, no_plan),
+    (find_quickest, lambda i: no_plan(i) and (limits_latency(i) or not for_throughput(i))),
 )
 """Solvers that find a plan at all; those that take long are asked only where the others find none."""
 
-BETTER_PLANS = (
-    Step(solve_integer_program, 0.5, lambda i: any_sets(i) and places(i) <= clock.SMALL_PLACES),
-    Step(partition, 1.0, any_sets),
-    Step(split_any_sets, 0.8, lambda i: shares_devices(i) and places(i) > FEW_PLACES),
-    Step(solve_integer_program, 0.3, limits_latency),
-    Step(schedule_sample, 0.5, lambda i: not for_throughput(i) and places(i) <= FEW_PLACES),
-    Step(schedule_sample, 1.0, lambda i: not for_throughput(i) and places(i) > FEW_PLACES),
-    Step(solve_integer_program, 1.0, lambda i: for_throughput(i) or places(i) <= FEW_PLACES),
+BETTER_PLANS: tuple[Step, ...] = (
+    (solve_integer_program, lambda i: i.demands.any_sets and places(i) <= clock.SMALL_PLACES),
+    (partition, lambda i: i.demands.any_sets),
+    (schedule_sample, lambda i: not for_throughput(i)),
+    (solve_integer_program, lambda i: not i.demands.any_sets and (for_throughput(i) or places(i) <= FEW_PLACES)),
+    (split_any_sets, lambda i: for_throughput(i) and bool(i.demands.reuse) and places(i) > FEW_PLACES),
 )
-"""Solvers that better a plan and prove how good it is."""
+"""Solvers that better a plan and prove how good it is. CP-SAT declines large problems, so one that takes any time follows it."""
 
 
 def run(steps: Sequence[Step], incumbent: Incumbent, deadline: float) -> None:
-    """Take the steps in order, until the gap is closed or it is proved that there is no plan."""
-    for step in steps:
+    """Take the steps in order, until the gap is closed or it is proved that there is no plan. The last one gets all the time."""
+    for number, (solver, is_asked) in enumerate(steps, start=1):
         if incumbent.closed or incumbent.refuted:
             return
-        if step.when(incumbent):
-            left_s = step.share * (deadline - now())
-            step.solver(incumbent, now() + (left_s if incumbent.blocks else max(left_s, LEAST_TO_START_S)))
+        if is_asked(incumbent):
+            until = halfway(deadline) if any(later(incumbent) for _, later in steps[number:]) else deadline
+            solver(incumbent, until if incumbent.blocks else max(until, now() + LEAST_S))
 
 
 @jit.interruptible()
@@ -204,13 +166,11 @@ def solve(
 def _solve(incumbent: Incumbent, deadline: float, may_share: bool, name_conflict: bool) -> Solution:
     """``solve`` for a problem without wires; ``may_share`` allows several blocks on a device if no other plan is found."""
     problem, demands = incumbent.problem, incumbent.demands
-    on_one_device(incumbent, deadline)
+    incumbent.offer_one_device()
     offer_first_chain(incumbent)
     if no_plan(incumbent):
         _refuse_obvious(problem, demands)
-    left_s = deadline - now()
-    share = SHARE_WITHOUT_SHARING if may_share and demands.max_latency_s < inf else 1.0
-    run(FIRST_PLAN, incumbent, now() + left_s * share)
+    run(FIRST_PLAN, incumbent, halfway(deadline) if may_share and demands.max_latency_s < inf else deadline)
     if no_plan(incumbent) and may_share and incumbent.refuted != ANY_PLACEMENT:
         refuted = incumbent.refuted
         incumbent.share_devices()
@@ -253,6 +213,6 @@ def _refuse(incumbent: Incumbent, deadline: float, name_conflict: bool) -> None:
         )
     if not name_conflict:
         raise InfeasibleError("no plan meets all constraints together. Drop or relax one of them.")
-    deadline = max(deadline, now() + LEAST_TO_NAME_S)
+    deadline = max(deadline, now() + LEAST_S)
     found = infeasible.conflict(incumbent.problem, incumbent.refuted, deadline, incumbent.seed)
     raise InfeasibleError(f"no plan fits: {found}. Drop or relax one of them.")

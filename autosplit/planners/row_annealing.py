@@ -8,6 +8,7 @@ for small problems and last steps.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
 from math import exp, inf
 from random import Random
 
@@ -17,27 +18,20 @@ from numpy.typing import NDArray
 from autosplit.costs.cost import TOLERANCE, block_of, evaluate, memory_bytes, pool_bytes
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Block, Problem
-from autosplit.planners.clock import now, spend
+from autosplit.planners.clock import now
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import kept_together
 from autosplit.values.constraints import Demands
 
 NUM_WALKS = 3
-NUM_STEPS, STEPS_PER_ATOM = 500, 200
-"""Moves of one walk, and more moves for each group of ops that stays together."""
+"""Walks, unless they end with the time."""
 
-HOT, COLD = 0.03, 0.00003
-"""Temperatures at the start and at the end of a walk, as shares of the cost of its start."""
+STEPS_PER_ATOM = 250
+"""Moves of one walk for each group of ops that stays together."""
 
-MOVE_WEIGHTS = (30, 20, 15, 12, 13, 10)
-"""How often a move is drawn: an op along a value, an op anywhere, a device, a join, a split, a block."""
-
-STEPS_OF_A_SLICE = 16
-"""Moves between two looks at the clock."""
-
-STEP_S = 3e-4
-"""Seconds of a move of a small problem."""
+HOT = 0.03
+"""Temperature at the start of a walk, as a share of the cost of its start; it ends at a thousandth of it."""
 
 Row = tuple[Block, ...]
 
@@ -46,7 +40,7 @@ def anneal_rows(
     incumbent: Incumbent,
     deadline: float,
     starts: Sequence[Row] = (),
-    num_walks: int = NUM_WALKS,
+    endless: bool = False,
     halt: Callable[[], bool] = lambda: False,
 ) -> None:
     """Offer better rows from walks that begin in turn at the best plan and at the starts.
@@ -55,14 +49,14 @@ def anneal_rows(
         incumbent: the best plan, kept up to date.
         deadline: second of ``now()`` after which the walks end.
         starts: other rows of blocks to begin at; they may break limits on memory.
-        num_walks: most walks.
+        endless: the walks end with the time, not with their number.
         halt: asked often; the walks end when it returns True.
     """
     contiguous = incumbent.demands.contiguous
     clusters = forced_clusters(incumbent.problem, contiguous)
     moves = _Moves(clusters.problem, incumbent.demands, Random(incumbent.seed))
-    steps = NUM_STEPS + STEPS_PER_ATOM * len(moves.atoms)
-    for number in range(num_walks):
+    steps = STEPS_PER_ATOM * len(moves.atoms)
+    for number in count() if endless else range(NUM_WALKS):
         begins = [blocks for blocks in (incumbent.blocks, *starts) if blocks]
         row = clusters.shrink(begins[number % len(begins)]) if begins else None
         if row is None:
@@ -70,15 +64,13 @@ def anneal_rows(
         scale_s = judge(clusters.problem, incumbent.demands, row).objective_s
         value_s = moves.cost_s(row, scale_s)
         for step in range(steps):
-            if step % STEPS_OF_A_SLICE == 0:
-                spend(STEPS_OF_A_SLICE * STEP_S)
-                if now() > deadline or incumbent.closed or halt():
-                    return
+            if now() > deadline or incumbent.closed or halt():
+                return
             moved = moves.draw(row)
             if moved is None or (contiguous and not is_chain(clusters.problem, moves.order, moved)):
                 continue
             new_s = moves.cost_s(moved, scale_s)
-            heat_s = scale_s * HOT * (COLD / HOT) ** (step / steps)
+            heat_s = scale_s * HOT * 1e-3 ** (step / steps)
             if new_s > value_s and (heat_s <= 0 or moves.random.random() >= exp((value_s - new_s) / heat_s)):
                 continue
             row, value_s = moved, new_s
@@ -127,8 +119,7 @@ class _Moves:
     def draw(self, row: Row) -> Row | None:
         """A random neighbour of the row, or None where the move drawn is not possible."""
         moves = (self._move_near, self._move_atom, self._move_device, self._join_two, self._split_one, self._move_block)
-        (move,) = self.random.choices(moves, MOVE_WEIGHTS)
-        return move(row)
+        return self.random.choice(moves)(row)
 
     def _free_devices(self, row: Sequence[Block]) -> list[int]:
         used = set() if self.demands.reuse else {device for block in row for device in block.devices}

@@ -19,14 +19,11 @@ from autosplit.costs.problem import HOST, Floats, Problem
 from autosplit.costs.wires import NO_WIRES
 from autosplit.errors import InfeasibleError
 from autosplit.planners.bounds import work_bound_s
-from autosplit.planners.clock import now
+from autosplit.planners.clock import halfway, now
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.row_annealing import anneal_rows
 from autosplit.values.machine import HOST as HOST_NAME
 from autosplit.values.machine import host_of
-
-UNWIRED_SHARE, PAID_SHARE = 0.25, 0.5
-"""Shares of the time left for the two problems; the rest is for annealing."""
 
 
 def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solution], deadline: float) -> Solution:
@@ -39,11 +36,11 @@ def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solu
     Raises: InfeasibleError: no plan meets all this, or none was found.
     """
     problem, demands = incumbent.problem, incumbent.demands
-    relaxed = solve(replace(problem, wires=NO_WIRES), UNWIRED_SHARE * (deadline - now()))
+    relaxed = solve(replace(problem, wires=NO_WIRES), halfway(deadline) - now())
     found = [relaxed]
     if judge(problem, demands, relaxed.blocks).objective_s > relaxed.bound_s * (1 + TOLERANCE):
         try:
-            found.append(solve(paid_beside(problem), PAID_SHARE * (deadline - now())))
+            found.append(solve(paid_beside(problem), halfway(deadline) - now()))
         except InfeasibleError as failure:  # only in time, or within a limit on latency
             incumbent.remark = str(failure)
     alone = [one for one in found if one.status != "shared"]
@@ -57,9 +54,7 @@ def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solu
     if relaxed in (alone or found):
         incumbent.prove(relaxed.bound_s, "without wires")
     if demands.objective == "throughput":
-        members = problem.device_classes
-        work_s = problem.compute_s[:, [devices[0] for devices in members]]
-        incumbent.prove(work_bound_s(work_s, np.array([float(len(devices)) for devices in members])), "compute bound")
+        incumbent.prove(work_bound_s(problem), "compute bound")
     if not incumbent.closed:
         anneal_rows(incumbent, deadline)
     return incumbent.solution()

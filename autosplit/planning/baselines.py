@@ -25,14 +25,14 @@ CALLER_CORE = "one core of the caller"
 OWN_THREADS = ("onnxruntime", "openvino")
 """Backends with a number of threads for each session. Torch has one number for the whole process, which is the caller's."""
 
-CALLER_S = 0.02
-"""Longest request, in seconds, for which the caller's process is tried. For a request of 95 ms the gain is within the noise."""
-
 UNCERTAIN = 1.3
 """Largest factor by which a baseline may be faster than its prediction, or than one thread times its number of threads."""
 
 QUICK_S, UNCERTAIN_QUICK = 0.02, 1.8
-"""Seconds of a request below which predictions are least certain: ``UNCERTAIN_QUICK`` then replaces ``UNCERTAIN``."""
+"""Seconds of a request below which predictions are least certain: ``UNCERTAIN_QUICK`` then replaces ``UNCERTAIN``.
+
+Below it the caller's process is tried too. For a request of 95 ms its gain is within the noise.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def baselines_of(
         there = [device.name for device in machine.devices if _is_measured(profile, device.name, main)]
         fastest = min(there, key=lambda name: profile.whole_s(name, main))
         alone_s = {b: profile.whole_s(fastest, b, busy=False) for b in known if _is_measured(profile, fastest, b)}
-    quick = 0 < min(alone_s.values(), default=0.0) < CALLER_S
+    quick = 0 < min(alone_s.values(), default=0.0) < QUICK_S
     in_caller = OWN_THREADS if quick and not isolate else ()
     names = [*known, *used, *compiled, "eager"]
     plans = baselines_by_backend(graph, machine, plan.source, names, main, fastest, streaming, in_caller)

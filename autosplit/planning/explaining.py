@@ -14,7 +14,7 @@ from autosplit.costs.cost import CLOSED, TOLERANCE, Loads, streamed
 from autosplit.costs.judge import Judged, judge
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
-from autosplit.planners.clock import now, time_limit
+from autosplit.planners.clock import halfway, now, time_limit
 from autosplit.planners.portfolio import solve
 from autosplit.planning.predicting import problem_of
 from autosplit.planning.recutting import next_cuts
@@ -27,9 +27,6 @@ from autosplit.values.profile import Profile
 
 WORTH = 0.01
 """Share of the time that lifting a limit must save at least, if the limit is to be named as what bounds the plan."""
-
-CUTS_SHARE = 0.25
-"""Share of the time limit for evaluating other cuts."""
 
 
 @checked
@@ -101,7 +98,7 @@ def explain_blocks(
             problem,
             blocks,
             demands,
-            deadline=now() + CUTS_SHARE * (deadline - now()),
+            deadline=halfway(deadline),
         )
         changes, left_out = _looked_at(calls, blocks, value_s, deadline)
     again = next((row for row in changes if row.change == AGAIN), None)

@@ -28,9 +28,6 @@ from autosplit.values.plan import UNKNOWN, Plan, Stage
 LEAST_S = 0.1
 """Least seconds for one call of the solvers."""
 
-RELAXED_SHARE = 0.3
-"""Share of the time for the problem with each op at its cheapest backend; its bound is the only one that holds for all plans."""
-
 NUM_STREAMED, CLOSE = 7, 0.02
 """Most questions about plans with streams, and the share of T at which the search for it ends."""
 
@@ -258,9 +255,9 @@ class _Answers:
         return any(len(group) > 1 for group in self.backends.groups)
 
     def relax(self) -> None:
-        """Ask with each op at its cheapest backend, which bounds all plans of the set."""
+        """Ask with each op at its cheapest backend, in half of the time. No other bound holds for all plans of the set."""
         if self.several:
-            with self._deadline(RELAXED_SHARE) as deadline:
+            with self._deadline() as deadline:
                 self.relaxed_s = self._add(*self.backends.relaxed(), deadline - clock.now())
 
     def choose(self, every: bool) -> None:
@@ -269,7 +266,7 @@ class _Answers:
         Choices that are not listed are tried only if a best plan suggests them.
         """
         waiting, tried = list(self.choices), list[Mapping[str, str]]()
-        with self._deadline(1 - RELAXED_SHARE if self.several else 1.0) as deadline:
+        with self._deadline() as deadline:
             while waiting and not self.is_refuted and (every or not self.meets()) and not (self.found and clock.now() > deadline):
                 suggested = self._suggested() if len(tried) < max(MAX_CHOICES, len(self.choices)) else None
                 if suggested is not None and suggested not in tried:
@@ -293,9 +290,9 @@ class _Answers:
         """Whether the best plan, of this set or of others, meets the bound."""
         return any(bounded(plan, self.relaxed_s).prediction.gap <= CLOSED for plan in (*self.found, *others))
 
-    def _deadline(self, share: float) -> AbstractContextManager[float]:
+    def _deadline(self) -> AbstractContextManager[float]:
         num_places = self.backends.problem.num_ops * len(self.backends.groups)
-        large_s, small_s = share * self.limit_s, SMALL_SHARE * self.backends.question.time_limit_s
+        large_s, small_s = self.limit_s / (2 if self.several else 1), SMALL_SHARE * self.backends.question.time_limit_s
         return clock.time_limit(num_places, large_s if num_places > clock.SMALL_PLACES else small_s)
 
     def _suggested(self) -> Mapping[str, str] | None:

@@ -130,7 +130,7 @@ def _moved(blocks: Sequence[Block], source: int, target: int, ops: tuple[int, ..
 def _meeting(problem: Problem, blocks: Sequence[Block]) -> list[tuple[int, int]]:
     """Pairs of blocks of which one makes a value that the other reads."""
     home = block_of(problem, blocks).tolist()
-    pairs = {(home[net.producer], home[op]) for net in problem.nets for op in net.consumers if HOST not in (net.producer, op)}
+    pairs = {(home[maker], home[reader]) for maker, reader in problem.edges}
     return sorted({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]})
 
 

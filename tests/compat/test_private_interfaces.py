@@ -21,7 +21,7 @@ from autosplit.compat.tried import TRIED, needs
 from autosplit.errors import MissingExtraError
 from autosplit.planners import jit
 from autosplit.planners.contiguous import downset_enumeration
-from autosplit.planners.contiguous.growing_block import add
+from autosplit.planners.loads import add
 
 PACKAGE = Path(__file__).parents[2] / "autosplit"
 
@@ -97,7 +97,7 @@ def test_numba_keeps_machine_code_by_our_stamp() -> None:
 def test_a_cache_that_names_a_renamed_class_is_made_anew(tmp_path: Path) -> None:
     # the machine code of the version before ended in a traceback
     file = IndexDataCacheFile(str(tmp_path), "add", "stamp")
-    lost = b"cautosplit.planners.contiguous.growing_block\nFilling\n."
+    lost = b"cautosplit.planners.loads\nFilling\n."
     Path(file._index_path).write_bytes(pickle.dumps(file._version, protocol=-1) + lost)
     with pytest.raises(AttributeError):
         file._load_index()

@@ -52,7 +52,7 @@ def spread_s(work: np.ndarray, counts: list[int]) -> float:
 @given(st.integers(0, 10**6))
 def test_the_weights_are_the_best_there_are(seed):
     items = contract(random_problem(seed, alike=False, num_devices=3), Demands())
-    work = items.compute_s if items.overlap else items.compute_s + items.fixed_s
+    work = items.costs.compute_s if items.costs.overlap else items.costs.compute_s + items.costs.fixed_s
     found_s = bounds.item_work(items, bounds.multipliers(items)).sum()
     assert found_s == pytest.approx(spread_s(work, [len(members) for members in items.classes]), rel=1e-6)
 

@@ -1,7 +1,6 @@
 """Chains of blocks: each value is read in the block that makes it or in a later one.
 
     linear                  the best chain along one order of the items: a dynamic program over its prefixes
-    latency_limited         chains along one order that hold a latency limit, by bisection over ``linear``
     first_chain             a first chain in milliseconds, which fills one device after the other
     interleaved             chains with several blocks on a device: a beam search along one order, without proof
     downsets                the best chain over all orders, with proof (Tarnawski et al., 2020)
@@ -16,6 +15,5 @@ Parts of ``downsets``, all compiled:
 
 Shared by the dynamic programs:
 
-    growing_block           the cost of a block while items are added to it
     device_usage            the devices that a prefix of a chain has taken, as a number
 """

@@ -12,12 +12,11 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.problem import Floats
 from autosplit.planners.items import Items
 from autosplit.values.constraints import Demands
 
-MAX_STATES = 4096
-MAX_MOVES = 512
+MAX_STATES, MAX_MOVES = 4096, 512
+"""Most states and moves: a prefix of a chain has a value for each state, and a block is tried with each move."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,3 @@ def sequence_usage(items: Items, demands: Demands, sequence: Sequence[int]) -> U
     if demands.num_stages is not None:
         final = np.arange(len(after)) % depth == demands.num_stages
     return Usage(after, takes, np.ones(length, dtype=np.int64), free, final, complete=False)
-
-
-def capacity(usage: Usage, multipliers: Floats) -> Floats:
-    """The weighted number of free devices of each state, shape (num_states,)."""
-    return np.asarray(usage.free @ multipliers)

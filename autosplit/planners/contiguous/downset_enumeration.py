@@ -13,7 +13,10 @@ import numpy as np
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.contiguous.downset_table import BEST, NUM_ENTRIES, NUM_SETS, NUM_TOO_WIDE, SIZE, DownSetTable
-from autosplit.planners.contiguous.growing_block import (
+from autosplit.planners.contiguous.maximal_blocks import has_room, must_fill
+from autosplit.planners.contiguous.pruning import NUM_READY, NUM_TAKEN, Enumeration, Rules, fits, most_left, must_take
+from autosplit.planners.jit import compiled, inner, whole
+from autosplit.planners.loads import (
     ROUNDING,
     Costs,
     GrowingBlock,
@@ -24,9 +27,6 @@ from autosplit.planners.contiguous.growing_block import (
     shift,
     widest_load,
 )
-from autosplit.planners.contiguous.maximal_blocks import has_room, must_fill
-from autosplit.planners.contiguous.pruning import NUM_READY, NUM_TAKEN, Enumeration, Rules, fits, most_left, must_take
-from autosplit.planners.jit import compiled, inner, whole
 
 DONE, PAUSED, FULL, HOPELESS = range(4)
 
@@ -153,7 +153,7 @@ def _count(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, i
         was_open, is_open = 0 < pins < size, 0 < after < size
         if was_open != is_open:
             for k in range(len(walk.open_cut)):
-                least = min(costs.send[net, k], costs.receive[net, k])
+                least = min(costs.send_s[net, k], costs.receive_s[net, k])
                 walk.open_cut[k] += least if is_open else -least
 
 
@@ -187,7 +187,7 @@ def _extend(
             walk.cursor[depth] = walk.high[depth] if must_take(rules, walk, item) else walk.cursor[depth] + 1
             continue
         # 3. take the candidate; enter the superset and go deeper, unless every block that contains this one is above the limit
-        _save(block, walk, depth)
+        _save(walk, depth)
         _count(costs, block, rules, walk, item, one)
         _flip(rules, walk, item, one)
         add(costs, block, item)
@@ -212,7 +212,7 @@ def _least_with(costs: Costs, block: GrowingBlock, item: int) -> float:
     """A lower bound on the load of every block with this item, from the sums before it is added."""
     least = np.inf
     for k in range(len(block.work)):
-        work = block.work[k] + costs.compute[item, k]
+        work = block.work[k] + costs.compute_s[item, k]
         least = min(least, max(work, block.surely[k]) if costs.overlap else work + block.surely[k])
     return float(least)
 
@@ -232,38 +232,20 @@ def _descend(rules: Rules, walk: Enumeration, depth: int, item: int) -> None:
 
 
 @inner
-def _save(block: GrowingBlock, walk: Enumeration, depth: int) -> None:
+def _save(walk: Enumeration, depth: int) -> None:
     """Save the sums before an item is added, so that taking it back leaves no rounding error."""
-    classes = len(block.work)
-    saved = walk.saved
-    for k in range(classes):
-        saved[depth, k] = block.work[k]
-        saved[depth, classes + k] = block.moved[k]
-        saved[depth, 2 * classes + k] = block.surely[k]
-        saved[depth, 3 * classes + k] = walk.done_work[k]
-        saved[depth, 4 * classes + k] = walk.open_cut[k]
-    saved[depth, 5 * classes] = block.memory[0]
-    for p in range(len(walk.done_value)):
-        saved[depth, 5 * classes + 1 + p] = walk.done_value[p]
+    for place in range(len(walk.sums)):
+        walk.saved[depth, place] = walk.sums[place]
 
 
 @inner
 def _undo(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, depth: int) -> None:
     """Take back the item at the cursor of this depth, and move the cursor on."""
     item = int(walk.candidates[walk.cursor[depth]])
-    classes = len(block.work)
-    saved = walk.saved
     remove(costs, block, item)
     _flip(rules, walk, item, whole(-1))
-    for k in range(classes):
-        block.work[k] = saved[depth, k]
-        block.moved[k] = saved[depth, classes + k]
-        block.surely[k] = saved[depth, 2 * classes + k]
-        walk.done_work[k] = saved[depth, 3 * classes + k]
-        walk.open_cut[k] = saved[depth, 4 * classes + k]
-    block.memory[0] = saved[depth, 5 * classes]
-    for p in range(len(walk.done_value)):
-        walk.done_value[p] = saved[depth, 5 * classes + 1 + p]
+    for place in range(len(walk.sums)):
+        walk.sums[place] = walk.saved[depth, place]
     walk.cursor[depth] += 1
 
 

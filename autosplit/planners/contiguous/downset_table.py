@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.items import Ints
 from autosplit.planners.jit import compiled
+from autosplit.planners.loads import Ints
 
 Words = NDArray[np.uint64]
 

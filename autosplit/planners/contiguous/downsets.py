@@ -13,7 +13,7 @@ import numpy as np
 from autosplit.costs.problem import Floats
 from autosplit.planners.bounds import item_work
 from autosplit.planners.clock import now
-from autosplit.planners.contiguous.device_usage import Usage, capacity
+from autosplit.planners.contiguous.device_usage import Usage
 from autosplit.planners.contiguous.downset_enumeration import DONE, FULL, HOPELESS, PAUSED, run
 from autosplit.planners.contiguous.downset_table import (
     BEST,
@@ -26,21 +26,23 @@ from autosplit.planners.contiguous.downset_table import (
     members_of,
     new_sets,
 )
-from autosplit.planners.contiguous.growing_block import costs_of, empty_block
 from autosplit.planners.contiguous.linear import Chain
 from autosplit.planners.contiguous.maximal_blocks import maximal_blocks_suffice, most_added
 from autosplit.planners.contiguous.pruning import Enumeration, Rules
-from autosplit.planners.items import Ints, Items
+from autosplit.planners.items import Items
 from autosplit.planners.jit import compiled
+from autosplit.planners.loads import Ints, empty_block
 from autosplit.values.constraints import Demands
 
-MAX_SETS = 3_000_000
-MAX_ENTRIES = 8_000_000
+MAX_SETS, MAX_ENTRIES = 3_000_000, 8_000_000
+"""Most down-sets and entries of a table: 300 and 60 bytes each, up to 1.4 GB together."""
 MAX_WORDS = 24
 """Most 64-bit words of a down-set in the table; full words at its start and empty ones at its end are not kept."""
 MAX_CLOSURE = 40_000
-SLICE_STEPS = 400_000
-STEPS_OF_A_SET = (600_000, 2_400_000, 10_000_000, 40_000_000)
+"""Most items whose successors are kept as bits: 200 MB."""
+SLICE_STEPS = 600_000
+"""Steps of a walk between two looks at the clock."""
+STEPS_OF_A_SET = tuple(SLICE_STEPS * 4**power for power in range(4))
 """Most steps for one set: the first number is tried from either end, the next ones while they should end before the deadline."""
 
 
@@ -114,10 +116,11 @@ class _Way:
     def __init__(self, items: Items, demands: Demands, usage: Usage, weights: Floats, limit_s: float, prices: Prices) -> None:
         num_words = (items.num_items + 63) // 64
         self.items, self.usage = items, usage
-        self.costs = costs_of(items)
-        self.block = empty_block(self.costs)
+        self.costs = items.costs
         self.rules = _rules(items, demands, usage, weights, prices, maximal_blocks_suffice(items, demands))
-        self.walk = _enumeration(items, num_words, self.rules.values.shape[1])
+        sums = np.zeros(5 * len(items.classes) + 1 + self.rules.values.shape[1])
+        self.block = empty_block(self.costs, sums)
+        self.walk = _enumeration(items, num_words, sums)
         self.sets = new_sets(1 << 12, 1 << 13, min(num_words, MAX_WORDS), items.num_items)
         begin(self.sets)
         self.limit = np.array([limit_s])
@@ -144,15 +147,15 @@ class _Way:
 
 
 def _rules(items: Items, demands: Demands, usage: Usage, weights: Floats, prices: Prices, full: bool) -> Rules:
-    compute = items.compute_s if items.overlap else items.compute_s + items.fixed_s
-    values = np.column_stack([item_work(items, weights), prices.values, most_added(items), items.num_bytes])
-    room = np.column_stack([capacity(usage, weights), usage.free @ prices.most])
+    compute = items.work_s
+    values = np.column_stack([item_work(items, weights), prices.values, most_added(items), items.costs.num_bytes])
+    room = np.ascontiguousarray(usage.free @ np.column_stack([weights, prices.most]), dtype=np.float64)  # else it compiles again
     behind = np.column_stack([_work_behind(items, np.ascontiguousarray(column)) for column in values.T])
     rows = np.ascontiguousarray(values)  # without prices, one class of devices gives the other layout, which compiles again
     return Rules(
         items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.free, usage.final, rows,
         values.sum(axis=0), np.where(np.isfinite(compute), compute, 0).sum(axis=0), compute, behind,
-        int(usage.width.max()), items.overlap, demands.min_stage_s, full,
+        int(usage.width.max()), items.costs.overlap, demands.min_stage_s, full,
     )  # fmt: skip
 
 
@@ -188,8 +191,9 @@ def _close(after_start: Ints, after: Ints, work: Floats, word_work: Floats, reac
         behind[item] = total
 
 
-def _enumeration(items: Items, num_words: int, num_values: int) -> Enumeration:
+def _enumeration(items: Items, num_words: int, sums: Floats) -> Enumeration:
     count, classes = items.num_items, len(items.classes)
+    done_work, open_cut, done_value = np.split(sums[3 * classes + 1 :], [classes, 2 * classes])
     waiting = np.bincount(items.after.data, minlength=count).astype(np.int64)
     sources = np.flatnonzero(waiting == 0)
     ready = np.zeros(count + 1, dtype=np.int64)
@@ -201,8 +205,7 @@ def _enumeration(items: Items, num_words: int, num_values: int) -> Enumeration:
         np.zeros(num_words, dtype=np.uint64), random.integers(1, 2**63, count, dtype=np.uint64), waiting, ready, place,
         np.array([len(sources), 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
         np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
-        np.zeros((count + 2, 5 * classes + 1 + num_values)), np.zeros(classes), np.zeros(num_values), np.zeros(num_values),
-        np.zeros(classes), np.zeros(classes),
+        sums, np.zeros((count + 2, len(sums))), done_work, done_value, np.zeros(len(done_value)), open_cut, np.zeros(classes),
     )  # fmt: skip
 
 

@@ -5,10 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autosplit.costs.problem import Block, Problem
-from autosplit.planners.incumbent import Incumbent
-
-CLOSE = 1e-4
-"""The bisection of a load ends where its ends differ by this share."""
+from autosplit.planners.incumbent import CLOSE, Incumbent
 
 
 def offer_first_chain(incumbent: Incumbent) -> None:

@@ -16,31 +16,28 @@ from autosplit.costs.judge import judge
 from autosplit.costs.problem import Block, Floats
 from autosplit.planners.bounds import item_work
 from autosplit.planners.clock import now
-from autosplit.planners.contiguous.growing_block import (
+from autosplit.planners.contiguous.linear import topological_orders
+from autosplit.planners.incumbent import Incumbent
+from autosplit.planners.items import Items
+from autosplit.planners.jit import compiled
+from autosplit.planners.loads import (
     Costs,
     GrowingBlock,
+    Ints,
     add,
-    costs_of,
     empty_block,
     price,
     remove,
     reset,
     shift,
 )
-from autosplit.planners.contiguous.linear import topological_orders
-from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import Ints, Items
-from autosplit.planners.jit import compiled
 
 NUM_CUTS = 96
+"""Cuts of each look; all cuts where there are no more."""
 KEPT = (3, 24, 24, 24)
 """Labels kept at each cut in the first look and in those after it."""
-NUM_CHECKED = 64
-"""Last labels that are evaluated, the most promising first."""
 MORE_BLOCKS = 3
 """Blocks for each device where devices are shared and no number of blocks is demanded."""
-SHARE_OF_A_COUNT = 0.2
-"""Share of the time left for chains of one number of blocks."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +59,11 @@ def improve_interleaved(incumbent: Incumbent, items: Items, weights: Floats, dea
     """Offer chains with the demanded number of blocks, or else with ever more blocks until the deadline."""
     demands = incumbent.demands
     most = min(items.num_items, demands.max_stages or MORE_BLOCKS * incumbent.problem.num_devices)
-    for count in (demands.num_stages,) if demands.num_stages else range(2, most + 1):
+    counts = [demands.num_stages] if demands.num_stages else list(range(2, most + 1))
+    for number, count in enumerate(counts):
         if count != demands.num_stages and now() >= deadline:
             return
-        _offer_chains(incumbent, items, weights, count, now() + SHARE_OF_A_COUNT * (deadline - now()))
+        _offer_chains(incumbent, items, weights, count, now() + (deadline - now()) / (len(counts) - number))
 
 
 def _offer_chains(incumbent: Incumbent, items: Items, weights: Floats, num_stages: int, deadline: float) -> None:
@@ -94,7 +92,7 @@ def _spread_cuts(items: Items, order: Ints, num_stages: int) -> Ints:
     """Cuts at even steps of work and of item count; all cuts where they are few."""
     if items.num_items <= NUM_CUTS:
         return np.arange(items.num_items + 1)
-    work = np.cumsum(np.where(np.isfinite(items.compute_s), items.compute_s, 0).max(axis=1)[order])
+    work = np.cumsum(np.where(np.isfinite(items.costs.compute_s), items.costs.compute_s, 0).max(axis=1)[order])
     even = np.linspace(0, items.num_items, max(NUM_CUTS // 2, num_stages + 1)).astype(np.int64)
     by_work = np.searchsorted(work, np.linspace(0, work[-1], NUM_CUTS // 2))
     return np.unique(np.concatenate([even, by_work.clip(0, items.num_items)]))
@@ -105,14 +103,12 @@ def _beam(
 ) -> tuple[tuple[Block, ...], float, list[int]] | None:
     """The best of the last labels that meet the demands: its blocks, its objective in seconds, and its cuts."""
     problem, demands = incumbent.problem, incumbent.demands
-    costs = costs_of(items)
+    costs = items.costs
     loads = np.full((len(cuts), len(cuts), len(items.classes)), inf)
     sizes = np.full((len(cuts), len(cuts)), inf)
     _intervals(costs, empty_block(costs), order, cuts, loads, sizes)
-    class_of = {device: number for number, members in enumerate(items.classes) for device in members}
-    columns = [class_of[device] for device in range(problem.num_devices)]
-    by_class = {device: weights[class_of[device]] for device in class_of}
-    scale = np.array([by_class[device] for device in range(problem.num_devices)])
+    columns = items.class_of
+    scale = weights[columns]
     rest = np.zeros(len(cuts))
     rest[:-1] = [item_work(items, weights)[order[cut:]].sum() for cut in cuts[:-1]]
     twin = np.array([max((d for d in items.classes[k] if d < device), default=-1) for device, k in enumerate(columns)])
@@ -130,7 +126,7 @@ def _beam(
             return None
     best = None
     best_s = inf
-    for label in np.argsort(layers[-1].load.max(axis=1))[:NUM_CHECKED]:
+    for label in np.argsort(layers[-1].load.max(axis=1)):
         blocks, used = _trace(items, order, cuts, layers, int(label))
         judged = judge(problem, demands, blocks)
         if not judged.faults:

@@ -14,14 +14,16 @@ import numpy as np
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.bounds import item_work
-from autosplit.planners.clock import now
-from autosplit.planners.contiguous.device_usage import Usage, capacity
-from autosplit.planners.contiguous.growing_block import (
+from autosplit.planners.clock import halfway, now
+from autosplit.planners.contiguous.device_usage import Usage
+from autosplit.planners.items import MANY_ITEMS, Items, stack_order
+from autosplit.planners.jit import compiled, inner, whole
+from autosplit.planners.loads import (
     ROUNDING,
     Costs,
     GrowingBlock,
+    Ints,
     add,
-    costs_of,
     empty_block,
     price,
     remove,
@@ -29,15 +31,12 @@ from autosplit.planners.contiguous.growing_block import (
     shift,
     widest_load,
 )
-from autosplit.planners.items import Ints, Items, stack_order
-from autosplit.planners.jit import compiled, inner, whole
 from autosplit.values.constraints import Demands
 
-LIMITS = (1.001, 1.02, 1.1, 1.3, 2.0, 4.0, inf)
-MANY_ITEMS = 5000
-MANY_SHARE = 0.1
-"""Share of the time after which the first chain found is enough, on many items."""
+GAPS = (0.001, 0.02, 0.1, 0.3, 1.0, 3.0, inf)
+"""Gaps to the bound below which one search after another looks for a chain; small ones keep few prefixes."""
 FIRST_LOOK_S = 1.0
+"""Seconds after the deadline in which one order is searched, where no plan is known."""
 STEPS_OF_A_SLICE = 20_000_000
 """Steps of the dynamic program between two looks at the clock: about a tenth of a second."""
 
@@ -61,7 +60,7 @@ def topological_orders(items: Items, count: int = 8) -> list[Ints]:
     before = items.after.transposed(items.num_items)
     sooner = [before[item].tolist() for item in range(items.num_items)]
     own = np.arange(items.num_items)
-    work = np.where(np.isfinite(items.compute_s), items.compute_s, 0).sum(axis=1)
+    work = np.where(np.isfinite(items.costs.compute_s), items.costs.compute_s, 0).sum(axis=1)
     random = Random(2)
     chance = np.array([random.random() for _ in after])
     makers: tuple[Callable[[], Ints], ...] = (
@@ -125,10 +124,10 @@ def best_chain(
     """
     best: Chain | None = None
     many = items.num_items > MANY_ITEMS
-    enough = now() + (MANY_SHARE if many else 1.0) * (deadline - now())
+    enough = halfway(deadline) if many else deadline
     orders = topological_orders(items, 3 if many else 8)
-    for growth in LIMITS[many:]:
-        limit = min(limit_s, bound_s * growth if bound_s > 0 else inf)
+    for gap in GAPS[many:]:
+        limit = min(limit_s, bound_s * (1 + gap) if bound_s > 0 else inf)
         for order in orders:
             found = chain_in_order(items, demands, usage, weights, order, limit, deadline)
             if found is not None:
@@ -158,8 +157,8 @@ def chain_in_order(
     """
     rest = np.zeros(items.num_items + 1)
     rest[:-1] = np.cumsum(item_work(items, weights)[order][::-1])[::-1]
-    costs = costs_of(items)
-    room = capacity(usage, weights)
+    costs = items.costs
+    room = usage.free @ weights
     value = np.full((items.num_items + 1, len(usage.after)), inf)
     parent = np.full((items.num_items + 1, len(usage.after), 3), -1, dtype=np.int64)
     value[0, 0] = 0.0

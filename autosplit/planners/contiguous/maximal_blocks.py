@@ -3,10 +3,10 @@
 import numpy as np
 
 from autosplit.costs.problem import HOST, Floats
-from autosplit.planners.contiguous.growing_block import ROUNDING, Costs, GrowingBlock
 from autosplit.planners.contiguous.pruning import NUM_READY, Enumeration, Rules
 from autosplit.planners.items import Items
 from autosplit.planners.jit import inner
+from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock
 from autosplit.values.constraints import Demands
 
 MOST_READY = 64
@@ -15,18 +15,18 @@ MOST_READY = 64
 
 def most_added(items: Items) -> Floats:
     """The most that an item adds to the load of a block, nets open before the block left out; seconds, shape (num_items, K)."""
-    added = np.where(np.isfinite(items.compute_s), items.compute_s, 0.0) + items.fixed_s
-    made = items.producer != HOST
-    np.add.at(added, items.producer[made], items.send_s[made])
+    added = np.where(np.isfinite(items.costs.compute_s), items.costs.compute_s, 0.0) + items.costs.fixed_s
+    made = items.costs.producer != HOST
+    np.add.at(added, items.costs.producer[made], items.costs.send_s[made])
     for net in np.flatnonzero(~made):
-        added[items.pins[int(net)]] += items.receive_s[net]
+        added[items.pins[int(net)]] += items.costs.receive_s[net]
     return added
 
 
 def maximal_blocks_suffice(items: Items, demands: Demands) -> bool:
     """Whether maximal blocks suffice: if there is a chain below a limit, there is one of maximal blocks."""
-    inside = items.producer != HOST
-    even = np.array_equal(items.send_s[inside], items.receive_s[inside])
+    inside = items.costs.producer != HOST
+    even = np.array_equal(items.costs.send_s[inside], items.costs.receive_s[inside])
     return bool(even and demands.min_stage_s == 0 and demands.num_stages is None)
 
 
@@ -52,15 +52,15 @@ def has_room(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration,
 @inner
 def _opens(costs: Costs, block: GrowingBlock, item: int) -> bool:
     """Whether the item makes the cut behind the block dearer, on any class."""
-    for k in range(costs.compute.shape[1]):
+    for k in range(costs.compute_s.shape[1]):
         opened = 0.0
         for slot in range(costs.net_start[item], costs.net_start[item + 1]):
             net = costs.nets[slot]
             pins = block.before[net] + block.inside[net]
             if pins == 0:
-                opened += costs.receive[net, k]
+                opened += costs.receive_s[net, k]
             elif pins + 1 == costs.net_size[net] and costs.producer[net] >= 0:
-                opened -= costs.receive[net, k]
+                opened -= costs.receive_s[net, k]
         if opened > 0:
             return True
     return False
@@ -69,14 +69,14 @@ def _opens(costs: Costs, block: GrowingBlock, item: int) -> bool:
 @inner
 def _load_with(costs: Costs, block: GrowingBlock, item: int, k: int) -> float:
     """The load on a class with one more item, in seconds, where nets cost the same on both sides."""
-    work, moved = block.work[k] + costs.compute[item, k], block.moved[k] + costs.fixed[item, k]
+    work, moved = block.work[k] + costs.compute_s[item, k], block.moved[k] + costs.fixed_s[item, k]
     for slot in range(costs.net_start[item], costs.net_start[item + 1]):
         net = costs.nets[slot]
         inside = block.inside[net]
         if inside > 0:
-            moved -= costs.receive[net, k]
+            moved -= costs.receive_s[net, k]
         if inside + 1 < costs.net_size[net] or costs.producer[net] < 0:
-            moved += costs.receive[net, k]
+            moved += costs.receive_s[net, k]
     return float(max(work, moved) if costs.overlap else work + moved)
 
 
@@ -89,7 +89,7 @@ def must_fill(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration
     """
     if _opens(costs, block, item):
         return False
-    classes = costs.compute.shape[1]
+    classes = costs.compute_s.shape[1]
     column = rules.room.shape[1]
     for k in range(classes):
         work, surely = block.work[k], block.surely[k]
@@ -102,7 +102,7 @@ def must_fill(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration
         num_bytes = rules.total_value[column + classes] - walk.done_value[column + classes] + block.memory[0]
         for weight in range(len(costs.weight_bytes)):
             num_bytes += costs.weight_bytes[weight]
-        if num_bytes > costs.caps[k]:
+        if num_bytes > costs.memory_bytes[k]:
             return False
     return True
 
@@ -117,5 +117,5 @@ def _fits_in(costs: Costs, block: GrowingBlock, rules: Rules, item: int, move: i
             num_bytes += costs.weight_bytes[weight]
     within = True
     for k in range(rules.takes.shape[1]):
-        within = within and (rules.takes[move, k] == 0 or num_bytes <= costs.caps[k])
+        within = within and (rules.takes[move, k] == 0 or num_bytes <= costs.memory_bytes[k])
     return within

@@ -11,12 +11,13 @@ import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Floats
-from autosplit.planners.clock import now
-from autosplit.planners.contiguous import downsets, linear
+from autosplit.planners.clock import halfway, now
+from autosplit.planners.contiguous import downsets
 from autosplit.planners.contiguous.device_usage import Usage, usage_of
+from autosplit.planners.contiguous.linear import Chain
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import Items, contract
-from autosplit.planners.noncontiguous.column_generation import ColumnBound, rising_bound
+from autosplit.planners.items import MANY_ITEMS, Items, contract
+from autosplit.planners.noncontiguous.column_generation import FINEST_CELLS, GRAINS, ColumnBound, rising_bound
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
 
@@ -24,14 +25,8 @@ STEP, NEAR, FAR, QUICK_S = 0.75, 3e-4, 1.05, 0.1
 """A search goes a ``STEP`` of the way from the bound to the best plan, because lower limits are refuted much faster. It goes all
 the way where they differ by a share of ``NEAR``, after a refutation that took more processor time than ``QUICK_S``, and
 at first where the plan is ``FAR`` times the bound."""
-PLAIN_SHARE, PRICES_SHARE = 0.5, 0.25
-"""Shares of the time left: for searches without prices, and for prices."""
-WALK_SHARE = 0.7
-"""Share of the time left for one search; below a lower limit the next one takes less."""
 CLOSE = 0.003
 """A search that did not end is not repeated below a limit that exceeds the bound by less than this share."""
-CELLS = 100_000_000
-"""States times values that one profile may take."""
 
 
 def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: float) -> None:
@@ -50,15 +45,15 @@ def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: f
         return
     if not items.exact:
         demands = replace(demands, min_stage_s=0.0)
-    if (items.compute_s >= limit_s * demands.max_replicas).any():
+    if (items.costs.compute_s >= limit_s * demands.max_replicas).any():
         items = contract(incumbent.problem, demands, limit_s=limit_s)
     usage = usage_of(items, demands)
     if usage is None:
         return
-    many = items.num_items > linear.MANY_ITEMS
-    _close_in(incumbent, items, demands, usage, weights, now() + (many or PLAIN_SHARE) * (deadline - now()))
+    many = items.num_items > MANY_ITEMS
+    _close_in(incumbent, items, demands, usage, weights, deadline if many else halfway(deadline))
     if not incumbent.closed and not many and now() < deadline:
-        bound = _priced(incumbent, items, demands, now() + PRICES_SHARE * (deadline - now()))
+        bound = _priced(incumbent, items, demands, halfway(deadline))
         _close_in(incumbent, items, demands, usage, weights, deadline, bound)
 
 
@@ -77,10 +72,10 @@ def _close_in(
     """
     high_s, unended_s = incumbent.objective_s, inf
     limit_s = _towards(incumbent.bound_s, high_s) if high_s < FAR * incumbent.bound_s else high_s
-    while not incumbent.closed and incumbent.bound_s < high_s and (left_s := deadline - now()) > 0:
+    while not incumbent.closed and incumbent.bound_s < high_s and now() < deadline:
         prices = _holding(bound, items, limit_s) if bound is not None and isfinite(limit_s) else None
         began = now()
-        outcome = downsets.best_chain(items, demands, usage, weights, limit_s, now() + WALK_SHARE * left_s, prices)
+        outcome = downsets.best_chain(items, demands, usage, weights, limit_s, halfway(deadline), prices)
         incumbent.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
         if outcome.chain is not None:
             incumbent.offer(chain_blocks(items, outcome.chain), "down-sets")
@@ -117,19 +112,20 @@ def _priced(incumbent: Incumbent, items: Items, demands: Demands, deadline: floa
 
 def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Prices:
     """The most value that a device of each class holds below a limit: in the best prices, and in bytes where caps bind."""
-    grain = int(np.clip(CELLS // bound.num_states, 1000, 20000))
+    sizes, caps = items.costs.num_bytes, items.costs.memory_bytes
+    grain = int(np.clip(FINEST_CELLS // bound.num_states, 1000, GRAINS[1]))
     kinds = [] if bound.prices is None else [np.round(bound.prices * grain)]
-    if np.isfinite(items.memory_bytes).any() and items.num_bytes.sum() > items.memory_bytes.min():
-        kinds.append(np.floor(items.num_bytes * (grain / items.num_bytes.sum())))
+    if np.isfinite(caps).any() and sizes.sum() > caps.min():
+        kinds.append(np.floor(sizes * (grain / sizes.sum())))
     values = np.array(kinds).reshape(len(kinds), items.num_items)
     most = np.array([[len(each.profile(row.astype(np.int64), limit_s)) - 1.0 for row in values] for each in bound.pricers])
     most = most.reshape(len(bound.pricers), len(kinds))
     if len(kinds) > (bound.prices is not None):
-        most[:, -1] = np.minimum(most[:, -1], items.memory_bytes * (grain / items.num_bytes.sum()) * (1.0 + TOLERANCE))
+        most[:, -1] = np.minimum(most[:, -1], caps * (grain / sizes.sum()) * (1.0 + TOLERANCE))
     return downsets.Prices(np.ascontiguousarray(values.T), most)
 
 
-def chain_blocks(items: Items, chain: linear.Chain) -> tuple[Block, ...]:
+def chain_blocks(items: Items, chain: Chain) -> tuple[Block, ...]:
     """The blocks of a chain. Each takes the next free devices of its classes."""
     free = [list(members) for members in items.classes]
     blocks = []

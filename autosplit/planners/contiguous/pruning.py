@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.contiguous.downset_table import DownSetTable, Words
-from autosplit.planners.contiguous.growing_block import ROUNDING
-from autosplit.planners.items import Ints
 from autosplit.planners.jit import inner
+from autosplit.planners.loads import ROUNDING, Ints
 
 NUM_READY, NUM_TAKEN = range(2)
 """Places in ``state``: ready items, and items in the down-set."""
@@ -24,7 +23,7 @@ class Enumeration(NamedTuple):
         ready, place: items with no such predecessor, and the place of each item among them (-1: not ready).
         state: counters, see above.
         candidates, low, high, cursor: for each depth, the range of candidates and the next one.
-        saved: the sums before the item of each depth was added.
+        sums, saved: all sums of the block and of the set, and the sums before the item of each depth was added.
         done_work: compute of the set on each class, in seconds; ``done_value`` is its value of each kind.
         spare: the most value of each kind that may be left out for good.
         open_cut: what the nets between the set and the rest cost each class at least, in seconds.
@@ -42,6 +41,7 @@ class Enumeration(NamedTuple):
     low: Ints
     high: Ints
     cursor: Ints
+    sums: Floats
     saved: Floats
     done_work: Floats
     done_value: Floats

@@ -5,18 +5,16 @@ from math import inf
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import Problem
 from autosplit.planners.clock import now
-from autosplit.planners.contiguous.chains import MANY_OPS
 from autosplit.planners.contiguous.interleaved import MORE_BLOCKS
 from autosplit.planners.cpsat.stage_model import search_stages
 from autosplit.planners.incumbent import Incumbent, plans_on_one_device
-from autosplit.planners.items import contract
+from autosplit.planners.items import MANY_ITEMS, contract
 from autosplit.values.constraints import Demands
 
-PLACES_PER_SECOND = 4000
-"""Ops times devices for each second in which CP-SAT is to better a known plan: building its model cannot be stopped."""
 FEW_ITEMS = 12
 """Most items of which each may be a block of its own, if devices hold several blocks. The proof then holds for all plans."""
 LONGEST_REFUTATION_S = 2.0
+"""Most seconds for the question whether constraints conflict; each of them is asked about in turn."""
 
 
 def solve_integer_program(incumbent: Incumbent, deadline: float) -> None:
@@ -30,10 +28,8 @@ def find_any_plan(incumbent: Incumbent, deadline: float) -> None:
 
 
 def _ask(incumbent: Incumbent, deadline: float, any_plan: bool) -> None:
-    problem, demands, left_s = incumbent.problem, incumbent.demands, deadline - now()
-    if problem.num_ops > MANY_OPS or incumbent.closed:
-        return
-    if incumbent.blocks and (left_s <= 0 or problem.num_ops * problem.num_devices > PLACES_PER_SECOND * left_s):
+    problem, demands = incumbent.problem, incumbent.demands
+    if problem.num_ops > MANY_ITEMS or incumbent.closed or (incumbent.blocks and now() >= deadline):
         return
     items = contract(problem, demands, limit_s=incumbent.objective_s)
     most = int(min(items.num_items, problem.num_devices if not demands.reuse else inf, demands.max_stages or inf))

@@ -6,7 +6,6 @@ Memory caps, pools and forbidden devices are constraints on these Booleans alone
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import pairwise
 from math import floor, isfinite
 from typing import Any
@@ -16,11 +15,12 @@ from ortools.sat.python import cp_model
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Problem
+from autosplit.planners.cpsat.solver import MOST_STEPS
 from autosplit.planners.items import Items
 from autosplit.values.constraints import Demands
 
-MEMORY_STEPS, MOST_MEMORY_STEPS = 1e6, 1e15
-"""Steps in a memory cap, and steps above which sums could overflow."""
+MEMORY_STEPS = 1e6
+"""Steps in a memory cap, if bytes are not whole or are too many."""
 
 
 class Slots:
@@ -28,6 +28,7 @@ class Slots:
 
     Attributes:
         model: the CP-SAT model.
+        item_of: the item of each op.
         types: the devices of each choice of a slot: a class, or one device where slots share devices.
         type_class: the class of each type.
         inside: ``inside[item][slot]`` is 1 where the item is in the slot.
@@ -42,7 +43,8 @@ class Slots:
         self.problem, self.items, self.demands, self.num_slots = problem, items, demands, num_slots
         self.model = cp_model.CpModel()
         self.types = [(device,) for device in range(problem.num_devices)] if demands.reuse else list(items.classes)
-        self.type_class = [next(k for k, m in enumerate(items.classes) if group[0] in m) for group in self.types]
+        self.item_of = items.item_of.tolist()
+        self.type_class = [int(items.class_of[group[0]]) for group in self.types]
         plain = demands.max_replicas == 1 and not demands.reuse and demands.num_stages is None and demands.max_stages is None
         self.fixed = [] if demands.contiguous or not plain else [k for k, group in enumerate(self.types) for _ in group]
         self.inside: list[list[Any]] = []
@@ -113,7 +115,7 @@ class Slots:
         self._break_symmetry()
 
     def _forbid(self) -> None:
-        compute = self.items.compute_s[:, self.type_class]
+        compute = self.items.costs.compute_s[:, self.type_class]
         for item, k in zip(*np.nonzero(np.isinf(compute)), strict=True):
             for s in range(self.num_slots):
                 self.model.Add(self.inside[item][s] == 0).OnlyEnforceIf(self.chosen[s][k])
@@ -132,25 +134,20 @@ class Slots:
                 for s in equal[rank + 1 :]:
                     self.model.Add(self.inside[item][s] == 0)
 
-    @cached_property
-    def item_of(self) -> dict[int, int]:
-        """The item of each op."""
-        return {op: item for item, ops in enumerate(self.items.ops) for op in ops}
-
     @property
     def by_weight(self) -> list[int]:
         """Items, the heaviest first."""
-        return [int(item) for item in np.argsort(-self.items.compute_s.clip(max=1e300).mean(axis=1), kind="stable")]
+        return [int(item) for item in np.argsort(-self.items.costs.compute_s.clip(max=1e300).mean(axis=1), kind="stable")]
 
     def _sizes(self, s: int) -> tuple[list[Any], list[int], float]:
         """The bytes of a slot as Booleans and whole steps, rounded down, and the bytes of a step."""
         step = self._step(float(self.problem.memory_bytes.min()))
         flags, sizes = [], []
-        for item, size in enumerate(self.items.num_bytes):
+        for item, size in enumerate(self.items.costs.num_bytes):
             if size:
                 flags.append(self.inside[item][s])
                 sizes.append(_whole(size, step))
-        for weight, size in enumerate(self.items.weight_bytes):
+        for weight, size in enumerate(self.items.costs.weight_bytes):
             held = self.model.NewBoolVar("")
             for item in self.items.weights[weight]:
                 self.model.Add(held >= self.inside[item][s])
@@ -195,8 +192,8 @@ class Slots:
             for k in types:
                 self.model.AddImplication(self.chosen[s][k], flag)
             chosen.append(flag)
-        groups = [((item,), size) for item, size in enumerate(self.items.num_bytes)]
-        groups += [(tuple(self.items.weights[w]), size) for w, size in enumerate(self.items.weight_bytes)]
+        groups = [((item,), size) for item, size in enumerate(self.items.costs.num_bytes)]
+        groups += [(tuple(self.items.weights[w]), size) for w, size in enumerate(self.items.costs.weight_bytes)]
         for members, size in groups:
             if size:
                 held = self.model.NewBoolVar("")
@@ -208,11 +205,11 @@ class Slots:
 
     def _step(self, cap: float) -> float:
         """The bytes of a step: one where all sizes are whole and not too large, so that nothing is rounded."""
-        sizes = np.append(self.items.num_bytes, self.items.weight_bytes)
+        sizes = np.append(self.items.costs.num_bytes, self.items.costs.weight_bytes)
         total = float(sizes.sum())
-        if total <= MOST_MEMORY_STEPS and (sizes == np.floor(sizes)).all():
+        if total <= MOST_STEPS and (sizes == np.floor(sizes)).all():
             return 1.0
-        return max(min(cap, total) / MEMORY_STEPS, total / MOST_MEMORY_STEPS)
+        return max(min(cap, total) / MEMORY_STEPS, total / MOST_STEPS)
 
     def _cap(self, parts: Sequence[tuple[Any, float]], cap: float) -> None:
         step = self._step(cap)

@@ -7,6 +7,12 @@ from ortools.sat.python import cp_model
 from autosplit import cpsat
 from autosplit.planners import clock
 
+SCALE = 1e9
+"""Steps in the limit of a model: its numbers are whole, and every coefficient is rounded down."""
+MOST_STEPS = 1e13
+"""Steps above which sums of 10^5 terms could overflow 64 bits."""
+TERMS_PER_SECOND = 20_000
+"""Most terms of a model for each second left; larger ones take too long to build."""
 UNIT_S, LEAST_WORK_S = 5.0, 0.05
 """Seconds of a unit of the solver's own count of work, and least seconds of one call where work is counted."""
 

@@ -19,17 +19,11 @@ from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.clock import now
-from autosplit.planners.cpsat.slots import Slots
-from autosplit.planners.cpsat.solver import solve
-from autosplit.planners.cpsat.stage_times import MOST_STEPS, Timing, price_spread_s
+from autosplit.planners.cpsat.solver import MOST_STEPS, SCALE, TERMS_PER_SECOND, solve
+from autosplit.planners.cpsat.stage_times import TimedSlots, price_spread_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items
 from autosplit.values.constraints import Demands
-
-SCALE = 1e9
-"""Steps in the limit."""
-TERMS_PER_SECOND = 20_000
-"""Most terms of a model for each second left; larger ones take too long to build."""
 
 MOST_ORDERED = 5
 """Most blocks that are tried in every order, where they need not be a chain and latency counts."""
@@ -97,7 +91,7 @@ def _own_price(items: Items, demands: Demands) -> bool:
     return items.exact and not demands.reuse
 
 
-class _Model(Slots):
+class _Model(TimedSlots):
     """The loads of the slots and of the devices, in whole steps of the limit.
 
     ``goal`` is minimized. ``sure`` says whether every order of the last blocks was tried. A ``timeless`` model has no loads and
@@ -118,15 +112,14 @@ class _Model(Slots):
         self.load = self.model.NewIntVar(0, int(MOST_STEPS if quick else SCALE + 1), "load")
         own = _own_price(items, demands)
         self.slack = 1 if demands.max_replicas > 1 else 0
-        work = [[self._work(s, column) for column in self.type_class] for s in range(num_slots)]
-        moved = self._own_transfers() if own else self._pair_transfers()
-        self._loads(work, moved)
-        timing = Timing(self, work, moved, self.scale)
+        self.work = [[self._work(s, column) for column in self.type_class] for s in range(num_slots)]
+        self.moved = self._own_transfers() if own else self._pair_transfers()
+        self._loads(self.work, self.moved)
         if demands.min_stage_s > 0:
-            timing.least_stage(demands.min_stage_s, 0.0 if own or demands.max_replicas == 1 else price_spread_s(self))
+            self.least_stage(demands.min_stage_s, 0.0 if own or demands.max_replicas == 1 else price_spread_s(self))
         self.goal = self.load
         if quick or demands.max_latency_s < all_s:
-            makespan = timing.makespan(min(demands.max_latency_s, all_s, self.top_s if quick else inf))
+            makespan = self.makespan(min(demands.max_latency_s, all_s, self.top_s if quick else inf))
             self.goal = makespan if quick else self.load
 
     def bound_below(self, bound_s: float) -> None:
@@ -153,7 +146,7 @@ class _Model(Slots):
 
     def _work(self, s: int, column: int) -> Any:
         """The compute of a slot on a class, in steps."""
-        costs = self.items.compute_s[:, column]
+        costs = self.items.costs.compute_s[:, column]
         return sum(self.inside[item][s] * self._steps(cost) for item, cost in enumerate(costs) if isfinite(cost) and cost)
 
     def _loads(self, work: list[list[Any]], moved: list[list[Any]]) -> None:
@@ -185,13 +178,13 @@ class _Model(Slots):
     def _own_transfers(self) -> list[list[Any]]:
         """The transfers of each slot on each type, where every net costs its sender and each receiver once."""
         moved: list[list[Any]] = [[0] * len(self.types) for _ in range(self.num_slots)]
-        for item, costs in enumerate(self.items.fixed_s):
+        for item, costs in enumerate(self.items.costs.fixed_s):
             for k, column in enumerate(self.type_class):
                 if costs[column]:
                     for s in range(self.num_slots):
                         moved[s][k] += self.inside[item][s] * self._steps(costs[column])
         for net in range(len(self.items.pins)):
-            producer = int(self.items.producer[net])
+            producer = int(self.items.costs.producer[net])
             readers = [item for item in self.items.pins[net] if item != producer]
             for s in range(self.num_slots):
                 made = self.inside[producer][s] if producer != HOST else 0
@@ -203,8 +196,8 @@ class _Model(Slots):
                         self.model.Add(sends >= made - self.inside[reader][s])
                     self.model.Add(receives >= self.inside[reader][s] - made)
                 for k, column in enumerate(self.type_class):
-                    moved[s][k] += sends * self._steps(self.items.send_s[net, column])
-                    moved[s][k] += receives * self._steps(self.items.receive_s[net, column])
+                    moved[s][k] += sends * self._steps(self.items.costs.send_s[net, column])
+                    moved[s][k] += receives * self._steps(self.items.costs.receive_s[net, column])
         return moved
 
     def _only_if(self, flag: Any, needed: Any, causes: Sequence[Any]) -> None:

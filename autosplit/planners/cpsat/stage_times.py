@@ -12,28 +12,25 @@ import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST
-from autosplit.planners.clusters import net_edges
 from autosplit.planners.cpsat.slots import Slots
+from autosplit.planners.cpsat.solver import MOST_STEPS
 from autosplit.planners.delays import Delays
 
 Moved = list[list[Any]]
-MOST_STEPS = 1e13
-"""Steps above which sums could overflow."""
 
 
-class Timing:
-    """Work and transfers of every slot on every type, in steps, and the constraints on them.
+class TimedSlots(Slots):
+    """Slots whose times are known.
 
-    Args:
-        slots: items and devices of each block.
-        work: ``work[slot][type]``, compute of the slot there.
-        moved: ``moved[slot][type]``, its transfers.
+    Attributes:
+        work: ``work[slot][type]``, compute of the slot there, in steps.
+        moved: ``moved[slot][type]``, its transfers, in steps.
         scale: steps in a second.
     """
 
-    def __init__(self, slots: Slots, work: Moved, moved: Moved, scale: float) -> None:
-        self.slots, self.work, self.moved, self.scale = slots, work, moved, scale
-        self.model, self.problem = slots.model, slots.problem
+    work: Moved
+    moved: Moved
+    scale: float
 
     def _parts(self, slot: int, kind: int) -> list[Any]:
         """The times of a slot on a type whose maximum keeps the device busy for one sample."""
@@ -47,33 +44,33 @@ class Timing:
             least_s: seconds.
             spare_s: seconds by which the transfers of the model may be below the true ones.
         """
-        items = self.slots.items
-        num_rounded = items.num_items + 2 * len(self.problem.pins[0]) * (self.slots.num_slots + 1)
-        for s in range(self.slots.num_slots):
+        items = self.items
+        num_rounded = items.num_items + 2 * len(self.problem.pins[0]) * (self.num_slots + 1)
+        for s in range(self.num_slots):
             reasons = []
-            for k, chosen in enumerate(self.slots.chosen[s]):
+            for k, chosen in enumerate(self.chosen[s]):
                 for part in self._parts(s, k):
                     long = self.model.NewBoolVar("")
                     self.model.AddImplication(long, chosen)
-                    for r, wide in enumerate(self.slots.wide[s]):
+                    for r, wide in enumerate(self.wide[s]):
                         least = (least_s * (r + 1) - spare_s) * self.scale * (1 - TOLERANCE)
                         least = floor(min(least, MOST_STEPS)) - num_rounded
                         if least > 0:
                             self.model.Add(part >= least).OnlyEnforceIf(long, wide)
                     reasons.append(long)
-            self.model.AddBoolOr([*reasons, self.slots.used[s].Not()])
+            self.model.AddBoolOr([*reasons, self.used[s].Not()])
 
     def makespan(self, most_s: float) -> Any:
         """A variable that is at least the steps of one sample through the slots, and at most ``most_s``."""
         total = self.model.NewIntVar(0, int(min(most_s * self.scale * (1 + TOLERANCE) + 1, MOST_STEPS)), "makespan")
         busy = []
-        for s in range(self.slots.num_slots):
+        for s in range(self.num_slots):
             seconds = self.model.NewIntVar(0, int(MOST_STEPS), "")
-            for k, chosen in enumerate(self.slots.chosen[s]):
+            for k, chosen in enumerate(self.chosen[s]):
                 for part in self._parts(s, k):
                     self.model.Add(seconds >= part).OnlyEnforceIf(chosen)
             busy.append(seconds)
-        if not self.slots.demands.contiguous or not net_edges(self.problem) <= set(self.problem.order):
+        if not self.demands.contiguous or not set(self.problem.edges) <= set(self.problem.order):
             self._loose(busy, total)
             return total
         begin = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
@@ -82,46 +79,44 @@ class Timing:
 
     def _waits(self, begin: Sequence[Any], end: Sequence[Any], total: Any) -> None:
         """A slot begins after the slots that it reads from, with a delay between them, and once its devices are free."""
-        for s in range(self.slots.num_slots):
+        for s in range(self.num_slots):
             self.model.Add(total >= end[s])
             arrives, leaves = self._host(s)
-            for k, chosen in enumerate(self.slots.chosen[s]):
-                there = self._delay_of(HOST, self.slots.types[k][0])
-                back = self._delay_of(self.slots.types[k][0], HOST)
+            for k, chosen in enumerate(self.chosen[s]):
+                there = self._delay_of(HOST, self.types[k][0])
+                back = self._delay_of(self.types[k][0], HOST)
                 if arrives is not None and there:
                     self.model.Add(begin[s] >= there).OnlyEnforceIf(arrives, chosen)
                 if leaves is not None and back:
                     self.model.Add(total >= end[s] + back).OnlyEnforceIf(leaves, chosen)
-            for t in range(s + 1, self.slots.num_slots):
+            for t in range(s + 1, self.num_slots):
                 reads = self._reads(s, t)
                 self.model.Add(begin[t] >= end[s]).OnlyEnforceIf(reads)
                 for wait, flags in self._delays(s, t):
                     self.model.Add(begin[t] >= end[s] + wait).OnlyEnforceIf(reads, *flags)
-                if self.slots.demands.reuse:
-                    for one, other in zip(self.slots.chosen[s], self.slots.chosen[t], strict=True):
+                if self.demands.reuse:
+                    for one, other in zip(self.chosen[s], self.chosen[t], strict=True):
                         self.model.Add(begin[t] >= end[s]).OnlyEnforceIf(one, other)
 
     def _loose(self, busy: Sequence[Any], total: Any) -> None:
         """Constraints for blocks that run in pieces: a device takes the sum of its slots, and a path of ops its least time."""
-        for k in range(len(self.slots.types) if self.slots.demands.reuse else 0):
+        for k in range(len(self.types) if self.demands.reuse else 0):
             parts = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
-            for part, seconds, row in zip(parts, busy, self.slots.chosen, strict=True):
+            for part, seconds, row in zip(parts, busy, self.chosen, strict=True):
                 self.model.Add(part >= seconds).OnlyEnforceIf(row[k])
             self.model.Add(total >= sum(parts))
         for seconds in busy:
             self.model.Add(total >= seconds)
-        delays = Delays(self.problem, self.slots.demands.max_replicas)
+        delays = Delays(self.problem, self.demands.max_replicas)
         end = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in self.problem.ops]
         least = [self._floor(float(costs.min())) for costs in self.problem.compute_s]
-        apart = ~np.eye(self.problem.num_devices, dtype=bool) | self.slots.demands.reuse
+        apart = ~np.eye(self.problem.num_devices, dtype=bool) | self.demands.reuse
         for op, last in enumerate(end):
             self.model.Add(last >= least[op])
             self.model.Add(total >= last)
-        for maker, reader in delays.edges:
-            if HOST in (maker, reader):
-                continue
+        for maker, reader in self.problem.edges:
             self.model.Add(end[reader] >= end[maker] + least[reader])
-            one, other = self.slots.inside[self.slots.item_of[maker]], self.slots.inside[self.slots.item_of[reader]]
+            one, other = self.inside[self.item_of[maker]], self.inside[self.item_of[reader]]
             wait = self._floor(float(delays.between(maker, reader)[apart].min(initial=np.inf)))
             if wait and one is not other:
                 crosses = self.model.NewBoolVar("")
@@ -138,18 +133,18 @@ class Timing:
     def _delays(self, s: int, t: int) -> Iterator[tuple[int, list[Any]]]:
         """The delay in steps from slot s to slot t, with the types for which it holds."""
         cases = []
-        for k, group in enumerate(self.slots.types):
-            for j, other in enumerate(self.slots.types):
-                pair = next(((d, e) for d in group for e in other if d != e or self.slots.demands.reuse), None)
+        for k, group in enumerate(self.types):
+            for j, other in enumerate(self.types):
+                pair = next(((d, e) for d in group for e in other if d != e or self.demands.reuse), None)
                 if pair is not None:
-                    cases.append((self._delay_of(*pair), [self.slots.chosen[s][k], self.slots.chosen[t][j]]))
+                    cases.append((self._delay_of(*pair), [self.chosen[s][k], self.chosen[t][j]]))
         if len({wait for wait, _ in cases}) == 1:
             cases = [(cases[0][0], [])]
         yield from ((wait, flags) for wait, flags in cases if wait)
 
     def _host(self, s: int) -> tuple[Any, Any]:
         """Whether slot s reads from the host, and whether it sends there; None where no op does."""
-        home = self.slots.item_of
+        home = self.item_of
         flags: list[Any] = []
         for ops in (
             {op for net in self.problem.nets if net.producer == HOST for op in net.consumers if op != HOST},
@@ -157,14 +152,14 @@ class Timing:
         ):
             flags.append(self.model.NewBoolVar("") if ops else None)
             for item in {home[op] for op in ops}:
-                self.model.Add(flags[-1] >= self.slots.inside[item][s])
+                self.model.Add(flags[-1] >= self.inside[item][s])
         return flags[0], flags[1]
 
     def _reads(self, s: int, t: int) -> Any:
         """Whether slot t reads anything that slot s makes."""
-        home, inside = self.slots.item_of, self.slots.inside
+        home, inside = self.item_of, self.inside
         reads = self.model.NewBoolVar("")
-        for maker, reader in {(home[a], home[b]) for a, b in net_edges(self.problem) if home[a] != home[b]}:
+        for maker, reader in {(home[a], home[b]) for a, b in self.problem.edges if home[a] != home[b]}:
             self.model.Add(reads >= inside[maker][s] + inside[reader][t] - 1)
         return reads
 

@@ -47,7 +47,7 @@ def cut_vertex_bound_s(
     binds, size, most = byte_steps(problem, delays)
     if delays.max_replicas > 1:
         return 0.0
-    firsts = [members[0] for members in problem.device_classes]
+    firsts = problem.representatives
     cut, shortest_s = _start(problem, parts, lengths)
     assignments = _Assignments(problem, delays, size, lengths, limit_s - shortest_s)
     least_s = np.full((len(firsts), int(most.max()) + 1), inf)
@@ -102,7 +102,7 @@ class _Assignments:
 
     def __init__(self, problem: Problem, delays: Delays, size: NDArray[np.int64], lengths: Lengths, slack_s: float) -> None:
         self.problem, self.delays, self.size, self.lengths, self.slack_s = problem, delays, size, lengths, slack_s
-        self._compute_s = problem.compute_s[:, [members[0] for members in problem.device_classes]]
+        self._compute_s = problem.compute_s[:, problem.representatives]
         tables = problem.transfers.arrays()
         self._send, self._send_byte, self._take, self._take_byte, self._delay = (by_class(problem, table) for table in tables)
         self._known: dict[tuple[str, bytes, bytes], list[Assignment]] = {}

@@ -11,15 +11,9 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.problem import HOST, Block, Floats, Problem
-from autosplit.planners.clock import now, spend
-from autosplit.planners.clusters import net_edges
-from autosplit.planners.delays import Delays, readers_of
-
-OPS_OF_A_SLICE = 256
-"""Ops between two looks at the clock."""
-OP_S = 5e-5
-"""Seconds of an op of a small problem."""
+from autosplit.costs.problem import HOST, Block, Floats, Problem, rows_of
+from autosplit.planners.clock import now
+from autosplit.planners.delays import Delays
 
 
 @dataclass(frozen=True)
@@ -48,28 +42,22 @@ def list_schedule(
     if np.isinf(allowed).all(axis=1).any():
         return None
     mean = np.where(np.isfinite(allowed), allowed, 0).sum(axis=1) / np.isfinite(allowed).sum(axis=1)
-    after = readers_of(problem)
     tables = delays.between_devices
     fixed_s, byte_s, delay_s = (float(table[np.ix_(devices, devices)].mean()) for table in tables)
     rank = np.zeros(problem.num_ops)
     for op in reversed(range(problem.num_ops)):
-        moved = ((*delays.edges[op, reader], reader) for reader in after[op])
+        moved = ((*delays.edges[op, reader], reader) for reader in problem.readers[op])
         rank[op] = mean[op] + max((count * fixed_s + size * byte_s + delay_s + rank[r] for count, size, r in moved), default=0.0)
-    before: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for op in range(problem.num_ops):
-        for reader in after[op]:
-            before[reader].append(op)
     busy: dict[int, list[tuple[float, float]]] = {device: [] for device in devices}
     compute_s, sizes, caps = problem.compute_s.tolist(), problem.op_bytes.tolist(), problem.memory_bytes.tolist()
     held = [0.0] * problem.num_devices
     place, start_s, end_s = np.full(problem.num_ops, -1), np.zeros(problem.num_ops), np.zeros(problem.num_ops)
-    for number, op in enumerate(sorted(range(problem.num_ops), key=lambda op: (-rank[op], op))):
-        if number % OPS_OF_A_SLICE == 0 and now() > deadline:
+    for op in sorted(range(problem.num_ops), key=lambda op: (-rank[op], op)):
+        if now() > deadline:
             return None
-        spend(OP_S)
         best_s, chosen = inf, (-1, 0.0)
         ready_s = delays.between(HOST, op)[0].copy() if (HOST, op) in delays.edges else np.zeros(problem.num_devices)
-        for maker in before[op]:
+        for maker in problem.makers[op]:
             (count, size), there = delays.edges[maker, op], place[maker]
             came_s = count * tables[0][there] + size * tables[1][there] + tables[2][there]
             np.maximum(ready_s, end_s[maker] + caution * came_s, out=ready_s)
@@ -106,9 +94,7 @@ def blocks_of(problem: Problem, table: Timetable) -> tuple[Block, ...]:
         problem: the ops in topological order.
         table: devices and times.
     """
-    before: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for source, target in {*net_edges(problem), *problem.order}:
-        before[target].append(source)
+    before = rows_of(((target, source) for source, target in {*problem.edges, *problem.order}), problem.num_ops)
     sends, receives = np.zeros((2, problem.num_ops), dtype=bool)
     for op in range(problem.num_ops):
         for maker in before[op]:

@@ -9,13 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import Block, Floats, Problem
+from autosplit.costs.problem import Block, Problem
 from autosplit.planners.clock import now, spend
-from autosplit.planners.clusters import net_edges
-from autosplit.planners.items import Ints, Table
 from autosplit.planners.jit import allocating, inner
-from autosplit.planners.latency.evaluation import Times, row_latency_s, times_of
+from autosplit.planners.latency.evaluation import OrderPlan, Times, plan_of, row_latency_s, times_of
+from autosplit.planners.loads import Ints
 
 MOVE_S = 2e-7
 """Seconds of a move for each op."""
@@ -28,9 +26,9 @@ NUM_WALKERS = 2
 
 HEATS = (0.01, 0.03, 0.005, 0.02)
 """Temperatures at which walks begin, as shares of the latency of their start; each ends at a hundredth of it."""
-FIRST_MOVES, FIRST_STEPS, WALK_S, LONGER = 2000, 1_000_000, 1.0, 1.3
-"""Moves of the first walk, and moves times ops at most; seconds of the second walk unless the caller says otherwise, and the
-factor for each walk after it."""
+WALK_S, LONGER = 1.0, 1.3
+"""Seconds of the second walk unless the caller says otherwise, and the factor for each walk after it. The first one takes a
+tenth of it, by ``MOVE_S``, and measures the rate of moves."""
 
 
 def is_plain(problem: Problem) -> bool:
@@ -52,22 +50,13 @@ def anneal_order(
         walk_s: seconds of the second walk; each later one is longer.
     """
     times = times_of(problem)
-    edges = sorted({*net_edges(problem), *problem.order})
-    rows: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for source, target in edges:
-        rows[source].append(target)
-    after = Table.of(rows)
-    before = after.transposed(problem.num_ops)
     order = np.array([op for block in row for op in block.ops], dtype=np.int64)
     device = np.array([block.devices[0] for block in row for _ in block.ops], dtype=np.int64)[np.argsort(order)]
-    caps = np.where(problem.memory_bytes >= problem.op_bytes.sum(), np.inf, problem.memory_bytes) * (1 + TOLERANCE)
-    num_moves, number, best_s = min(FIRST_MOVES, 1 + FIRST_STEPS // problem.num_ops), 0, np.inf
+    num_moves, number, best_s = 1 + int(0.1 * WALK_S / (MOVE_S * problem.num_ops)), 0, np.inf
 
     def walk(walker: int) -> tuple[Ints, Ints, float]:
-        return _walk(
-            times, order, device, before.start, before.data, after.start, after.data, problem.op_bytes, caps,
-            seed + number + walker, num_moves, HEATS[number // NUM_WALKERS % len(HEATS)],
-        )  # fmt: skip
+        plans = plan_of(times, order, device), plan_of(times, order, device)
+        return _walk(times, *plans, seed + number + walker, num_moves, HEATS[number // NUM_WALKERS % len(HEATS)])
 
     with ThreadPoolExecutor(NUM_WALKERS) as walkers:
         while now() < deadline and best_s > enough_s:
@@ -82,86 +71,72 @@ def anneal_order(
 
 
 @allocating
-def _walk(
-    times: Times, start: Ints, start_device: Ints, before_start: Ints, before: Ints, after_start: Ints, after: Ints,
-    op_bytes: Floats, caps: Floats, seed: int, num_moves: int, heat: float,
-) -> tuple[Ints, Ints, float]:  # fmt: skip
-    """The order, the devices and the latency of the best plan of a walk."""
-    # 1. the start, and scratch
+def _walk(times: Times, plan: OrderPlan, new: OrderPlan, seed: int, num_moves: int, heat: float) -> tuple[Ints, Ints, float]:
+    """The order, the devices and the latency of the best plan of a walk, which begins at two equal plans and changes both."""
     np.random.seed(seed)
-    num_ops, num_devices = times.compute.shape
-    order, device = start.copy(), start_device.copy()
-    new_order, new_device = order.copy(), device.copy()
-    place, home, held = np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64), np.zeros(num_devices)
-    block_device, seen = np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64)
-    free, end = np.zeros(num_devices), np.zeros(num_ops)
-    path, others = np.zeros(LONGEST_PATH + 1, np.int64), np.zeros(num_ops, np.int64)
-    best_order, best_device = order.copy(), device.copy()
-    best = value = _cost(times, order, device, op_bytes, caps, home, block_device, held, free, end, seen, np.inf, np.inf)[0]
+    best_order, best_device = plan.order.copy(), plan.device.copy()
+    best = value = _cost(times, plan, np.inf, np.inf)[0]
     hot = max(heat * value, 1e-300)
     for move in range(num_moves):
-        # 2. a move on a copy of the plan
+        # 1. a move on a copy of the plan
         temperature = hot * 0.01 ** (move / num_moves)
-        new_order[:] = order
-        new_device[:] = device
+        new.order[:] = plan.order
+        new.device[:] = plan.device
         if np.random.random() < 0.7:
-            changed = _give_stretch(times, new_order, new_device, num_devices)
+            changed = _give_stretch(times, new)
         else:
-            for position in range(num_ops):
-                place[new_order[position]] = position
-            changed = _take_elsewhere(times, new_order, new_device, place, before_start, before, after_start, after, path, others)
+            for position in range(len(new.order)):
+                new.place[new.order[position]] = position
+            changed = _take_elsewhere(times, new)
         if not changed:
             continue
-        # 3. take it if it is quicker, or by chance
+        # 2. take it if it is quicker, or by chance
         most = value - temperature * np.log(np.random.random())
-        new, fits = _cost(times, new_order, new_device, op_bytes, caps, home, block_device, held, free, end, seen, best, most)
-        if new > most:
+        seconds, fits = _cost(times, new, best, most)
+        if seconds > most:
             continue
-        value = new
-        order[:] = new_order
-        device[:] = new_device
-        # 4. keep the best plan within the caps
+        value = seconds
+        plan.order[:] = new.order
+        plan.device[:] = new.device
+        # 3. keep the best plan within the caps
         if fits and value < best * (1.0 - 1e-12):
             best = value
-            best_order[:] = order
-            best_device[:] = device
+            best_order[:] = new.order
+            best_device[:] = new.device
     return best_order, best_device, best
 
 
 @inner
-def _cost(
-    times: Times, order: Ints, device: Ints, op_bytes: Floats, caps: Floats, home: Ints, block_device: Ints, held: Floats,
-    free: Floats, end: Floats, seen: Ints, best: float, most: float,
-) -> tuple[float, bool]:  # fmt: skip
+def _cost(times: Times, plan: OrderPlan, best: float, most: float) -> tuple[float, bool]:
     """The latency, and whether the caps hold. Where they do not, it counts as more than ``best`` the more they are exceeded.
 
     A cost above ``most`` need not be exact.
     """
-    block, last = -1, -1
+    block, last, held, caps = -1, -1, plan.held, times.caps
     held[:] = 0.0
-    for op in order:
-        if device[op] != last:
+    for op in plan.order:
+        if plan.device[op] != last:
             block += 1
-            last = device[op]
-            block_device[block] = last
-        home[op] = block
-        held[last] += op_bytes[op]
+            last = plan.device[op]
+            plan.block_device[block] = last
+        plan.home[op] = block
+        held[last] += times.op_bytes[op]
     over = 0.0
     for k in range(len(caps)):
         if held[k] > caps[k]:
             over += 0.005 + held[k] / max(caps[k], 1.0) - 1.0
     if over > 0.0 and best + 0.5 * over * best > most:
         return np.inf, False
-    seconds = row_latency_s(times, order, home, block_device, block + 1, free, end, seen)
+    seconds = row_latency_s(times, plan, block + 1)
     if over > 0.0 and best < np.inf:
         seconds = max(seconds, best) + 0.5 * over * best
     return seconds, over == 0.0
 
 
 @inner
-def _give_stretch(times: Times, order: Ints, device: Ints, num_devices: int) -> bool:
+def _give_stretch(times: Times, plan: OrderPlan) -> bool:
     """Give ops that stand next to each other to one device: that of the ops before or behind them, or any."""
-    num_ops = len(order)
+    order, device, num_ops, num_devices = plan.order, plan.device, len(plan.order), len(plan.free)
     first = np.random.randint(num_ops)
     here, kind = device[order[first]], np.random.random()
     last, goal = first, np.random.randint(num_devices)
@@ -188,20 +163,18 @@ def _give_stretch(times: Times, order: Ints, device: Ints, num_devices: int) -> 
 
 
 @inner
-def _take_elsewhere(
-    times: Times, order: Ints, device: Ints, place: Ints, before_start: Ints, before: Ints, after_start: Ints, after: Ints,
-    path: Ints, others: Ints,
-) -> bool:  # fmt: skip
+def _take_elsewhere(times: Times, plan: OrderPlan) -> bool:
     """Take a path to another place between what it reads and what reads it; often it joins the ops there."""
-    count = _draw_path(before_start, after_start, after, path)
+    order, device, place, path, others = plan.order, plan.device, plan.place, plan.path, plan.others
+    count = _draw_path(times, path)
     last = path[count - 1]
     # 1. the places between what it reads and what reads it
     num_ops = len(order)
     low, high = 0, num_ops
-    for slot in range(before_start[path[0]], before_start[path[0] + 1]):
-        low = max(low, place[before[slot]] + 1)
-    for slot in range(after_start[last], after_start[last + 1]):
-        high = min(high, place[after[slot]])
+    for slot in range(times.before_start[path[0]], times.before_start[path[0] + 1]):
+        low = max(low, place[times.before[slot]] + 1)
+    for slot in range(times.after_start[last], times.after_start[last + 1]):
+        high = min(high, place[times.after[slot]])
     # 2. the other ops there keep their order, and the path goes in between
     for number in range(count):
         place[path[number]] = -1
@@ -228,11 +201,12 @@ def _take_elsewhere(
 
 
 @inner
-def _draw_path(before_start: Ints, after_start: Ints, after: Ints, path: Ints) -> int:
+def _draw_path(times: Times, path: Ints) -> int:
     """Write to ``path`` a random op, or several, each the only reader of the one before it, which reads nothing else.
 
     Returns: their number.
     """
+    before_start, after_start, after = times.before_start, times.after_start, times.after
     count, most = 1, 1
     if np.random.random() < 0.5:
         most += np.random.randint(LONGEST_PATH)

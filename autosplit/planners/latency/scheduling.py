@@ -10,17 +10,15 @@ import numpy as np
 
 from autosplit.costs.cost import block_of
 from autosplit.costs.problem import Problem
-from autosplit.planners.clock import now
-from autosplit.planners.clusters import Clusters, forced_clusters, net_edges
+from autosplit.planners.clock import halfway, now
+from autosplit.planners.clusters import Clusters, forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
-from autosplit.planners.incumbent import Incumbent, plans_on_one_device
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, list_schedule
 from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.row_annealing import anneal_rows
 
-LISTS_SHARE, PROOF_SHARE = 0.3, 0.2
-"""Shares of the time left: for list schedules of large graphs, and for a bound from the parts."""
 SECONDS_TO_VERIFY = 1.5e-4
 """Seconds for each op that are kept free to evaluate and verify the answer."""
 
@@ -30,14 +28,14 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
     deadline -= SECONDS_TO_VERIFY * incumbent.problem.num_ops
     forced = forced_clusters(incumbent.problem, incumbent.demands.contiguous)
     delays = Delays(forced.problem, incumbent.demands.max_replicas)
-    for blocks in plans_on_one_device(incumbent.problem):
-        incumbent.offer(blocks, "one device")
-    for table in _list_schedules(forced.problem, delays, now() + LISTS_SHARE * (deadline - now()), deadline):
+    incumbent.offer_one_device()
+    for table in _list_schedules(forced.problem, delays, halfway(deadline), deadline):
         incumbent.offer(forced.expand(blocks_of(forced.problem, table)), "list scheduling")
     incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
     if not incumbent.closed:
-        until = now() + PROOF_SHARE * (deadline - now())
-        bound_s = segment_bound_s(forced.problem, incumbent.demands.max_replicas, until, incumbent.seed, incumbent.objective_s)
+        bound_s = segment_bound_s(
+            forced.problem, incumbent.demands.max_replicas, halfway(deadline), incumbent.seed, incumbent.objective_s
+        )
         incumbent.prove(bound_s, "parts between forks and joins")
     if not incumbent.closed and now() < deadline:
         _anneal(incumbent, forced, deadline)
@@ -50,7 +48,7 @@ def _anneal(incumbent: Incumbent, forced: Clusters, deadline: float) -> None:
     free = demands.reuse and demands.num_stages is None and demands.max_stages is None and demands.min_stage_s == 0
     if row is not None and free and is_plain(forced.problem) and all(len(block.devices) == 1 for block in row):
         home = block_of(forced.problem, row)
-        in_order = all(home[a] <= home[b] for a, b in {*net_edges(forced.problem), *forced.problem.order})
+        in_order = all(home[a] <= home[b] for a, b in {*forced.problem.edges, *forced.problem.order})
         if in_order and forced.problem.num_ops > 1:
             found = anneal_order(forced.problem, row, seed=incumbent.seed, deadline=deadline, enough_s=incumbent.bound_s)
             incumbent.offer(forced.expand(found), "annealing")

@@ -13,11 +13,11 @@ from math import inf
 import networkx
 import numpy as np
 
-from autosplit.costs.cost import most_s
+from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.problem import Net, Problem
 from autosplit.planners.bounds import work_bound_s
 from autosplit.planners.clock import now
-from autosplit.planners.delays import Delays, critical_path_s, readers_of
+from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.latency.cut_vertices import cut_vertex_bound_s
 from autosplit.planners.latency.timetable import shortest_schedule_s
 
@@ -26,9 +26,6 @@ MOST_OPS = 2000
 
 MOST_INSIDE = 60
 """Most ops of a segment, ends included; CP-SAT proves little about larger ones."""
-
-LONGER = 1.001
-"""A segment counts if all its ops in turn take at least this many times as long as its longest path."""
 
 
 def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: int = 0, limit_s: float = inf) -> float:
@@ -41,10 +38,8 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
         seed: of the solver.
         limit_s: schedules that take longer do not count.
     """
-    firsts = [members[0] for members in problem.device_classes]
-    work_s, counts = problem.compute_s[:, firsts], np.array([float(len(members)) for members in problem.device_classes])
     if problem.num_ops > MOST_OPS:
-        return work_bound_s(work_s, counts)
+        return work_bound_s(problem)
     delays = Delays(problem, max_replicas)
     lengths: dict[int, tuple[int, float]] = {}
     parts = []
@@ -53,12 +48,12 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
         goal = inside[-1]
         if len(inside) <= 3:
             continue
-        lengths[fork] = goal, work_bound_s(work_s[inside[1:-1]], counts) + float(work_s[goal].min())
+        lengths[fork] = goal, work_bound_s(problem, inside[1:-1]) + float(problem.compute_s[goal].min())
         if len(inside) <= MOST_INSIDE:
             part = _part(problem, inside)
             least_s, serial_s = float(part.compute_s.min(axis=1).sum()), critical_path_s(part, Delays(part))
             lengths[fork] = goal, max(lengths[fork][1], serial_s)
-            if least_s > LONGER * lengths[fork][1]:
+            if least_s > lengths[fork][1] * (1 + TOLERANCE):  # all its ops in turn take longer than its longest path
                 parts.append((fork, goal, part))
     known: dict[tuple[bytes, tuple[Net, ...], tuple[tuple[int, ...], ...]], float] = {}
     for number, (fork, goal, part) in enumerate(parts):
@@ -72,7 +67,7 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
             known[key] = max(least_s, min(bound_s, most_seconds))
         lengths[fork] = goal, known[key]
     path_s = max(critical_path_s(problem, delays, lengths), cut_vertex_bound_s(problem, delays, segments, lengths, limit_s))
-    return max(path_s, work_bound_s(work_s, counts))
+    return max(path_s, work_bound_s(problem))
 
 
 def _segments(problem: Problem) -> dict[int, list[int]]:
@@ -80,7 +75,7 @@ def _segments(problem: Problem) -> dict[int, list[int]]:
 
     Ops after which there is no work are left out: many graphs have ends that take no time.
     """
-    after = readers_of(problem)
+    after = problem.readers
     works = problem.compute_s.min(axis=1) > 0
     for op in reversed(range(problem.num_ops)):
         after[op] = [reader for reader in after[op] if works[reader]]

@@ -12,13 +12,8 @@ from ortools.sat.python import cp_model
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Net, Problem
 from autosplit.planners.clock import now
-from autosplit.planners.cpsat.solver import solve
+from autosplit.planners.cpsat.solver import SCALE, TERMS_PER_SECOND, solve
 from autosplit.planners.delays import Delays
-
-SCALE = 1e9
-"""Steps in the best known latency; every duration is rounded down."""
-
-MAX_TERMS = 400_000
 
 
 def shortest_schedule_s(
@@ -41,7 +36,7 @@ def shortest_schedule_s(
         seed: of the solver.
         busy: transfers keep devices busy. False where they overlap with compute, and with replicas.
     """
-    if len(delays.edges) * problem.num_devices**2 > MAX_TERMS or time_limit_s <= 0 or limit_s <= 0:
+    if len(delays.edges) * problem.num_devices**2 > TERMS_PER_SECOND * time_limit_s or limit_s <= 0:
         return bound_s
     model = _Model(problem, delays, limit_s, bound_s, busy)
     solver, status = solve(model.model, now() + time_limit_s, seed)

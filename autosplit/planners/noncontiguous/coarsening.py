@@ -10,8 +10,8 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from autosplit.planners.items import Ints
-from autosplit.planners.noncontiguous.hypergraph import Hypergraph, incidence
+from autosplit.planners.loads import Ints
+from autosplit.planners.noncontiguous.hypergraph import Hypergraph, net_fields
 
 MOST_PINS = 8
 """Nets of more items do not count: they say little about which items belong together."""
@@ -76,7 +76,7 @@ def _affinities(graph: Hypergraph, home: Ints) -> list[dict[int, float]]:
     """For each item, the items of its device that it shares nets with, and the cost of these nets divided by their other pins."""
     near: list[dict[int, float]] = [{} for _ in range(graph.num_items)]
     for net in range(graph.num_nets):
-        pins, cost = graph.pins(net).tolist(), float(graph.net_s[net].max())
+        pins, cost = graph.pins[net].tolist(), float(graph.net_s[net].max())
         for first in pins if len(pins) <= MOST_PINS else []:
             for second in pins:
                 if second != first and home[first] == home[second]:
@@ -90,22 +90,8 @@ def contracted(graph: Hypergraph, group: Ints) -> Hypergraph:
     compute_s, item_bytes = np.zeros((count, graph.num_devices)), np.zeros(count)
     np.add.at(compute_s, group, graph.compute_s)
     np.add.at(item_bytes, group, graph.item_bytes)
-    merged: dict[tuple[tuple[int, ...], bool], np.ndarray] = {}
-    for net in range(graph.num_nets):
-        pins, outside = tuple(np.unique(group[graph.pins(net)]).tolist()), bool(graph.net_outside[net])
-        if len(pins) == 1:
-            compute_s[pins[0]] += graph.net_s[net] * outside
-        else:
-            merged[pins, outside] = merged.get((pins, outside), 0.0) + graph.net_s[net]
-    return replace(
-        graph,
-        item_of=group[graph.item_of],
-        compute_s=compute_s,
-        net_s=np.array(list(merged.values())).reshape(len(merged), graph.num_devices),
-        net_outside=np.array([outside for _, outside in merged], dtype=np.bool_),
-        item_bytes=item_bytes,
-        **incidence([pins for pins, _ in merged], count),
-    )
+    nets = ((group[graph.pins[net]], bool(graph.net_outside[net]), graph.net_s[net]) for net in range(graph.num_nets))
+    return replace(graph, item_of=group[graph.item_of], item_bytes=item_bytes, **net_fields(nets, compute_s))
 
 
 def roots(joined: list[int]) -> list[int]:

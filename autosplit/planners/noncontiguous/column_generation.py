@@ -14,23 +14,18 @@ import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Floats
-from autosplit.planners.clock import now, spend
-from autosplit.planners.items import Ints
+from autosplit.planners.clock import CELL_S, halfway, now, spend
+from autosplit.planners.items import MANY_ITEMS
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
-from autosplit.planners.noncontiguous.hypergraph import Hypergraph, incidence
+from autosplit.planners.noncontiguous.hypergraph import Hypergraph, net_fields
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_order
-from autosplit.planners.noncontiguous.pricing import Pricer
+from autosplit.planners.noncontiguous.pricing import ROOM, Pricer
 from autosplit.planners.noncontiguous.restricted_master import Members, RestrictedMaster
 
-MOST_ROWS = 6000
-"""Items above which no linear program is solved."""
-
-LEAST_STATES = 60_000
-"""Most states of a sweep, or eight for each item if that is more."""
-
-MANY_TRIES = 3000
-"""Items above which fewer orders are tried."""
+MOST_STATES = 60_000
+"""Most states of a sweep; without levels of bytes eight for each item, if that is more."""
 
 FAR = 0.97
 """If the bound is below this share of the best plan, the first target is halfway between the two."""
@@ -38,20 +33,14 @@ FAR = 0.97
 TABLE_CELLS = 120_000_000
 """Most cells of a table of states and values, 8 bytes each."""
 
-BYTE_LEVELS, MOST_CAPPED = (32, 16, 8, 4, 2), 30_000
-"""Levels of bytes to distinguish where a memory cap binds: the first that leaves at most ``MOST_CAPPED`` states."""
+BYTE_LEVELS = (32, 16, 8, 4, 2)
+"""Levels of bytes to distinguish where a memory cap binds: the first that leaves at most ``MOST_STATES`` states."""
 
-CELL_S = 5e-9
-"""Seconds of a pricing for each state and value, before one was measured."""
-
-PATIENCE = 0.25
-"""Share of the time left for one target."""
-
-PER_ITEM, FIRST_CELLS = 40, 20_000_000
-"""Resolution of the prices at the start: values for each item, and states times values."""
+GRAINS = (4000, 20_000, 60_000)
+"""Sums to which prices are rounded, from coarse to fine."""
 
 FINEST_CELLS = 300_000_000
-"""Most states times values of a cut profile."""
+"""Most states times values of a cut profile: 1.5 s."""
 
 
 def pricers_of(graph: Hypergraph, *, tries: int = 200, deadline: float = inf) -> list[Pricer]:
@@ -60,7 +49,7 @@ def pricers_of(graph: Hypergraph, *, tries: int = 200, deadline: float = inf) ->
     After the deadline, as a second of ``now()``, no further order is tried.
     """
     everything = np.ones(graph.num_items, dtype=np.bool_)
-    max_states = max(LEAST_STATES, 8 * graph.num_items)
+    max_states = max(MOST_STATES, 8 * graph.num_items)
     found = []
     for members in graph.classes:
         device = members[0]
@@ -82,7 +71,7 @@ def capped_pricers(graph: Hypergraph, pricers: Sequence[Pricer]) -> list[Pricer]
         room_bytes, sweep = float(graph.memory_bytes[members[0]]), pricer.sweep
         if room_bytes < graph.item_bytes.sum():
             tried = (capped_sweep(sweep, graph.item_bytes, room_bytes, num_levels) for num_levels in BYTE_LEVELS)
-            sweep = next((each for each in tried if each.num_states <= MOST_CAPPED), sweep)
+            sweep = next((each for each in tried if each.num_states <= MOST_STATES), sweep)
         found.append(Pricer(sweep, pricer.work_s, pricer.count))
     return found
 
@@ -108,13 +97,13 @@ def _orders(graph: Hypergraph, tries: int) -> Iterator[Ints]:
     given = np.arange(graph.num_items)
     yield given
     everything = np.ones(graph.num_items, dtype=np.bool_)
-    yield narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_TRIES else 24, seed=0)
+    yield narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_ITEMS else 24, seed=0)
 
 
 def _only(graph: Hypergraph, chosen: Members) -> Hypergraph:
     """The graph with the chosen nets only."""
-    nets = incidence([graph.pins(int(net)).tolist() for net in np.flatnonzero(chosen)], graph.num_items)
-    return replace(graph, net_s=graph.net_s[chosen], net_outside=graph.net_outside[chosen], **nets)
+    nets = ((graph.pins[net], bool(graph.net_outside[net]), graph.net_s[net]) for net in np.flatnonzero(chosen).tolist())
+    return replace(graph, **net_fields(nets, graph.compute_s.copy()))
 
 
 def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int, limit_s: float) -> float:
@@ -262,10 +251,10 @@ def _starting_master(
 
 def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> None:
     """Try compute as the price, rounded ever more finely."""
-    for grain in (4000, 20000, 60000):
+    for grain in GRAINS:
         if now() > bound.deadline:
             return
-        if grain == 4000 or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
+        if grain == GRAINS[0] or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
             bound.grain = grain
             bound.try_prices(bound.graph.compute_s.min(axis=1) + 1e-300)
             report(bound.bound_s * (1.0 - TOLERANCE), "cut profile")
@@ -273,10 +262,8 @@ def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> N
 
 def _grains(bound: ColumnBound) -> list[int]:
     """Sums to which prices are rounded, from coarse to fine."""
-    finest = max(PER_ITEM * bound.graph.num_items, FIRST_CELLS // bound.num_states)
-    most = min(int(TABLE_CELLS * pricer.count / (1.3 * pricer.sweep.num_states)) for pricer in bound.pricers)
-    most = max(1500, min(60000, most, FINEST_CELLS // bound.num_states))
-    return [int(np.clip(finest * factor, 1500, most)) for factor in (0.2, 1, 3, 9)]
+    most = min(int(TABLE_CELLS * pricer.count / (ROOM * pricer.sweep.num_states)) for pricer in bound.pricers)
+    return [min(grain, max(1000, min(most, FINEST_CELLS // bound.num_states))) for grain in GRAINS]
 
 
 def rising_bound(
@@ -303,7 +290,7 @@ def rising_bound(
     columns: list[list[Members]] = [[] for _ in graph.classes]
     prices = bound.prices
     reach, level = 1.0 if bound.bound_s > FAR * value_s else 0.5, 0
-    while now() < deadline and graph.num_items <= MOST_ROWS:
+    while now() < deadline and graph.num_items <= MANY_ITEMS:
         value_s, home = best()
         if bound.bound_s >= value_s * (1.0 - TOLERANCE):
             break
@@ -311,7 +298,7 @@ def rising_bound(
             found += [np.asarray(home == device, dtype=np.bool_) for device in devices if home is not None]
         target_s = (bound.bound_s + (value_s - bound.bound_s) * reach) * (1.0 - TOLERANCE)
         bound.grain, bound.limit_s = grains[level], value_s
-        until = now() + PATIENCE * (deadline - now())
+        until = halfway(deadline)
 
         def halt(value_s: float = value_s, until: float = until) -> bool:
             return now() > until or not bound.affords(2 * bound.grain) or best()[0] < value_s * (1.0 - 1e-4)

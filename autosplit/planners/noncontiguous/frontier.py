@@ -11,15 +11,14 @@ Graphs of models are narrow: 2 to 11 nets are open at a time if the order is cho
 over the states price device sets exactly (``pricing``) and divide the items of two devices (``resplitting``).
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.items import Ints
 from autosplit.planners.jit import allocating
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 
 BOTH = 2
@@ -29,8 +28,7 @@ MAX_OPEN = 30
 """Most open nets: states are numbers in base 3 with 64 bits, and far too many long before that."""
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(NamedTuple):
     """The states along an order of items, and the steps between them.
 
     Attributes:
@@ -76,7 +74,7 @@ def sweep_of(
         max_states: limit over all positions.
     """
     found: Any = _states(
-        order, graph.net_start, graph.net_pins, graph.item_start, graph.item_nets, graph.net_outside, members,
+        order, graph.pins.start, graph.pins.data, graph.nets.start, graph.nets.data, graph.net_outside, members,
         np.ascontiguousarray(graph.net_s[:, device_1]), np.ascontiguousarray(graph.net_s[:, device_0]), max_states,
     )  # fmt: skip
     layer, into, source, side, cost_1, cost_0 = found

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Block, Floats, Problem
-from autosplit.planners.items import Ints, Items, Table, contract
+from autosplit.planners.items import Items, Table, contract
+from autosplit.planners.loads import Ints
 from autosplit.values.constraints import Demands
 
 
@@ -24,12 +25,10 @@ class Hypergraph:
     Attributes:
         item_of: item of each op of the problem, shape (num_ops,). Ops of one group are one item.
         compute_s: seconds of each item on each device, shape (num_items, num_devices); infinite where it may not run.
-        net_start: where each net's pins start in `net_pins`, shape (num_nets + 1,).
-        net_pins: items of all nets, net after net.
+        pins: the items of each net.
+        nets: the nets of each item.
         net_s: what each device pays when the net crosses its border, shape (num_nets, num_devices).
         net_outside: the net has an end at the host, so that no device holds all of it, shape (num_nets,).
-        item_start: where each item's nets start in `item_nets`, shape (num_items + 1,).
-        item_nets: nets of all items, item after item.
         item_bytes: what each item keeps in memory, shape (num_items,).
         memory_bytes: what each device may hold, shape (num_devices,).
         classes: devices that may change places.
@@ -38,12 +37,10 @@ class Hypergraph:
 
     item_of: Ints
     compute_s: Floats
-    net_start: Ints
-    net_pins: Ints
+    pins: Table
+    nets: Table
     net_s: Floats
     net_outside: NDArray[np.bool_]
-    item_start: Ints
-    item_nets: Ints
     item_bytes: Floats
     memory_bytes: Floats
     classes: tuple[tuple[int, ...], ...]
@@ -64,29 +61,21 @@ class Hypergraph:
         """How many nets there are."""
         return len(self.net_s)
 
-    def pins(self, net: int) -> Ints:
-        """The items of a net."""
-        return self.net_pins[self.net_start[net] : self.net_start[net + 1]]
-
-    def nets(self, item: int) -> Ints:
-        """The nets of an item."""
-        return self.item_nets[self.item_start[item] : self.item_start[item + 1]]
-
     def loads_s(self, home: Sequence[int] | Ints) -> Floats:
         """Load of each device under an assignment of items, shape (num_devices,)."""
         place = np.asarray(home)
         loads = np.zeros(self.num_devices)
         np.add.at(loads, place, self.compute_s[np.arange(self.num_items), place])
         for net in range(self.num_nets):
-            touched = np.unique(place[self.pins(net)])
+            touched = np.unique(place[self.pins[net]])
             if len(touched) > 1 or self.net_outside[net]:
                 loads[touched] += self.net_s[net, touched]
         return loads
 
     def load_s(self, members: NDArray[np.bool_], device: int) -> float:
         """Load of one device that holds the given items, shape (num_items,)."""
-        inside = np.add.reduceat(members[self.net_pins], self.net_start[:-1]) if self.num_nets else np.zeros(0)
-        cut = (inside > 0) & ((inside < np.diff(self.net_start)) | self.net_outside)
+        inside = np.add.reduceat(members[self.pins.data], self.pins.start[:-1]) if self.num_nets else np.zeros(0)
+        cut = (inside > 0) & ((inside < np.diff(self.pins.start)) | self.net_outside)
         return float(self.compute_s[members, device].sum() + self.net_s[cut, device].sum())
 
     def fits(self, home: Sequence[int] | Ints) -> bool:
@@ -113,11 +102,28 @@ class Hypergraph:
         return found if np.array_equal(found[self.item_of], place) else None
 
 
-def incidence(nets: Sequence[Iterable[int]], num_items: int) -> dict[str, Any]:
-    """The fields of a hypergraph that list the items of each net, and the nets of each item."""
-    pins = Table.of(nets)
-    holders = pins.transposed(num_items)
-    return {"net_start": pins.start, "net_pins": pins.data, "item_start": holders.start, "item_nets": holders.data}
+def net_fields(nets: Iterable[tuple[Ints, bool, Floats]], compute_s: Floats) -> dict[str, Any]:
+    """The fields of a hypergraph with these nets. Nets with the same items become one, and a net of one item becomes compute.
+
+    Args:
+        nets: the items of each net, whether it has an end at the host, and what each device pays if it crosses a border.
+        compute_s: seconds of each item on each device; changed in place.
+    """
+    merged: dict[tuple[tuple[int, ...], bool], Floats] = {}
+    for items, outside, price_s in nets:
+        key = tuple(np.unique(items).tolist()), outside
+        if len(key[0]) == 1:
+            compute_s[key[0][0]] += price_s * outside
+        else:
+            merged[key] = merged[key] + price_s if key in merged else price_s
+    pins = Table.of([row for row, _ in merged])
+    return {
+        "compute_s": compute_s,
+        "pins": pins,
+        "nets": pins.transposed(len(compute_s)),
+        "net_s": np.array(list(merged.values())).reshape(len(merged), compute_s.shape[1]),
+        "net_outside": np.array([outside for _, outside in merged], dtype=np.bool_),
+    }
 
 
 def hypergraph_of(problem: Problem, items: Items | None = None) -> Hypergraph:
@@ -130,33 +136,18 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Hypergraph:
         items: of a chain, for a hypergraph that bounds chains; by default any op may go anywhere.
     """
     items = items or contract(problem, Demands(contiguous=False))
-    class_of = np.zeros(problem.num_devices, dtype=np.int64)
-    for number, members in enumerate(items.classes):
-        class_of[list(members)] = number
-    item_of = np.zeros(problem.num_ops, dtype=np.int64)
-    for item, ops in enumerate(items.ops):
-        item_of[list(ops)] = item
-    compute_s = items.compute_s + (0.0 if items.overlap else items.fixed_s)
-    exact = items.exact and not len(items.weights) and not (items.overlap and (len(items.pins) or items.fixed_s.any()))
-    outside = items.producer == HOST
-    costs_s = np.where(outside[:, None], items.receive_s, np.minimum(items.send_s, items.receive_s))
-    merged: dict[tuple[tuple[int, ...], bool], Floats] = {}
-    if not items.overlap:
-        exact = exact and np.array_equal(items.send_s[~outside], items.receive_s[~outside])
-        for net in np.flatnonzero(costs_s.any(axis=1)).tolist():
-            pins, key = items.pins[net], (tuple(items.pins[net].tolist()), bool(outside[net]))
-            if len(pins) == 1:
-                compute_s[pins[0]] += costs_s[net]
-            else:
-                merged[key] = merged[key] + costs_s[net] if key in merged else costs_s[net]
+    c = items.costs
+    outside = c.producer == HOST
+    costs_s = np.where(outside[:, None], c.receive_s, np.minimum(c.send_s, c.receive_s))[:, items.class_of]
+    paid = [] if c.overlap else np.flatnonzero(costs_s.any(axis=1)).tolist()
+    exact = items.exact and not len(items.weights) and not (c.overlap and bool(len(items.pins) or c.fixed_s.any()))
+    even = np.array_equal(c.send_s[~outside], c.receive_s[~outside])
+    nets = ((items.pins[net], bool(outside[net]), costs_s[net]) for net in paid)
     return Hypergraph(
-        item_of=item_of,
-        compute_s=np.ascontiguousarray(compute_s[:, class_of]),
-        net_s=np.array(list(merged.values())).reshape(len(merged), len(items.classes))[:, class_of].copy(),
-        net_outside=np.array([outside for _, outside in merged], dtype=np.bool_),
-        item_bytes=items.num_bytes,
-        memory_bytes=np.where(problem.memory_bytes >= items.num_bytes.sum(), np.inf, problem.memory_bytes),
+        item_of=items.item_of,
+        item_bytes=c.num_bytes,
+        memory_bytes=np.where(problem.memory_bytes >= c.num_bytes.sum(), np.inf, problem.memory_bytes),
         classes=items.classes,
-        exact=bool(exact),
-        **incidence([pins for pins, _ in merged], items.num_items),
+        exact=exact and (c.overlap or even),
+        **net_fields(nets, np.ascontiguousarray(items.work_s[:, items.class_of])),
     )

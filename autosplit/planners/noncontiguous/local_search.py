@@ -5,12 +5,14 @@ the other allows, which carries slack to where it is needed.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import count
+from math import inf
 
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.planners.clock import now, spend
-from autosplit.planners.items import Ints
+from autosplit.planners.clock import now
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.coarsening import coarsened
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 from autosplit.planners.noncontiguous.resplitting import resplit
@@ -19,20 +21,17 @@ from autosplit.planners.noncontiguous.starts import moved_home, random_home
 STEPS = (0.01, 0.003, 0.001, 0.0003, 0.0001)
 """Shares of the best load by which the target is below it; one is drawn for each try."""
 
-RESPLIT_S = 1e-3
-"""Seconds of a resplit of a small problem."""
+PATIENCE = 6
+"""Resplits without improvement, per device pair, before a descent stops."""
 
-FIRST_PATIENCE, NEXT_PATIENCE = 6, 3
-"""Resplits without improvement, per device pair, before a descent stops: on the first graph of a round, and on finer ones."""
-
-QUICK_ROUNDS, FEW_ITEMS, LAST_PATIENCE = 12, 400, 30
+QUICK_ROUNDS, FEW_ITEMS = 12, 400
 """After the first rounds, smaller graphs are not coarsened any more, because that keeps the interpreter's lock from the proof."""
 
-ITEMS_A_DEVICE, NUM_COARSE = 5, 3
-"""Items for each device of the coarsest graph; and on how many sizes of graph random assignments begin."""
+ITEMS_A_DEVICE = 5
+"""Items for each device of the coarsest graph."""
 
-NUM_KNOWN, NEAR = 5, 0.01
-"""Assignments to start from again; and the share by which a load may exceed the best one, for each finer graph still to come."""
+NEAR = 0.01
+"""Share by which a load may exceed the best one, for each finer graph still to come."""
 
 
 def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Callable[[], bool]) -> tuple[float, Ints]:
@@ -58,7 +57,6 @@ def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Ca
         lean = 0.5 if highest_s > target_s else float(rng.integers(2))
         limit_s = max(highest_s, target_s) * (1.0 + 1e-12)
         failures += 1
-        spend(RESPLIT_S)
         found = resplit(graph, home, one, other, limit_s=limit_s, lean=lean, seed=int(rng.integers(1 << 30)))
         if found is None:
             continue
@@ -69,7 +67,7 @@ def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Ca
 
 
 def descents(graph: Hypergraph, starts: list[Ints], *, seed: int, halt: Callable[[], bool]) -> Iterator[tuple[float, Ints]]:
-    """Better and better assignments: from the starts, then in turn from random ones and from good ones with some items moved.
+    """Better and better assignments: from the starts, then in turn from random ones and from the best with some items moved.
 
     Each round walks on a coarse graph and carries the assignment to finer ones (a V-cycle, Karypis et al., 1999), as long as it
     is about as good as the best one. Each size of graph gets about the same time.
@@ -82,32 +80,29 @@ def descents(graph: Hypergraph, starts: list[Ints], *, seed: int, halt: Callable
     """
     rng, sizes = np.random.default_rng(seed), _sizes(graph)
     spent_s = np.zeros(len(sizes))
-    known: list[tuple[float, Ints]] = []
-    for number in range(1 << 30):
+    best_s, best = inf, None
+    for number in count():
         if halt():
             return
         fresh_seed = int(rng.integers(1 << 30))
-        home = starts[number] if number < len(starts) else None
-        if home is None and known and number % 2:
-            home = known[0 if rng.random() < 0.7 else int(rng.integers(len(known)))][1]
-        level = int(spent_s[: len(sizes) if home is not None else NUM_COARSE].argmin())
-        patience = FIRST_PATIENCE
+        home = starts[number] if number < len(starts) else best if number % 2 else None
+        level = int(spent_s.argmin())
         if number >= QUICK_ROUNDS and graph.num_items <= FEW_ITEMS:
-            level, patience = len(sizes) - 1, LAST_PATIENCE
+            level = len(sizes) - 1
         began = now()
         coarse, home, group = _begin(graph, home, sizes[level], fresh_seed, moved=number >= len(starts))
         spent_s[level] += now() - began
         began = now()
         while coarse.fits(home):
             pairs = graph.num_devices * (graph.num_devices - 1) // 2
-            value_s, home = descend(coarse, home, seed=fresh_seed, patience=patience * max(1, pairs), halt=halt)
+            value_s, home = descend(coarse, home, seed=fresh_seed, patience=PATIENCE * max(1, pairs), halt=halt)
             spent_s[level] += now() - began
-            began, home, patience = now(), home[group], NEXT_PATIENCE
-            if not known or value_s < known[0][0] * (1.0 - TOLERANCE):
-                known = [(value_s, home), *known[: NUM_KNOWN - 1]]
+            began, home = now(), home[group]
+            if value_s < best_s * (1.0 - TOLERANCE):
+                best_s, best = value_s, home
                 yield value_s, home
             level += 1
-            if level == len(sizes) or value_s > known[0][0] * (1.0 + NEAR * (len(sizes) - level)) or halt():
+            if level == len(sizes) or value_s > best_s * (1.0 + NEAR * (len(sizes) - level)) or halt():
                 break
             coarse, group = coarsened(graph, sizes[level], seed=fresh_seed, home=home)
             home = _gathered(home, group)

@@ -11,7 +11,6 @@ import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Floats
-from autosplit.planners.items import Ints
 from autosplit.planners.jit import allocating
 from autosplit.planners.noncontiguous.frontier import Sweep
 
@@ -25,19 +24,14 @@ def capped_sweep(sweep: Sweep, item_bytes: Floats, room_bytes: float, num_levels
         room_bytes: what side 1 may hold.
         num_levels: levels of bytes into which a state is divided; more levels are more exact and take longer.
     """
-    found: Any = _capped(
-        sweep.layer, sweep.into, sweep.source, sweep.side, sweep.cost_1, sweep.cost_0,
-        np.ascontiguousarray(item_bytes[sweep.order]), room_bytes * (1.0 + TOLERANCE), num_levels,
-    )  # fmt: skip
+    found: Any = _capped(sweep, np.ascontiguousarray(item_bytes[sweep.order]), room_bytes * (1.0 + TOLERANCE), num_levels)
     return Sweep(sweep.order, *found)
 
 
 @allocating
-def _capped(
-    layer: Ints, into: Ints, source: Ints, side: Any, cost_1: Floats, cost_0: Floats, step_bytes: Floats, room_bytes: float,
-    num_levels: int,
-) -> Any:  # fmt: skip
+def _capped(sweep: Sweep, step_bytes: Floats, room_bytes: float, num_levels: int) -> Any:
     """The arrays of the new sweep. The last level of a state is for paths that the remaining items cannot bring above the cap."""
+    _, layer, into, source, side, cost_1, cost_0 = sweep
     # 1. the bytes of all items from each step on
     num_steps = len(step_bytes)
     left = np.zeros(num_steps + 1)

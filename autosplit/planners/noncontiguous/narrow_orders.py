@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.planners.items import Ints
 from autosplit.planners.jit import allocating
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 
 
@@ -15,7 +15,7 @@ def narrow_order(graph: Hypergraph, members: NDArray[np.bool_], *, tries: int = 
     best: tuple[float, Ints] | None = None
     for number in range(tries):
         order, area = _greedy_order(
-            graph.net_start, graph.net_pins, graph.item_start, graph.item_nets, members, seed + number, number > 0
+            graph.pins.start, graph.pins.data, graph.nets.start, graph.nets.data, members, seed + number, number > 0
         )
         if best is None or area < best[0]:
             best = float(area), order
@@ -29,7 +29,7 @@ def cheap_nets(graph: Hypergraph, order: Ints, device: int, most: float) -> NDAr
     """
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    nets = [place[graph.pins(net)] for net in range(graph.num_nets)]
+    nets = [place[graph.pins[net]] for net in range(graph.num_nets)]
     first, last = np.array([pins.min() for pins in nets]), np.array([pins.max() for pins in nets])
     num_open = np.zeros(len(order), dtype=np.int64)
     for net in range(graph.num_nets):

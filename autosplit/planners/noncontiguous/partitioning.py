@@ -10,22 +10,13 @@ from threading import Event, Thread
 
 import numpy as np
 
-from autosplit.planners.clock import counts_work, now
+from autosplit.planners.clock import counts_work, halfway, now
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import Ints
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.column_generation import rising_bound
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, hypergraph_of
 from autosplit.planners.noncontiguous.local_search import descents
 from autosplit.planners.row_annealing import anneal_rows
-
-HEAD_START, LONGEST_HEAD_START_S = 0.1, 3.0
-"""The search runs alone for this share of the time before the proof begins, but for no more than these seconds."""
-HALF = 0.5
-"""Share of the time for the search where it does not run beside the proof."""
-HYPERGRAPH_SHARE = 0.2
-"""Share of the time for descents where the hypergraph is not exact."""
-MANY_WALKS = 1_000_000
-"""Walks by the true evaluator end with the time, not with their number."""
 
 
 def partition(incumbent: Incumbent, deadline: float) -> None:
@@ -40,7 +31,6 @@ class _Partition:
     def __init__(self, incumbent: Incumbent, deadline: float) -> None:
         self.incumbent, self.deadline = incumbent, deadline
         self.graph: Hypergraph = hypergraph_of(incumbent.problem)
-        self.began = now()
         self.interrupted = False
 
     def run(self) -> None:
@@ -51,7 +41,7 @@ class _Partition:
         fastest = graph.compute_s.argmin(axis=1)
         self._offer(fastest, "start")
         if counts_work():  # one thread: the order of looks at the clock decides the answer
-            self._search(start, fastest, self.began + HALF * (self.deadline - self.began))
+            self._search(start, fastest, halfway(self.deadline))
             rising_bound(graph, self._best, self.incumbent.prove, self.deadline)
             return
         proof = Thread(target=self._prove, daemon=True)
@@ -88,9 +78,8 @@ class _Partition:
         return self.interrupted or self.incumbent.closed or now() >= self.deadline
 
     def _prove(self) -> None:
-        """Raise the bound until the end; wait first for a plan that is worth proving."""
-        begin = self.began + min(LONGEST_HEAD_START_S, HEAD_START * (self.deadline - self.began))
-        while (now() < begin or self._best()[0] == inf) and not self._is_over():
+        """Raise the bound until the end; wait first for a plan."""
+        while self._best()[0] == inf and not self._is_over():
             Event().wait(0.01)
         rising_bound(self.graph, self._best, self.incumbent.prove, self.deadline)
 
@@ -103,6 +92,6 @@ class _Partition:
 
     def _search_beyond(self, start: Ints, until: float) -> None:
         """Look for good starts on the hypergraph, which costs no more than the problem, then anneal by the true evaluator."""
-        starts = self._descend([start], self.began + HYPERGRAPH_SHARE * (until - self.began))
+        starts = self._descend([start], halfway(until))
         rows = [self.graph.blocks(home) for home in starts]
-        anneal_rows(self.incumbent, until, rows, num_walks=MANY_WALKS, halt=self._is_over)
+        anneal_rows(self.incumbent, until, rows, endless=True, halt=lambda: self.interrupted)

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.items import Ints
 from autosplit.planners.jit import allocating
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.frontier import Sweep
 
 ROOM = 1.3
@@ -44,13 +44,7 @@ class Pricer:
     def best_set(self, values: Ints, limit_s: float, floor: int = 0) -> NDArray[np.bool_]:
         """The set of most value within the limit, shape (num_items,); a value of ``floor`` is known to be possible."""
         loads, table = self._run(values, limit_s, floor, keep=True)
-        sweep = self.sweep
-        found: Any = _trace(
-            sweep.order, sweep.layer, sweep.into, sweep.source, sweep.side, sweep.cost_1, self.work_s, values, table[0], table[1],
-            table[2],
-            len(loads) - 1,
-        )  # fmt: skip
-        return np.asarray(found)
+        return np.asarray(_trace(self.sweep, self.work_s, values, table[0], table[1], table[2], len(loads) - 1))
 
     def _run(self, values: Ints, limit_s: float, floor: int, keep: bool) -> tuple[Floats, Any]:
         sweep, total = self.sweep, int(values.sum())
@@ -63,9 +57,8 @@ class Pricer:
             if len(self.scratch[0]) < cells:
                 self.scratch[0] = np.empty(cells)
             loads, table, cropped = _price(
-                sweep.order, sweep.layer, sweep.into, sweep.source, sweep.side, sweep.cost_1, self.work_s, values, limit_s, most,
-                floor - 0.5, slope, ahead, keep, sweep.width, self.scratch[0],
-            )  # fmt: skip
+                sweep, self.work_s, values, limit_s, most, floor - 0.5, slope, ahead, keep, sweep.width, self.scratch[0]
+            )
             if floor and loads[-1] == np.inf:  # the known set is over the limit by a rounding of sums
                 return self._run(values, limit_s, 0, keep)
             if not cropped or floor:
@@ -74,15 +67,13 @@ class Pricer:
 
     def _outlook(self, values: Ints, limit_s: float) -> tuple[float, Floats]:
         """The price on load with the tightest Lagrangian bound, and the most that each state can still earn at that price."""
-        sweep = self.sweep
         low, high = 0.0, float(values.sum()) / limit_s  # above that, the limit alone is worth more than all items
         best: tuple[float, float, Floats] | None = None
         for _ in range(24):
             slopes = low + (high - low) * 0.382, low + (high - low) * 0.618
             tops = []
             for slope in slopes:
-                ahead = _earnings(sweep.order, sweep.layer, sweep.into, sweep.source, sweep.side, sweep.cost_1, self.work_s,
-                                  values, slope)  # fmt: skip
+                ahead = _earnings(self.sweep, self.work_s, values, slope)
                 tops.append(slope * limit_s + float(ahead[0]))
                 if best is None or tops[-1] < best[0]:
                     best = tops[-1], slope, ahead
@@ -91,10 +82,9 @@ class Pricer:
 
 
 @allocating
-def _earnings(
-    order: Ints, layer: Ints, into: Ints, source: Ints, side: Any, cost_1: Any, work_s: Any, values: Ints, slope: float
-) -> Floats:
+def _earnings(sweep: Sweep, work_s: Any, values: Ints, slope: float) -> Floats:
     """For each state, the most that the remaining steps can add to value - ``slope`` x load."""
+    order, layer, into, source, side, cost_1, _ = sweep
     ahead = np.full(len(into) - 1, -np.inf)
     ahead[layer[len(order)]] = 0.0
     for step in range(len(order) - 1, -1, -1):
@@ -111,9 +101,8 @@ def _earnings(
 
 @allocating
 def _price(  # noqa: C901 - one compiled loop
-    order: Ints, layer: Ints, into: Ints, source: Ints, side: Any, cost_1: Any, work_s: Any, values: Ints, limit_s: float,
-    most: int, floor: float, slope: float, ahead: Floats, keep: bool, width: int,
-    scratch: Floats,
+    sweep: Sweep, work_s: Any, values: Ints, limit_s: float, most: int, floor: float, slope: float, ahead: Floats, keep: bool,
+    width: int, scratch: Floats,
 ) -> Any:  # fmt: skip
     """The least load for each value (infinite where no set has it), the table, and whether values above ``most`` were left out.
 
@@ -124,6 +113,7 @@ def _price(  # noqa: C901 - one compiled loop
     Cells that cannot reach ``floor`` are dropped: no state earns more than ``ahead`` at the price ``slope`` for load, which is a
     Lagrangian bound. Unless ``keep``, the table has rows for two layers only.
     """
+    order, layer, into, source, side, cost_1, _ = sweep
     num_steps, num_states = len(order), len(into) - 1
     num_rows = num_states if keep else 2 * width
     table = scratch[: num_rows * (most + 1)].reshape((num_rows, most + 1))
@@ -181,11 +171,9 @@ def _price(  # noqa: C901 - one compiled loop
 
 
 @allocating
-def _trace(
-    order: Ints, layer: Ints, into: Ints, source: Ints, side: Any, cost_1: Any, work_s: Any, values: Ints, table: Any,
-    lowest: Ints, highest: Ints, amount: int,
-) -> NDArray[np.bool_]:  # fmt: skip
+def _trace(sweep: Sweep, work_s: Any, values: Ints, table: Any, lowest: Ints, highest: Ints, amount: int) -> NDArray[np.bool_]:
     """The set with the value ``amount`` and the least load, found by going back through the kept table."""
+    order, layer, into, source, side, cost_1, _ = sweep
     chosen = np.zeros(len(values), np.bool_)
     state = layer[len(order)]
     for step in range(len(order) - 1, -1, -1):

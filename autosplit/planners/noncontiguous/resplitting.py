@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.clock import spend
-from autosplit.planners.items import Ints
+from autosplit.planners.clock import CELL_S, spend
 from autosplit.planners.jit import allocating
-from autosplit.planners.noncontiguous.frontier import sweep_of
+from autosplit.planners.loads import Ints
+from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.narrow_orders import narrow_order
 
-CELL_S = 1e-8
-"""Seconds for each state and bucket."""
-
 NUM_BUCKETS = 1000
-MAX_CELLS = 30_000_000
+"""Buckets of the load of one device; the loads in them are exact."""
 
-BYTE_LEVELS = (4,)
-"""Levels of bytes to distinguish where caps bind; the first that leaves few enough cells is taken."""
+MAX_CELLS = 30_000_000
+"""Most states times buckets; 6 bytes each."""
+
+BYTE_LEVELS = 4
+"""Levels of bytes to distinguish where caps bind, if that leaves few enough cells."""
 
 
 def resplit(
@@ -50,12 +50,11 @@ def resplit(
         return None
     room = np.minimum(graph.memory_bytes[[one, other]], total_bytes := graph.item_bytes[order].sum())
     if (room < total_bytes).any():
-        tried = (capped_sweep(sweep, graph.item_bytes, room[0], num_levels) for num_levels in BYTE_LEVELS)
-        sweep = next((each for each in tried if each.num_states <= max_states), sweep)
+        finer = capped_sweep(sweep, graph.item_bytes, room[0], BYTE_LEVELS)
+        sweep = finer if finer.num_states <= max_states else sweep
     spend(sweep.num_states * NUM_BUCKETS * CELL_S)
     sides, load_1, load_0 = _divide(
-        sweep.layer, sweep.into, sweep.source, sweep.side, sweep.cost_1, sweep.cost_0,
-        np.ascontiguousarray(graph.compute_s[order, one]), np.ascontiguousarray(graph.compute_s[order, other]),
+        sweep, np.ascontiguousarray(graph.compute_s[order, one]), np.ascontiguousarray(graph.compute_s[order, other]),
         np.ascontiguousarray(graph.item_bytes[order]), room[0], room[1], limit_s, lean, NUM_BUCKETS,
     )  # fmt: skip
     if not np.isfinite(load_1):
@@ -68,8 +67,8 @@ def resplit(
 
 @allocating
 def _divide(  # noqa: C901 - one compiled loop
-    layer: Ints, into: Ints, source: Ints, side: Any, cost_1: Any, cost_0: Any, work_1: Any, work_0: Any, step_bytes: Floats,
-    room_1: float, room_0: float, limit_s: float, lean: float, num_buckets: int,
+    sweep: Sweep, work_1: Any, work_0: Any, step_bytes: Floats, room_1: float, room_0: float, limit_s: float, lean: float,
+    num_buckets: int,
 ) -> Any:  # fmt: skip
     """Sides of the items and the two loads, infinite where no division keeps the limit.
 
@@ -79,8 +78,8 @@ def _divide(  # noqa: C901 - one compiled loop
       s1        x    .    x
     """
     # 1. the widest layer, the least work still to come after each step, and empty tables for two layers
-    num_steps = len(work_1)
-    num_states = len(into) - 1
+    _, layer, into, source, side, cost_1, cost_0 = sweep
+    num_steps, num_states = len(work_1), len(into) - 1
     width = 0
     for position in range(num_steps + 1):
         width = max(width, layer[position + 1] - layer[position])

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.items import Ints
+from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 
 SLOW = 3.0
@@ -67,4 +67,4 @@ def _give(
 
 def _near(graph: Hypergraph, item: int) -> list[int]:
     """The items of all nets of an item."""
-    return [other for net in graph.nets(item).tolist() for other in graph.pins(net).tolist()]
+    return [other for net in graph.nets[item].tolist() for other in graph.pins[net].tolist()]

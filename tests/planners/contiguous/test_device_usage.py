@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain
 
-from autosplit.planners.contiguous.device_usage import MAX_STATES, capacity, sequence_usage, usage_of
+from autosplit.planners.contiguous.device_usage import MAX_STATES, sequence_usage, usage_of
 from autosplit.planners.items import contract
 from autosplit.values.constraints import Demands
 
@@ -74,5 +74,5 @@ def test_too_many_devices_for_a_table_and_what_is_left_of_the_others():
     many = items_of(list(range(1, 14)))
     assert MAX_STATES < 2**13 and usage_of(many, Demands()) is None
     usage = usage_of(items_of([1, 1, 2]), Demands())
-    assert capacity(usage, np.array([0.25, 0.5])).max() == pytest.approx(1.0)
-    assert capacity(usage, np.array([0.25, 0.5]))[0] == pytest.approx(1.0)
+    assert (usage.free @ np.array([0.25, 0.5])).max() == pytest.approx(1.0)
+    assert (usage.free @ np.array([0.25, 0.5]))[0] == pytest.approx(1.0)

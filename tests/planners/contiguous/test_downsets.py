@@ -86,7 +86,7 @@ def test_items_turned_twice_are_the_same():
     again = items.reversed().reversed()
     assert again.ops == items.ops
     np.testing.assert_array_equal(again.pins.data, items.pins.data)
-    np.testing.assert_array_equal(again.producer, items.producer)
+    np.testing.assert_array_equal(again.costs.producer, items.costs.producer)
     assert [again.after[item].tolist() for item in range(items.num_items)] == [
         items.after[item].tolist() for item in range(items.num_items)
     ]

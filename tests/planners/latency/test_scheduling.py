@@ -19,7 +19,7 @@ from autosplit.planners import delays
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.latency.evaluation import times_of
+from autosplit.planners.latency.evaluation import plan_of, times_of
 from autosplit.planners.latency.list_scheduling import blocks_of, list_schedule
 from autosplit.planners.latency.order_annealing import _walk, anneal_order, is_plain
 from autosplit.planners.portfolio import solve
@@ -131,17 +131,14 @@ def test_equals_brute_force_on_small_graphs(seed, contiguous, max_replicas):
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_compiled_sample_is_the_evaluators(seed):
-    """A walk without moves returns the latency of its start; its caps are left out."""
+    """A walk without moves returns the latency of its start, within its caps or not."""
     problem = random_problem(seed, unsupported=False, loose_order=False)
     device = np.random.default_rng(seed).integers(problem.num_devices, size=problem.num_ops)
     cuts = np.flatnonzero(np.diff(device)) + 1
     blocks = [Block(tuple(ops.tolist()), (int(device[ops[0]]),)) for ops in np.split(np.arange(problem.num_ops), cuts)]
-    start, none, roomy = (
-        np.arange(problem.num_ops),
-        np.zeros(problem.num_ops + 1, dtype=np.int64),
-        np.full(len(problem.devices), np.inf),
-    )
-    _, _, found = _walk(times_of(problem), start, device, none, none, none, none, problem.op_bytes, roomy, seed, 0, 0.01)
+    times = times_of(problem)
+    plans = plan_of(times, np.arange(problem.num_ops), device), plan_of(times, np.arange(problem.num_ops), device)
+    _, _, found = _walk(times, *plans, seed, 0, 0.01)
     assert found == pytest.approx(latency_s(problem, blocks), rel=1e-12, abs=1e-12)
 
 

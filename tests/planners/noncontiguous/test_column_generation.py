@@ -20,7 +20,7 @@ def area(graph, order) -> float:
     place[order] = np.arange(len(order))
     num_open = np.zeros(len(order))
     for net in range(graph.num_nets):
-        pins = place[graph.pins(net)]
+        pins = place[graph.pins[net]]
         num_open[pins.min() : pins.max()] += 1
     return float((2.0**num_open).sum())
 

@@ -1,4 +1,4 @@
-"""A block that grows item by item, with its cost on each class of device. Compiled; the dynamic programs share it."""
+"""The loads of a block that grows item by item, on each class of device. Compiled; the dynamic programs share it."""
 
 from typing import NamedTuple
 
@@ -6,27 +6,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.items import Ints, Items
 from autosplit.planners.jit import inner
+
+Ints = NDArray[np.int64]
 
 ROUNDING = 1e-9
 """``costs.cost.TOLERANCE``, written again because machine code is compiled anew only where a module of the planners changes."""
 
 
 class Costs(NamedTuple):
-    """The arrays of ``Items`` for compiled code. Nets and weights are listed by item."""
+    """What items cost, on K classes of devices.
 
-    compute: Floats
-    fixed: Floats
+    Attributes:
+        compute_s: seconds of each item, shape (num_items, K), infinite where not allowed.
+        fixed_s: transfers that an item pays wherever it stands (outputs to the host), shape (num_items, K).
+        num_bytes: memory of each item, shape (num_items,).
+        memory_bytes: cap of a device of each class, shape (K,).
+        overlap: a device computes and transfers at the same time.
+        net_start, nets: the nets of each item.
+        net_size: items of each net.
+        producer: the item that makes each net, -1 for inputs from the host.
+        send_s, receive_s: what a crossing net costs, shape (num_nets, K).
+        weight_start, weights, weight_bytes: the shared weights of each item, and bytes of each weight.
+    """
+
+    compute_s: Floats
+    fixed_s: Floats
     num_bytes: Floats
-    caps: Floats
+    memory_bytes: Floats
     overlap: bool
     net_start: Ints
     nets: Ints
     net_size: Ints
     producer: Ints
-    send: Floats
-    receive: Floats
+    send_s: Floats
+    receive_s: Floats
     weight_start: Ints
     weights: Ints
     weight_bytes: Floats
@@ -58,24 +72,14 @@ class GrowingBlock(NamedTuple):
     load: Floats
 
 
-def costs_of(items: Items) -> Costs:
-    """The arrays of the items, by item."""
-    nets = items.pins.transposed(items.num_items)
-    weights = items.weights.transposed(items.num_items)
-    return Costs(
-        items.compute_s, items.fixed_s, items.num_bytes, items.memory_bytes, items.overlap,
-        nets.start, nets.data,
-        np.diff(items.pins.start), items.producer, items.send_s, items.receive_s, weights.start, weights.data, items.weight_bytes,
-    )  # fmt: skip
-
-
-def empty_block(costs: Costs) -> GrowingBlock:
-    """A block without items, with no items before it."""
-    classes, nets = costs.compute.shape[1], len(costs.net_size)
+def empty_block(costs: Costs, sums: Floats | None = None) -> GrowingBlock:
+    """A block without items, with no items before it. Its seconds and bytes are the first 3 K + 1 of ``sums``."""
+    classes, nets = costs.compute_s.shape[1], len(costs.net_size)
+    sums = np.zeros(3 * classes + 1) if sums is None else sums
     return GrowingBlock(
-        np.zeros(classes), np.zeros(classes), np.zeros(classes), np.zeros(1), np.zeros(nets, dtype=np.int64),
-        np.zeros(nets, dtype=np.bool_), np.zeros(nets, dtype=np.int64), np.zeros(len(costs.weight_bytes), dtype=np.int64),
-        np.zeros(classes),
+        sums[:classes], sums[classes : 2 * classes], sums[2 * classes : 3 * classes], sums[3 * classes : 3 * classes + 1],
+        np.zeros(nets, dtype=np.int64), np.zeros(nets, dtype=np.bool_), np.zeros(nets, dtype=np.int64),
+        np.zeros(len(costs.weight_bytes), dtype=np.int64), np.zeros(classes),
     )  # fmt: skip
 
 
@@ -97,9 +101,9 @@ def add(costs: Costs, block: GrowingBlock, item: int) -> None:
             block.memory[0] += costs.weight_bytes[weight]
         block.held[weight] += 1
     for k in range(len(block.work)):
-        block.work[k] += costs.compute[item, k]
-        block.moved[k] += costs.fixed[item, k]
-        block.surely[k] += costs.fixed[item, k]
+        block.work[k] += costs.compute_s[item, k]
+        block.moved[k] += costs.fixed_s[item, k]
+        block.surely[k] += costs.fixed_s[item, k]
     # each net of the item: take away what the block paid for it, then add what it pays with the item
     for slot in range(costs.net_start[item], costs.net_start[item + 1]):
         net = costs.nets[slot]
@@ -107,13 +111,13 @@ def add(costs: Costs, block: GrowingBlock, item: int) -> None:
         full = block.inside[net] + 1 == costs.net_size[net] and costs.producer[net] >= 0
         for k in range(len(block.work)):
             if block.made[net]:
-                block.moved[k] -= costs.send[net, k]
+                block.moved[k] -= costs.send_s[net, k]
             elif block.inside[net] > 0:
-                block.moved[k] -= costs.receive[net, k]
+                block.moved[k] -= costs.receive_s[net, k]
             if not full:
-                block.moved[k] += costs.send[net, k] if (block.made[net] or mine) else costs.receive[net, k]
+                block.moved[k] += costs.send_s[net, k] if (block.made[net] or mine) else costs.receive_s[net, k]
             if block.before[net] > 0 and block.inside[net] == 0:
-                block.surely[k] += min(costs.send[net, k], costs.receive[net, k])
+                block.surely[k] += min(costs.send_s[net, k], costs.receive_s[net, k])
         block.inside[net] += 1
         block.made[net] = block.made[net] or mine
 
@@ -144,7 +148,7 @@ def price(costs: Costs, block: GrowingBlock) -> float:
     load = block.load
     for k in range(len(load)):
         work, moved, surely = block.work[k], block.moved[k], block.surely[k]
-        if block.memory[0] > costs.caps[k] * (1 + 1e-12):
+        if block.memory[0] > costs.memory_bytes[k] * (1 + 1e-12):
             load[k] = np.inf
         elif costs.overlap:
             load[k] = max(work, moved)
