@@ -51,8 +51,9 @@ class RestrictedMaster:
         return True
 
     def solve(self) -> tuple[float, Floats]:
-        """The share, and the price of each item; prices add up to 1."""
-        self.solver.Solve()
+        """The share, and the price of each item; prices add up to 1. If the solver gives up: 0 and equal prices."""
+        if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
+            return 0.0, np.full(len(self.rows), 1 / len(self.rows))
         prices = np.maximum([-row.dual_value() for row in self.rows], 0.0)
         if not 0.0 < prices.sum() < np.inf:
             prices = np.ones(len(self.rows))
