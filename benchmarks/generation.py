@@ -51,7 +51,12 @@ END_S = 30.0
 
 
 GENAI = "onnxruntime-genai"
-OURS = {f"autosplit, {backend}": backend for backend in ("onnxruntime", "eager")}
+OURS = {
+    "autosplit, onnxruntime": "onnxruntime/workers",
+    "autosplit in the caller, onnxruntime": "onnxruntime/caller",
+    "autosplit, eager": "eager/workers",
+}
+"""Ways of ours, as ``benchmarks.generation_ours`` takes them."""
 BANDWIDTH = "bandwidth"
 
 

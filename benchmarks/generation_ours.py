@@ -1,12 +1,12 @@
-"""autosplit as a program of ``benchmarks.generation``: a generator of one stage on one backend.
+"""autosplit as a program of ``benchmarks.generation``: a generator of one stage on one backend, in a worker or in the caller.
 
-python -m benchmarks.generation_ours BACKEND FOLDER THREADS
+python -m benchmarks.generation_ours BACKEND/PROCESS FOLDER THREADS
 """
 
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -15,19 +15,20 @@ from autosplit.devices.limits import affinity
 from autosplit.generating.opening import open_generator
 from autosplit.generating.steps import step_family
 from autosplit.values.machine import Machine, parse_device
-from autosplit.values.plan import UNKNOWN, Plan, Stage
+from autosplit.values.plan import UNKNOWN, Plan, Process, Stage
 from benchmarks.generation_peers import Generate, Mark, Prompts, serve
 
 MAX_SEQUENCES, MAX_LENGTH = 16, 256
 
 
-def start(backend: str, folder: Path, threads: int) -> Generate:
+def start(way: str, folder: Path, threads: int) -> Generate:
     """Open the generator on the first cores."""
+    backend, _, process = way.partition("/")
     module: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
     family = step_family(module, MAX_SEQUENCES, MAX_LENGTH)
     traced, device = family.variants[0], "cpu:" + "+".join(map(str, affinity()[:threads]))
     stage = Stage("all", tuple(op.name for op in traced.graph.ops), (device,), backend)
-    plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN)
+    plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN, process=cast(Process, process))
     generator = open_generator(family, plan, Machine.of([parse_device(device)]))
 
     def generate(prompts: Prompts, new: int, mark: Mark) -> list[int]:
