@@ -284,6 +284,7 @@ def _generated(module: Any, prompts: Prompts, new: int, note: Callable[[], None]
 
     ids = torch.tensor(prompts)
     fixed: dict[str, Any] = {"min_new_tokens": new, "max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    fixed["use_cache"] = True  # a spec turns caches off, for traces
     fixed |= {} if source is None else {"decoder_start_token_id": source.start[0]}
     with torch.inference_mode():
         found = module.generate(ids, attention_mask=torch.ones_like(ids), streamer=Streamer(), **fixed)

@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
@@ -10,7 +11,7 @@ import autosplit
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.generating.bounds import phase_rows
 from autosplit.generating.forecast import devices_of, forecast, pays_for_host
-from autosplit.generating.trials import GENERATE, NO_PLAN
+from autosplit.generating.trials import GENERATE, NO_PLAN, _generated
 from autosplit.values.samples import Samples
 from autosplit.values.sequences import Sequences
 from tests.generating.decodermodels import decoder, generated, prompts
@@ -72,6 +73,17 @@ def test_what_is_faster_but_no_plan_is_said(found):
     verdict = judge({"plan": outcomes["plan"], GENERATE: fast}, "throughput", False, lambda plan, seconds: [NO_PLAN])
     assert verdict.chosen == "plan"
     assert NO_PLAN in verdict.sentence
+
+
+def test_the_model_s_own_generate_has_its_cache_also_where_a_spec_turned_it_off(llama):
+    lengths = list[int]()
+    hook = llama.register_forward_pre_hook(lambda _, args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True)
+    try:
+        with patch.object(llama.config, "use_cache", False), patch.object(llama.generation_config, "use_cache", False):
+            _generated(llama, [[1, 2, 3]] * 2, 4, lambda: None, None)
+    finally:
+        hook.remove()
+    assert lengths == [3, 1, 1, 1]
 
 
 def test_a_plan_file_is_opened_again(found, llama, family, split_plan, tmp_path):
