@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import gc
 import importlib
 import os
 import signal
@@ -19,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
+
+from autosplit import preloading
 
 MOST_DESCRIPTORS = 200
 """The kernel takes 253 in one message."""
@@ -88,7 +89,7 @@ def main() -> None:
     connection = Connection(os.dup(sock.fileno()))
     with contextlib.suppress(EOFError, ConnectionError):
         try:
-            _import(sys.argv[3].split())
+            preloading.load(*sys.argv[3].split())
         except Exception as failure:
             connection.send(f"{type(failure).__name__}: {failure}")
             os._exit(1)
@@ -98,22 +99,11 @@ def main() -> None:
     os._exit(0)
 
 
-def _import(modules: Sequence[str]) -> None:
-    """Import modules. They live as long as the process: searching them for garbage would take an eighth of the start."""
-    gc.disable()
-    try:
-        for module in modules:
-            importlib.import_module(module)
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 def _try_to_import(modules: Sequence[str]) -> None:
     """Import modules that not all workers need. A worker that needs one that fails says why."""
     for module in modules:
         with contextlib.suppress(Exception):
-            _import([module])
+            preloading.load(module)
 
 
 def _serve(sock: socket.socket, connection: Connection) -> None:

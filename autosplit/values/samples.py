@@ -39,8 +39,7 @@ def backend_fault(*names: str) -> str:
     >>> backend_fault("eager"), backend_fault("openvivo")
     ('', "backend 'openvivo' does not exist, the backends are eager, onnxruntime, openvino, inductor; close names: 'openvino'")
     """
-    unknown = [name for name in names if name not in BACKENDS]
-    unknown = [name for name in unknown if name not in backends()]
+    unknown = [name for name in names if name not in BACKENDS and name not in backends()]
     named, close = ", ".join(f"'{name}'" for name in unknown), "".join(close_names(name, backends()) for name in unknown[:1])
     return f"backend {named} does not exist, the backends are {', '.join(backends())}{close}" if unknown else ""
 

@@ -1,5 +1,9 @@
 """Tiny decoders of transformers with random weights, and their tokens by ``generate``."""
 
+import os
+import random
+import signal
+
 import torch
 import transformers
 
@@ -63,3 +67,12 @@ def greedy(step, asked: list[list[int]], new: int) -> list[list[int]]:
             found.append(token)
         rows = [(found[-1], row[1], row[2] + len(found)) for found, row in zip(made, last, strict=True)]
     return made
+
+
+def answers_under_kills(generator, asked, num_new):
+    """The new tokens after each prompt, while a worker is killed before each answer is awaited."""
+    futures, chosen = [generator.submit(prompt, max_new_tokens=num_new) for prompt in asked], random.Random(0)
+    for future in futures:
+        os.kill(chosen.choice(generator.pipeline.pids), signal.SIGKILL)
+        future.result()
+    return [future.result() for future in futures]
