@@ -48,7 +48,7 @@ from autosplit.scratch import scratch_folder
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.buckets import Buckets, choose_buckets, fit_times
 from autosplit.shapes.service import ShapedService
-from autosplit.shapes.timing import DYNAMIC_GAIN, most_variants
+from autosplit.shapes.timing import DYNAMIC_GAIN, MOST_DYNAMIC, most_variants
 from autosplit.tracing.family import Family, resized
 from autosplit.tracing.loading import load_model
 from autosplit.values.machine import Machine, parse_device, union
@@ -66,9 +66,6 @@ NUM_TIMED = 4
 PADDED, EAGER, ONNX, OPENVINO, OURS = "padded to the longest", "torch eager", "ONNX Runtime dynamic", "OpenVINO dynamic", "ours"
 
 ONE_PROGRAM = "one program"
-
-MOST_SIZES = 16
-"""Most sizes for one program, here for each number of rows."""
 
 Submit = Callable[[dict[str, torch.Tensor]], "Future[Any]"]
 
@@ -197,7 +194,7 @@ def buckets_for(subject: Subject, ready: Prepared, sizes: list[int], backend: st
     traffic = Traffic((subject.dim,), {(size,): float(count) for size, count in sorted(Counter(sizes).items())})
     choose = partial(choose_buckets, fit_times(measured), traffic, {subject.dim: ready.family.allowed[subject.dim]})
     most, _ = most_variants(ready.family, cores(), backend)
-    return choose(most=max(1, most // len(subject.batches))), choose(most=MOST_SIZES, least_gain=DYNAMIC_GAIN)
+    return choose(most=max(1, most // len(subject.batches))), choose(most=MOST_DYNAMIC, least_gain=DYNAMIC_GAIN)
 
 
 def _timed_s(call: Callable[[], Any]) -> float:

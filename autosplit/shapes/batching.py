@@ -11,10 +11,11 @@ alone. With four short ones that wait, 4 x 16 takes 5 ms in place of 8 ms, and t
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from autosplit.arguments import checked
 from autosplit.errors import UsageError
@@ -45,35 +46,53 @@ class Asked(NamedTuple):
     alone_s: float
 
 
-def holds(bucket: Bucket, sizes: At, exact: Collection[str] = (), rows: str | None = None, num_rows: int = 0) -> bool:
-    """Whether a bucket holds a request.
+@dataclass(frozen=True)
+class Grid:
+    """The buckets of a service as arrays, as every choice looks at all of them.
 
-    Args:
-        bucket: the sizes of a variant.
-        sizes: those of the request.
-        exact: dimensions that must not be padded.
-        rows, num_rows: the dimension along which requests are joined, and the part of the bucket that others take.
+    Attributes:
+        buckets: the variants.
+        dims: the names of the dimensions.
+        sizes: bucket and dimension to its size.
+        seconds: bucket to the seconds of a request that fills it.
+        is_exact: dimension to whether it must not be padded.
+        rows: the dimension along which requests are joined; None joins none.
     """
-    return all(
-        size == bucket.sizes[dim] if dim in exact else size + (num_rows if dim == rows else 0) <= bucket.sizes[dim]
-        for dim, size in sizes.items()
-    )
+
+    buckets: Sequence[Bucket]
+    dims: tuple[str, ...]
+    sizes: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    is_exact: NDArray[np.bool_]
+    rows: str | None
+
+    @classmethod
+    def of(cls, buckets: Sequence[Bucket], rows: str | None = None, exact: Collection[str] = ()) -> "Grid":
+        """The arrays of some buckets, which have the same dimensions."""
+        dims = tuple(buckets[0].sizes)
+        sizes = np.array([[bucket.sizes[dim] for dim in dims] for bucket in buckets]).reshape(len(buckets), len(dims))
+        seconds, is_exact = np.array([bucket.seconds for bucket in buckets]), np.array([dim in exact for dim in dims], bool)
+        return cls(buckets, dims, sizes, seconds, is_exact, rows)
+
+    def holding(self, requests: Sequence[At]) -> NDArray[np.bool_]:
+        """Request and bucket to whether the bucket holds the request alone."""
+        wanted = np.array([[sizes[dim] for dim in self.dims] for sizes in requests])[:, None, :]
+        held: NDArray[np.bool_] = np.all(np.where(self.is_exact, wanted == self.sizes, wanted <= self.sizes), axis=2)
+        return held
 
 
-def asked(buckets: Sequence[Bucket], sizes: At, exact: Collection[str] = ()) -> Asked | None:
+def asked(grid: Grid, sizes: At) -> Asked | None:
     """A request of these sizes; None if no bucket holds it.
 
     >>> found = [Bucket(0, {"seq": 64}, 0.3), Bucket(1, {"seq": 16}, 0.1), Bucket(2, {"seq": 32}, 0.2)]
-    >>> asked(found, {"seq": 20}), asked(found, {"seq": 20}, ["seq"])
+    >>> asked(Grid.of(found), {"seq": 20}), asked(Grid.of(found, exact=["seq"]), {"seq": 20})
     (Asked(sizes={'seq': 20}, alone_s=0.2), None)
     """
-    alone_s = [bucket.seconds for bucket in buckets if holds(bucket, sizes, exact)]
-    return Asked(sizes, min(alone_s)) if alone_s else None
+    [held] = grid.holding([sizes])
+    return Asked(sizes, float(grid.seconds[held].min())) if held.any() else None
 
 
-def choose(
-    waiting: Sequence[Asked], buckets: Sequence[Bucket], rows: str | None, exact: Collection[str] = ()
-) -> tuple[Bucket, list[int]]:
+def choose(waiting: Sequence[Asked], grid: Grid) -> tuple[Bucket, list[int]]:
     """The bucket to run next, and the positions of the waiting requests to run in it, the first one among them.
 
     For each bucket that holds the first request, as many of the others are taken as fit beside it, in their order. The bucket
@@ -81,32 +100,27 @@ def choose(
 
     Args:
         waiting: the requests, the most urgent first; each has a bucket that holds it. The first ``MOST_LOOKED`` are looked at.
-        buckets: the variants.
-        rows: the dimension along which requests are joined; None joins none.
-        exact: dimensions that must not be padded.
+        grid: the variants, and the dimension along which requests are joined.
 
     >>> small, large = Bucket(1, {"batch": 1}, 2.0), Bucket(0, {"batch": 4}, 5.0)
-    >>> one = Asked({"batch": 1}, 2.0)
-    >>> choose([one] * 2, [large, small], "batch") == (small, [0])
+    >>> one, grid = Asked({"batch": 1}, 2.0), Grid.of([large, small], "batch")
+    >>> choose([one] * 2, grid) == (small, [0])
     True
-    >>> choose([one] * 3, [large, small], "batch") == (large, [0, 1, 2])
+    >>> choose([one] * 3, grid) == (large, [0, 1, 2])
     True
     """
-    first, found = waiting[0], list[tuple[float, float, Bucket, list[int]]]()
-    looked = list(enumerate(waiting[:MOST_LOOKED] if rows is not None else [first]))
-    for bucket in buckets:
-        if not holds(bucket, first.sizes, exact):
-            continue
-        taken, num_rows, alone_s = list[int](), 0, 0.0
-        for position, (sizes, seconds) in looked:
-            if holds(bucket, sizes, exact, rows, num_rows):
-                taken.append(position)
-                alone_s += seconds
-                if rows is None or (num_rows := num_rows + sizes[rows]) == bucket.sizes[rows]:
-                    break
-        found.append((alone_s / bucket.seconds, -bucket.seconds, bucket, taken))
-    *_, bucket, taken = max(found, key=itemgetter(0, 1))
-    return bucket, taken
+    looked = waiting[: MOST_LOOKED if grid.rows is not None else 1]
+    held = grid.holding([one.sizes for one in looked])
+    places = np.flatnonzero(held[0])
+    taken, alone_s = held[:, places], np.zeros(len(places))
+    left = grid.sizes[places, grid.dims.index(grid.rows)] if grid.rows is not None else np.zeros(len(places), int)
+    for fits, one in zip(taken, looked, strict=True):
+        num_rows = one.sizes[grid.rows] if grid.rows is not None else 0
+        fits[:] = fits & (num_rows <= left)
+        left = left - fits * num_rows
+        alone_s += fits * one.alone_s
+    best = np.lexsort((-grid.seconds[places], alone_s / grid.seconds[places]))[-1]
+    return grid.buckets[places[best]], np.flatnonzero(taken[:, best]).tolist()
 
 
 def rows_of(family: Family) -> str | None:

@@ -28,7 +28,7 @@ from autosplit.deploying.service import Service
 from autosplit.errors import DeadlineError, RefusedError, StageError, UsageError, raise_faults
 from autosplit.running.engine import Engine
 from autosplit.running.request import Tensors, monotonic_deadline
-from autosplit.shapes.batching import Asked, Bucket, asked, choose, joined, rows_of, separated
+from autosplit.shapes.batching import Asked, Bucket, Grid, asked, choose, joined, rows_of, separated
 from autosplit.shapes.buckets import fit_times
 from autosplit.shapes.rowcheck import require_independent_rows
 from autosplit.tracing.capturing import Traced
@@ -93,9 +93,8 @@ class ShapedService(Service):
         and ``why_not_joined`` says why.
 
     Attributes:
-        buckets: the variants with their measured seconds.
+        grid: the variants with their measured seconds, and the dimension along which requests are joined.
         seen: sizes to the number of requests that had them.
-        rows: the dimension along which requests are joined; None joins none.
     """
 
     def __init__(
@@ -110,15 +109,15 @@ class ShapedService(Service):
         if not 0 <= max_wait_s < float("inf") or queue_capacity < 1:
             limits = "max_wait_s must be at least 0 seconds and queue_capacity at least 1 request"
             raise UsageError(f"{limits}, but are {max_wait_s} and {queue_capacity}")
-        self.family, self.buckets = family, measured(family, engine)
+        self.family = family
         self._max_wait_s, self._capacity = max_wait_s, queue_capacity
         self._exact = frozenset(family.unpaddable)
         self.seen = Counter[tuple[int, ...]]()
         self.why_not_joined = ""
-        self.rows = rows_of(family)
-        if self.rows is not None:
+        rows = rows_of(family)
+        if rows is not None:
             self.why_not_joined = _mixing_rows(family, engine)
-            self.rows = None if self.why_not_joined else self.rows
+        self.grid = Grid.of(measured(family, engine), None if self.why_not_joined else rows, self._exact)
         self._room = 1 + sum(len(stage.devices) * stage.streams for stage in engine.wiring.stages)
         """Batches under way at most: as many as are computed at once, and one that is ready."""
         self._waiting: list[_Waiting] = []
@@ -170,7 +169,7 @@ class ShapedService(Service):
     ) -> "Future[Any]":
         """As ``submit``, of a tensor for each input of the graph; ``answer`` makes the result of the future."""
         sizes = self.family.sizes_of(inputs)
-        found = asked(self.buckets, sizes, self._exact)
+        found = asked(self.grid, sizes)
         if found is None:
             raise UsageError(self._without_variant(sizes))
         deadline_ns = monotonic_deadline(deadline_s)
@@ -235,7 +234,7 @@ class ShapedService(Service):
     def _without_variant(self, sizes: At) -> str:
         """Why a request within the ranges has no variant that takes it."""
         exact = [dim for dim in sizes if dim in self._exact]
-        there = {dim: sorted({bucket.sizes[dim] for bucket in self.buckets}) for dim in exact}
+        there = {dim: sorted({bucket.sizes[dim] for bucket in self.grid.buckets}) for dim in exact}
         told = "; ".join(f"'{dim}' is {sizes[dim]}, and the variants have {there[dim]}" for dim in exact)
         reason = next(iter(self.family.unpaddable.values()))
         return (
@@ -255,7 +254,7 @@ class ShapedService(Service):
                 self._drop_late()
                 if not self._waiting:
                     continue
-                bucket, taken = choose([one.asked for one in self._waiting], self.buckets, self.rows, self._exact)
+                bucket, taken = choose([one.asked for one in self._waiting], self.grid)
                 batch = [self._waiting[position] for position in taken]
                 left_s = self._patience_s(bucket, batch)
                 if left_s > 0 and self._open:
@@ -276,10 +275,10 @@ class ShapedService(Service):
 
     def _patience_s(self, bucket: Bucket, batch: Sequence[_Waiting]) -> float:
         """Seconds for which a batch that is not full may wait for more requests: at most half of the time to a deadline."""
-        if self.rows is None or not self._max_wait_s or self._num_running == self._room:
+        if self.grid.rows is None or not self._max_wait_s or self._num_running == self._room:
             return 0.0
-        most = max(bucket.sizes[self.rows] for bucket in self.buckets)
-        if sum(one.asked.sizes[self.rows] for one in batch) >= most:
+        most = max(bucket.sizes[self.grid.rows] for bucket in self.grid.buckets)
+        if sum(one.asked.sizes[self.grid.rows] for one in batch) >= most:
             return 0.0
         now_s = time.monotonic()
         until_s = min(one.since_s for one in batch) + self._max_wait_s
@@ -298,9 +297,9 @@ class ShapedService(Service):
         except Exception as failure:  # the thread goes on with other requests
             self._end(partial(_fail, batch, failure))
             return
-        if self.rows is not None:
-            num_rows = sum(one.asked.sizes[self.rows] for one in batch)
-            self.pipeline.batches.add(num_rows, bucket.sizes[self.rows] - num_rows)
+        if self.grid.rows is not None:
+            num_rows = sum(one.asked.sizes[self.grid.rows] for one in batch)
+            self.pipeline.batches.add(num_rows, bucket.sizes[self.grid.rows] - num_rows)
         future.add_done_callback(lambda done: self._end(partial(self._resolve, batch, done)))
 
     def _end(self, answer: Callable[[], None]) -> None:
@@ -315,7 +314,7 @@ class ShapedService(Service):
         if failure is not None:
             _fail(batch, failure)
             return
-        parts = separated(self.family, done.result(), [one.asked.sizes for one in batch], self.rows)
+        parts = separated(self.family, done.result(), [one.asked.sizes for one in batch], self.grid.rows)
         for one, values in zip(batch, parts, strict=True):
             if len(batch) > 1:  # else one caller would keep the answers of the others in memory, and write into their memory
                 values = [value.clone() for value in values]

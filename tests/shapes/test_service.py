@@ -19,6 +19,7 @@ from autosplit.devices.limits import affinity
 from autosplit.errors import DeadlineError, RefusedError, UsageError
 from autosplit.running.engine import Engine
 from autosplit.serving.hostmanager import HostManager
+from autosplit.shapes.batching import Grid
 from autosplit.shapes.service import ShapedService
 from autosplit.tracing.family import Family, trace_family
 from autosplit.tracing.loading import Model, load_model
@@ -135,7 +136,8 @@ class Held:
 def price(service: ShapedService) -> None:
     """Let four rows take as long as two alone, whatever was measured on a busy machine."""
     costs = {(4, 32): 4.0, (4, 8): 1.0, (1, 32): 2.0, (1, 8): 0.5}
-    service.buckets = [replace(one, seconds=costs[one.sizes["batch"], one.sizes["seq"]]) for one in service.buckets]
+    buckets = [replace(one, seconds=costs[one.sizes["batch"], one.sizes["seq"]]) for one in service.grid.buckets]
+    service.grid = Grid.of(buckets, service.grid.rows)
 
 
 @pytest.fixture
