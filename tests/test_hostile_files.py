@@ -519,3 +519,10 @@ def test_a_run_file_without_stages_is_refused_in_a_sentence(tmp_path: Path) -> N
     write_contents(REPORT.model_copy(update={"report": replace(REPORT.report, outcomes={"plan": stageless})}), path)
     with pytest.raises(UsageError, match=r"run file '.*run.json' cannot be drawn, because its parts do not fit together"):
         draw_run(path, tmp_path / "page.html")
+
+
+def test_a_report_that_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_contents(REPORT, path)
+    with pytest.raises(UsageError, match=r"report '.*' cannot be written: Is a directory; give the path of another file"):
+        draw_run(path, tmp_path)

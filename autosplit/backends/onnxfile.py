@@ -36,9 +36,6 @@ from autosplit.tracing.weightsfile import weight_starts
 
 PORTS = "onnx.json"
 
-READERS = ("onnxruntime", "openvino")
-"""Backends that load the file."""
-
 ONNX = ("onnx", "onnxscript")
 """The packages that write an ONNX file."""
 

@@ -105,7 +105,7 @@ class Workspace:
     ) -> Path:
         """The folder of a stage, saved and, if it runs on a CPU, prepared if it was not; ``weights_of`` as for ``save``.
 
-        ``free``, for a backend of ``onnxfile.READERS``, is the folder of the stage at every size: its export serves for all.
+        ``free``, for a backend of ``samples.FROM_ONNX``, is the folder of the stage at every size: its export serves for all.
         Raises: BackendError: the backend refuses the stage, by op and with the reason.
         """
         folder = self.save(program, weights_of=weights_of)

@@ -8,7 +8,6 @@ import torch
 
 from autosplit.backends.base import get_backend, require_streams
 from autosplit.backends.conformance import require_right
-from autosplit.backends.onnxfile import READERS
 from autosplit.backends.workspace import Workspace
 from autosplit.devices.discovering import Devices, as_machine, check_here
 from autosplit.errors import PlanError, TraceError
@@ -26,7 +25,7 @@ from autosplit.tracing.splitting import StageProgram, split
 from autosplit.tracing.tensorspec import spec_of
 from autosplit.values.machine import Device, Machine
 from autosplit.values.plan import Plan, Stage, held_on
-from autosplit.values.samples import Precision
+from autosplit.values.samples import FROM_ONNX, Precision
 
 SHARING = ("eager", "onnxruntime")
 """Backends with one copy of the weights for all variants of a stage. The others pack the weights anew for each."""
@@ -73,7 +72,7 @@ def place(
             )
         dynamic = symbolic is not None and plan.shapes is not None and stage.backend in plan.shapes.dynamic
         module = _module(workspace, freed(program, symbolic) if dynamic and symbolic else program, stage, precision, devices)
-        fixes = others and not dynamic and stage.backend in READERS
+        fixes = others and not dynamic and stage.backend in FROM_ONNX
         free = _saved_free(workspace, program, symbolic, module.folder) if fixes else None
         sizes = [
             Variant(

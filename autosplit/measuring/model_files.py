@@ -12,7 +12,6 @@ from torch import fx
 
 from autosplit.backends import conformance
 from autosplit.backends.base import get_backend
-from autosplit.backends.onnxfile import READERS
 from autosplit.backends.profiling import onnx_names
 from autosplit.backends.workspace import Workspace
 from autosplit.errors import BackendError, refusals
@@ -24,7 +23,7 @@ from autosplit.tracing.splitting import StageProgram, split, unsplit
 from autosplit.tracing.verifying import own_storage
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Device
-from autosplit.values.samples import Measured, Precision, Samples
+from autosplit.values.samples import FROM_ONNX, Measured, Precision, Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ def pieces_of(graph: Graph, most_bytes: int) -> list[tuple[str, ...]]:
 def _names(backend: str, folder: Path, graph: Graph) -> dict[str, str]:
     """The names by which a backend may know each op: of the graph, and of nodes and values in its ONNX file."""
     names = value_names(graph)
-    kept = onnx_names(folder) if backend in READERS else {}
+    kept = onnx_names(folder) if backend in FROM_ONNX else {}
     return {**names, **{name: names[source] for name, source in kept.items() if source in names}}
 
 

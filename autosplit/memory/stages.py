@@ -19,10 +19,10 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST_KINDS, Device, Machine, kind_of
 from autosplit.values.plan import Plan, Stage, StageMemory
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Footprint, Precision, stage_key
+from autosplit.values.samples import FROM_ONNX, Footprint, Precision, stage_key
 
-PACKING, LOOKUP = ("onnxruntime", "openvino"), "aten.embedding.default"
-"""Backends that keep the weights of products in another layout, and the operator that reads rows of a weight as it is."""
+LOOKUP = "aten.embedding.default"
+"""The operator that reads rows of a weight as it is."""
 
 
 class StageKey(NamedTuple):
@@ -137,7 +137,7 @@ def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, kn
 def _copied_bytes(graph: Graph, stage: Stage) -> int:
     """Bytes of tables that are held twice: as rows for an embedding, and packed for a product with the same weight."""
     operators = dict[str, set[str]]()
-    for op in (graph.ops[graph.index[name]] for name in stage.ops if stage.backend in PACKING):
+    for op in (graph.ops[graph.index[name]] for name in stage.ops if stage.backend in FROM_ONNX):
         for weight in op.weights:
             operators.setdefault(weight, set()).add(op.operator)
     return sum(graph.weights[name].num_bytes for name, found in operators.items() if LOOKUP in found and len(found) > 1)

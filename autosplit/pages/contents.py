@@ -120,7 +120,7 @@ def contents_of(
 
 
 def write_contents(contents: Contents, path: Path) -> None:
-    """Write a run file. Raises: UsageError: the file cannot be written."""
+    """Write a run file."""
     write_atomic(path, json.dumps({"schema": SCHEMA, **_finite(contents.model_dump(mode="json"))}, allow_nan=False))
 
 

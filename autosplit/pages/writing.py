@@ -80,9 +80,8 @@ def write_run(report: RunReport, traced: Traced, machine: Machine, path: Path, s
 
 def draw_run(run: Path, page: Path) -> Path:
     """Draw the page of a run file. Raises: UsageError: the file is not a run file, or its parts do not fit together."""
-    contents = read_contents(run)
     try:
-        return _write(contents, page)
+        return _write(read_contents(run), page)
     except MALFORMED as failure:
         reason = f"{type(failure).__name__}: {failure}"
         raise UsageError(f"run file '{run}' cannot be drawn, because its parts do not fit together: {reason:.300}") from None
@@ -93,8 +92,9 @@ def _runs(traced: Traced, store: str | Path | None) -> list[Run]:
 
 
 def _write(contents: Contents, path: Path) -> Path:
-    if path.suffix == ".json":
-        write_contents(contents, path)
-    else:
-        write_atomic(path, report_page(contents))
+    """Raises: UsageError: the file cannot be written."""
+    try:
+        write_contents(contents, path) if path.suffix == ".json" else write_atomic(path, report_page(contents))
+    except OSError as failure:
+        raise UsageError(f"report '{path}' cannot be written: {failure.strerror}; give the path of another file") from None
     return path

@@ -12,6 +12,7 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import Device, Machine, kind_of, places, union
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, cap_faults
 from autosplit.values.profile import Profile
+from autosplit.values.samples import FROM_ONNX
 
 ONE_DEVICE = "one device"
 ALL_CORES = "all cores"
@@ -21,9 +22,6 @@ EVEN_SPLIT = "even split"
 IN_CALLER = "in the caller"
 CALLER_THREADS = "threads of the caller"
 CALLER_CORE = "one core of the caller"
-
-OWN_THREADS = ("onnxruntime", "openvino")
-"""Backends with a number of threads for each session. Torch has one number for the whole process, which is the caller's."""
 
 UNCERTAIN = 1.3
 """Largest factor by which a baseline may be faster than its prediction, or than one thread times its number of threads."""
@@ -77,7 +75,7 @@ def baselines_of(
         fastest = min(there, key=lambda name: profile.whole_s(name, main))
         alone_s = {b: profile.whole_s(fastest, b, busy=False) for b in known if _is_measured(profile, fastest, b)}
     quick = 0 < min(alone_s.values(), default=0.0) < QUICK_S
-    in_caller = OWN_THREADS if quick and not isolate else ()
+    in_caller = FROM_ONNX if quick and not isolate else ()
     names = [*known, *used, *compiled, "eager"]
     plans = baselines_by_backend(graph, machine, plan.source, names, main, fastest, streaming, in_caller)
     shared = {key: getattr(plan, key) for key in ("microbatch", "objective", "precision", "profile_hash", "versions")}

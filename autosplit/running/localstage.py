@@ -20,7 +20,6 @@ import torch
 
 from autosplit.devices.processes import anonymous_bytes
 from autosplit.errors import AutosplitError, BackendError, DeadlineError, RefusedError, StageError
-from autosplit.planning.baselines import OWN_THREADS
 from autosplit.reports.results import StageStats
 from autosplit.running import statusblock
 from autosplit.running.answers import NUM_TIMES
@@ -34,6 +33,7 @@ from autosplit.running.statusblock import STATUS_WORDS
 from autosplit.running.wiring import Wiring
 from autosplit.tracing.splitting import states_in
 from autosplit.tracing.tensorspec import Announced, TensorSpec, announced, check_outputs, laid_out, zeros
+from autosplit.values.samples import FROM_ONNX
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Context, Done, Runnable
@@ -228,7 +228,7 @@ class LocalStage:
 def _loaded(stage: StagePlacement, run: "Runnable", wiring: Wiring, same: _Loaded | None) -> _Loaded:
     """Warm up the stage at the sizes of one variant; ``same`` is a variant with the same function."""
     contexts: Sequence[Context] = getattr(run, "contexts", ())
-    run = run if stage.module.kind in OWN_THREADS else _with_threads_kept(run)
+    run = run if stage.module.kind in FROM_ONNX else _with_threads_kept(run)
     if same is not None:
         shared = [pool is not None for _, pool in same.targets]
     else:

@@ -14,7 +14,7 @@ from autosplit.deploying.networks import SHARING, deploy
 from autosplit.deploying.setup import Setup
 from autosplit.errors import AutosplitError, BackendError, ProfileError, UsageError
 from autosplit.memory.stages import count
-from autosplit.planning.baselines import baseline_plan
+from autosplit.planning.baselines import UNCERTAIN, baseline_plan
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Tensors
 from autosplit.serving.hostmanager import HostManager
@@ -28,9 +28,6 @@ from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.shapes import Shapes, Traffic
-
-HOPELESS = 1.5
-"""A backend that takes this many times as long as the fastest one at the largest sizes is not timed at others."""
 
 ERROR = 0.15
 """A size whose seconds the fit misses by more than this share is added to it, and the buckets are chosen anew."""
@@ -161,7 +158,7 @@ def _curves(
     """
     found, failures = dict[str, Seconds](), list[AutosplitError]()
     for backend, whole_s in ranked.items():
-        if found and whole_s >= HOPELESS * ranked[next(iter(found))]:
+        if found and whole_s >= UNCERTAIN * ranked[next(iter(found))]:
             break
         try:
             found[backend] = _timed(family, backend, sizes, machine, setup, dynamic)

@@ -26,6 +26,10 @@ BACKENDS = ("eager", "onnxruntime", "openvino", "inductor")
 STREAMING = ("eager",)
 """Those that can stream weights to an accelerator."""
 
+FROM_ONNX = ("onnxruntime", "openvino")
+"""Those that load an ONNX file. A session has threads of its own, while torch has one number of threads for the whole process,
+and keeps the weights of products in another layout."""
+
 
 def backends() -> Mapping[str, str]:
     """Name of each backend to its import path: autosplit's own, then entry points ``autosplit.backends`` of other packages."""
