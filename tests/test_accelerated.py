@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from simulated import cuda
 from simulatedmemory import CONTEXT_BYTES, memory_of, taken
 
@@ -18,7 +19,7 @@ from autosplit.searching.precisions import other_precisions
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST, Machine, parse_device
-from autosplit.values.plan import Source
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Setting
 
@@ -46,6 +47,29 @@ def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator_under_a_cap() -
     outcome = report.best
     assert outcome.outputs_equal and outcome.max_abs_error == 0
     assert [stage.note for stage in outcome.stats.stages] == ["", ""]
+
+
+@pytest.mark.timeout(120)
+def test_a_plan_goes_on_without_a_device_that_is_lost_amid_1000_requests(tmp_path, monkeypatch) -> None:
+    core = f"cpu:{affinity()[0]}"
+    monkeypatch.setenv("GONE", str(tmp_path / "first"))
+    traced = api.trace("autosplit.examples.mlp:mlp?depth=2&width=16")
+    ops = tuple(op.name for op in traced.graph.ops)
+    profile = Profile.given(traced.graph, {(op, name): 1e-4 for op in ops for name in (core, "cuda:0")})
+    plan = Plan(traced.source, traced.graph.hash, "", (Stage("s", ops, ("cuda:0",)),), UNKNOWN)
+    with cuda("simulated:Vanishing"):
+        machine = machine_for(f"{core},cuda:0")
+        with api.open_pipeline(traced, plan, machine, profile=profile) as service:
+            requests = [torch.rand_like(traced.example_inputs[0]) for _ in range(1000)]
+            for x, answer in zip(requests, service.stream(requests), strict=True):
+                torch.testing.assert_close(answer, traced.run(x))
+            [reason] = service.stats().replanned
+        monkeypatch.setenv("GONE", str(tmp_path / "second"))
+        budget = Budget(num_requests=1000, num_rounds=1)
+        report = api.run(traced, plan, machine, profile=profile, baselines=False, setup=Setup(progress=False), budget=budget)
+    assert re.search(f"'cuda:0' was lost: .*fell off the bus.*no device.*; planned anew: stage0 on {core}$", reason)
+    assert [stage.devices for stage in report.best.plan.stages] == [(core,)] and report.best.outputs_equal
+    assert "device 'cuda:0' was lost, and all ran anew without it: " in report.notes[0]
 
 
 def measured(*settings: tuple[str, str]) -> Profile:

@@ -79,7 +79,8 @@ class RunStats:
     """The measurements of a pipeline: its requests (the last 16,384 at most) and its workers.
 
     ``latency`` is the time from the first stage to the answer, ``waiting`` the time in the admission queue before that.
-    ``restarts`` counts workers that died and were started again.
+    ``restarts`` counts workers that died and were started again. ``replanned`` has a sentence for each device or host that was lost
+    since the pipeline was opened; its stages run elsewhere since.
     """
 
     num_requests: int
@@ -88,6 +89,7 @@ class RunStats:
     waiting: LatencyStats
     stages: tuple[StageStats, ...]
     restarts: int
+    replanned: tuple[str, ...] = ()
 
     @property
     def bottleneck_s(self) -> float:
@@ -126,7 +128,8 @@ class RunStats:
     def summary(self) -> str:
         """Requests, their median latency, and restarts of workers, in words."""
         latency = f"median latency {tables.seconds_text(self.latency.p50_s)}"
-        return f"{self.num_requests} request{'s' * (self.num_requests != 1)}, {latency}, restarts: {self.restarts}"
+        counts = f"{self.num_requests} request{'s' * (self.num_requests != 1)}, {latency}, restarts: {self.restarts}"
+        return "; ".join([counts, *self.replanned])
 
     def __repr__(self) -> str:
         return f"RunStats({self.summary()})"

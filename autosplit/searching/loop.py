@@ -15,7 +15,7 @@ from typing import Any
 from autosplit.deploying.bench import FIRST_S, Bench
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup, round_s
-from autosplit.errors import AutosplitError, BackendError, InfeasibleError, WorkerError
+from autosplit.errors import AutosplitError, BackendError, DeviceError, InfeasibleError, WorkerError
 from autosplit.memory.stages import with_footprints
 from autosplit.planning.baselines import UNCERTAIN
 from autosplit.planning.plans import plan_key
@@ -110,11 +110,11 @@ def search(
 
 def _without_device(question: Question, lost: str, failure: AutosplitError) -> Question:
     """The question for the devices that are left. Raises: the failure: none are, or it is not a device of the question."""
-    others = [device.name for device in question.machine.devices if device.name != lost]
-    if not others or len(others) == len(question.machine.devices):
-        raise failure
-    known = question.profile.without([], f"{lost} is left out: {failure}")
-    return replace(question, machine=question.machine.only(others), profile=known)
+    try:
+        machine = question.machine.without(lost)
+    except DeviceError:
+        raise failure from None
+    return replace(question, machine=machine, profile=question.profile.without([], f"{lost} is left out: {failure}"))
 
 
 def _search(

@@ -8,7 +8,7 @@ import torch
 
 from autosplit import api
 from autosplit.backends.workspace import Workspace
-from autosplit.clusters.replanning import Replanner
+from autosplit.deploying.replanning import Replanner
 from autosplit.deploying.comparing import compare
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.networks import deploy
