@@ -14,12 +14,11 @@ from autosplit.backends.workspace import Workspace
 from autosplit.deploying.comparing import Subject, expectation, run_beside
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.networks import machine_of_plan
-from autosplit.deploying.replanning import plan_without
 from autosplit.deploying.service import Service
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup, as_budget
 from autosplit.devices.discovering import Devices, absent_devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
-from autosplit.errors import BackendError, UsageError, names
+from autosplit.errors import UsageError, names
 from autosplit.exporting import base as targets
 from autosplit.generating.choosing import best_plan
 from autosplit.generating.phases import PhaseProfile, measure_phases, stored_phases
@@ -131,7 +130,7 @@ def search(
         profile: its measured ops; the plan computes in the precision of the profile.
         devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         constraints: demands on the plan; none by default.
-        setup: backends (by default all of the profile), queue depth, seed, journal.
+        setup: backends (by default all of the profile), queue depth, seed, journal; ``max_error`` for lower precisions of stages.
         budget: seconds for running candidates, for the planner, and for the explanation; a number is those for candidates.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
@@ -250,23 +249,10 @@ def run_subjects(
     budget: Budget,
     baselines: bool = True,
 ) -> RunReport:
-    """``run`` with the model traced for several microbatches. If the plan cuts requests, baselines also take whole requests.
-
-    Where a device is lost, all begins anew without it, with a plan from the same profile, and a note says why.
-    """
-    notes: list[str] = []
+    """``run`` with the model traced for several microbatches. If the plan cuts requests, baselines also take whole requests."""
     with progress_shown(setup.progress) as progress:
-        while True:
-            try:
-                report = run_beside(subjects, plan, machine, constraints, baselines, setup=setup, budget=budget, progress=progress)
-                break
-            except BackendError as failure:
-                traced, profile = subjects[plan.microbatch]
-                if not failure.device or profile is None or setup.hosts is not None:
-                    raise
-                plan, machine = plan_without(failure, traced, plan, machine, profile, constraints)
-                notes.append(f"device '{failure.device}' was lost, and all ran anew without it: {failure}")
-    return replace(report, notes=(*notes, *report.notes, *keep_runs(report, setup)))
+        report = run_beside(subjects, plan, machine, constraints, baselines, setup=setup, budget=budget, progress=progress)
+    return replace(report, notes=(*report.notes, *keep_runs(report, setup)))
 
 
 @checked
@@ -312,8 +298,7 @@ class AutoResult:
 
     def open(self) -> Service:
         """The plan to use as a running service, which goes on without a device that is lost."""
-        devices = self.machine if self.hosts is None else None
-        return open_pipeline(self.family or self.traced, self.plan, devices, hosts=self.hosts, profile=self.profile)
+        return open_pipeline(self.family or self.traced, self.plan, self.machine, hosts=self.hosts, profile=self.profile)
 
     def __repr__(self) -> str:
         return f"AutoResult({self.report!r})"

@@ -37,7 +37,10 @@ class LoadedPlan:
     family: Family | None = None
 
     def open(self, profile: Profile | None = None) -> Service:
-        """The plan as a running service; ``profile`` as for ``open_pipeline``. Raises: UsageError: it is the plan of a generator."""
+        """The plan as a running service. Raises: UsageError: it is the plan of a generator.
+
+        ``profile`` as for ``open_pipeline``.
+        """
         return open_pipeline(self.family or self.traced, self.plan, self.machine, profile=profile)
 
     def placed(self) -> Placed:

@@ -165,7 +165,7 @@ class Lost(Simulated):
 
 
 class Vanishing(Simulated):
-    """One that falls off the bus for good after 500 requests of three parts of work each: then there is a file that $GONE names."""
+    """One that falls off the bus for good after 500 requests of three parts of work each; then there is the file ``$GONE``."""
 
     def __init__(self, index: int = 0) -> None:
         if Path(os.environ["GONE"]).exists():

@@ -12,10 +12,13 @@ from autosplit import api
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
+from autosplit.keeping import stored_profile
 from autosplit.measuring import measure
 from autosplit.planning.backends import backend_choices
 from autosplit.planning.question import Question
-from autosplit.searching.precisions import other_precisions
+from autosplit.reports.outcomes import PLAN
+from autosplit.searching.candidates import SearchResult
+from autosplit.searching.precisions import other_precisions, without_worst
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST, Machine, parse_device
@@ -120,3 +123,43 @@ def test_what_another_precision_would_bring_is_measured_on_the_accelerator_and_s
     assert found["tf32"][0] > 1.2 and 0 < found["tf32"][1] < 0.0025
     assert 0 < found["f16"][1] < found["bf16"][1] < 0.05
     assert not list(other_precisions(traced, replace(plan, precision="bf16"), machine, profile, Setup(progress=False)))
+
+
+@pytest.mark.timeout(120)
+def test_a_stage_gets_a_lower_precision_within_the_users_error_and_gives_it_back_beyond(tmp_path) -> None:
+    """TF32 halves the time of a product on the simulated device, and is off by some 1e-4; a core computes in f32."""
+    core = f"cpu:{affinity()[0]}"
+    traced = api.trace("autosplit.examples.mlp:mlp?depth=3&width=40")
+    first, last = traced.graph.ops[0].name, traced.graph.ops[-1].name
+    wanted = Constraints(pins={first: core, last: "cuda:0"}, num_stages=2)
+    with cuda():
+        machine = machine_for(f"{core},cuda:0")
+        profile = measure(traced, machine, ["eager"], budget_s=0.1)
+
+        def searched(max_error: float, search_s: float = 0.0) -> SearchResult:
+            setup = Setup(progress=False, store=tmp_path, max_error=max_error)
+            return api.search(traced, profile, machine, wanted, setup=setup, budget=Budget(search_s=search_s, explain_s=0))
+
+        found = searched(0.0025)
+        assert [(stage.devices, stage.precision) for stage in found.plan.stages] == [((core,), None), (("cuda:0",), "tf32")]
+        error = found.profile.measured[Setting("cuda:0", "eager:tf32", 1)].error
+        assert error is not None and 0 < error < 0.0025
+        assert not any("bf16" in setting.backend for setting in found.profile.measured)
+        kept = Setup(progress=False, store=tmp_path)
+        budget = Budget(num_requests=20, num_rounds=1)
+        outcome = api.run(traced, found.plan, machine, baselines=False, setup=kept, budget=budget).outcomes[PLAN]
+        assert outcome.outputs_equal and 0 < outcome.max_relative_error < 0.0025
+        assert searched(error / 2).plan.precisions == ["f32", "f32"]
+        stored = stored_profile(traced, found.plan, machine, kept)
+        assert stored is not None and stored.measured[Setting("cuda:0", "eager:tf32", 1)].error == error
+
+
+def test_the_least_exact_precision_of_a_plan_that_is_off_too_far_is_left_out() -> None:
+    exact, rough = Setting("cuda:0", "eager:tf32", 1), Setting("cuda:1", "eager:bf16", 1)
+    known = Profile("m", "", {}, measured={exact: Measured({}, error=1e-4), rough: Measured({}, error=1e-3)})
+    machine = Machine.of([parse_device(name) for name in ("cuda:0", "cuda:1")])
+    question = Question(Graph("m", (), (), (), {}, {}), known, Source("m:f"), machine, ("eager", "eager:tf32", "eager:bf16"))
+    stages = Stage("a", ("x",), ("cuda:0",), precision="tf32"), Stage("b", ("y",), ("cuda:1",), precision="bf16")
+    left = without_worst(question, Plan(Source("m:f"), "", "", stages, UNKNOWN), "it is off by 1e-3")
+    assert left.backends == ("eager", "eager:tf32") and left.profile.notes == ("eager:bf16 is left out: it is off by 1e-3",)
+    assert without_worst(left, Plan(Source("m:f"), "", "", (replace(stages[0], precision=None),), UNKNOWN), "wrong") == left

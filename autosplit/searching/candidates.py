@@ -87,9 +87,9 @@ def run_order(question: Question, planned: Plan, usual: Sequence[Plan]) -> list[
     others = [plan for plan in usual if plan.hash != planned.hash]
     kept = [plan for plan in (planned, *others) if all(is_worth(question, plan, other) for other in (planned, *others))]
     ranked = sorted(kept, key=key)
-    leaders = {plan.stages[0].backend: plan for plan in reversed(ranked) if plan.hash in known}
+    leaders = {plan.stages[0].way: plan for plan in reversed(ranked) if plan.hash in known}
     most_s = UNCERTAIN * min(map(key, leaders.values()), default=0.0)
-    early = [plan for plan in ranked if leaders.get(plan.stages[0].backend) is plan and key(plan) <= most_s]
+    early = [plan for plan in ranked if leaders.get(plan.stages[0].way) is plan and key(plan) <= most_s]
     return [*early, *(plan for plan in ranked if plan not in early)]
 
 
