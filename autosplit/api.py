@@ -139,7 +139,7 @@ def search(
     if isinstance(traced, Family):
         if profile.shapes is None:
             raise UsageError("the profile is of requests of one size; measure the model that was traced with sizes=")
-        setup, budget = replace(setup, keep=None), replace(as_budget(budget), search_s=0.0)
+        setup, budget = replace(setup, keep=None, max_error=None), replace(as_budget(budget), search_s=0.0)
         if isinstance(traced, StepFamily) and isinstance(profile, PhaseProfile):
             answers: list[SearchResult] = []
 

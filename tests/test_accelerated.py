@@ -134,7 +134,7 @@ def test_a_stage_gets_a_lower_precision_within_the_users_error_and_gives_it_back
     wanted = Constraints(pins={first: core, last: "cuda:0"}, num_stages=2)
     with cuda():
         machine = machine_for(f"{core},cuda:0")
-        profile = measure(traced, machine, ["eager"], budget_s=0.1)
+        profile = measure(traced, machine, ["eager"], budget_s=0.1, links=False)
 
         def searched(max_error: float, search_s: float = 0.0) -> SearchResult:
             setup = Setup(progress=False, store=tmp_path, max_error=max_error)

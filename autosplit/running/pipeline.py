@@ -29,8 +29,8 @@ class Pipeline(Engine):
         groups: names of parameter groups, each with the names of its stages, for ``swap``.
         replan: finds stages for the other devices when one is lost, which means that no worker can open it any more. Requests
             without an answer then run again, and ``replanned`` says why. Without it, they all fail with the reason.
-    Raises: UsageError: ``groups`` and ``replan`` are given: a new plan has the weights from before a swap. PlanError: the stages do
-        not fit together. BackendError, WorkerError: as Engine.
+    Raises: UsageError: ``groups`` and ``replan`` are given, though a new plan has the weights from before a swap. PlanError: the
+        stages do not fit together. BackendError, WorkerError: as Engine.
     """
 
     def __init__(

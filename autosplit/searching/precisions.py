@@ -49,6 +49,8 @@ def with_precisions(question: Question, traced: Traced, setup: Setup) -> Questio
             notes.append(measured)
             continue
         for setting, one in measured.items():
+            if setting not in profile.measured:
+                continue
             error = one.error
             fits = error is not None and error <= allowed
             notes.append(
