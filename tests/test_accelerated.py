@@ -1,6 +1,7 @@
 """CPU cores and a simulated accelerator together: everything is real but the calls of torch.cuda."""
 
 import re
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -19,12 +20,16 @@ from autosplit.planning.question import Question
 from autosplit.reports.outcomes import PLAN
 from autosplit.searching.candidates import SearchResult
 from autosplit.searching.precisions import other_precisions, without_worst
+from autosplit.serving.hostmanager import HostManager
+from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST, Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
+from autosplit.values.planfile import write_plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Setting
+from autosplit.webservice.repository import Repository
 
 
 @pytest.mark.timeout(120)
@@ -52,18 +57,22 @@ def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator_under_a_cap() -
     assert [stage.note for stage in outcome.stats.stages] == ["", ""]
 
 
-@pytest.mark.timeout(120)
-def test_a_plan_goes_on_without_a_device_that_is_lost_amid_1000_requests(tmp_path, monkeypatch) -> None:
-    core = f"cpu:{affinity()[0]}"
-    monkeypatch.setenv("GONE", str(tmp_path / "first"))
-    traced = api.trace("autosplit.examples.mlp:mlp?depth=2&width=16")
+@pytest.fixture(scope="module")
+def on_device() -> tuple[Traced, Plan, Profile, str]:
+    """A model, its plan on an accelerator alone, its profile on a core and there, and the core."""
+    core, traced = f"cpu:{affinity()[0]}", api.trace("autosplit.examples.mlp:mlp?depth=2&width=16")
     ops = tuple(op.name for op in traced.graph.ops)
     profile = Profile.given(traced.graph, {(op, name): 1e-4 for op in ops for name in (core, "cuda:0")})
-    plan = Plan(traced.source, traced.graph.hash, "", (Stage("s", ops, ("cuda:0",)),), UNKNOWN)
+    return traced, Plan(traced.source, traced.graph.hash, "", (Stage("s", ops, ("cuda:0",)),), UNKNOWN), profile, core
+
+
+@pytest.mark.timeout(120)
+def test_a_plan_goes_on_without_a_device_that_is_lost_amid_1000_requests(on_device, tmp_path, monkeypatch) -> None:
+    (traced, plan, profile, core), requests = on_device, [torch.rand(1, 16) for _ in range(1000)]
+    monkeypatch.setenv("GONE", str(tmp_path / "first"))
     with cuda("simulated:Vanishing"):
         machine = machine_for(f"{core},cuda:0")
         with api.open_pipeline(traced, plan, machine, profile=profile) as service:
-            requests = [torch.rand_like(traced.example_inputs[0]) for _ in range(1000)]
             for x, answer in zip(requests, service.stream(requests), strict=True):
                 torch.testing.assert_close(answer, traced.run(x))
             [reason] = service.stats().replanned
@@ -73,6 +82,24 @@ def test_a_plan_goes_on_without_a_device_that_is_lost_amid_1000_requests(tmp_pat
     assert re.search(f"'cuda:0' was lost: .*fell off the bus.*no device.*; planned anew: stage0 on {core}$", reason)
     assert [stage.devices for stage in report.best.plan.stages] == [(core,)] and report.best.outputs_equal
     assert "device 'cuda:0' was lost, and all ran anew without it: " in report.notes[0]
+
+
+@pytest.mark.timeout(120)
+def test_a_served_plan_goes_on_without_a_device_that_is_lost(on_device, tmp_path, monkeypatch) -> None:
+    (traced, plan, profile, core), requests = on_device, [torch.rand(1, 16) for _ in range(1000)]
+    monkeypatch.setenv("GONE", str(tmp_path / "gone"))
+    monkeypatch.setattr("autosplit.webservice.repository.stored_profile", lambda *given: profile)
+    write_plan(plan, traced.graph, tmp_path / "mlp.yaml")
+    with cuda("simulated:Vanishing"), HostManager() as host:
+        with closing(Repository(host, {"mlp": tmp_path / "mlp.yaml"}, devices=f"{core},cuda:0")) as repository:
+            repository.load("mlp").result()
+            answers = [host.submit("mlp/1", [x]) for x in requests]
+            for x, answer in zip(requests, answers, strict=True):
+                torch.testing.assert_close(answer.result(60)[0], traced.run(x))
+        health = host.health()
+    assert health["devices"]["cuda:0"]["stages"] == [] and health["devices"][core]["stages"] == ["mlp/1/stage0"]
+    [reason] = health["networks"]["mlp/1"]["replanned"]
+    assert "'cuda:0' was lost" in reason and health["networks"]["mlp/1"]["state"] == "ready"
 
 
 def measured(*settings: tuple[str, str]) -> Profile:
