@@ -205,15 +205,19 @@ class RingTransport:
 
     def _recover(self) -> list[Request]:
         """Replace dead workers, and run again the requests in flight without a result; return those to be answered now."""
+        try:
+            return self._replace_dead()
+        except BackendError as failure:
+            if not failure.device or self._replace is None:
+                raise
+            return self._move(failure, self._replace)
+
+    def _replace_dead(self) -> list[Request]:
+        """``_recover`` on the same devices. Raises: BackendError, WorkerError: as ``Recovery.replace_dead``."""
         with self.deployment.control_lock:
             self._admission.suspend()
             self._results.forget_workers()
-            try:
-                given_up = self._recovery.replace_dead(self._lanes)
-            except BackendError as failure:
-                if not failure.device or self._replace is None:
-                    raise
-                return self._move(failure, self._replace)
+            given_up = self._recovery.replace_dead(self._lanes)
             due = self._collect()[1]
             for sequence, error in given_up.items():
                 self._in_flight.skip(sequence, error)
@@ -222,15 +226,17 @@ class RingTransport:
         return due
 
     def _move(self, failure: BackendError, replace: Callable[[BackendError, Wiring], Wiring]) -> list[Request]:
-        """Go on without a lost device: other workers run the requests again that have no answer; return those to be answered now.
+        """Go on without a lost device: other workers run the requests again that have no answer; return those that are late.
 
-        Raises: AutosplitError: no stages fit the other devices, or they could not be loaded. RefusedError: as ``provision``.
+        Raises: AutosplitError: no stages fit the other devices, or they could not be loaded. RefusedError: the pipeline is being
+            closed.
         """
-        due = self._collect()[1]
+        self._admission.answers.deliver(self._collect()[1])
         requests, old, results = self._in_flight.unanswered(), self.deployment, self._results
         for request in requests:
             self._inputs.take_back(request)
-        old.close(timeout_s=0.5)  # the new workers need the memory and the cores
+        with old.control_lock:
+            old.close(timeout_s=0.5)  # the new workers need the memory and the cores
         while True:
             wiring = replace(failure, old.wiring)
             try:
@@ -248,9 +254,10 @@ class RingTransport:
                 self.send(request)
             deployment.run(self._lanes)
 
-        due += self._admission.resume(restart)
+        with deployment.control_lock:
+            late = self._admission.resume(restart)
         results.close()
-        return due
+        return late
 
     def _restart(self) -> None:
         self._in_flight.restart()
