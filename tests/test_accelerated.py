@@ -176,6 +176,9 @@ def test_a_stage_gets_a_lower_precision_within_the_users_error_and_gives_it_back
         budget = Budget(num_requests=20, num_rounds=1)
         outcome = api.run(traced, found.plan, machine, baselines=False, setup=kept, budget=budget).outcomes[PLAN]
         assert outcome.outputs_equal and 0 < outcome.max_relative_error < 0.0025
+        strict = replace(kept, max_error=outcome.max_relative_error / 2)
+        beyond = api.run(traced, found.plan, machine, baselines=False, setup=strict, budget=budget).outcomes[PLAN]
+        assert not beyond.outputs_equal and f"the tolerance is {strict.max_error:.3g}" in beyond.fault
         assert searched(error / 2).plan.precisions == ["f32", "f32"]
         stored = stored_profile(traced, found.plan, machine, kept)
         assert stored is not None and stored.measured[Setting("cuda:0", "eager:tf32", 1)].error == error
