@@ -70,7 +70,7 @@ def baselines_of(
     refusing = {name: found for name in known if profile is not None and (found := profile.refused(name))}
     left_out = {f"{name} alone": f"it refuses {refusals(found)}" for name, found in refusing.items()}
     known = tuple(name for name in known if name not in refusing)
-    used = [stage.way for stage in plan.stages for _ in stage.ops if stage.way not in refusing] or ["eager"]
+    used = [stage.backend for stage in plan.stages for _ in stage.ops if stage.backend not in refusing] or ["eager"]
     main = most_used(used)
     fastest, alone_s = machine.devices[0].name, {}
     if profile is not None and main in known:
@@ -82,12 +82,14 @@ def baselines_of(
     names = [*known, *used, *compiled, "eager"]
     plans = baselines_by_backend(graph, machine, plan.source, names, main, fastest, streaming, in_caller)
     shared = {key: getattr(plan, key) for key in ("microbatch", "objective", "precision", "profile_hash", "versions")}
-    for name, baseline in plans.items():
+    for name, baseline in list(plans.items()):
         plans[name] = baseline = replace(baseline, **shared, status="measured")
         devices, first = {device for stage in baseline.stages for device in stage.devices}, baseline.stages[0]
         one_at_a_time = first.streams == 1  # the profile holds nothing else
         if profile is not None and one_at_a_time and all(_is_measured(profile, device, first.way) for device in devices):
             plans[name] = predict(baseline, graph, machine_of([baseline], whole_machine), profile)
+        elif first.precision is not None:  # cores have no use for it
+            del plans[name]
     plans = _proved(with_streams_predicted(plans), plan.prediction.bound_s)
     if plan.objective == "throughput":
         unit = "items" if plan.sequences is None else "steps"

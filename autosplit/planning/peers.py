@@ -80,7 +80,7 @@ def predicted_peers(graph: Graph, plan: Plan, machine: Machine, profile: Profile
         machine: the devices; if some are alternatives to others, the first layout counts.
         profile: seconds of the ops there.
     """
-    backend = most_used([stage.way for stage in plan.stages for _ in stage.ops])
+    backend = most_used([stage.backend for stage in plan.stages for _ in stage.ops])
     machine = machine.layouts[0]
     try:
         fastest = min(machine.devices, key=lambda device: profile.whole_s(device.name, backend)).name

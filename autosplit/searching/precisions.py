@@ -54,8 +54,8 @@ def with_precisions(question: Question, traced: Traced, setup: Setup) -> Questio
             error = one.error
             fits = error is not None and error <= allowed
             notes.append(
-                f"{precision} with {setting}: outputs are off by {_share(error)} of the largest value, "
-                f"{'within' if fits else 'beyond'} the {number_text(allowed)} of max_error"
+                f"{precision} with {setting.backend} on {setting.device}: outputs are off by {_share(error)} of the largest "
+                f"value, {'within' if fits else 'beyond'} the {number_text(allowed)} of max_error"
             )
             if fits:
                 found[setting._replace(backend=backend_in(setting.backend, precision))] = one
