@@ -130,7 +130,7 @@ def search(
         profile: its measured ops; the plan computes in the precision of the profile.
         devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         constraints: demands on the plan; none by default.
-        setup: backends (by default all of the profile), queue depth, seed, journal.
+        setup: backends (by default all of the profile), queue depth, seed, journal; ``max_error`` for lower precisions of stages.
         budget: seconds for running candidates, for the planner, and for the explanation; a number is those for candidates.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
@@ -139,7 +139,7 @@ def search(
     if isinstance(traced, Family):
         if profile.shapes is None:
             raise UsageError("the profile is of requests of one size; measure the model that was traced with sizes=")
-        setup, budget = replace(setup, keep=None), replace(as_budget(budget), search_s=0.0)
+        setup, budget = replace(setup, keep=None, max_error=None), replace(as_budget(budget), search_s=0.0)
         if isinstance(traced, StepFamily) and isinstance(profile, PhaseProfile):
             answers: list[SearchResult] = []
 
@@ -297,8 +297,8 @@ class AutoResult:
         return self.report.best_plan
 
     def open(self) -> Service:
-        """The plan to use as a running service."""
-        return open_pipeline(self.family or self.traced, self.plan, hosts=self.hosts, profile=self.profile)
+        """The plan to use as a running service, which goes on without a device that is lost."""
+        return open_pipeline(self.family or self.traced, self.plan, self.machine, hosts=self.hosts, profile=self.profile)
 
     def __repr__(self) -> str:
         return f"AutoResult({self.report!r})"

@@ -1,5 +1,6 @@
 """Keep the stages and runs that were measured in the store of profiles, and find the profile of a plan there."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Setting
+from autosplit.values.samples import Setting, backend_in
 
 if TYPE_CHECKING:
     # Solvers and Optuna take 1.3 s to load; running a plan needs none of them.
@@ -33,6 +34,11 @@ def stored_profile(traced: Traced, plan: Plan, machine: Machine, setup: Setup) -
     settings = [Setting(device.name, backend, 1) for device in machine.devices for backend in installed()]
     stamps = {setting.backend: stamp for setting, stamp in stamps_of(machine, settings, plan.precision).items()}
     profile = store.load(traced.graph, stamps, plan.precision)
+    for precision in dict.fromkeys(stage.precision for stage in plan.stages if stage.precision is not None):
+        its = {backend: replace(stamp, precision=precision) for backend, stamp in stamps.items()}
+        found = store.load(traced.graph, its, precision).measured
+        own = {setting._replace(backend=backend_in(setting.backend, precision)): one for setting, one in found.items()}
+        profile = replace(profile, measured={**profile.measured, **own})
     return profile.with_links(store.links(next(iter(stamps.values())))) if profile.measured else None
 
 
@@ -53,8 +59,9 @@ def keep_search(found: "SearchResult", setup: Setup) -> tuple[str, ...]:
     notes: list[str] = []
     ran = [(trial.plan, trial.outcome) for trial in found.trials if trial.outcome is not None]
     runs = [run_of("searched", found.traced.graph.name, PLAN, plan, outcome, now()) for plan, outcome in ran]
+    settings = [stage.setting for stage in found.profile.stages if stage.setting.precision is None]  # the store has one precision
     with open_store(setup.store).noted(notes) as store:
-        store.save(found.traced.graph, found.profile, dict.fromkeys(stage.setting for stage in found.profile.stages))
+        store.save(found.traced.graph, found.profile, dict.fromkeys(settings))
         store.add_runs(run for run in runs if run is not None)
     return tuple(notes)
 

@@ -18,6 +18,7 @@ from autosplit.tracing.loading import Inputs
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.planfile import PlanFile, read_plan
+from autosplit.values.profile import Profile
 
 TRUSTED = ("transformers:", "autosplit.examples.")
 """Beginnings of specs that a plan file may name: nothing is fetched and no other code runs unless the user names it too."""
@@ -35,9 +36,12 @@ class LoadedPlan:
     machine: Machine
     family: Family | None = None
 
-    def open(self) -> Service:
-        """The plan as a running service. Raises: UsageError: it is the plan of a generator."""
-        return open_pipeline(self.family or self.traced, self.plan, self.machine)
+    def open(self, profile: Profile | None = None) -> Service:
+        """The plan as a running service. Raises: UsageError: it is the plan of a generator.
+
+        ``profile`` as for ``open_pipeline``.
+        """
+        return open_pipeline(self.family or self.traced, self.plan, self.machine, profile=profile)
 
     def placed(self) -> Placed:
         """The model with each op on the device of its stage: ``annotate`` with the plan. ``placed().plan()`` goes back."""

@@ -5,10 +5,12 @@ overwritten too early is read too late. Its memory is that of ``simulatedmemory`
 the place of CUDA by its import path, here and in workers.
 """
 
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from unittest.mock import patch
 
 import simulatedmemory
@@ -160,6 +162,21 @@ class Lost(Simulated):
 
     def facts(self) -> Facts:
         raise RuntimeError("it fell off the bus")
+
+
+class Vanishing(Simulated):
+    """One that falls off the bus for good after 500 requests of three parts of work each; then there is the file ``$GONE``."""
+
+    def __init__(self, index: int = 0) -> None:
+        if Path(os.environ["GONE"]).exists():
+            raise RuntimeError("no device")
+        super().__init__(index)
+
+    def enqueue(self, queue: Queue, work: Work) -> None:
+        if self.calls["enqueue"] > 3 * 500:
+            Path(os.environ["GONE"]).touch()
+            raise RuntimeError("the device fell off the bus")
+        super().enqueue(queue, work)
 
 
 class Absent(Simulated):

@@ -1,9 +1,11 @@
 """CPU cores and a simulated accelerator together: everything is real but the calls of torch.cuda."""
 
 import re
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
+import torch
 from simulated import cuda
 from simulatedmemory import CONTEXT_BYTES, memory_of, taken
 
@@ -11,16 +13,23 @@ from autosplit import api
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
+from autosplit.keeping import stored_profile
 from autosplit.measuring import measure
 from autosplit.planning.backends import backend_choices
 from autosplit.planning.question import Question
-from autosplit.searching.precisions import other_precisions
+from autosplit.reports.outcomes import PLAN
+from autosplit.searching.candidates import SearchResult
+from autosplit.searching.precisions import other_precisions, without_worst
+from autosplit.serving.hostmanager import HostManager
+from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST, Machine, parse_device
-from autosplit.values.plan import Source
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
+from autosplit.values.planfile import write_plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Setting
+from autosplit.webservice.repository import Repository
 
 
 @pytest.mark.timeout(120)
@@ -46,6 +55,51 @@ def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator_under_a_cap() -
     outcome = report.best
     assert outcome.outputs_equal and outcome.max_abs_error == 0
     assert [stage.note for stage in outcome.stats.stages] == ["", ""]
+
+
+@pytest.fixture(scope="module")
+def on_device() -> tuple[Traced, Plan, Profile, str]:
+    """A model, its plan on an accelerator alone, its profile on a core and there, and the core."""
+    core, traced = f"cpu:{affinity()[0]}", api.trace("autosplit.examples.mlp:mlp?depth=2&width=16")
+    ops = tuple(op.name for op in traced.graph.ops)
+    profile = Profile.given(traced.graph, {(op, name): 1e-4 for op in ops for name in (core, "cuda:0")})
+    return traced, Plan(traced.source, traced.graph.hash, "", (Stage("s", ops, ("cuda:0",)),), UNKNOWN), profile, core
+
+
+@pytest.mark.timeout(120)
+def test_a_plan_goes_on_without_a_device_that_is_lost_amid_1000_requests(on_device, tmp_path, monkeypatch) -> None:
+    (traced, plan, profile, core), requests = on_device, [torch.rand(1, 16) for _ in range(1000)]
+    monkeypatch.setenv("GONE", str(tmp_path / "first"))
+    with cuda("simulated:Vanishing"):
+        machine = machine_for(f"{core},cuda:0")
+        with api.open_pipeline(traced, plan, machine, profile=profile) as service:
+            for x, answer in zip(requests, service.stream(requests), strict=True):
+                torch.testing.assert_close(answer, traced.run(x))
+            [reason] = service.stats().replanned
+        monkeypatch.setenv("GONE", str(tmp_path / "second"))
+        budget = Budget(num_requests=1000, num_rounds=1)
+        report = api.run(traced, plan, machine, profile=profile, baselines=False, setup=Setup(progress=False), budget=budget)
+    assert re.search(f"'cuda:0' was lost: .*fell off the bus.*no device.*; planned anew: stage0 on {core}$", reason)
+    assert [stage.devices for stage in report.best.plan.stages] == [(core,)] and report.best.outputs_equal
+    assert "device 'cuda:0' was lost, and all ran anew without it: " in report.notes[0]
+
+
+@pytest.mark.timeout(120)
+def test_a_served_plan_goes_on_without_a_device_that_is_lost(on_device, tmp_path, monkeypatch) -> None:
+    (traced, plan, profile, core), requests = on_device, [torch.rand(1, 16) for _ in range(1000)]
+    monkeypatch.setenv("GONE", str(tmp_path / "gone"))
+    monkeypatch.setattr("autosplit.webservice.repository.stored_profile", lambda *given: profile)
+    write_plan(plan, traced.graph, tmp_path / "mlp.yaml")
+    with cuda("simulated:Vanishing"), HostManager() as host:
+        with closing(Repository(host, {"mlp": tmp_path / "mlp.yaml"}, devices=f"{core},cuda:0")) as repository:
+            repository.load("mlp").result()
+            answers = [host.submit("mlp/1", [x]) for x in requests]
+            for x, answer in zip(requests, answers, strict=True):
+                torch.testing.assert_close(answer.result(60)[0], traced.run(x))
+        health = host.health()
+    assert health["devices"]["cuda:0"]["stages"] == [] and health["devices"][core]["stages"] == ["mlp/1/stage0"]
+    [reason] = health["networks"]["mlp/1"]["replanned"]
+    assert "'cuda:0' was lost" in reason and health["networks"]["mlp/1"]["state"] == "ready"
 
 
 def measured(*settings: tuple[str, str]) -> Profile:
@@ -96,3 +150,46 @@ def test_what_another_precision_would_bring_is_measured_on_the_accelerator_and_s
     assert found["tf32"][0] > 1.2 and 0 < found["tf32"][1] < 0.0025
     assert 0 < found["f16"][1] < found["bf16"][1] < 0.05
     assert not list(other_precisions(traced, replace(plan, precision="bf16"), machine, profile, Setup(progress=False)))
+
+
+@pytest.mark.timeout(120)
+def test_a_stage_gets_a_lower_precision_within_the_users_error_and_gives_it_back_beyond(tmp_path) -> None:
+    """TF32 halves the time of a product on the simulated device, and is off by some 1e-4; a core computes in f32."""
+    core = f"cpu:{affinity()[0]}"
+    traced = api.trace("autosplit.examples.mlp:mlp?depth=3&width=40")
+    first, last = traced.graph.ops[0].name, traced.graph.ops[-1].name
+    wanted = Constraints(pins={first: core, last: "cuda:0"}, num_stages=2)
+    with cuda():
+        machine = machine_for(f"{core},cuda:0")
+        profile = measure(traced, machine, ["eager"], budget_s=0.1, links=False)
+
+        def searched(max_error: float, search_s: float = 0.0) -> SearchResult:
+            setup = Setup(progress=False, store=tmp_path, max_error=max_error)
+            return api.search(traced, profile, machine, wanted, setup=setup, budget=Budget(search_s=search_s, explain_s=0))
+
+        found = searched(0.0025)
+        assert [(stage.devices, stage.precision) for stage in found.plan.stages] == [((core,), None), (("cuda:0",), "tf32")]
+        error = found.profile.measured[Setting("cuda:0", "eager:tf32", 1)].error
+        assert error is not None and 0 < error < 0.0025
+        assert not any("bf16" in setting.backend for setting in found.profile.measured)
+        kept = Setup(progress=False, store=tmp_path)
+        budget = Budget(num_requests=20, num_rounds=1)
+        outcome = api.run(traced, found.plan, machine, baselines=False, setup=kept, budget=budget).outcomes[PLAN]
+        assert outcome.outputs_equal and 0 < outcome.max_relative_error < 0.0025
+        strict = replace(kept, max_error=outcome.max_relative_error / 2)
+        beyond = api.run(traced, found.plan, machine, baselines=False, setup=strict, budget=budget).outcomes[PLAN]
+        assert not beyond.outputs_equal and f"the tolerance is {strict.max_error:.3g}" in beyond.fault
+        assert searched(error / 2).plan.precisions == ["f32", "f32"]
+        stored = stored_profile(traced, found.plan, machine, kept)
+        assert stored is not None and stored.measured[Setting("cuda:0", "eager:tf32", 1)].error == error
+
+
+def test_the_least_exact_precision_of_a_plan_that_is_off_too_far_is_left_out() -> None:
+    exact, rough = Setting("cuda:0", "eager:tf32", 1), Setting("cuda:1", "eager:bf16", 1)
+    known = Profile("m", "", {}, measured={exact: Measured({}, error=1e-4), rough: Measured({}, error=1e-3)})
+    machine = Machine.of([parse_device(name) for name in ("cuda:0", "cuda:1")])
+    question = Question(Graph("m", (), (), (), {}, {}), known, Source("m:f"), machine, ("eager", "eager:tf32", "eager:bf16"))
+    stages = Stage("a", ("x",), ("cuda:0",), precision="tf32"), Stage("b", ("y",), ("cuda:1",), precision="bf16")
+    left = without_worst(question, Plan(Source("m:f"), "", "", stages, UNKNOWN), "it is off by 1e-3")
+    assert left.backends == ("eager", "eager:tf32") and left.profile.notes == ("eager:bf16 is left out: it is off by 1e-3",)
+    assert without_worst(left, Plan(Source("m:f"), "", "", (replace(stages[0], precision=None),), UNKNOWN), "wrong") == left

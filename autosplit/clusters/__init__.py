@@ -15,7 +15,6 @@
     hostprofile     the profiles of all hosts as one
     fleet           Fleet: the hosts, their agents, and the machine that they are together
     hoststransport  HostsTransport: requests that are under way over hosts
-    replanning      a plan for the hosts that are left
     remote          HostsPipeline: an Engine over several hosts
     cluster         Cluster: a Fleet that profiles models and runs plans
 

@@ -8,7 +8,7 @@ from autosplit.arguments import checked
 from autosplit.clusters import hostprofile
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.remote import HostsPipeline
-from autosplit.clusters.replanning import Replanner
+from autosplit.deploying.replanning import Replanner
 from autosplit.measuring.store import Store
 from autosplit.running.engine import Engine
 from autosplit.tracing.capturing import Traced

@@ -13,8 +13,8 @@ from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, FrameBuffer, Outgoing, Receiver
 from autosplit.clusters.handshake import dial
 from autosplit.clusters.hoststransport import ENDING_S, Answered, Events, HostsTransport, Lost, Route
-from autosplit.clusters.replanning import Replanner
 from autosplit.clusters.segments import DRIVER, segments_of
+from autosplit.deploying.replanning import Replanner
 from autosplit.errors import AutosplitError, WorkerError
 from autosplit.parsing import shown
 from autosplit.reports.results import RunStats, StageStats
@@ -56,8 +56,6 @@ class HostsPipeline(Engine):
         queue_capacity: int | None = None,
     ) -> None:
         self._cluster, self._replan = cluster, replan
-        self.replanned: list[str] = []
-        """A sentence for each host that was lost and replaced."""
         super().__init__(self._over_hosts, wire(stages, inputs, outputs), queue_capacity)
 
     def close(self, *, drain: bool = True) -> None:
@@ -84,8 +82,7 @@ class HostsPipeline(Engine):
             deployment = HostsDeployment(self._cluster, wire(stages, route.wiring.inputs, route.wiring.outputs), events)
         except AutosplitError as failure:
             raise WorkerError(f"{what}, and the hosts that are left cannot take its stages: {failure}") from None
-        placed = ", ".join(f"{stage.name} on {'+'.join(device.name for device in stage.devices)}" for stage in stages)
-        self.replanned.append(f"{what}; planned anew: {placed}")
+        self._note_replanned(what, stages)
         return deployment
 
 

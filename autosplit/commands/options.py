@@ -271,6 +271,10 @@ class Search(Profile):
         str, typer.Option(help="Most time of the planner for a set of backends; a fifth of the budget for all.")
     ] = PLANNER_TIME
     profile_of: ProfileOf = ""
+    max_error: Annotated[
+        float | None,
+        typer.Option(min=0, help="Stages on accelerators may be in lower precisions, off by at most this share of a value."),
+    ] = None
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
     dot: Dot = None
     isolate: Annotated[bool, typer.Option("--isolate", help="Keep the model out of the process that calls it.")] = False
@@ -279,7 +283,12 @@ class Search(Profile):
         """How to measure and plan; errors as for ``MeasuredModel.setup``."""
         setup = super().setup(progress, log, hosts)
         return dataclasses.replace(
-            setup, queue_depth=self.queue_depth, seed=self.seed, isolate=self.isolate, profile_of=self.profile_of
+            setup,
+            queue_depth=self.queue_depth,
+            seed=self.seed,
+            isolate=self.isolate,
+            profile_of=self.profile_of,
+            max_error=self.max_error,
         )
 
     def spending(self) -> "Budget":

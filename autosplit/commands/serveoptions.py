@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from autosplit.commands.options import Output
+from autosplit.commands.options import Output, Profiles
 from autosplit.webservice.limits import ServerLimits
 
 LIMITS = ServerLimits()
@@ -37,6 +37,11 @@ class Serve(Limited):
         list[str] | None,
         typer.Option(help="A model in code of your own, which plans name: naming it says that you trust it. May be repeated."),
     ] = None
+    devices: Annotated[
+        str | None,
+        typer.Option(help="cpu:0-7,cuda:0: if one of them is lost, a plan goes on with the others, by its stored profile."),
+    ] = None
+    profiles: Profiles = None
     host: Annotated[str, typer.Option(help="Interface to listen on; others than loopback let other machines in.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8000
     token_file: Annotated[Path | None, typer.Option(help="File of the token that callers must name.")] = None

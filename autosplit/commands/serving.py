@@ -39,7 +39,7 @@ def serve(given: Serve) -> None:
     )
     with ExitStack() as opened:
         host = opened.enter_context(HostManager())
-        repository = Repository(host, plans, given.repository, given.model or [])
+        repository = Repository(host, plans, given.repository, given.model or [], given.devices, given.store)
         opened.callback(repository.close)
         with bars(err) as progress:
             for number, name in enumerate(plans):

@@ -15,8 +15,8 @@ from autosplit.parsing import json_safe, parse_json
 from autosplit.progress import bars
 
 FOR_MODELS = (
-    "devices", "machine", "memory", "pin", "forbid", "allow", "together", "front", "pick", "backend", "precision", "batch",
-    "seq_len", "trust", "profiles", "remeasure", "budget", "queue_depth", "dot",
+    "devices", "machine", "memory", "pin", "forbid", "allow", "together", "front", "pick", "backend", "precision", "max_error",
+    "batch", "seq_len", "trust", "profiles", "remeasure", "budget", "queue_depth", "dot",
 )  # fmt: skip
 """Flags for a model or its machine."""
 

@@ -83,7 +83,7 @@ def schedule_plan(
         return own_bytes, found
 
     def stage_s(stage: Stage, device: str) -> float:
-        setting = device, stage.backend, stage.threads
+        setting = device, stage.way, stage.threads
         if stage.resident_bytes is None:
             return profile.stage_s(stage.ops, *setting)
         own_bytes, streamed = parts(stage)

@@ -15,6 +15,7 @@ stage, then the slowest stage sets the pace. There is none for skip connections,
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,10 +91,15 @@ class Schedule:
 
     @property
     def steady_per_s(self) -> float:
-        """Requests a second once the pipeline is full: over the second half of the results."""
-        half = len(self.finished_s) // 2
-        span = self.finished_s[-1] - self.finished_s[half]
-        return (len(self.finished_s) - 1 - half) / span if span > 0 else self.throughput_per_s
+        """Requests a second while the pipeline is full: over the second half of the results until the last request began.
+
+        After that the first stages have no more to do, and leave to the others what they share, such as a bus.
+        """
+        last = bisect_right(self.finished_s, self.started_s[-1]) - 1
+        last = last if last > 1 else len(self.finished_s) - 1
+        half = last // 2
+        span = self.finished_s[last] - self.finished_s[half]
+        return (last - half) / span if span > 0 else self.throughput_per_s
 
     @cached_property
     def latencies_s(self) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 Modules in the order of the steps::
 
-    networks       places the stages of a plan and opens them as a network
+    networks       places the stages of a plan and opens them as a network; replanning: for the devices that are left
     footprints     measures the memory of stages
     setup          Setup and Budget: how the calls measure and plan, and what they may spend
     service        Service: a plan as a running model; calling: the tensors of a call

@@ -173,12 +173,18 @@ class Bench:
         hosts: the hosts of the devices, if they are not this machine's.
         first_s: seconds of single requests sent after loading: as many as fit, but at least three, or one if it alone takes
             longer.
+        max_error: largest relative error of a plan with stages in a lower precision; None for the tolerance of the precision.
     """
 
     def __init__(
-        self, machine: Machine, workspace: Workspace | None = None, hosts: Hosts | None = None, first_s: float = FIRST_S
+        self,
+        machine: Machine,
+        workspace: Workspace | None = None,
+        hosts: Hosts | None = None,
+        first_s: float = FIRST_S,
+        max_error: float | None = None,
     ) -> None:
-        self.machine = machine
+        self.machine, self._max_error = machine, max_error
         self._first_s = first_s
         self.loaded: dict[str, Contender] = {}
         self.host = HostManager(engine_factory=Pipeline if hosts is None else hosts.engine_factory())
@@ -244,6 +250,8 @@ class Bench:
         count = max(len(work), 2 * sum(workers) if len(work) == NUM_DISTINCT else max(workers))
         answers = pipeline.run_many([work[k % len(work)] for k in range(count)])
         worst, limit = worst_error(plan, reference, answers)
+        if self._max_error is not None and set(plan.precisions) != {"f32"}:
+            limit = min(limit, self._max_error)
         fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
         service = Service(traced, pipeline)
         calls = [service.bind_call(inputs) for inputs in work]

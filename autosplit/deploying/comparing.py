@@ -11,8 +11,9 @@ from autosplit.deploying.bench import FIRST_S, Bench
 from autosplit.deploying.compiling import LEAST_COMPILE_S, compile_baselines
 from autosplit.deploying.contest import LOADING_TIME, MOST_BESIDE, Contest, by_promise
 from autosplit.deploying.footprints import Footprints
+from autosplit.deploying.replanning import plan_without
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
-from autosplit.errors import ProfileError
+from autosplit.errors import BackendError, ProfileError
 from autosplit.memory.stages import count, footprints_of
 from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
 from autosplit.planning.peers import predicted_peers
@@ -74,8 +75,33 @@ def run_beside(
     """Make the baselines of a plan, run it beside them, and say which one to use; arguments as for ``compare``.
 
     A plan without a prediction gets it from the profile. Where neither the setup nor the constraints say which backends, the
-    baselines of backends that compile for long run too.
+    baselines of backends that compile for long run too. Where a device is lost, all runs anew without it, by a plan from the
+    same profile, and a note gives the reason.
     """
+    lost: list[str] = []
+    while True:
+        try:
+            report = _run_beside(subjects, plan, machine, constraints, with_baselines, setup, budget, progress)
+            return replace(report, notes=(*lost, *report.notes))
+        except BackendError as failure:
+            traced, profile = subjects[plan.microbatch]
+            if not failure.device or profile is None or setup.hosts is not None:
+                raise
+            plan, machine = plan_without(failure, traced, plan, machine, profile, constraints)
+            lost.append(f"device '{failure.device}' was lost, and all ran anew without it: {failure}")
+
+
+def _run_beside(
+    subjects: Mapping[int, Subject],
+    plan: Plan,
+    machine: Machine,
+    constraints: Constraints | None,
+    with_baselines: bool,
+    setup: Setup,
+    budget: Budget,
+    progress: Progress,
+) -> RunReport:
+    """``run_beside`` on devices that stay."""
     traced, profile = subjects[plan.microbatch]
     notes: list[str] = []
     if profile is not None and not plan.prediction.throughput_per_s:
@@ -156,7 +182,7 @@ def compare(
     reasons = dict(baselines.left_out)
     keep, forced = without_autosplit(baselines.plans), constraints is None
     begun_s, first_s = time.monotonic(), min(FIRST_S, budget.round_s / 2)
-    with Bench(machine, setup.workspace, setup.hosts, first_s) as bench:
+    with Bench(machine, setup.workspace, setup.hosts, first_s, setup.max_error) as bench:
         if setup.observe is not None:
             setup.observe(bench.host)
         contest = Contest(bench, plan.objective, keep, budget.round_s, between(progress, 0.0, LOADING_SHARE))

@@ -15,6 +15,7 @@ from autosplit.memory.stages import count
 from autosplit.planning.baselines import machine_of
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
+from autosplit.running.pipeline import Replan
 from autosplit.running.stage import StagePlacement, Variant
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
@@ -171,14 +172,16 @@ def deploy(
     workspace: Workspace,
     variants: Sequence[Traced] = (),
     symbolic: Resizable | None = None,
+    replan: Replan | None = None,
 ) -> Engine:
     """The plan as a network of a host, waiting for requests: flat tensors for ``graph.inputs``, answers for ``graph.outputs``.
 
-    With ``variants``, the model at other sizes, requests may have the shapes of each of them; ``symbolic`` as for ``place``.
+    With ``variants``, the model at other sizes, requests may have the shapes of each of them; ``symbolic`` as for ``place``,
+    ``replan`` as for ``Pipeline``.
     Raises: PlanError, BackendError as ``place``; WorkerError: a worker could not load its stage.
     """
     stages = place(traced, plan, machine, workspace, capped=host.capped, variants=variants, symbolic=symbolic)
-    return host.add_network(name, stages, traced.graph.inputs, traced.graph.outputs, process=plan.process)
+    return host.add_network(name, stages, traced.graph.inputs, traced.graph.outputs, process=plan.process, replan=replan)
 
 
 def machine_of_plan(plan: Plan, devices: Devices | None = None) -> Machine:

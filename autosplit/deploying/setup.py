@@ -70,7 +70,9 @@ class Setup:
     Attributes:
         backends: backends to consider, as a list or one text (``"eager,openvino"``); None for all that are installed, without
             those that compile for long.
-        precision: what every stage computes in: ``f32`` (the model's own dtypes) or ``bf16``.
+        precision: what every stage computes in: ``f32`` (the model's own dtypes), ``tf32``, ``bf16`` or ``f16``.
+        max_error: lets a search give stages on accelerators a lower precision than f32, as long as the outputs differ from those
+            of torch in f32 by at most this share of their largest value, on the model's inputs; None for f32 everywhere.
         store: folder where measurements and runs are kept and found again; None keeps nothing.
         remeasure: measure again what the store holds.
         profile_of: words in the name of another machine's processor or accelerator, whose stored profile counts for devices that
@@ -91,6 +93,7 @@ class Setup:
 
     backends: str | Sequence[str] | None = None
     precision: Precision = "f32"
+    max_error: float | None = None
     store: str | Path | None = None
     remeasure: bool = False
     profile_of: str = ""
@@ -109,6 +112,10 @@ class Setup:
         faults = []
         if self.precision not in get_args(Precision):
             faults.append(f"precision '{self.precision}' is not known; valid: {', '.join(get_args(Precision))}")
+        if self.max_error is not None and not 0 <= self.max_error < math.inf:
+            faults.append(f"max_error must be a share of the largest value, at least 0, but is {self.max_error}")
+        if self.max_error is not None and self.precision != "f32":
+            faults.append(f"max_error chooses precisions for stages of a plan in f32, but precision is {self.precision}")
         if not 1 <= self.queue_depth <= MAX_QUEUE_DEPTH:
             faults.append(f"queue_depth must be at least 1 and at most {MAX_QUEUE_DEPTH}, but is {self.queue_depth}")
         raise_faults(UsageError, "this Setup cannot be used", faults)

@@ -19,7 +19,7 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST_KINDS, Device, Machine, kind_of
 from autosplit.values.plan import Plan, Stage, StageMemory
 from autosplit.values.profile import Profile
-from autosplit.values.samples import FROM_ONNX, Footprint, Precision, stage_key
+from autosplit.values.samples import FROM_ONNX, Footprint, Precision, Setting, runtime_of, stage_key
 
 LOOKUP = "aten.embedding.default"
 """The operator that reads rows of a weight as it is."""
@@ -50,10 +50,15 @@ def footprints_of(profile: Profile | None) -> dict[StageKey, Footprint]:
     if profile is None:
         return {}
     return {
-        StageKey(kind_of(setting.device), setting.backend, setting.threads, profile.precision, ops): one
+        StageKey(*_place(setting, profile), ops): one
         for setting, measured in profile.measured.items()
         for ops, one in measured.footprints.items()
     }
+
+
+def _place(setting: Setting, profile: Profile) -> tuple[str, str, int, Precision]:
+    """The key of footprints in a setting, without the ops."""
+    return kind_of(setting.device), setting.runtime, setting.threads, setting.precision or profile.precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ def with_footprints(profile: Profile, known: Known) -> Profile:
     """The profile with these footprints. Each goes to the first setting with its kind, backend, threads and precision."""
     measured = dict(profile.measured)
     for key, one in known.items():
-        alike = (s for s in measured if (kind_of(s.device), s.backend, s.threads, profile.precision) == key[:-1])
+        alike = (s for s in measured if _place(s, profile) == key[:-1])
         setting = next(alike, None)
         if setting is not None:
             measured[setting] = replace(measured[setting], footprints={**measured[setting].footprints, key.ops: one})
@@ -104,7 +109,7 @@ def with_footprints(profile: Profile, known: Known) -> Profile:
 
 def least_base_bytes(known: Known, backends: Iterable[str], device: Device) -> int:
     """The least that a bare worker of any of the backends takes on a device; 0 where one of them was not measured."""
-    least = (min((one.base_bytes for one in _of(known, device.kind, name)), default=0) for name in backends)
+    least = (min((one.base_bytes for one in _of(known, device.kind, runtime_of(name)[0])), default=0) for name in backends)
     return device.context_bytes or min(least, default=0)
 
 

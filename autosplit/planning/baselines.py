@@ -12,7 +12,7 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import Device, Machine, kind_of, places, union
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, cap_faults
 from autosplit.values.profile import Profile
-from autosplit.values.samples import FROM_ONNX
+from autosplit.values.samples import FROM_ONNX, runtime_of
 
 ONE_DEVICE = "one device"
 ALL_CORES = "all cores"
@@ -79,12 +79,14 @@ def baselines_of(
     names = [*known, *used, *compiled, "eager"]
     plans = baselines_by_backend(graph, machine, plan.source, names, main, fastest, streaming, in_caller)
     shared = {key: getattr(plan, key) for key in ("microbatch", "objective", "precision", "profile_hash", "versions")}
-    for name, baseline in plans.items():
+    for name, baseline in list(plans.items()):
         plans[name] = baseline = replace(baseline, **shared, status="measured")
         devices, first = {device for stage in baseline.stages for device in stage.devices}, baseline.stages[0]
         one_at_a_time = first.streams == 1  # the profile holds nothing else
-        if profile is not None and one_at_a_time and all(_is_measured(profile, device, first.backend) for device in devices):
+        if profile is not None and one_at_a_time and all(_is_measured(profile, device, first.way) for device in devices):
             plans[name] = predict(baseline, graph, machine_of([baseline], whole_machine), profile)
+        elif first.precision is not None:  # cores have no use for it
+            del plans[name]
     plans = _proved(with_streams_predicted(plans), plan.prediction.bound_s)
     if plan.objective == "throughput":
         unit = "items" if plan.sequences is None else "steps"
@@ -236,10 +238,10 @@ def with_streams_predicted(plans: Mapping[str, Plan]) -> dict[str, Plan]:
 
     The gain from sharing one copy of the weights is left out.
     """
-    replicas = {(plan.stages[0].backend, len(plan.stages[0].devices)): plan for plan in plans.values() if len(plan.stages) == 1}
+    replicas = {(plan.stages[0].way, len(plan.stages[0].devices)): plan for plan in plans.values() if len(plan.stages) == 1}
     found = dict(plans)
     for name, plan in plans.items():
-        alike = replicas.get((plan.stages[0].backend, plan.stages[0].streams))
+        alike = replicas.get((plan.stages[0].way, plan.stages[0].streams))
         if plan.stages[0].streams > 1 and alike is not None and alike.prediction.throughput_per_s > 0:
             load_s = alike.prediction.bottleneck_s
             stages = tuple(replace(stage, load_s=load_s) for stage in plan.stages)
@@ -272,8 +274,8 @@ def out_of_reach(
         stage = plan.stages[0]
         most_per_s = plan.prediction.throughput_per_s
         alike = len({kind_of(name) for name in stage.devices}) == 1  # the fastest device says nothing of another kind
-        if len(plan.stages) == 1 and alike and alone_s.get(stage.backend):  # cores may have been timed together, slowly
-            most_per_s = max(most_per_s, len(stage.devices) * stage.threads * plan.microbatch / alone_s[stage.backend])
+        if len(plan.stages) == 1 and alike and alone_s.get(stage.way):  # cores may have been timed together, slowly
+            most_per_s = max(most_per_s, len(stage.devices) * stage.threads * plan.microbatch / alone_s[stage.way])
         most_per_s *= uncertain
         if 0 < most_per_s < best_per_s:
             most, best = number_text(most_per_s), number_text(best_per_s)
@@ -346,8 +348,11 @@ def baseline_plan(
     graph: Graph, source: Source, name: str, backend: str, placed: Sequence[tuple[tuple[str, ...], Sequence[Device]]]
 ) -> Plan:
     """A plan of whole requests with these ops on these devices, one thread for each core; nothing is predicted."""
-    stages = tuple(
-        Stage(f"stage{number}", ops, tuple(d.name for d in devices), backend, threads=max(1, min(len(d.cores) for d in devices)))
-        for number, (ops, devices) in enumerate(placed)
-    )
-    return Plan(source, graph.hash, "", stages, UNKNOWN, microbatch=source.batch, method="baseline", status="manual", chosen=name)
+    runtime, precision = runtime_of(backend)
+    stages = []
+    for number, (ops, devices) in enumerate(placed):
+        threads = max(1, min(len(device.cores) for device in devices))
+        names = tuple(device.name for device in devices)
+        stages.append(Stage(f"stage{number}", ops, names, runtime, threads, precision=precision))
+    fixed = Plan(source, graph.hash, "", tuple(stages), UNKNOWN, microbatch=source.batch, method="baseline", status="manual")
+    return replace(fixed, chosen=name)

@@ -299,8 +299,8 @@ class _Answers:
         """The backend that runs most ops of the best plan on each device, or anywhere if the plan leaves the device out."""
         if self.best is None:
             return None
-        main = Counter(stage.backend for stage in self.best.stages for _ in stage.ops)
-        there = Counter((name, stage.backend) for stage in self.best.stages for name in stage.devices for _ in stage.ops)
+        main = Counter(stage.way for stage in self.best.stages for _ in stage.ops)
+        there = Counter((name, stage.way) for stage in self.best.stages for name in stage.devices for _ in stage.ops)
         listed = {device: {choice[device] for choice in self.choices} for device in self.backends.devices}
         return {name: max(known, key=lambda b: (there[name, b], main[b], b)) for name, known in listed.items()}
 
@@ -331,7 +331,8 @@ def _plan(there: Backends, judged: Judged, method: str, status: Status = "feasib
         ops, devices = (tuple(there.problem.ops[op] for op in block.ops), tuple(setting.device for setting in settings))
         threads = min(setting.threads for setting in settings)
         kept = None if block.resident_bytes == inf else int(block.resident_bytes)
-        stages.append(Stage(f"stage{number}", ops, devices, settings[0].backend, threads, resident_bytes=kept))
+        stage = Stage(f"stage{number}", ops, devices, settings[0].runtime, threads, resident_bytes=kept)
+        stages.append(replace(stage, precision=settings[0].precision))
     if judged.faults:
         cut = f" in microbatches of {question.microbatch}" if judged.num_parts > 1 else ""
         raise InfeasibleError(

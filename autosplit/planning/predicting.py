@@ -21,7 +21,7 @@ from autosplit.values.machine import HOST as HOST_NAME
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, Prediction
 from autosplit.values.profile import Profile
-from autosplit.values.samples import STREAMING, Setting
+from autosplit.values.samples import STREAMING, Setting, runtime_of
 
 
 def bounded(plan: Plan, bound_s: float) -> Plan:
@@ -50,7 +50,7 @@ def measured_backends(profile: Profile, machine: Machine) -> tuple[str, ...]:
         there = [
             backend
             for backend, devices in found.items()
-            if names & devices and {d.name for d in alike if not d.backends or backend in d.backends} <= devices
+            if names & devices and {d.name for d in alike if not d.backends or runtime_of(backend)[0] in d.backends} <= devices
         ]
         if not there:
             raise ProfileError(
@@ -140,7 +140,7 @@ def problem_on(
         reasons=reasons,
         host_s=host_s,
         pinned_s_per_byte=tuple(
-            charged.link(HOST_NAME, one.device).pinned_s_per_byte if one.backend in STREAMING else 0.0 for one in settings
+            charged.link(HOST_NAME, one.device).pinned_s_per_byte if one.runtime in STREAMING else 0.0 for one in settings
         ),
     ).verify()
 
@@ -191,8 +191,8 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
         bound_s: what was proved for this profile: no plan is better.
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
-    if any(precision != profile.precision for precision in plan.precisions):
-        raise ProfileError(f"the profile of '{profile.graph_name}' is in {profile.precision}, and the plan has other precisions")
+    if plan.precision != profile.precision:
+        raise ProfileError(f"the profile of '{profile.graph_name}' is in {profile.precision}, and the plan in {plan.precision}")
     profile = profile.with_newest((stage.ops, setting) for stage, setting in plan.workers)
     settings = settings_of(plan)
     machine = machine.around({setting.device for setting in settings})
@@ -224,7 +224,7 @@ def blocks_of(plan: Plan, graph: Graph, settings: Sequence[Setting]) -> list[Blo
     return [
         Block(
             tuple(graph.index[op] for op in stage.ops),
-            tuple(place[Setting(name, stage.backend, stage.threads)] for name in stage.devices),
+            tuple(place[Setting(name, stage.way, stage.threads)] for name in stage.devices),
             inf if stage.resident_bytes is None else stage.resident_bytes,
         )
         for stage in plan.stages
@@ -260,9 +260,9 @@ def problem_of(
     """
     stages = sorted(plan.stages, key=lambda stage: -len(stage.ops))
     machine = machine.around({name for stage in stages for name in stage.devices})
-    usual = {name: Setting(name, stage.backend, stage.threads) for stage in stages[::-1] for name in stage.devices}
+    usual = {name: Setting(name, stage.way, stage.threads) for stage in stages[::-1] for name in stage.devices}
     for name in [device.name for device in machine.devices if device.name not in usual]:
-        setting = Setting(name, stages[0].backend, threads_on(machine, name))
+        setting = Setting(name, stages[0].way, threads_on(machine, name))
         usual |= {name: setting} if setting in profile.measured else {}
     names = [device.name for device in machine.devices if device.name in usual]
     others = [setting for setting in profile.measured if setting.device in usual and not counts_stages(constraints)]

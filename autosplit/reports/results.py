@@ -46,8 +46,7 @@ class StageStats:
         transfer: time of copying outputs into rings.
         queue: time of requests in the rings before the worker took them.
         base_bytes: memory that the worker was forked with and has written to, so that it has copies of its own.
-        held_bytes: most data beyond what it was forked with: weights, values, what its backend takes, and its states in full;
-            rings are left out.
+        held_bytes: most data beyond that: weights, values, what its backend takes, its states in full; rings are left out.
         resident_bytes: physical memory that the worker maps now, shared pages included.
         load_s: seconds of loading and warming up.
         proportional_bytes: physical memory of the worker now; pages that several processes map are divided among them.
@@ -79,7 +78,7 @@ class RunStats:
     """The measurements of a pipeline: its requests (the last 16,384 at most) and its workers.
 
     ``latency`` is the time from the first stage to the answer, ``waiting`` the time in the admission queue before that.
-    ``restarts`` counts workers that died and were started again.
+    ``restarts`` counts workers that were started again; ``replanned`` says which devices and hosts were lost, and why.
     """
 
     num_requests: int
@@ -88,6 +87,7 @@ class RunStats:
     waiting: LatencyStats
     stages: tuple[StageStats, ...]
     restarts: int
+    replanned: tuple[str, ...] = ()
 
     @property
     def bottleneck_s(self) -> float:

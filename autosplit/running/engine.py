@@ -22,6 +22,7 @@ from autosplit.running.answers import Answers
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import BatchCounts, WorkerHealth, latency_of, run_stats
 from autosplit.running.request import AnswerFuture, Intake, Request, Tensors, monotonic_deadline
+from autosplit.running.stage import StagePlacement
 from autosplit.running.swapping import with_swapped_weights
 from autosplit.running.wiring import Wiring
 from autosplit.tables import bytes_text
@@ -55,6 +56,8 @@ class Engine:
         strange = [(group, stage) for group, members in self.groups.items() for stage in members if stage not in known]
         faults = [f"group '{group}' names '{stage}'; the stages are: {', '.join(known)}" for group, stage in strange]
         raise_faults(PlanError, "the parameter groups do not fit the pipeline", faults)
+        self.replanned: list[str] = []
+        """A sentence for each device or host that was lost and replaced."""
         self.batches = BatchCounts()
         """The rows that a service has joined, if it joins requests."""
         self._open_transport = open_transport
@@ -258,7 +261,7 @@ class Engine:
             elapsed_s, times = now_s - self._since_s, self._answers.take_times(clear=clear)
             self._since_s = now_s if clear else self._since_s
         stages, restarts = self._transport.stats(clear=clear)
-        return run_stats(times, elapsed_s, stages, self._past_restarts + restarts)
+        return run_stats(times, elapsed_s, stages, self._past_restarts + restarts, self.replanned)
 
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last requests of each copy."""
@@ -298,6 +301,12 @@ class Engine:
             self._end(old_transport, old_admission, drain=True)
             self._past_restarts += old_transport.restarts
         return first
+
+    def _note_replanned(self, what: str, stages: Sequence[StagePlacement]) -> None:
+        """Say what was lost, and where the stages are from now on."""
+        placed = ", ".join(f"{stage.name} on {'+'.join(device.name for device in stage.devices)}" for stage in stages)
+        self.replanned.append(f"{what}; planned anew: {placed}")
+        log.warning("%s", self.replanned[-1])
 
     @property
     def swap_bytes(self) -> dict[str, int]:

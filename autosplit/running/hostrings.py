@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from autosplit.errors import AutosplitError, DeadlineError, StageError
 from autosplit.memory.slots import HOST
 from autosplit.running.copying import CopyPool
@@ -19,6 +21,9 @@ from autosplit.running.inflight import Lanes
 from autosplit.running.provisioner import Deployment
 from autosplit.running.request import Request
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, RingEnd, Slot
+
+_UNREAD = torch.empty(0)
+"""In the place of an input that no stage reads."""
 
 
 class InputRings:
@@ -36,6 +41,7 @@ class InputRings:
             if channel.source == HOST
         ]
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
+        self._num_inputs = len(wiring.inputs)
 
     def write(self, request: Request) -> None:
         """Hand the inputs of a request to the first stages; inputs that are outputs too go into its values.
@@ -55,6 +61,14 @@ class InputRings:
             self._skip(request.sequence)
             raise
         request.inputs = ()
+
+    def take_back(self, request: Request) -> None:
+        """Give a request without an answer its inputs again, as copies of those in its slots; unread inputs are left out."""
+        found: dict[int, torch.Tensor] = {position: request.values[name] for name, position in self._passed}
+        for ends, index in self._ends:
+            slot = ends[request.sequence % len(ends)].ring.slot(request.sequence)
+            found |= {position: view.clone() for position, view in zip(index, slot.views[request.variant], strict=True)}
+        request.inputs = tuple([found.get(position, _UNREAD) for position in range(self._num_inputs)])
 
     def _skip(self, sequence: int) -> None:
         """Hand over a partly written request as one to skip, so that it does not block the requests behind it."""

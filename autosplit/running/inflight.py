@@ -167,9 +167,13 @@ class InFlight:
             if request.answered:
                 self._status_block.skip(sequence)
 
+    def unanswered(self) -> list[Request]:
+        """The requests without an answer, in the order of their numbers."""
+        return [request for _, request in sorted(self._requests.items()) if not request.answered]
+
     def clear(self) -> list[Request]:
         """Forget all requests; return those without an answer."""
-        found = [request for request in self._requests.values() if not request.answered]
+        found = self.unanswered()
         self._requests.clear()
         self.num_unanswered = self.num_with_waiter = 0
         return found

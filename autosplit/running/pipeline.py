@@ -1,13 +1,16 @@
 """Pipeline: an engine over worker processes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from autosplit.errors import UsageError
+from autosplit.errors import AutosplitError, BackendError, UsageError
 from autosplit.running.engine import Engine
 from autosplit.running.ringtransport import RingTransport
 from autosplit.running.stage import StagePlacement
-from autosplit.running.wiring import wire
+from autosplit.running.wiring import Wiring, wire
+
+Replan = Callable[[str], Sequence[StagePlacement]]
+"""Finds the stages of the same model without a device that is lost. Raises: AutosplitError: there are none."""
 
 
 class Pipeline(Engine):
@@ -24,7 +27,10 @@ class Pipeline(Engine):
         max_restarts: restarts of one worker without progress before the pipeline gives up. Deaths that a request is to blame for
             do not count.
         groups: names of parameter groups, each with the names of its stages, for ``swap``.
-    Raises: PlanError: the stages do not fit together. BackendError, WorkerError: as Engine.
+        replan: finds stages for the other devices when one is lost, which means that no worker can open it any more. Requests
+            without an answer then run again, and ``replanned`` says why. Without it, they all fail with the reason.
+    Raises: UsageError: ``groups`` and ``replan`` are given, though a new plan has the weights from before a swap. PlanError: the
+        stages do not fit together. BackendError, WorkerError: as Engine.
     """
 
     def __init__(
@@ -37,8 +43,26 @@ class Pipeline(Engine):
         queue_capacity: int | None = None,
         max_restarts: int = 5,
         groups: Mapping[str, Sequence[str]] | None = None,
+        replan: Replan | None = None,
     ) -> None:
         if max_restarts < 0:
             raise UsageError(f"max_restarts must be at least 0, but is {max_restarts}")
+        if groups and replan is not None:
+            raise UsageError("a pipeline has groups or replan, not both: a new plan has the weights from before a swap")
+        replace = None if replan is None else partial(self._without, replan, max_in_flight)
         wiring = wire(stages, inputs, outputs, max_in_flight)
-        super().__init__(partial(RingTransport, max_restarts=max_restarts), wiring, queue_capacity, groups)
+        super().__init__(partial(RingTransport, max_restarts=max_restarts, replace=replace), wiring, queue_capacity, groups)
+
+    def _without(self, replan: Replan, max_in_flight: int | None, failure: BackendError, wiring: Wiring) -> Wiring:
+        """Stages without the device that the failure names, with room for all requests in flight. Raises: BackendError: none."""
+        what = f"device '{failure.device}' was lost: {failure}"
+        try:
+            stages = replan(failure.device)
+            found = wire(stages, wiring.inputs, wiring.outputs, max_in_flight)
+            if found.most_in_flight < wiring.most_in_flight:
+                found = wire(stages, wiring.inputs, wiring.outputs, wiring.most_in_flight)
+        except AutosplitError as reason:
+            text = f"{what}. The devices that are left cannot take its stages: {reason}"
+            raise BackendError(text, backend=failure.backend, device=failure.device) from None
+        self._note_replanned(what, stages)
+        return found

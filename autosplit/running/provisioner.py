@@ -190,8 +190,12 @@ def _end(worker: Worker, until: float) -> None:
         raise
 
 
-def provision(wiring: Wiring) -> Deployment:
-    """Make the rings of ``wiring`` and start its workers; they are loaded and wait to run."""
+def provision(wiring: Wiring, stopping: threading.Event | None = None) -> Deployment:
+    """Make the rings of ``wiring`` and start its workers; they are loaded and wait to run.
+
+    ``stopping``: that of the deployment in whose place this one comes, so that closing the pipeline ends either.
+    """
+    stopping = stopping or threading.Event()
     workers = list(wiring.workers())
     rings: list[tuple[Ring, ...]] = []
     configs: list[WorkerConfig] = []
@@ -211,7 +215,7 @@ def provision(wiring: Wiring) -> Deployment:
     except BaseException:
         Deployment(wiring, tuple(rings), status_block, configs).close()
         raise
-    deployment = Deployment(wiring, tuple(rings), status_block, configs)
+    deployment = Deployment(wiring, tuple(rings), status_block, configs, stopping=stopping)
     deployment.start()
     return deployment
 

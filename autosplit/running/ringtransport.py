@@ -11,9 +11,10 @@ waits for results, the death of a worker, a deadline in the queue, and the end.
 import math
 import threading
 import time
+from collections.abc import Callable
 
 from autosplit.devices.processes import MOST_WAIT_S
-from autosplit.errors import AutosplitError, RefusedError, WorkerError
+from autosplit.errors import AutosplitError, BackendError, RefusedError, WorkerError
 from autosplit.reports.results import StageStats
 from autosplit.running.admission import Admission
 from autosplit.running.hostrings import InputRings, ResultRings
@@ -21,7 +22,7 @@ from autosplit.running.inflight import SOON_NS, InFlight
 from autosplit.running.inputcopies import InputCopies
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import Monitor, WorkerHealth
-from autosplit.running.provisioner import provision
+from autosplit.running.provisioner import Deployment, provision
 from autosplit.running.recovery import Recovery
 from autosplit.running.request import Request
 from autosplit.running.wiring import Wiring, require_here
@@ -36,27 +37,37 @@ class RingTransport:
     Args:
         wiring: the stages.
         max_restarts: restarts of one worker without progress after which the pipeline gives up.
+        replace: finds stages for the other devices when one cannot be opened any more; called with the failure, which names the
+            device, and with the wiring. Raises: AutosplitError: there are none. None gives up with the first lost device.
     Raises: DeviceError: a stage is on another host. BackendError: a stage could not be loaded. WorkerError: a worker died.
     """
 
     turns = None
 
-    def __init__(self, wiring: Wiring, max_restarts: int) -> None:
+    def __init__(
+        self, wiring: Wiring, max_restarts: int, replace: Callable[[BackendError, Wiring], Wiring] | None = None
+    ) -> None:
         require_here(wiring)
-        self.wiring = wiring
-        self.deployment = deployment = provision(wiring)
+        self._max_restarts, self._replace = max_restarts, replace
+        self._past_restarts = 0
+        self._is_idle = False
+        """Whether the thread waits for more than the next result."""
+        self._thread = threading.Thread(target=self._run, name="autosplit-rings", daemon=True)
+        self._use(provision(wiring))
+
+    def _use(self, deployment: Deployment) -> None:
+        """Send requests to these workers from now on. Where that fails, they are ended."""
         try:
-            self._thread = threading.Thread(target=self._run, name="autosplit-rings", daemon=True)
-            self._in_flight = InFlight(wiring, deployment.status_block)
-            self._lanes, self.pace = self._in_flight.lanes, self._in_flight.pace
-            self._inputs, self._results = InputRings(deployment), ResultRings(deployment)
-            self._recovery = Recovery(deployment, max_restarts)
-            self.monitor = Monitor(deployment, self._lanes)
-            self._is_idle = False
-            """Whether the thread waits for more than the next result."""
+            inputs, results = InputRings(deployment), ResultRings(deployment)
         except BaseException:
             deployment.close(timeout_s=0.5)
             raise
+        self.wiring, self.deployment = deployment.wiring, deployment
+        self._inputs, self._results = inputs, results
+        self._in_flight = InFlight(self.wiring, deployment.status_block)
+        self._lanes, self.pace = self._in_flight.lanes, self._in_flight.pace
+        self._recovery = Recovery(deployment, self._max_restarts)
+        self.monitor = Monitor(deployment, self._lanes)
 
     def start(self, admission: Admission) -> None:
         """Let the workers take requests."""
@@ -69,7 +80,7 @@ class RingTransport:
     @property
     def restarts(self) -> int:
         """Workers that were started anew so far."""
-        return self._recovery.restarts
+        return self._past_restarts + self._recovery.restarts
 
     @property
     def pids(self) -> list[int]:
@@ -141,6 +152,8 @@ class RingTransport:
                 self._recovery.kill_hanging(self._lanes.nexts)
                 if worker_ended:
                     admission.answers.deliver(self._recover())
+                    if self.deployment.stopping.is_set():  # what ``close`` woke may be gone
+                        return
         except AutosplitError as failure:
             self._fail(failure)
         except BaseException as failure:
@@ -192,6 +205,15 @@ class RingTransport:
 
     def _recover(self) -> list[Request]:
         """Replace dead workers, and run again the requests in flight without a result; return those to be answered now."""
+        try:
+            return self._replace_dead()
+        except BackendError as failure:
+            if not failure.device or self._replace is None:
+                raise
+            return self._move(failure, self._replace)
+
+    def _replace_dead(self) -> list[Request]:
+        """``_recover`` on the same devices. Raises: BackendError, WorkerError: as ``Recovery.replace_dead``."""
         with self.deployment.control_lock:
             self._admission.suspend()
             self._results.forget_workers()
@@ -202,6 +224,40 @@ class RingTransport:
             due += self._admission.resume(self._restart)
             self._results.watch_workers()
         return due
+
+    def _move(self, failure: BackendError, replace: Callable[[BackendError, Wiring], Wiring]) -> list[Request]:
+        """Go on without a lost device: other workers run the requests again that have no answer; return those that are late.
+
+        Raises: AutosplitError: no stages fit the other devices, or they could not be loaded. RefusedError: the pipeline is being
+            closed.
+        """
+        self._admission.answers.deliver(self._collect()[1])
+        requests, old, results = self._in_flight.unanswered(), self.deployment, self._results
+        for request in requests:
+            self._inputs.take_back(request)
+        with old.control_lock:
+            old.close(timeout_s=0.5)  # the new workers need the memory and the cores
+        while True:
+            wiring = replace(failure, old.wiring)
+            try:
+                deployment = provision(wiring, old.stopping)
+                break
+            except BackendError as another:
+                if not another.device:
+                    raise
+                failure = another
+
+        def restart() -> None:
+            self._past_restarts += self._recovery.restarts
+            self._use(deployment)
+            for request in requests:
+                self.send(request)
+            deployment.run(self._lanes)
+
+        with deployment.control_lock:
+            late = self._admission.resume(restart)
+        results.close()
+        return late
 
     def _restart(self) -> None:
         self._in_flight.restart()

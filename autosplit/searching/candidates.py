@@ -87,9 +87,9 @@ def run_order(question: Question, planned: Plan, usual: Sequence[Plan]) -> list[
     others = [plan for plan in usual if plan.hash != planned.hash]
     kept = [plan for plan in (planned, *others) if all(is_worth(question, plan, other) for other in (planned, *others))]
     ranked = sorted(kept, key=key)
-    leaders = {plan.stages[0].backend: plan for plan in reversed(ranked) if plan.hash in known}
+    leaders = {plan.stages[0].way: plan for plan in reversed(ranked) if plan.hash in known}
     most_s = UNCERTAIN * min(map(key, leaders.values()), default=0.0)
-    early = [plan for plan in ranked if leaders.get(plan.stages[0].backend) is plan and key(plan) <= most_s]
+    early = [plan for plan in ranked if leaders.get(plan.stages[0].way) is plan and key(plan) <= most_s]
     return [*early, *(plan for plan in ranked if plan not in early)]
 
 
@@ -187,7 +187,7 @@ class Trial:
         """One row of the table of trials."""
         return {
             "changed_settings": ", ".join(f"{key}={value}" for key, value in self.asked.items()) or f"none ({self.plan.method})",
-            "stages": " | ".join(f"{len(s.ops)} on {'+'.join(s.devices)} ({s.backend})" for s in self.plan.stages),
+            "stages": " | ".join(f"{len(s.ops)} on {'+'.join(s.devices)} ({s.way})" for s in self.plan.stages),
             "predicted_per_s": self.plan.prediction.throughput_per_s,
             "measured_per_s": float("nan") if self.measured_per_s is None else self.measured_per_s,
             "speed_against_first": float("nan") if self.times_first is None else self.times_first,

@@ -15,7 +15,7 @@ from typing import Any
 from autosplit.deploying.bench import FIRST_S, Bench
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup, round_s
-from autosplit.errors import AutosplitError, BackendError, InfeasibleError, WorkerError
+from autosplit.errors import AutosplitError, BackendError, DeviceError, InfeasibleError, WorkerError
 from autosplit.memory.stages import with_footprints
 from autosplit.planning.baselines import UNCERTAIN
 from autosplit.planning.plans import plan_key
@@ -39,15 +39,15 @@ from autosplit.searching.candidates import (
 )
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, taken_of
 from autosplit.searching.journal import open_study
-from autosplit.searching.precisions import other_precisions
+from autosplit.searching.precisions import other_precisions, with_precisions, without_worst
 from autosplit.searching.tuning import PRUNED, Study, asked_of, first_trials, space
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
+from autosplit.values.samples import runtime_of
 
 NUM_ROUNDS = 3
 ROUND_S = 0.4
 """Number of rounds in which a candidate runs, and most seconds of a round. The first plan runs in the same rounds.
-
 For throughput, a round is full of requests; for latency, requests run one at a time."""
 
 CORRECTING_SHARE = 0.6
@@ -83,7 +83,7 @@ def search(
         budget: ``search_s`` for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
             own limit. 0 returns the planner's answer from the profile alone. So does ``SMALL_S`` where its stages ran before.
         setup: ``journal``, a file of Optuna's trials, with which a search that was stopped goes on, and another one begins anew;
-            ``workspace`` and ``hosts``, as for ``Bench``.
+            ``workspace``, ``hosts`` and ``max_error``, as for ``Bench``.
         subject_for: gives the traced model and its profile for a microbatch, or raises an AutosplitError if requests cannot be
             cut into such microbatches; None keeps whole requests.
         footprints: measures the memory of stages if a device has a cap; None counts the bytes of values and weights.
@@ -94,6 +94,7 @@ def search(
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing. UsageError: the journal is
         damaged, and nothing was run.
     """
+    question = with_precisions(question, traced, setup)
     while True:
         try:
             return _search(question, traced, budget, setup, subject_for, footprints, progress, keep)
@@ -101,7 +102,7 @@ def search(
             if lost := getattr(failure, "device", ""):
                 question = _without_device(question, lost, failure)
                 continue
-            others = tuple(name for name in question.backends if name != failure.backend)
+            others = tuple(name for name in question.backends if runtime_of(name)[0] != failure.backend)
             if not others or others == question.backends:
                 raise
             known = question.profile.without([failure.backend], f"{failure.backend} is left out: {failure}")
@@ -110,11 +111,11 @@ def search(
 
 def _without_device(question: Question, lost: str, failure: AutosplitError) -> Question:
     """The question for the devices that are left. Raises: the failure: none are, or it is not a device of the question."""
-    others = [device.name for device in question.machine.devices if device.name != lost]
-    if not others or len(others) == len(question.machine.devices):
-        raise failure
-    known = question.profile.without([], f"{lost} is left out: {failure}")
-    return replace(question, machine=question.machine.only(others), profile=known)
+    try:
+        machine = question.machine.without(lost)
+    except DeviceError:
+        raise failure from None
+    return replace(question, machine=machine, profile=question.profile.without([], f"{lost} is left out: {failure}"))
 
 
 def _search(
@@ -143,7 +144,7 @@ def _search(
         progress("search", 1.0, "done")
         return _counted(footprints, SearchResult(plan, traced, question.profile))
     study = open_study(question, setup.journal, subject_for is not None)
-    bench = Bench(question.machine, setup.workspace, setup.hosts, min(FIRST_S, ALONE_SHARE * budget_s))
+    bench = Bench(question.machine, setup.workspace, setup.hosts, min(FIRST_S, ALONE_SHARE * budget_s), setup.max_error)
     hunt = _Hunt(question, traced, bench, budget_s, progress, begun_s, subject_for, footprints)
     try:
         with bench:
@@ -163,7 +164,8 @@ def _search(
             keep(hunt.result())
         raise
     told = other_precisions(found.traced, plan, question.machine, found.profile, setup)
-    found = replace(found, plan=plan, profile=replace(found.profile, notes=(*found.profile.notes, *told)))
+    notes = tuple(dict.fromkeys((*found.profile.notes, *hunt.question.profile.notes, *told)))
+    found = replace(found, plan=plan, profile=replace(found.profile, notes=notes))
     progress("search", 1.0, "done")
     return _counted(footprints, found)
 
@@ -240,13 +242,13 @@ class _Hunt:
         Another plan runs if there is time, if its prediction is better than the first one's, or if it is the first one on its
         backend and the budget is not spent.
         """
-        self._measure(first, {})
+        self._run_planned(first)
         key = plan_key(self.question.constraints)
         for other in others:
-            is_new = {s.backend for s in other.stages}.isdisjoint(s.backend for trial in self.trials for s in trial.plan.stages)
+            is_new = {s.way for s in other.stages}.isdisjoint(s.way for trial in self.trials for s in trial.plan.stages)
             is_due = self.spent() < (1 if is_new else CORRECTING_SHARE) or key(other) < key(first)
             if is_due and is_hopeful(self.question, other, self.best()) and self._is_worth_a_run(other):
-                self._measure(other, {})
+                self._run_planned(other)
         while self.spent() < CORRECTING_SHARE:
             try:
                 plan = self._plan(first.microbatch, {})
@@ -254,7 +256,13 @@ class _Hunt:
                 return
             if self._measured(plan) or not self._is_worth_a_run(plan):
                 return
-            self._measure(plan, {})
+            self._run_planned(plan)
+
+    def _run_planned(self, plan: Plan) -> None:
+        """Measure a plan. If its outputs are wrong, no later question is for the least exact precision of its stages."""
+        outcome = self._measure(plan, {}).outcome
+        if outcome is not None and outcome.fault:
+            self.question = without_worst(self.question, plan, outcome.fault)
 
     def _is_worth_a_run(self, plan: Plan) -> bool:
         """``is_worth`` beside the best candidate, as it measured, with the error of the predictions of all candidates so far."""

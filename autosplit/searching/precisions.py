@@ -1,6 +1,6 @@
-"""What another precision would bring to a plan in f32 on accelerators: measured there, said, and left to the user."""
+"""Lower precisions on accelerators: further backends of a search within the user's error, or what one would bring to a plan."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autosplit.deploying.setup import Setup
@@ -9,16 +9,111 @@ from autosplit.errors import AutosplitError
 from autosplit.measuring.profiler import measure
 from autosplit.measuring.store import open_store
 from autosplit.planning.predicting import predict
+from autosplit.planning.question import Question
+from autosplit.tables import number_text
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Precision
+from autosplit.values.samples import Measured, Precision, Setting, backend_in, runtime_of
 
 OTHERS: tuple[Precision, ...] = ("tf32", "bf16", "f16")
 
 BUDGET_S = 0.5
 """Seconds of timing for each precision."""
+
+Measurement = Mapping[Setting, Measured] | str
+"""What was measured of a precision, by setting, or why nothing was."""
+
+
+def with_precisions(question: Question, traced: Traced, setup: Setup) -> Question:
+    """The question with lower precisions on accelerators as further backends, where ``setup.max_error`` allows their errors.
+
+    A precision that is not faster than another one with a smaller error is left out. Notes say how exact each is. The question
+    stays as it is without ``max_error``, without accelerators, for several sizes, and over several hosts.
+
+    Args:
+        question: the model in f32.
+        traced: the model, with the inputs on which errors are measured.
+        setup: ``max_error``, and the store that keeps what is measured.
+    """
+    allowed, profile, machine = setup.max_error, question.profile, question.machine
+    names = [device.name for device in machine.devices if is_accelerator(device)]
+    if allowed is None or not names or profile.shapes is not None or setup.hosts is not None:
+        return question
+    there = {setting.backend for setting in profile.measured if setting.device in names}
+    backends = [name for name in question.backends if name in there]
+    found, notes = dict[Setting, Measured](), list[str]()
+    for precision, measured in _others(traced, machine.only(names), backends, setup):
+        if isinstance(measured, str):
+            notes.append(measured)
+            continue
+        for setting, one in measured.items():
+            if setting not in profile.measured:
+                continue
+            error = one.error
+            fits = error is not None and error <= allowed
+            notes.append(
+                f"{precision} with {setting.backend} on {setting.device}: outputs are off by {_share(error)} of the largest "
+                f"value, {'within' if fits else 'beyond'} the {number_text(allowed)} of max_error"
+            )
+            if fits:
+                found[setting._replace(backend=backend_in(setting.backend, precision))] = one
+    measured = {**profile.measured, **found}
+    kept = {setting: one for setting, one in found.items() if not _is_beaten(setting, measured)}
+    profile = replace(profile, measured={**profile.measured, **kept}, notes=(*profile.notes, *notes)).verify()
+    ways = dict.fromkeys((*question.backends, *(setting.backend for setting in kept)))
+    return replace(question, profile=profile, backends=tuple(ways))
+
+
+def without_worst(question: Question, plan: Plan, fault: str) -> Question:
+    """The question without the least exact precision of the stages of a plan whose outputs are off too far, and a note of it."""
+    measured = question.profile.measured
+    errors = {
+        stage.way: max((_error(one) for setting, one in measured.items() if setting.backend == stage.way), default=0.0)
+        for stage in plan.stages
+        if stage.precision is not None
+    }
+    if not errors:
+        return question
+    worst = max(errors, key=errors.__getitem__)
+    noted = replace(question.profile, notes=(*question.profile.notes, f"{worst} is left out: {fault}"))
+    others = tuple(name for name in question.backends if name != worst)
+    return replace(question, profile=noted, backends=others or (runtime_of(worst)[0],))
+
+
+def _is_beaten(setting: Setting, measured: Mapping[Setting, Measured]) -> bool:
+    """Whether the same backend is as fast there with a smaller error, or an equal one that came first."""
+    place = setting.device, setting.runtime, setting.threads
+    alike = [one for one in measured if (one.device, one.runtime, one.threads) == place]
+    ranks = {one: (_error(measured[one]), number) for number, one in enumerate(alike)}
+    own_s = _seconds(measured[setting])
+    return any(ranks[one] < ranks[setting] and _seconds(measured[one]) <= own_s for one in alike)
+
+
+def _seconds(measured: Measured) -> float:
+    """Seconds of the whole model."""
+    return measured.whole.median_s if measured.whole else sum(one.median_s for one in measured.ops.values())
+
+
+def _error(measured: Measured) -> float:
+    return measured.error or 0.0
+
+
+def _share(error: float | None) -> str:
+    return "an unknown share" if error is None else f"{error:.2g}"
+
+
+def _others(traced: Traced, machine: Machine, backends: Sequence[str], setup: Setup) -> Iterator[tuple[Precision, Measurement]]:
+    """Each other precision, measured on accelerators."""
+    store = None if setup.store is None else open_store(setup.store)
+    for precision in OTHERS:
+        try:
+            found = measure(traced, machine, backends, store=store, budget_s=BUDGET_S, links=False, precision=precision)
+            yield precision, found.measured
+        except AutosplitError as failure:
+            names = ", ".join(device.name for device in machine.devices)
+            yield precision, f"{precision} on {names} could not be measured: {' '.join(str(failure).split())}"
 
 
 def other_precisions(traced: Traced, plan: Plan, machine: Machine, profile: Profile, setup: Setup) -> Iterator[str]:
@@ -41,19 +136,16 @@ def other_precisions(traced: Traced, plan: Plan, machine: Machine, profile: Prof
     # the stages were measured in f32 alone, and ops are comparable
     known = replace(profile, stages=tuple(one for one in profile.stages if one.setting.device not in names))
     base = predict(plan, traced.graph, machine, known).prediction.throughput_per_s
-    store = None if setup.store is None else open_store(setup.store)
-    there, backends = machine.only(names), tuple(dict.fromkeys(stage.backend for stage in stages))
-    for precision in OTHERS:
-        try:
-            found = measure(traced, there, backends, store=store, budget_s=BUDGET_S, links=False, precision=precision)
-            measured = {setting: one for setting, one in found.measured.items() if setting in known.measured}
-            other = replace(known, measured={**known.measured, **measured})
-            times = predict(plan, traced.graph, machine, other).prediction.throughput_per_s / base
-        except AutosplitError as failure:
-            yield f"{precision} on {', '.join(names)} could not be measured: {' '.join(str(failure).split())}"
+    backends = tuple(dict.fromkeys(stage.backend for stage in stages))
+    for precision, measured in _others(traced, machine.only(names), backends, setup):
+        if isinstance(measured, str):
+            yield measured
             continue
-        error = max((one.error or 0.0 for one in measured.values()), default=0.0)
+        there = {setting: one for setting, one in measured.items() if setting in known.measured}
+        other = replace(known, measured={**known.measured, **there})
+        times = predict(plan, traced.graph, machine, other).prediction.throughput_per_s / base
+        error = max((_error(one) for one in there.values()), default=0.0)
         yield (
             f"{precision} on {', '.join(names)} would bring {times:.2f} times the throughput of f32, with outputs off by "
-            f"{error:.2g} of the largest value: --precision {precision}"
+            f"{error:.2g} of the largest value: --max-error {1.1 * error:.2g}, or --precision {precision} for all stages"
         )

@@ -71,7 +71,7 @@ def as_parameters(question: Question, plan: Plan) -> dict[str, Any]:
         "queue_depth": plan.queue_depth,
         "num_stages": min(len(plan.stages), most_stages(question)),
         "replicate": any(len(stage.devices) > 1 for stage in plan.stages),
-        "backend": next((stage.backend for stage in plan.stages if stage.backend in question.backends), question.backends[0]),
+        "backend": next((stage.way for stage in plan.stages if stage.way in question.backends), question.backends[0]),
         "microbatch": plan.microbatch,
         "threads": max(stage.threads for stage in plan.stages),
     }

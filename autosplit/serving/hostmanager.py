@@ -4,7 +4,7 @@ import functools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
@@ -19,7 +19,7 @@ from autosplit.running.awaiting import Awaiting
 from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.monitor import WorkerHealth
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.pipeline import Pipeline, Replan
 from autosplit.running.recording import record_all
 from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.running.stage import StagePlacement
@@ -99,6 +99,7 @@ class HostManager:
         *,
         saturate: bool = False,
         process: Process = "workers",
+        replan: Replan | None = None,
         **settings: Any,
     ) -> Engine:
         """Load a network, all of it or nothing; the others run meanwhile.
@@ -110,6 +111,7 @@ class HostManager:
             outputs: names of the outputs.
             saturate: whether further replicas of the whole network take the devices of the host that no network uses.
             process: ``workers``, a process for each replica of a stage; or ``caller``, the only stage runs in this process.
+            replan: as for Pipeline. The memory of the new stages is reserved on their devices. Of no use in this process.
             settings: further arguments of Pipeline, or of InProcess.
         Raises:
             UsageError: the name is taken, or a device is not one of the host's.
@@ -122,20 +124,15 @@ class HostManager:
                 used |= {device.name for stage in stages for device in stage.devices}
                 idle = [manager for one, manager in self.devices.items() if one not in used]
                 stages = saturated(stages, {manager.device: manager.free_bytes for manager in idle})
-            placed = {(device.name, stage.name): stage.needs_bytes(device.name) for stage in stages for device in stage.devices}
-            network = Network("starting", tuple(dict.fromkeys(device for device, _ in placed)))
             if name in self._networks:
                 raise UsageError(f"there is a network '{name}' already; remove it first, or choose another name")
-            wanted = {device.name: device for stage in stages for device in stage.devices if device.name not in self.devices}
-            if wanted and not self._takes_any:
-                known = ", ".join(self.devices)
-                raise UsageError(f"network '{name}' wants device '{min(wanted)}'; the devices here are: {known}")
-            self.devices |= {one: DeviceManager(replace(device, memory_bytes=None)) for one, device in wanted.items()}
-            self._networks[name] = network
+            wanted = self._admit(name, stages)
+            network = self._networks[name] = Network("starting", _devices_of(stages))
         try:
-            for (device, stage), num_bytes in placed.items():
-                self.devices[device].load(name, stage, num_bytes)
+            self._reserve(name, stages)
             engine: Callable[..., Engine] = self._engine_factory if process == "workers" else InProcess
+            if replan is not None and process == "workers":
+                settings["replan"] = functools.partial(self._replanned, name, replan)
             network.pipeline = engine(stages, inputs, outputs, **settings)
         except BaseException:
             self._forget(name)
@@ -145,6 +142,32 @@ class HostManager:
             raise
         network.phase = "ready"
         return network.pipeline
+
+    def _admit(self, name: str, stages: Sequence[StagePlacement]) -> Collection[str]:
+        """Take in the devices of stages that are not known yet; return their names (the lock is held). Raises: UsageError."""
+        wanted = {device.name: device for stage in stages for device in stage.devices if device.name not in self.devices}
+        if wanted and not self._takes_any:
+            known = ", ".join(self.devices)
+            raise UsageError(f"network '{name}' wants device '{min(wanted)}'; the devices here are: {known}")
+        self.devices |= {one: DeviceManager(replace(device, memory_bytes=None)) for one, device in wanted.items()}
+        return wanted
+
+    def _reserve(self, name: str, stages: Sequence[StagePlacement]) -> None:
+        """Reserve the memory of a network on its devices. Raises: DeviceError: it is short."""
+        for stage in stages:
+            for device in dict.fromkeys(device.name for device in stage.devices):
+                self.devices[device].load(name, stage.name, stage.needs_bytes(device))
+
+    def _replanned(self, name: str, replan: Replan, lost: str) -> Sequence[StagePlacement]:
+        """The stages of a network without a lost device; their memory takes the place of the former stages'."""
+        stages = replan(lost)
+        with self._lock:
+            self._admit(name, stages)
+            self._known(name).devices = _devices_of(stages)
+        for manager in list(self.devices.values()):
+            manager.unload(name)
+        self._reserve(name, stages)
+        return stages
 
     def remove_network(self, name: str, *, when_busy: Literal["drain", "refuse", "fail"] = "drain") -> None:
         """Unload a network: after its last answer (``drain``), only if it has no requests (``refuse``), or at once (``fail``).
@@ -298,6 +321,11 @@ class HostManager:
             self._networks.pop(name, None)
 
 
+def _devices_of(stages: Sequence[StagePlacement]) -> tuple[str, ...]:
+    """The names of the devices of stages."""
+    return tuple(dict.fromkeys(device.name for stage in stages for device in stage.devices))
+
+
 def _managers(machine: Machine) -> dict[str, DeviceManager]:
     """A manager for each device; those of devices that share a memory know the manager of that memory."""
     owners = {device.name: DeviceManager(device) for device in machine.devices if not device.shares}
@@ -320,6 +348,7 @@ def _network_health(network: Network) -> dict[str, Any]:
         "window": pipeline.max_in_flight,
         "num_answered": pipeline.num_answered,
         "restarts": pipeline.restarts,
+        "replanned": list(pipeline.replanned),
         "latency_s": {"p50": latency.p50_s, "p90": latency.p90_s, "p99": latency.p99_s},
         "rows_per_request": batches.num_rows / batches.num_batches if batches.num_batches else pipeline.num_rows,
         "num_batches": batches.num_batches,

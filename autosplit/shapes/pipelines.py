@@ -1,11 +1,12 @@
 """``open_pipeline``: a plan as a running service, for requests of one size or of any size within ranges."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from autosplit.arguments import checked
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.networks import deploy, machine_of_plan
+from autosplit.deploying.replanning import DevicesLeft, Replanner
 from autosplit.deploying.service import Service
 from autosplit.deploying.setup import Hosts
 from autosplit.devices.discovering import Devices
@@ -39,7 +40,7 @@ def open_pipeline(
         plan: the plan.
         devices: the devices, or their names, as a list or with commas between; by default those that the plan names.
         hosts: the hosts of the plan, if it is on a ``Cluster``.
-        profile: lets a plan on a cluster go on after a host was lost: it is planned anew for the others.
+        profile: lets the plan go on after a device or a host of a cluster was lost: it is planned anew for the other ``devices``.
         max_wait_s: seconds for which a request for a model of several sizes may wait for others, to be computed together.
     Raises: UsageError: the plan is for several sizes, and the model is traced for one; or it is of a generator. PlanError,
         BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.
@@ -76,6 +77,9 @@ def open_engine(
     engine_factory = hosts.engine_factory(variants, plan, profile, symbolic) if hosts is not None else Pipeline
     with ExitStack() as opened:
         workspace = opened.enter_context(Workspace())
+        replan = None
+        if profile is not None and hosts is None:
+            replan = DevicesLeft(opened.enter_context(closing(Replanner(variants, plan, profile, symbolic))), machine)
         host = opened.enter_context(HostManager(engine_factory=engine_factory))
-        engine = deploy(host, variants[0].graph.name, variants[0], plan, machine, workspace, variants[1:], symbolic)
+        engine = deploy(host, variants[0].graph.name, variants[0], plan, machine, workspace, variants[1:], symbolic, replan)
         return engine, opened.pop_all()

@@ -142,6 +142,13 @@ class Machine:
         """The machine with these devices alone. Raises: DeviceError: one of them is not a device of this machine."""
         return replace(self, devices=tuple(each("the devices are not of this machine", self.__getitem__, names))).verify()
 
+    def without(self, name: str) -> "Machine":
+        """The machine without a device that is lost. Raises: DeviceError: it is the only one, or not a device of this machine."""
+        others = [device.name for device in self.devices if device is not self[name]]
+        if not others:
+            raise DeviceError(f"'{name}' is the only device; name others too")
+        return self.only(others)
+
     def link(self, source: str, target: str) -> Link:
         """The link from ``source`` to ``target`` (device names, or ``host``).
 

@@ -46,7 +46,7 @@ class Measurements:
         links: measured links.
         wires: measured wires between hosts.
         notes: reasons why measurements were repeated or left out; not part of the hash.
-        precision: the precision of all measurements.
+        precision: the precision of all measurements whose setting names no other one.
         shapes: buckets of a model of several sizes, whose seconds are means under its traffic. They are not kept in a store.
     """
 
@@ -89,16 +89,15 @@ class Measurements:
         """The measurements without those of backends that a device of the machine may not run, the preferred backends first."""
         limited = {device.name: device.backends for device in machine.devices if device.backends}
         free = [setting for setting in self.measured if setting.device not in limited]
-        kept = [
-            s for device, backends in limited.items() for backend in backends for s in self.measured if s[:2] == (device, backend)
-        ]
+        wanted = [(device, backend) for device, backends in limited.items() for backend in backends]
+        kept = [setting for one in wanted for setting in self.measured if (setting.device, setting.runtime) == one]
         measured = {setting: self.measured[setting] for setting in (*free, *kept)}
         return replace(self, measured=measured, stages=tuple(stage for stage in self.stages if stage.setting in measured))
 
     def without(self, backends: Iterable[str], *notes: str) -> Self:
         """The measurements without those of some backends, with notes that say why."""
         dropped = set(backends)
-        measured = {setting: one for setting, one in self.measured.items() if setting.backend not in dropped}
+        measured = {s: one for s, one in self.measured.items() if dropped.isdisjoint((s.backend, s.runtime))}
         stages = tuple(stage for stage in self.stages if stage.setting in measured)
         return replace(self, measured=measured, stages=stages, notes=(*self.notes, *notes))
 
@@ -193,7 +192,7 @@ class Measurements:
         faults = []
         for setting, measured in self.measured.items():
             computed = measured.provenance.precision
-            if computed != self.precision:
+            if computed != (setting.precision or self.precision):
                 faults.append(f"{setting} was measured in {computed}, and the profile is of {self.precision}")
             faults += measured.faults(setting, self.signatures)
         for stage in self.stages:

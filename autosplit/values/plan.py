@@ -13,7 +13,7 @@ from autosplit.values.graph import Graph, check_graph
 from autosplit.values.machine import HOST_KINDS, Device, Machine, overlaps
 from autosplit.values.placement import placement_faults
 from autosplit.values.residency import streaming_faults
-from autosplit.values.samples import Precision, Setting, backend_fault
+from autosplit.values.samples import Precision, Setting, backend_fault, backend_in
 from autosplit.values.sequences import Sequences
 from autosplit.values.shapes import Shapes
 
@@ -91,6 +91,11 @@ class Stage:
     memory: StageMemory | None = None
     precision: Precision | None = None
     resident_bytes: int | None = None
+
+    @property
+    def way(self) -> str:
+        """The backend, with the precision of the stage if it has one: the name in settings of profiles."""
+        return backend_in(self.backend, self.precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,7 @@ class Plan:
     @property
     def workers(self) -> list[tuple[Stage, Setting]]:
         """The stage and the setting of each worker, in the order of stages; replicas of a stage stand together."""
-        return [(stage, Setting(name, stage.backend, stage.threads)) for stage in self.stages for name in stage.devices]
+        return [(stage, Setting(name, stage.way, stage.threads)) for stage in self.stages for name in stage.devices]
 
     @property
     def item(self) -> str:
@@ -250,7 +255,7 @@ class Plan:
             {
                 "stage": stage.name,
                 "devices": " ".join(stage.devices),
-                "backend": stage.backend,
+                "backend": stage.way,
                 "threads": stage.threads,
                 "ops": len(stage.ops),
                 "first": stage.ops[0],

@@ -106,7 +106,7 @@ class Profile(Measurements):
             {
                 "device": setting.device,
                 "backend": setting.backend,
-                "precision": self.precision,
+                "precision": setting.precision or self.precision,
                 "threads": setting.threads,
                 "whole_s": measured.whole.median_s if measured.whole else float("nan"),
                 "alone_s": measured.alone.median_s if measured.alone else float("nan"),

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from autosplit.errors import close_names
 from autosplit.files import content_hash, from_plain
@@ -48,12 +48,40 @@ def backend_fault(*names: str) -> str:
     return f"backend {named} does not exist, the backends are {', '.join(backends())}{close}" if unknown else ""
 
 
+def backend_in(backend: str, precision: Precision | None) -> str:
+    """A backend in a precision of its own, as one name among backends; None for the precision of the profile or plan.
+
+    >>> backend_in("eager", "tf32"), backend_in("eager", None), runtime_of("eager:tf32"), runtime_of("eager")
+    ('eager:tf32', 'eager', ('eager', 'tf32'), ('eager', None))
+    """
+    return backend if precision is None else f"{backend}:{precision}"
+
+
+def runtime_of(name: str) -> tuple[str, Precision | None]:
+    """The backend and the precision in a name that ``backend_in`` gave."""
+    backend, _, precision = name.partition(":")
+    return backend, cast(Precision, precision) if precision else None
+
+
 class Setting(NamedTuple):
-    """How something ran: device name, backend name, number of threads."""
+    """How something ran: device name, backend name, number of threads.
+
+    A backend in another precision than that of the profile counts as a backend of its own: see ``backend_in``.
+    """
 
     device: str
     backend: str
     threads: int
+
+    @property
+    def runtime(self) -> str:
+        """The backend without a precision."""
+        return runtime_of(self.backend)[0]
+
+    @property
+    def precision(self) -> Precision | None:
+        """The precision, if it is not that of the profile."""
+        return runtime_of(self.backend)[1]
 
     def __str__(self) -> str:
         return f"{self.backend} on {self.device} with {self.threads} thread{'s' * (self.threads != 1)}"

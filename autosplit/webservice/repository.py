@@ -6,18 +6,21 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.networks import deploy
+from autosplit.deploying.replanning import DevicesLeft, Replanner
+from autosplit.deploying.setup import Setup
 from autosplit.errors import RefusedError, UsageError, raise_faults
 from autosplit.generating.forecast import replicas_of
 from autosplit.generating.generators import Generator
 from autosplit.generating.opening import generator_on, side_by_side
-from autosplit.loadedplan import load
+from autosplit.keeping import stored_profile
+from autosplit.loadedplan import LoadedPlan, load
 from autosplit.parsing import shown
 from autosplit.running.engine import Engine
 from autosplit.serving.hostmanager import HostManager
@@ -85,15 +88,24 @@ class Repository:
         plans: name to plan file, for models that may be loaded.
         folder: further plan files, each under its name without ``.yaml``; looked through again at each call.
         trusted: specs of models in code of the user's own, which plans may name.
+        devices: names of the devices on which plans may go on after one was lost, by profiles in the folder ``store``: those of
+            plans for requests of one size. By default those of each plan, and a lost device ends it.
     Raises: UsageError: a name that the protocol cannot hold.
     """
 
     def __init__(
-        self, host: HostManager, plans: Mapping[str, Path], folder: Path | None = None, trusted: Sequence[str] = ()
+        self,
+        host: HostManager,
+        plans: Mapping[str, Path],
+        folder: Path | None = None,
+        trusted: Sequence[str] = (),
+        devices: str | None = None,
+        store: Path | None = None,
     ) -> None:
         faults = [f"'{name}' is no name of a model; use letters, digits, _ . -" for name in plans if not _NAME.fullmatch(name)]
         raise_faults(UsageError, "the models cannot be served", faults)
         self._host, self._plans, self._folder, self._trusted = host, dict(plans), folder, tuple(trusted)
+        self._devices, self._store = devices, store
         self._served: dict[str, ServedModel] = {}
         self._versions: dict[str, Iterator[int]] = {}
         self._free_calls = threading.Semaphore(MOST_CALLS)
@@ -152,7 +164,7 @@ class Repository:
         if name not in files:
             raise UsageError(f"there is no plan for a model {shown(name)}; there are plans for: {', '.join(files) or 'none'}")
         spec = read_plan(files[name]).model.spec
-        loaded = load(files[name], next((one for one in self._trusted if same_function(one, spec)), None))
+        loaded = load(files[name], next((one for one in self._trusted if same_function(one, spec)), None), devices=self._devices)
         graph, specs, family = loaded.traced.graph, loaded.traced.specs, loaded.family
         generates = loaded.plan.sequences is not None
         names = ((), ()) if generates else (graph.inputs, graph.outputs)
@@ -164,8 +176,10 @@ class Repository:
             network, plans = f"{name}/{version}", replicas_of(loaded.plan) if generates else [loaded.plan]
             networks = [network, *(f"{network}/{number}" for number in range(1, len(plans)))]
             variants, symbolic = ((), None) if family is None else (family.variants[1:], family.symbolic)
+            replan = None if family is not None else self._replan(loaded, kept)
             for its_name, plan in zip(networks, plans, strict=True):
-                engines.append(deploy(self._host, its_name, loaded.traced, plan, loaded.machine, workspace, variants, symbolic))
+                given = loaded.traced, plan, loaded.machine, workspace, variants, symbolic, replan
+                engines.append(deploy(self._host, its_name, *given))
                 undone.callback(self._host.remove_network, its_name)
             service, free, generator = None, FIXED, None
             if family is not None and generates:
@@ -180,6 +194,17 @@ class Repository:
             undone.pop_all()
         if before is not None:
             self._remove(before)
+
+    def _replan(self, loaded: LoadedPlan, kept: ExitStack) -> DevicesLeft | None:
+        """What a pipeline asks when it loses a device. Raises: UsageError: no profile is stored."""
+        if self._devices is None:
+            return None
+        profile = stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=self._store))
+        if profile is None:
+            name = loaded.traced.graph.name
+            raise UsageError(f"no profile of '{name}' is stored for {self._devices}; run autosplit profile, or omit --devices")
+        replanner = kept.enter_context(closing(Replanner([loaded.traced], loaded.plan, profile)))
+        return DevicesLeft(replanner, loaded.machine)
 
     def _unload(self, name: str) -> None:
         model = self._served.pop(name, None)

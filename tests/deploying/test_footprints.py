@@ -8,10 +8,10 @@ import torch
 
 from autosplit import api
 from autosplit.backends.workspace import Workspace
-from autosplit.clusters.replanning import Replanner
 from autosplit.deploying.comparing import compare
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.networks import deploy
+from autosplit.deploying.replanning import Replanner
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import DeviceError, PlanError

@@ -1,5 +1,7 @@
 """Pipelines with stages on a simulated accelerator: real rings and workers, everything real but the calls of torch.cuda."""
 
+import re
+
 import pytest
 import torch
 from pipelines import local, spec
@@ -10,7 +12,7 @@ from autosplit.backends import placing
 from autosplit.backends.base import get_backend
 from autosplit.backends.placing import place_runnable
 from autosplit.devices.accelerators import PROVIDERS, open_accelerator
-from autosplit.errors import BackendError, StageError
+from autosplit.errors import BackendError, InfeasibleError, StageError
 from autosplit.running.modules import LocalFunction, StageFolder
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
@@ -107,8 +109,33 @@ def test_a_device_that_a_new_worker_can_open_again_costs_no_request(falling) -> 
 
 
 @pytest.mark.timeout(60)
-def test_a_device_that_is_gone_ends_its_pipeline_with_one_error_and_gives_no_wrong_answer(falling) -> None:
-    with Pipeline([falling(times=1)], ["x"], ["y"]) as pipeline:
+def test_a_device_that_is_gone_is_replaced_by_others_and_costs_no_request(falling, caplog) -> None:
+    asked = []
+
+    def replan(lost: str) -> list[StagePlacement]:
+        asked.append(lost)
+        return [local("all", lambda x: 3 * x, "x", "z", queue_depth=1)]
+
+    after = local("after", lambda x, y: x + y, "x y", "z", replicas=2)
+    with Pipeline([falling(times=1), after], ["x"], ["z", "x"], replan=replan) as pipeline:
+        answers = pipeline.run_many([[torch.full((4,), float(number))] for number in range(1000)])
+        assert [[one.tolist() for one in answer] for answer in answers] == [
+            [[3.0 * number] * 4, [float(number)] * 4] for number in range(1000)
+        ]
+        [reason] = pipeline.stats().replanned
+        assert asked == ["null:0"] and caplog.messages.count(reason) == 1
+        assert re.search("'null:0' was lost: .*fell off the bus.*no device; .*; planned anew: all on null:0$", reason)
+        assert [worker.stage for worker in pipeline.health()] == ["all"] and pipeline.num_answered == 1000
+
+
+def refuse(lost: str) -> list[StagePlacement]:
+    raise InfeasibleError(f"no plan fits without {lost}")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("replan", [None, refuse])
+def test_a_device_that_is_gone_ends_its_pipeline_with_one_error_and_gives_no_wrong_answer(falling, replan) -> None:
+    with Pipeline([falling(times=1)], ["x"], ["y"], replan=replan) as pipeline:
         futures, reasons, right = [], set(), 0
         for number in range(1000):
             try:
@@ -126,6 +153,7 @@ def test_a_device_that_is_gone_ends_its_pipeline_with_one_error_and_gives_no_wro
         assert 400 < right < 501
         assert "ended because device 'null:0' does not answer: RuntimeError: the device fell off the bus while it ran" in reason
         assert "device 'cuda:0' cannot be used: RuntimeError: no device; leave it out" in reason
+        assert ("cannot take its stages: no plan fits without null:0" in reason) is (replan is not None)
 
 
 @pytest.mark.timeout(30)

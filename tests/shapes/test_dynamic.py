@@ -15,7 +15,7 @@ from autosplit.backends import onnxfile
 from autosplit.backends.base import get_backend
 from autosplit.backends.workspace import Workspace
 from autosplit.bundling.driver import Bundle
-from autosplit.clusters.replanning import Replanner
+from autosplit.deploying.replanning import Replanner
 from autosplit.errors import TraceError, UsageError
 from autosplit.exporting.base import TARGETS, get_target
 from autosplit.running.modules import StageFolder

@@ -1,0 +1,126 @@
+"""Plan anew for the devices that are left, from the profile that is there."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from autosplit.backends.workspace import Workspace
+from autosplit.deploying.networks import place
+from autosplit.errors import AutosplitError, BackendError, TraceError
+from autosplit.memory.account import Account
+from autosplit.memory.stages import footprints_of
+from autosplit.planning.predicting import measured_backends
+from autosplit.planning.question import Question
+from autosplit.running.stage import StagePlacement
+from autosplit.tracing.aliasing import values_of
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.resizing import Resizable
+from autosplit.values.constraints import Constraints, Objective
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
+
+TIME_LIMIT_S = 1.0
+"""Seconds for one question to the planner: requests wait for it."""
+
+
+class Replanner:
+    """Finds the best plan of a model on other devices than those of its plan.
+
+    Args:
+        variants: the model, traced for the plan's microbatch, or at each size of a plan for several, the largest first.
+        plan: the plan that runs; its objective, microbatch, queue depth, precision and sizes stay.
+        profile: seconds of the ops on all devices.
+        symbolic: as for ``place``.
+        constraints: demands on the plan; by default only its objective.
+    """
+
+    def __init__(
+        self,
+        variants: Sequence[Traced],
+        plan: Plan,
+        profile: Profile,
+        symbolic: Resizable | None = None,
+        constraints: Constraints | None = None,
+    ) -> None:
+        self._traced, *self._others = variants
+        self._plan, self._profile, self._symbolic = plan, profile, symbolic
+        objective: Objective = "latency" if plan.objective == "latency" else "throughput"
+        self._constraints = constraints or Constraints(objective=objective)
+        self._workspace = Workspace()
+
+    def __call__(self, machine: Machine) -> Sequence[StagePlacement]:
+        """The stages of the best plan on a machine, at all sizes.
+
+        Raises: InfeasibleError: its devices cannot hold the model. ProfileError: they were not measured. BackendError: a
+            backend refuses a stage.
+        """
+        plan = self.plan_on(machine)
+        try:
+            return self._placed(plan, machine)
+        except TraceError:  # a stage of the new cut cannot take all sizes in one program
+            if plan.shapes is None:
+                raise
+            return self._placed(replace(plan, shapes=replace(plan.shapes, dynamic=())), machine)
+
+    def plan_on(self, machine: Machine) -> Plan:
+        """The best plan on a machine. Raises: InfeasibleError, ProfileError: as the call."""
+        from autosplit.planning.caps import plan_within_caps  # solvers take a second to load, and few devices are lost
+
+        profile = self._profile.on(machine)
+        question = Question(
+            self._traced.graph,
+            profile,
+            self._plan.source,
+            machine,
+            measured_backends(profile, machine),
+            self._constraints,
+            queue_depth=self._plan.queue_depth,
+            microbatch=self._plan.microbatch,
+            time_limit_s=TIME_LIMIT_S,
+            shares_time=True,
+        )
+        account = Account(self._traced.graph, values_of(self._traced), footprints_of(profile))
+        return replace(plan_within_caps(question, account), shapes=self._plan.shapes)
+
+    def _placed(self, plan: Plan, machine: Machine) -> Sequence[StagePlacement]:
+        return place(self._traced, plan, machine, self._workspace, variants=self._others, symbolic=self._symbolic)
+
+    def close(self) -> None:
+        """Remove the stage files."""
+        self._workspace.close()
+
+
+def plan_without(
+    failure: BackendError, traced: Traced, plan: Plan, machine: Machine, profile: Profile, constraints: Constraints | None = None
+) -> tuple[Plan, Machine]:
+    """The machine without the device that a failure names, and the plan, or the best plan there if it used the device.
+
+    Raises: BackendError: no plan fits the devices that are left; the message has both reasons.
+    """
+    try:
+        left = machine.without(failure.device)
+        if all(failure.device not in stage.devices for stage in plan.stages):
+            return plan, left
+        with closing(Replanner([traced], plan, profile, constraints=constraints)) as replanner:
+            return replanner.plan_on(left), left
+    except AutosplitError as reason:
+        text = f"{failure}. The devices that are left cannot take its stages: {reason}"
+        raise BackendError(text, backend=failure.backend, device=failure.device) from None
+
+
+class DevicesLeft:
+    """What a pipeline on this machine asks when it loses a device: the stages of the best plan on those that are left.
+
+    Args:
+        replanner: plans for them.
+        machine: the devices that the user named.
+    """
+
+    def __init__(self, replanner: Replanner, machine: Machine) -> None:
+        self._replanner, self._machine = replanner, machine
+
+    def __call__(self, lost: str) -> Sequence[StagePlacement]:
+        """The stages without one more device. Raises: DeviceError: none is left; as ``Replanner``."""
+        self._machine = self._machine.without(lost)
+        return self._replanner(self._machine)
