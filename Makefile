@@ -94,7 +94,7 @@ gallery: install ## run the notebooks, and keep their outputs for the documentat
 	$(BIN)/python -m benchmarks.gallery
 
 fuzz: install ## 2,000 mutations of each kind of file, archive, bundle and message from another host, hostile calls of each operator, and all cases of properties
-	AUTOSPLIT_FUZZ_CASES=2000 $(BIN)/python -m pytest -q $(wildcard tests/test_hostile_*.py tests/*/test_hostile_*.py) tests/bundling/test_native.py tests/tracing/test_operators.py $(shell grep -rl 'from hypothesis' tests --include=test_*.py)
+	AUTOSPLIT_FUZZ_CASES=2000 $(BIN)/python -m pytest -q $(wildcard tests/test_hostile_*.py tests/*/test_hostile_*.py) tests/bundling/test_native.py tests/tracing/test_operators.py $(shell grep -rlE 'from (fuzzing|hypothesis) import' tests --include=test_*.py)
 
 dist: ## source distribution and wheel in build/dist, and a run of the wheel in a bare environment
 	rm -rf build/dist build/bare && mkdir -p build/dist

@@ -51,7 +51,7 @@ def test_contract_when_any_set_of_ops_may_share_a_device(seed):
 
 
 @pytest.mark.parametrize("max_replicas", [1, 2])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(6)))
 def test_any_sets_bound_plans_that_share_devices(seed, max_replicas):
     problem = random_problem(seed, num_ops=3, num_devices=2, caps=seed % 2 == 0)
     demands = Demands(reuse=True, max_replicas=max_replicas)
