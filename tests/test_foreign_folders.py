@@ -1,6 +1,7 @@
 """Commands that run in a folder of a stranger: no module there runs, in the host or in its children."""
 
 import importlib.metadata
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import autosplit
+from autosplit.backends.base import installed
 from autosplit.bundling.bundler import write_bundle
 from autosplit.children import extend_path, python_running, user_folders
 from autosplit.devices.limits import affinity
@@ -78,18 +80,31 @@ def ran(folder: Path) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-def test_a_plan_of_a_trusted_model_runs_no_module_of_its_folder(folder: Path) -> None:
-    """``run --report`` imported ``plotly`` from there, torch's compiler ``ctypes``, and the fork server all others."""
-    run = ["run", "plan.yaml", "--report", "page.html", "--no-baselines", "--requests", "4", "--rounds", "1"]
+@pytest.mark.skipif("inductor" not in installed(), reason="there is no C++ compiler")
+def test_a_plan_of_a_trusted_model_runs_no_module_of_its_folder(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``run --report`` imported ``plotly`` from there, torch's compiler ``ctypes``, and the fork server all others.
+
+    What is compiled gives the numbers of the model, and leaves no more than what torch found of the compiler.
+    """
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    run = ["run", "plan.yaml", "--report", "page.html", "--no-baselines", "--requests", "4", "--rounds", "1", "--json"]
     commands = [
-        [PYTHON, "-m", "autosplit", *run],
-        [PYTHON, "-P", "-m", "autosplit", "--help"],
         [PYTHON.with_name("autosplit"), "bundle", "show", "mlp.asb"],
+        [PYTHON, "-P", "-m", "autosplit", "--help"],
+        [PYTHON, "-m", "autosplit", *run],
     ]
     for command in commands:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert (done.returncode, ran(folder)) == (0, []), done.stderr
+    told = json.loads(done.stdout)
+    assert told["stages"][0]["backend"] == "inductor" and told["outputs_equal"] and told["max_relative_error"] < 1e-5
     assert (folder / "page.html").exists()
+    left = [path.stat().st_size for path in temporary.rglob("*") if path.is_file()]
+    assert 0 < sum(left) < 2_000_000
 
 
 def test_a_child_gets_neither_the_current_folder_nor_those_of_models(folder: Path, own_path: None) -> None:

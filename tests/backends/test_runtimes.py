@@ -323,7 +323,7 @@ def test_openvino_works_on_several_requests_at_once_and_keeps_them_apart(mlp, wh
 
 
 def test_inductor_compiles_once_and_leaves_the_library_alone_in_the_folder(mlp, whole, tmp_path, monkeypatch):
-    """What the real compiler leaves is looked at in tests/deploying/test_compiling.py: it takes half a minute."""
+    """What the real compiler leaves is looked at in tests/test_foreign_folders.py: it takes half a minute."""
 
     def compiled(module, inputs, options):
         library = Path(options["aot_inductor.output_path"])
