@@ -156,11 +156,17 @@ for network in ("eager", "mixed"):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.fixture
-def small(skips, tmp_path):
-    """A bundle of its own, and a function that edits its manifest and makes the key fit again."""
-    path = tmp_path / "app.asb"
+@pytest.fixture(scope="module")
+def written(skips, tmp_path_factory):
+    path = tmp_path_factory.mktemp("written") / "app.asb"
     write_bundle({"skips": (skips, plan_of(skips, ["eager"]))}, path)
+    return path
+
+
+@pytest.fixture
+def small(written, tmp_path):
+    """A bundle of its own, and a function that edits its manifest and makes the key fit again."""
+    path = shutil.copytree(written, tmp_path / "app.asb")
     manifest = path / "manifest.json"
 
     def edit(change):
