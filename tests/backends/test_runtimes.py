@@ -341,16 +341,16 @@ import sys
 sys.modules["onnx"] = sys.modules["onnxscript"] = None
 import gc, signal, threading, torch
 from pathlib import Path
-from autosplit.backends.base import get_backend
+from autosplit.backends import onnxruntime, openvino
 
 folder, inputs = Path(sys.argv[1]), [torch.ones(4, 32)]
-print(get_backend("onnxruntime").load(folder, 1)(inputs)[0].shape, get_backend("openvino").load(folder, 1)(inputs)[0].shape)
+print(*(one.BACKEND.load(folder, 1)(inputs)[0].shape for one in (onnxruntime, openvino)))
 print([thread.name for thread in threading.enumerate()], "openvino_telemetry" in sys.modules)
 del sys.modules["onnx"], sys.modules["onnxscript"]
 from autosplit.backends import conformance
 from autosplit.backends.profiling import OpenVinoProbe
 
-models = [get_backend("openvino").load(folder, 1), OpenVinoProbe(folder, 1, "f32"), get_backend("openvino").load(folder, 1)]
+models = [openvino.BACKEND.load(folder, 1), OpenVinoProbe(folder, 1, "f32"), openvino.BACKEND.load(folder, 1)]
 while models:
     del models[0]
     gc.collect()
