@@ -630,8 +630,10 @@ def build():
 
 
 @pytest.fixture
-def stoppable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Signals are handled as in a new process, and afterwards as before."""
+def stoppable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Signals are handled as in a process that began 5 s ago, and afterwards as before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "BEGAN_S", time.monotonic() - 5)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
@@ -647,9 +649,7 @@ def test_ctrl_c_that_code_of_others_swallows_ends_the_command_at_the_next_step(
 ) -> None:
     name = f"stubborn{len(swallow)}"
     (tmp_path / f"{name}.py").write_text(STUBBORN.format(swallow=swallow))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(cli, "BEGAN_S", time.monotonic() - 5)
     words = ["autosplit", "profile", f"{name}:build", "--backend", "eager", "--devices", "null:0"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
@@ -749,16 +749,10 @@ def test_ctrl_c_ends_the_process_at_its_first_and_its_last_step_and_leaves_nothi
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("stoppable")
 @pytest.mark.parametrize(("step", "wait_s"), [("profile", 0.0), ("search", 0.5)])
 def test_ctrl_c_while_workers_measure_or_run_candidates_leaves_nothing(
-    made: tuple[Path, dict[str, Any]],
-    step: str,
-    wait_s: float,
-    tmp_path: Path,
-    stoppable: None,
-    nothing_left: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    made: tuple[Path, Any], step: str, wait_s: float, tmp_path: Path, nothing_left: Any, monkeypatch: Any, capfd: Any
 ) -> None:
     """In this process, which outlives the command. Search begins with what was measured for the plan above."""
     before, family, ended = set(grandchildren(os.getpid())), set[psutil.Process](), threading.Event()
@@ -772,9 +766,7 @@ def test_ctrl_c_while_workers_measure_or_run_candidates_leaves_nothing(
             os.kill(os.getpid(), signal.SIGINT)
 
     known = made[0] / "profiles" if step == "search" else tmp_path / "profiles"
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(cli, "BEGAN_S", time.monotonic() - 5)
     monkeypatch.setattr(sys, "argv", ["autosplit", *AUTO, "--budget", "8s", "--profiles", str(known)])
     stopper = threading.Thread(target=stop)
     stopper.start()
