@@ -22,8 +22,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m autosplit.planners.warming
 	@touch $@
 
-# Tests of a file share a traced and measured model, so one process runs them all; long files are not last by name.
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+# Tests of a file share a traced and measured model, so one process runs them all; long files are not last by name. A third process
+# has the cores while others wait.
+PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 DEMO := autosplit-run
 kept = --profiles $(DEMO)/profiles -o $(DEMO)/$(1).yaml --picture $(DEMO)/$(1).svg --report $(DEMO)/$(1).html
 
@@ -94,7 +95,7 @@ gallery: install ## run the notebooks, and keep their outputs for the documentat
 	$(BIN)/python -m benchmarks.gallery
 
 fuzz: install ## 2,000 mutations of each kind of file, archive, bundle and message from another host, hostile calls of each operator, and all cases of properties
-	AUTOSPLIT_FUZZ_CASES=2000 $(BIN)/python -m pytest -q $(wildcard tests/test_hostile_*.py tests/*/test_hostile_*.py) tests/bundling/test_native.py tests/tracing/test_operators.py $(shell grep -rl 'from hypothesis' tests --include=test_*.py)
+	AUTOSPLIT_FUZZ_CASES=2000 $(BIN)/python -m pytest -q $(wildcard tests/test_hostile_*.py tests/*/test_hostile_*.py) tests/bundling/test_native.py tests/tracing/test_operators.py $(shell grep -rlE 'from (fuzzing|hypothesis) import' tests --include=test_*.py)
 
 dist: ## source distribution and wheel in build/dist, and a run of the wheel in a bare environment
 	rm -rf build/dist build/bare && mkdir -p build/dist

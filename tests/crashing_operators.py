@@ -1,4 +1,4 @@
-"""An operator whose rule for shapes ends the process in which exporters run, as a crash of an exporter does."""
+"""An operator whose module ends the process in which exporters run, before that loads an exporter for a second."""
 
 import os
 import signal
@@ -14,13 +14,13 @@ def end(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-@end.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    if apart._is_apart:
-        os.kill(os.getpid(), signal.SIGSEGV)
-    return torch.empty_like(x)
+end.register_fake(torch.empty_like)
 
 
 class Ending(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return end(x)
+
+
+if apart._is_apart:
+    os.kill(os.getpid(), signal.SIGSEGV)

@@ -59,7 +59,7 @@ def placed(program: StageProgram, device: Simulated, resident_bytes: int | None)
 
 
 def seconds_of_requests(
-    traced: Traced, plan: Plan, core_s: Mapping[str, float], buses: Sequence[tuple[Sequence[str], float]] = (), count: int = 40
+    traced: Traced, plan: Plan, core_s: Mapping[str, float], buses: Sequence[tuple[Sequence[str], float]] = (), count: int = 20
 ) -> float:
     """Simulated seconds of a request once the stages are full.
 

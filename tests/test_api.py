@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,19 @@ TWO = Machine.of(parse_device(f"cpu:{core}") for core in CORES)
 TIED = "autosplit.examples.tied:tied"
 
 
+@cache
+def traced_of(spec: str, batch: int = 1) -> autosplit.Traced:
+    """One trace for all tests."""
+    return autosplit.trace(spec, batch=batch)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> AutoResult:
     """A net with a tied weight and a dict output, four items a request, two backends, on two devices."""
     folder = tmp_path_factory.mktemp("profiles")
     two = ["eager", "onnxruntime"]
     budget = Budget(search_s=2, planner_s=1, num_requests=40, num_rounds=2)
-    return autosplit.auto(autosplit.trace(TIED, batch=4), TWO, setup=Setup(backends=two, store=folder), budget=budget)
+    return autosplit.auto(traced_of(TIED, 4), TWO, setup=Setup(backends=two, store=folder), budget=budget)
 
 
 @pytest.mark.timeout(300)
@@ -66,7 +73,7 @@ def test_the_search_measured_its_candidates_and_kept_their_stages(found: AutoRes
 @pytest.mark.timeout(200)
 def test_a_plan_that_cuts_requests_runs_beside_baselines_that_do_not() -> None:
     spec = "autosplit.examples.mlp:mlp?depth=4&width=64"
-    whole, half = (autosplit.trace(spec, batch=batch) for batch in (4, 2))
+    whole, half = (traced_of(spec, batch) for batch in (4, 2))
     profiles = [
         Profile.given(one.graph, {(op.name, device.name): 1e-4 for op in one.graph.ops for device in TWO.devices})
         for one in (whole, half)
@@ -87,7 +94,7 @@ def test_a_plan_that_cuts_requests_runs_beside_baselines_that_do_not() -> None:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
 def test_both_throughput_and_latency_are_measured_in_rounds_and_the_stages_in_full_ones(objective: str) -> None:
-    traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=4&width=64")
+    traced = traced_of("autosplit.examples.mlp:mlp?depth=4&width=64")
     seconds = {(op.name, device.name): 1e-4 for op in traced.graph.ops for device in TWO.devices}
     profile = Profile.given(traced.graph, seconds)
     plan = replace(
@@ -105,7 +112,7 @@ def test_both_throughput_and_latency_are_measured_in_rounds_and_the_stages_in_fu
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("spec", ["autosplit.examples.unet:unet?channels=4&size=32", TIED])
 def test_three_stages_on_two_devices_equal_the_unsplit_model(spec: str) -> None:
-    traced = autosplit.trace(spec)
+    traced = traced_of(spec)
     seconds = {(op.name, device.name): 1e-4 for op in traced.graph.ops for device in TWO.devices}
     profile = autosplit.Profile.given(traced.graph, seconds)
     plan = autosplit.search(traced, profile, TWO, Constraints(num_stages=3), budget=Budget(search_s=0)).plan
@@ -145,7 +152,7 @@ def test_any_set_of_ops_on_a_device_is_several_stages_there(tmp_path: Path) -> N
 
 
 def test_a_profile_without_a_common_backend_is_refused() -> None:
-    traced = autosplit.trace(TIED)
+    traced = traced_of(TIED)
     profile = autosplit.Profile.given(traced.graph, {(op.name, "null:0"): 1.0 for op in traced.graph.ops})
     with pytest.raises(ProfileError, match="no backend on all of null:0, null:1"):
         measured_backends(profile, Machine.of(map(parse_device, ("null:0", "null:1"))))
@@ -183,7 +190,7 @@ def test_a_baseline_for_which_descriptors_are_short_is_left_out(monkeypatch: pyt
         return load(bench, name, *args)
 
     monkeypatch.setattr(Bench, "load", load)
-    traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=2&width=8")
+    traced = traced_of("autosplit.examples.mlp:mlp?depth=2&width=8")
     ops = {(op.name, device.name): 1e-4 for op in traced.graph.ops for device in TWO.devices}
     profile = Profile.given(traced.graph, ops)
     plan = autosplit.search(traced, profile, TWO, Constraints(num_stages=2), budget=Budget(search_s=0)).plan
@@ -193,7 +200,7 @@ def test_a_baseline_for_which_descriptors_are_short_is_left_out(monkeypatch: pyt
 
 
 def test_devices_may_be_named_in_each_call(tmp_path: Path) -> None:
-    traced = autosplit.trace(TIED)
+    traced = traced_of(TIED)
     name = f"cpu:{CORES[0]}"
     profile = autosplit.measure(traced, name, setup=Setup(backends=["eager"]))
     assert {setting.device for setting in profile.measured} == {name}
@@ -258,7 +265,7 @@ def test_demands_that_contradict_each_other_are_refused_before_a_trace() -> None
 
 
 def test_a_plan_of_unknown_code_is_not_run(tmp_path: Path) -> None:
-    traced = autosplit.trace(TIED)
+    traced = traced_of(TIED)
     profile = autosplit.Profile.given(traced.graph, {(op.name, "cpu:0"): 1.0 for op in traced.graph.ops})
     one = Machine.of([parse_device("cpu:0")])
     plan = autosplit.search(traced, profile, one, budget=Budget(search_s=0)).plan
@@ -301,7 +308,7 @@ def test_a_plan_of_a_python_object_is_loaded_with_the_object(tmp_path: Path) -> 
 
 
 def test_a_plan_in_bf16_is_not_exported_in_f32(tmp_path: Path) -> None:
-    traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=2&width=8")
+    traced = traced_of("autosplit.examples.mlp:mlp?depth=2&width=8")
     found = baselines_of(traced.graph, Plan(traced.source, traced.graph.hash, "", (), UNKNOWN), TWO, None)
     coarse = replace(next(iter(found.plans.values())), precision="bf16")
     with pytest.raises(UsageError, match="the plan computes in bf16, and an export does in f32"):
@@ -314,7 +321,7 @@ def test_stages_of_other_microbatches_do_not_share_files() -> None:
     with Workspace() as workspace:
         folders = []
         for batch in (2, 4):
-            traced = autosplit.trace(TIED, batch=batch)
+            traced = traced_of(TIED, batch)
             folders.append(workspace.add(unsplit(traced), "eager", "f32"))
         assert folders[0] != folders[1]
 
@@ -341,7 +348,7 @@ def test_stages_of_other_models_do_not_share_files() -> None:
 
 
 def test_a_stage_that_is_saved_elsewhere_is_loaded_from_there_and_stays(tmp_path: Path) -> None:
-    traced = autosplit.trace(TIED)
+    traced = traced_of(TIED)
     save_stage(unsplit(traced), tmp_path / "saved")
     with Workspace() as workspace:
         assert workspace.save(unsplit(traced), there=tmp_path / "saved") == workspace.save(unsplit(traced))

@@ -11,8 +11,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -462,22 +464,17 @@ def test_all_faults_of_an_options_file_are_named(
         assert fault in str(done.exception)
 
 
-@pytest.mark.parametrize("command", sorted(one.name or "" for one in cli.app.registered_commands))
-def test_help_is_whole_in_80_columns(command: str) -> None:
-    """A word that is too long for its column ends in dots: ``cpu:0=300MB,cpu:1…``."""
-    result = CliRunner().invoke(cli.app, [command, "--help-all"], env={"COLUMNS": "80"})
-    assert result.exit_code == 0 and "--help" in result.output and "…" not in result.output
-
-
 @pytest.mark.parametrize("command", ["", *sorted(one.name or "" for one in cli.app.registered_commands)])
-def test_help_fits_a_screen_and_says_how_to_see_the_rest(command: str) -> None:
-    """``search --help`` had 125 lines."""
+def test_help_fits_a_screen_and_80_columns_and_says_how_to_see_the_rest(command: str) -> None:
+    """``search --help`` had 125 lines. A word that is too long for its column ends in dots: ``cpu:0=300MB,cpu:1…``."""
     words = [command] if command else []
     shown = CliRunner().invoke(cli.app, [*words, "--help"], env={"COLUMNS": "80"}).output.rstrip()
     assert len(shown.splitlines()) <= 30 and "``" not in shown
+    if command:
+        whole = CliRunner().invoke(cli.app, [command, "--help-all"], env={"COLUMNS": "80"})
+        assert whole.exit_code == 0 and "--help" in whole.output and "…" not in whole.output
     if "more flags" in shown:
-        whole = CliRunner().invoke(cli.app, [*words, "--help-all"], env={"COLUMNS": "80"}).output
-        flags, first = set(re.findall(r"--[a-z-]+", whole)), set(re.findall(r"--[a-z-]+", shown))
+        flags, first = set(re.findall(r"--[a-z-]+", whole.output)), set(re.findall(r"--[a-z-]+", shown))
         assert first < flags and f"{command} --help-all" in shown
 
 
@@ -633,8 +630,10 @@ def build():
 
 
 @pytest.fixture
-def stoppable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Signals are handled as in a new process, and afterwards as before."""
+def stoppable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Signals are handled as in a process that began 5 s ago, and afterwards as before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "BEGAN_S", time.monotonic() - 5)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
@@ -650,9 +649,7 @@ def test_ctrl_c_that_code_of_others_swallows_ends_the_command_at_the_next_step(
 ) -> None:
     name = f"stubborn{len(swallow)}"
     (tmp_path / f"{name}.py").write_text(STUBBORN.format(swallow=swallow))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(cli, "BEGAN_S", time.monotonic() - 5)
     words = ["autosplit", "profile", f"{name}:build", "--backend", "eager", "--devices", "null:0"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
@@ -662,23 +659,19 @@ def test_ctrl_c_that_code_of_others_swallows_ends_the_command_at_the_next_step(
     assert "stopped" in said.partition("swallowed")[2], said
 
 
-def test_ctrl_c_is_known_in_the_errors_that_were_made_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cause", [True, False])
+def test_ctrl_c_is_known_in_the_errors_that_were_made_of_it(
+    is_cause: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It came while ortools was imported, too, and the ImportError of that has no cause."""
+
     def interrupted(*_: Any, **__: Any) -> None:
+        if not is_cause:
+            stopped.set()
+            raise ImportError("initialization failed")
         stop = RuntimeError("Error calling __set_name__")
         stop.__cause__ = KeyboardInterrupt()
         raise TraceError("the model cannot be traced") from stop
-
-    monkeypatch.setattr("autosplit.api.trace", interrupted)
-    result = inside("profile", "autosplit.examples.mlp:mlp", cwd=tmp_path, monkeypatch=monkeypatch)
-    assert (result.exit_code, "stopped" in result.output) == (130, True), result.output
-
-
-def test_ctrl_c_is_known_in_an_error_without_a_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It came while ortools was imported, and the ImportError of that was shown with its traceback."""
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        stopped.set()
-        raise ImportError("initialization failed")
 
     monkeypatch.setattr("autosplit.api.trace", interrupted)
     try:
@@ -709,24 +702,33 @@ def grandchildren(pid: int) -> list[psutil.Process]:
     return []
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("step", "budget", "wait_s"), [("trace", "8s", 1), ("profile", "8s", 0.5), ("search", "8s", 0.5), ("run", "0s", 1.5)]
-)
-def test_ctrl_c_stops_at_every_step_and_leaves_nothing(
-    made: tuple[Path, dict[str, Any]], step: str, budget: str, wait_s: float, tmp_path: Path
-) -> None:
-    """Search and run begin with what was measured for the plan above; all but the trace is stopped when workers are there."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+AUTO = ["auto", MLP, "--backend", "eager", "--requests", "400000", "--devices", DEVICES]
+
+
+@pytest.fixture
+def nothing_left(tmp_path: Path) -> Callable[[Iterable[psutil.Process]], None]:
+    """A function that requires that processes have ended, with all that they had in ``temporary`` and in shared memory."""
+    (tmp_path / "temporary").mkdir()
     shared = set(Path("/dev/shm").iterdir())
-    words = ["auto", MLP, "--backend", "eager", "--budget", budget, "--requests", "400000", "--devices", DEVICES]
-    if step in ("search", "run"):
-        words += ["--profiles", str(made[0] / "profiles")]
+
+    def require(processes: Iterable[psutil.Process]) -> None:
+        assert not psutil.wait_procs(list(processes), timeout=30)[1]
+        assert not list((tmp_path / "temporary").glob("autosplit-*"))
+        assert not abandoned(set(Path("/dev/shm").iterdir()) - shared)
+
+    return require
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("step", "budget", "wait_s"), [("trace", "8s", 1), ("run", "0s", 1.5)])
+def test_ctrl_c_ends_the_process_at_its_first_and_its_last_step_and_leaves_nothing(
+    made: tuple[Path, dict[str, Any]], step: str, budget: str, wait_s: float, tmp_path: Path, nothing_left: Any
+) -> None:
+    """Run begins with what was measured for the plan above, and is stopped when workers are there."""
+    words = [*AUTO, "--budget", budget, *(["--profiles", str(made[0] / "profiles")] if step == "run" else [])]
     command = [sys.executable, "-u", "-m", "autosplit.cli", *words]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)}
-    ) as process:
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith(step):
@@ -742,12 +744,39 @@ def test_ctrl_c_stops_at_every_step_and_leaves_nothing(
     # A shell shows 130 for both: Python ends by the signal itself if it came while a string was executed, as torch's imports do.
     assert process.returncode in (130, -signal.SIGINT), rest
     assert "Traceback" not in rest
-    if step != "search":  # there it depends on whether a candidate was measured before
-        assert (tmp_path / "plan.yaml").exists() == (step == "run") == ("wrote plan.yaml: the best plan so far" in rest)
-    _, alive = psutil.wait_procs(family, timeout=30)
-    assert not alive
-    assert not list(temporary.glob("autosplit-*"))
-    assert not abandoned(set(Path("/dev/shm").iterdir()) - shared)
+    assert (tmp_path / "plan.yaml").exists() == (step == "run") == ("wrote plan.yaml: the best plan so far" in rest)
+    nothing_left(family)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("stoppable")
+@pytest.mark.parametrize(("step", "wait_s"), [("profile", 0.0), ("search", 0.5)])
+def test_ctrl_c_while_workers_measure_or_run_candidates_leaves_nothing(
+    made: tuple[Path, Any], step: str, wait_s: float, tmp_path: Path, nothing_left: Any, monkeypatch: Any, capfd: Any
+) -> None:
+    """In this process, which outlives the command. Search begins with what was measured for the plan above."""
+    before, family, ended = set(grandchildren(os.getpid())), set[psutil.Process](), threading.Event()
+
+    def stop() -> None:
+        while not ended.is_set() and len(family) < len(CORES):
+            family.update(set(grandchildren(os.getpid())) - before)
+            time.sleep(0.01)
+        if not ended.wait(wait_s):
+            family.update(set(grandchildren(os.getpid())) - before)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    known = made[0] / "profiles" if step == "search" else tmp_path / "profiles"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(sys, "argv", ["autosplit", *AUTO, "--budget", "8s", "--profiles", str(known)])
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(SystemExit) as stop_code:
+        cli.main()
+    ended.set()
+    stopper.join()
+    said = capfd.readouterr().err
+    assert stop_code.value.code == 130 and step in said and "Traceback" not in said, said
+    nothing_left(family)
 
 
 def test_ctrl_c_before_a_command_began_ends_without_a_word(

@@ -111,25 +111,15 @@ def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_shell_blocks_to_run_are_our_own_commands(path: Path) -> None:
-    for block in blocks(path.read_text(encoding="utf-8")):
+def test_commands_to_run_are_our_own_data_parse_and_links_lead_somewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for block in blocks(text):
         if block.above == "<!-- run -->":
             assert block.language == "bash", f"line {block.start}: only bash blocks are marked to run"
             assert all(command.startswith("autosplit ") for command in commands(block)), f"line {block.start}"
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_data_blocks_parse(path: Path) -> None:
-    for block in blocks(path.read_text(encoding="utf-8")):
-        if block.language == "yaml":
-            yaml.safe_load("\n".join(block.lines))
-        if block.language == "json":
-            json.loads("\n".join(block.lines))
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_links_lead_somewhere(path: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+        if block.language in ("yaml", "json"):
+            (yaml.safe_load if block.language == "yaml" else json.loads)("\n".join(block.lines))
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
     files = [target for target in targets if "://" not in target and not target.startswith("mailto:")]
     files = [re.sub(r"^gallery/(\w+)\.md$", r"../notebooks/\1.ipynb", target) for target in files]  # pages made of notebooks
     assert [target for target in files if not (path.parent / target).exists()] == []

@@ -1,14 +1,18 @@
 """Commands that run in a folder of a stranger: no module there runs, in the host or in its children."""
 
+import getpass
 import importlib.metadata
+import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
 import autosplit
+from autosplit.backends.base import installed
 from autosplit.bundling.bundler import write_bundle
 from autosplit.children import extend_path, python_running, user_folders
 from autosplit.devices.limits import affinity
@@ -72,24 +76,39 @@ def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
+def num_bytes(folder: Path) -> int:
+    """Bytes of all files beneath a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def ran(folder: Path) -> list[str]:
     """The traps that ran."""
     return sorted(path.stem for path in folder.glob("*.ran"))
 
 
 @pytest.mark.timeout(400)
-def test_a_plan_of_a_trusted_model_runs_no_module_of_its_folder(folder: Path) -> None:
-    """``run --report`` imported ``plotly`` from there, torch's compiler ``ctypes``, and the fork server all others."""
-    run = ["run", "plan.yaml", "--report", "page.html", "--no-baselines", "--requests", "4", "--rounds", "1"]
+@pytest.mark.skipif("inductor" not in installed(), reason="there is no C++ compiler")
+def test_a_plan_of_a_trusted_model_runs_no_module_of_its_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``run --report`` imported ``plotly`` from there, torch's compiler ``ctypes``, and the fork server all others.
+
+    What is compiled gives the numbers of the model, and leaves no more in torch's cache than what it found of the compiler.
+    """
+    cache = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    before_bytes = num_bytes(cache)
+    run = ["run", "plan.yaml", "--report", "page.html", "--no-baselines", "--requests", "4", "--rounds", "1", "--json"]
     commands = [
-        [PYTHON, "-m", "autosplit", *run],
-        [PYTHON, "-P", "-m", "autosplit", "--help"],
         [PYTHON.with_name("autosplit"), "bundle", "show", "mlp.asb"],
+        [PYTHON, "-P", "-m", "autosplit", "--help"],
+        [PYTHON, "-m", "autosplit", *run],
     ]
     for command in commands:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert (done.returncode, ran(folder)) == (0, []), done.stderr
+    told = json.loads(done.stdout)
+    assert told["stages"][0]["backend"] == "inductor" and told["outputs_equal"] and told["max_relative_error"] < 1e-5
     assert (folder / "page.html").exists()
+    assert cache.is_dir() and num_bytes(cache) - before_bytes < 2_000_000
 
 
 def test_a_child_gets_neither_the_current_folder_nor_those_of_models(folder: Path, own_path: None) -> None:

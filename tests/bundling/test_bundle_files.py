@@ -132,7 +132,8 @@ assert all(np.array_equal(a[name], b[name]) for a, b in zip(serial, pipelined, s
 np.savez(sys.argv[2], **{f"{k}.{name}": v for k, answer in enumerate(pipelined) for name, v in answer.items()})
 """
     command = [sys.executable, "-c", script, str(tmp_path / "in.npz"), str(tmp_path / "out.npz")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    moved = shutil.copytree(folder, tmp_path / "moved.asb")
+    done = subprocess.run(command, cwd=moved, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     found = np.load(tmp_path / "out.npz")
     for k, (early, late) in enumerate(answers_of(skips, requests)):
@@ -156,11 +157,17 @@ for network in ("eager", "mixed"):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.fixture
-def small(skips, tmp_path):
-    """A bundle of its own, and a function that edits its manifest and makes the key fit again."""
-    path = tmp_path / "app.asb"
+@pytest.fixture(scope="module")
+def written(skips, tmp_path_factory):
+    path = tmp_path_factory.mktemp("written") / "app.asb"
     write_bundle({"skips": (skips, plan_of(skips, ["eager"]))}, path)
+    return path
+
+
+@pytest.fixture
+def small(written, tmp_path):
+    """A bundle of its own, and a function that edits its manifest and makes the key fit again."""
+    path = shutil.copytree(written, tmp_path / "app.asb")
     manifest = path / "manifest.json"
 
     def edit(change):

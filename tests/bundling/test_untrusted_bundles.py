@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -61,12 +62,18 @@ def plan_of(traced: Traced, *backends: str) -> Plan:
     return Plan(Source("m"), traced.graph.hash, "", stages, UNKNOWN)
 
 
-@pytest.fixture
-def wide(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of an eager part before one of ONNX Runtime."""
-    traced = traced_of(Wide(), NUM)
-    write_bundle({"wide": (traced, plan_of(traced, "eager", "onnxruntime"))}, tmp_path / "wide.asb")
-    return tmp_path / "wide.asb"
+    traced, path = traced_of(Wide(), NUM), tmp_path_factory.mktemp("written") / "wide.asb"
+    write_bundle({"wide": (traced, plan_of(traced, "eager", "onnxruntime"))}, path)
+    return path
+
+
+@pytest.fixture
+def wide(written: Path, tmp_path: Path) -> Path:
+    """A copy of it, which a test may change."""
+    return shutil.copytree(written, tmp_path / "wide.asb")
 
 
 def with_table(folder: Path, change: Callable[[Any], object]) -> None:

@@ -6,6 +6,7 @@ from random import Random
 import exhaustive
 import numpy as np
 import pytest
+from fuzzing import examples
 from problems import chain, random_blocks, random_problem
 
 from autosplit.costs.cost import evaluate
@@ -107,7 +108,7 @@ def test_plans_around_a_bus_are_as_good_as_brute_force(seed):
     assert best is not None and found.bound_s <= best[1] * (1 + 1e-6) and found.objective_s <= best[1] * 1.25
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(20)))
 def test_the_simulation_keeps_the_pace_of_the_evaluator(seed):
     problem = on_hosts(random_problem(seed, num_ops=5, num_devices=3, unsupported=False), 0.3 * Random(seed).random())
     blocks = random_blocks(problem, seed)
@@ -118,7 +119,7 @@ def test_the_simulation_keeps_the_pace_of_the_evaluator(seed):
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(6)))
 def test_plans_around_wires_are_as_good_as_brute_force(seed, objective):
     problem = random_problem(seed, num_ops=4, num_devices=3, caps=False, pooled=False)
     problem = on_hosts(problem, 0.5 * (1 + seed % 3))

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from autosplit.backends.base import installed
 from autosplit.backends.warming import begin_loading
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying import compiling
-from autosplit.deploying.bench import Bench
 from autosplit.deploying.compiling import LEAST_COMPILE_S, compile_baselines
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.limits import affinity
@@ -78,30 +76,22 @@ def assert_gone(worker: WorkerProcess) -> None:
         os.killpg(worker.pid, 0)
 
 
-@pytest.mark.timeout(240)
-def test_a_compiled_way_runs_and_agrees_with_the_model_and_nothing_else_is_left(
-    mlp: Traced, workspace: Workspace, started: list[WorkerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_compiled_way_is_ready_and_nothing_else_is_left(
+    mlp: Traced, workspace: Workspace, started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    """With a quick compiler; what the real one makes and leaves is looked at in ``tests/test_foreign_folders.py``."""
+    monkeypatch.setattr(StageProgram, "packages", ("quick_libraries",))
     plan, profile = planned(mlp, 1.0, 0.8)
-    program = unsplit(mlp)
-    folder = workspace.save(program)
+    folder = workspace.save(unsplit(mlp))
     there = {*folder.iterdir(), folder / "inductor.so"}
     told: list[tuple[float, str]] = []
     ready, reasons = compile_baselines(["inductor"], (mlp, profile), plan, ONE, workspace, 200, lambda *now: told.append(now[1:]))
     assert (ready, reasons) == (["inductor"], {})
     assert [share for share, _ in told] == sorted(share for share, _ in told)
-    assert told[0] == (0.0, "compiling the model for inductor") and told[-1][0] < 1
+    assert told[0] == (0.0, "compiling the model for inductor") and 0 < told[-1][0] < 1
     assert_gone(started[0])
     assert {*folder.iterdir()} == there
-    left = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
-    assert 0 < sum(left) < 2_000_000  # what torch found of the compiler
-    way = replace(plan, stages=tuple(replace(stage, backend="inductor") for stage in plan.stages))
-    with Bench(ONE, workspace) as bench:
-        entry = bench.load("inductor", way, mlp)
-        assert entry.fault == "" and 0 <= entry.error.relative < 1e-5
-    assert len(started) == 1
+    assert workspace.add(unsplit(mlp), "inductor", "f32") == folder and len(started) == 1
 
 
 def test_compiling_ends_at_its_limit_with_all_that_it_started(

@@ -9,6 +9,7 @@ from threading import Thread
 
 import pytest
 import torch
+from fuzzing import examples
 from torch import nn
 
 from autosplit.errors import BackendError, ProfileError, UsageError
@@ -46,7 +47,7 @@ def random_graph(choose: random.Random, num_ops: int) -> Graph:
     return Graph("random", ("x",), (names[-1],), tuple(ops), values, {}).verify()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(6)))
 def test_as_many_ops_stay_as_a_brute_force_finds(seed: int) -> None:
     choose = random.Random(seed)
     graph = random_graph(choose, 12)

@@ -44,7 +44,7 @@ def test_a_front_holds_a_plan_between_the_ends_that_only_a_memory_cap_finds():
     assert [min(figures) for figures in zip(*values, strict=True)] == pytest.approx([10.1, 12.0, 6.0])
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=1, deadline=None)
 @given(st.integers(0, 10**6))
 @example(45089)
 @example(524289)  # the quickest plan shares a device, and is found by annealing only
@@ -80,7 +80,7 @@ def test_what_is_proved_of_one_block_on_a_device_is_not_claimed_of_plans_that_sh
     problem = random_problem(seed, num_ops=4, num_devices=2, grouped=False)
     shared = exhaustive.best_blocks(problem, Demands(reuse=True))
     found = 0
-    for solution in pareto(problem, time_limit_s=1):
+    for solution in pareto(problem, time_limit_s=0.5):
         if len({device for block in solution.blocks for device in block.devices}) < len(solution.blocks):
             found += 1
             assert 0 < solution.bound_s <= shared[1] * (1 + 2e-6)

@@ -51,7 +51,7 @@ def test_contract_when_any_set_of_ops_may_share_a_device(seed):
 
 
 @pytest.mark.parametrize("max_replicas", [1, 2])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(6)))
 def test_any_sets_bound_plans_that_share_devices(seed, max_replicas):
     problem = random_problem(seed, num_ops=3, num_devices=2, caps=seed % 2 == 0)
     demands = Demands(reuse=True, max_replicas=max_replicas)
@@ -138,12 +138,6 @@ def test_three_stages_on_two_devices():
     solution = solve(chain([4, 4, 4, 4], num_devices=2, num_bytes=0.0), Demands(num_stages=3))
     assert len(solution.blocks) == 3
     assert (solution.objective_s, solution.status) == (8.0, "optimal")
-
-
-def test_no_time_at_all_still_gives_a_plan():
-    solution = solve(chain([1.0] * 400, num_devices=4), time_limit_s=0.0)
-    assert solution.objective_s <= 400.0
-    assert solution.gap >= 0.0
 
 
 def test_no_time_at_all_still_gives_a_plan_where_no_device_holds_all():

@@ -9,6 +9,7 @@ from time import process_time
 from typing import Any
 
 import pytest
+from fuzzing import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from problems import random_problem
@@ -120,7 +121,7 @@ def check(plan: Plan, best_s: float) -> None:
     assert plan.status == "feasible" or found_s == pytest.approx(best_s)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(examples(16)))
 def test_a_bound_holds_for_every_mixture_and_optimal_is_said_of_the_best_only(seed: int) -> None:
     graph, machine, profile, backends = random_question(seed, [(1, 2), (1, 3), (2, 1), (2, 2), (2, 2), (3, 1), (2, 3), (3, 2)])
     plan = plan_model(Question(graph, profile, Source("m:f"), machine, backends, ONE_EACH, time_limit_s=1)).verify(graph, machine)
@@ -143,7 +144,7 @@ def test_backends_that_are_level_do_not_take_turns() -> None:
     assert len(plan.stages) == 3 and plan.prediction.bottleneck_s == pytest.approx(40.0, rel=0.01)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(12)))
 def test_a_bound_holds_for_every_choice_where_stages_are_counted(seed: int) -> None:
     graph, machine, profile, backends = random_question(seed, [(1, 2), (2, 2), (2, 3), (3, 2)])
     wanted = Constraints(num_stages=2, max_replicas=1)
@@ -178,7 +179,7 @@ def overlapping_question(seed: int) -> tuple[Graph, Machine, Profile, tuple[str,
     return graph, machine, replace(Profile.empty(graph), measured=measured).verify(), backends
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(6)))
 def test_core_sets_that_overlap_are_alternatives_with_a_bound_over_all_of_them(seed: int) -> None:
     graph, machine, profile, backends = overlapping_question(seed)
     plan = plan_model(Question(graph, profile, Source("m:f"), machine, backends, ONE_EACH, time_limit_s=2)).verify(graph, machine)

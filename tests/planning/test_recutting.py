@@ -5,6 +5,7 @@ from time import monotonic
 
 import numpy as np
 import pytest
+from fuzzing import examples
 from problems import chain, random_problem
 
 from autosplit.costs.cost import evaluate
@@ -50,7 +51,7 @@ def test_a_group_moves_as_a_whole():
     assert cut.ops == 1 and "'op2' on 'dev0'" in cut.moved
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(12)))
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_a_cut_costs_what_some_legal_plan_costs_and_never_less_than_the_optimum(seed, contiguous):
     problem = random_problem(seed, num_ops=6, num_devices=3, unsupported=False, caps=False, pooled=False)

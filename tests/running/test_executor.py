@@ -501,23 +501,6 @@ def test_a_parameter_group_of_no_stage_is_refused() -> None:
         Pipeline([local("a", double, "x", "y")], ["x"], ["y"], groups={"g": ["a", "none"]})
 
 
-def test_many_threads_may_submit_at_once() -> None:
-    with Pipeline([local("a", double, "x", "u", 2), local("b", increment, "u", "y")], ["x"], ["y"], queue_capacity=1) as pipeline:
-        wrong: list[float] = []
-
-        def ask(base: int) -> None:
-            for number in range(base, base + 30):
-                if pipeline.run(request(number))[0][0] != 2 * number + 1:
-                    wrong.append(number)
-
-        threads = [threading.Thread(target=ask, args=(100 * one,)) for one in range(5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert wrong == [] and pipeline.stats().num_requests == 150
-
-
 def test_stats_add_up_and_can_be_cleared() -> None:
     with Pipeline([local("a", double, "x", "u", 2), local("b", increment, "u", "y")], ["x"], ["y"]) as pipeline:
         pipeline.run_many([request(number) for number in range(10)])

@@ -125,49 +125,9 @@ def test_nothing_is_left_after_close_after_an_exception_and_after_a_failed_start
 
 
 HOST = """
-import sys
-sys.path[:0] = {path!r}
-from pipelines import request, spawned, CORES
-from autosplit.running.pipeline import Pipeline
-try:
-    stages = [spawned("a", "slow_increment", "x", "u"), spawned("b", "double", "u", "y", CORES[-1:])]
-    with Pipeline(stages, ["x"], ["y"]) as pipeline:
-        print(*pipeline.pids, flush=True)
-        while True:
-            pipeline.run_many([request(number) for number in range(50)])
-except KeyboardInterrupt:
-    print("stopped", flush=True)
-"""
-
-
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_outlives_the_host(end: signal.Signals) -> None:
-    names = sorted(os.listdir("/dev/shm"))  # noqa: PTH208
-    with subprocess.Popen(
-        [sys.executable, "-c", HOST.format(path=[str(Path(__file__).parents[1])])],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as host:
-        assert host.stdout is not None and host.stderr is not None
-        pids = host.stdout.readline().split()
-        assert len(pids) == 2
-        time.sleep(0.2)
-        host.send_signal(end)
-        rest = host.communicate(timeout=30)
-    if end == signal.SIGINT:
-        assert rest[0] == "stopped\n" and rest[1] == "" and host.returncode == 0
-    until = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert sorted(os.listdir("/dev/shm")) == names  # noqa: PTH208
-
-
-FORKS = """
 import os, signal, sys
 sys.path[:0] = {path!r}
-from pipelines import request, spawned
+from pipelines import request, spawned, CORES
 from autosplit.errors import RefusedError
 from autosplit.scratch import scratch_folder
 from autosplit.running.pipeline import Pipeline
@@ -190,17 +150,37 @@ with scratch_folder() as folder, Pipeline([spawned("a", "increment", "x", "y")],
     assert folder.exists() and pipeline.run(request(1))[0][0] == 2 and pipeline.restarts == 0
     print(forked(signal.pause), flush=True)
 print(pipeline._transport.deployment.workers[0].fate(), flush=True)
+try:
+    stages = [spawned("a", "slow_increment", "x", "u"), spawned("b", "double", "u", "y", CORES[-1:])]
+    with Pipeline(stages, ["x"], ["y"]) as pipeline:
+        print(*pipeline.pids, flush=True)
+        while True:
+            pipeline.run_many([request(number) for number in range(50)])
+except KeyboardInterrupt:
+    print("stopped", flush=True)
 """
 
 
-def test_processes_that_the_user_forks_hurt_nobody_and_hold_up_no_end() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKS.format(path=[str(Path(__file__).parents[1])])], stdout=subprocess.PIPE, text=True
-    ) as host:
-        assert host.stdout is not None
+def test_processes_that_the_user_forks_hold_up_no_end_and_nothing_is_left_after_ctrl_c() -> None:
+    """Hosts that are killed, and their workers, are in ``tests/devices/test_processes.py``."""
+    names = sorted(os.listdir("/dev/shm"))  # noqa: PTH208
+    code = HOST.format(path=[str(Path(__file__).parents[1])])
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None and host.stderr is not None
         child = int(host.stdout.readline())
         try:
             assert host.stdout.readline() == "exited with code 0\n"
+            pids = host.stdout.readline().split()
+            assert len(pids) == 2
+            time.sleep(0.2)
+            host.send_signal(signal.SIGINT)
+            assert host.stdout.readline() == "stopped\n"
             assert host.wait(20) == 0
         finally:
-            os.kill(child, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)  # it holds both pipes
+        assert host.communicate(timeout=30) == ("", "")
+    until = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert sorted(os.listdir("/dev/shm")) == names  # noqa: PTH208

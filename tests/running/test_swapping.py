@@ -23,7 +23,7 @@ from autosplit.tracing.splitting import save_stage, split
 pytestmark = pytest.mark.timeout(100)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def traced() -> Traced:
     return trace(load_model("autosplit.examples.mlp:mlp?depth=4&width=8"))
 

@@ -6,6 +6,7 @@ from math import inf
 
 import numpy as np
 import pytest
+from fuzzing import examples
 from problems import random_problem
 
 from autosplit.costs.problem import Transfers
@@ -25,7 +26,7 @@ def last_below(walk_below):
     return limit_s
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(examples(30)))
 def test_both_ends_give_the_same_value(seed):
     demands = Demands()
     items = contract(random_problem(seed), demands)
@@ -55,7 +56,7 @@ def test_both_ends_give_the_same_value(seed):
     assert values[0] == pytest.approx(values[1])
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(examples(60)))
 def test_full_blocks_are_enough(seed):
     """Walks that leave blocks with room aside, against walks that do not."""
     rng = np.random.default_rng(seed)

@@ -35,7 +35,7 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(50), deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), LIMITS)
 def test_all_limits_together_are_met_as_well_as_brute_force_meets_them(seed, options):
     problem, solution, demands = solved(seed, options, num_ops=1 + seed % 4, num_devices=1 + seed % 2)

@@ -6,6 +6,7 @@ from time import monotonic
 import exhaustive
 import numpy as np
 import pytest
+from fuzzing import examples
 from problems import random_problem
 
 from autosplit.planners import bounds
@@ -17,7 +18,7 @@ from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(12)))
 def test_climbing_to_the_optimum_and_never_above_it(seed):
     problem = random_problem(seed, num_ops=5, caps=True, pooled=False)
     best = exhaustive.best_blocks(problem, Demands())
@@ -34,7 +35,7 @@ def test_climbing_to_the_optimum_and_never_above_it(seed):
         assert board.closed
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(6)))
 def test_prices_never_cut_off_the_best_chain(seed):
     problem = random_problem(seed, num_ops=6, caps=True, pooled=False, overlap=False)
     items = contract(problem, Demands())

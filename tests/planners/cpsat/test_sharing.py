@@ -5,6 +5,7 @@ from math import inf
 
 import numpy as np
 import pytest
+from fuzzing import examples
 
 from autosplit.planners.cpsat.sharing import Way, choose, factor_of, relaxed_factor, sums
 
@@ -33,7 +34,7 @@ def allowed(chosen: tuple[Way, ...]) -> bool:
     return held <= CAPS["ram"] and not any(way.alone & rest for way, rest in zip(chosen, others, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(12)))
 def test_no_choice_has_a_larger_factor_and_the_cheapest_tied_one_is_taken(seed: int) -> None:
     tenants = drawn(seed)
     possible = [row for row in product(*tenants) if allowed(row)]

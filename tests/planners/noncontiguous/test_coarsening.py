@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzzing import examples
 from problems import random_problem
 
 from autosplit.costs.workloads import read_workload
@@ -15,7 +16,7 @@ from autosplit.planners.noncontiguous.local_search import descents
 from autosplit.planners.noncontiguous.starts import random_home
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(12)))
 def test_a_coarse_graph_costs_the_same(seed):
     graph = hypergraph_of(random_problem(seed, num_ops=14, num_devices=3, pooled=False))
     home = random_home(graph, seed)

@@ -5,6 +5,7 @@ from math import inf
 import exhaustive
 import numpy as np
 import pytest
+from fuzzing import examples
 from problems import random_problem
 
 from autosplit.planners.noncontiguous import column_generation
@@ -29,7 +30,7 @@ def drawn(seed, num_ops=7):
     return random_problem(seed, num_ops=num_ops, num_devices=2, unsupported=False, caps=False, host=False, pooled=False)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(examples(8)))
 def test_a_bound_without_the_cheapest_nets_still_holds(seed):
     problem = drawn(seed, num_ops=5)
     graph = hypergraph_of(problem)

@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from fuzzing import examples
 from problems import random_problem
 
 from autosplit.planners.noncontiguous.column_generation import pricers_of, rising_bound
@@ -28,7 +29,7 @@ def subsets(graph):
     return [np.array(bits, dtype=bool) for bits in product((False, True), repeat=graph.num_items)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(examples(10)))
 def test_no_set_below_the_cap_is_lost_and_with_many_levels_none_above_it_is_left(seed):
     graph, limit_s = drawn(seed), 25.0
     values = np.random.default_rng(seed).integers(0, 9, size=graph.num_items)
@@ -58,7 +59,7 @@ def test_a_device_that_holds_nothing_takes_what_weighs_nothing():
         assert (found == light).all()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(examples(10)))
 def test_bounds_and_plans_keep_the_caps(seed):
     graph = drawn(seed, num_ops=6)
     plans = [part.astype(np.int64) for part in subsets(graph) if graph.fits(part.astype(np.int64))]
@@ -73,7 +74,7 @@ def test_bounds_and_plans_keep_the_caps(seed):
         assert found is None or (graph.fits(found[0]) and best_s * (1 - 1e-9) <= max(found[1:]) <= limit_s)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(examples(10)))
 def test_starts_keep_the_caps_that_can_be_kept(seed):
     graph = drawn(seed)
     roomy = replace(graph, item_bytes=np.ones(graph.num_items), memory_bytes=np.full(2, graph.num_items // 2 + 1.0))

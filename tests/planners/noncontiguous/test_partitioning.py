@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzzing import examples
 
 from autosplit.costs.cost import evaluate
 from autosplit.costs.faults import find_faults
@@ -99,7 +100,7 @@ def brute_force_s(problem: Problem) -> float:
     return best_s
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(examples(8)))
 def test_a_hypergraph_is_solved_and_never_overproved(seed: int) -> None:
     problem = drawn(seed)
     best_s = brute_force_s(problem)
@@ -108,7 +109,7 @@ def test_a_hypergraph_is_solved_and_never_overproved(seed: int) -> None:
     assert solution.bound_s <= best_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(6)))
 def test_any_problem_is_answered_rightly(seed: int) -> None:
     problem = drawn(seed, num_ops=5, general=True)
     best_s = brute_force_s(problem)
@@ -119,9 +120,9 @@ def test_any_problem_is_answered_rightly(seed: int) -> None:
 
 @pytest.mark.usefixtures("processor_time")
 @pytest.mark.parametrize("name", sorted(BEST_KNOWN))
-def test_a_published_workload_in_two_seconds(name: str) -> None:
+def test_a_published_workload_in_a_second_of_processor_time(name: str) -> None:
     problem = read_workload(WORKLOADS / f"{name}.json")
-    solution = partitioned(problem, time_limit_s=2.0)
+    solution = partitioned(problem, time_limit_s=1.0)
     assert solution.bound_s <= BEST_KNOWN[name] * (1 + 1e-5)
     assert solution.objective_s <= BEST_KNOWN[name] * 1.03
     if name in PROVED:
@@ -151,7 +152,7 @@ def test_ctrl_c_ends_the_proof_too() -> None:
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(20)))
 def test_a_hypergraph_costs_what_the_evaluator_says_or_less(seed: int) -> None:
     for general in (False, True):
         problem = drawn(seed, num_ops=8, general=general)
@@ -176,7 +177,7 @@ def test_a_cycle_that_a_group_closes_binds_chains_only() -> None:
     assert solve(problem, Demands(contiguous=False), time_limit_s=2.0).objective_s == 10.0
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(12)))
 def test_a_sweep_prices_every_set(seed: int) -> None:
     graph = hypergraph_of(drawn(seed, num_ops=8))
     rng = np.random.default_rng(seed)
@@ -234,7 +235,7 @@ def test_prices_refute_what_cannot_be_held() -> None:
     assert refuted_s(pricers, profiles, graph.num_items, 1e9) <= brute_force_s(drawn(4)) + 1e-9
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(examples(10)))
 def test_a_resplit_of_two_devices_is_the_best_there_is(seed: int) -> None:
     problem = drawn(seed, num_ops=7)
     graph = hypergraph_of(problem)
