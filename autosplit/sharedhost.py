@@ -16,7 +16,7 @@ from autosplit.backends.workspace import Workspace
 from autosplit.costs.problem import Floats
 from autosplit.deploying.bench import Bench
 from autosplit.deploying.footprints import Footprints
-from autosplit.deploying.mixing import run_mix, run_paced
+from autosplit.deploying.mixing import Mix, run_mix, run_paced
 from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import Service
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget, round_s
@@ -30,7 +30,7 @@ from autosplit.planning.sharing import share as share_devices
 from autosplit.progress import Progress, progress_shown
 from autosplit.reports.results import LatencyStats
 from autosplit.searching.candidates import PREDICTION_ERROR
-from autosplit.searching.correcting import slowdowns, spans_of
+from autosplit.searching.correcting import Span, slowdowns, spans_of
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
@@ -42,9 +42,6 @@ PART_S = 1.0
 MOST_S = 2.0
 """Most seconds of a mix."""
 
-FIRST_MIXES = 2
-"""Length of the first mix, in rounds: by it alone all rounds are predicted."""
-
 CALM = 0.7
 """Largest share of the saturation at which latencies are measured: nearer to it they depend on the length of the run."""
 
@@ -54,7 +51,7 @@ class Shared:
     """Several models with their plans for one host, and what was measured of them.
 
     Attributes:
-        sharing: the plans, as predicted; if they ran, with the slowdown of each model in a first mix, of which no round is part.
+        sharing: the plans, as predicted; if they ran, with the slowdown of each model in mixes beside the rounds.
         traced: the models by name.
         rounds: the factor of each mix, as fast as it went; empty if nothing ran.
         paced: by name, latencies at ``paced_at`` times the rates, with arrivals at random; empty if nothing ran.
@@ -106,7 +103,7 @@ class Shared:
         if self.rounds:
             times = ", ".join(f"'{tenant.name}' {tenant.slowdown:.2f}" for tenant in self.sharing.tenants)
             told += [
-                f"in a first mix requests took {times} times as long as predicted for each model alone; the figures include this",
+                f"together requests took {times} times as long as predicted for each model alone; the figures include this",
                 f"as fast as it goes {self.sharing.saturation:.3g} times the rates as predicted, {self.measured:.3g} as measured "
                 f"({min(self.rounds):.3g} to {max(self.rounds):.3g} in {len(self.rounds)} rounds)",
                 f"latencies are means at {self.paced_at:.2g} times the rates, with arrivals at random",
@@ -159,7 +156,7 @@ def share(
         max_latency_s: name to the most mean seconds of a request while all models run.
         weights: name to how much a model's latency counts where choices have the same factor; 1 by default.
         setup: backends, precision, store, seed, and the progress function.
-        budget: rounds in which all models run together, longer ones for a larger ``search_s``, after a first mix that corrects
+        budget: rounds in which all models run together, longer ones for a larger ``search_s``, and as many mixes that correct
             the prediction. With 0 seconds nothing runs, and the prediction supposes that models cost each other nothing.
     Raises: UsageError: rates, limits or weights do not fit the models. InfeasibleError: a model cannot run, or not within its
         limit, or memory cannot hold all.
@@ -205,9 +202,10 @@ def share(
 def _run(
     shared: Shared, choose: Callable[[Sequence[Tenant]], Sharing], setup: Setup, budget: Budget, progress: Progress
 ) -> Shared:
-    """Load the plans on one host, check each against its unsplit model, correct the prediction by a first mix, and choose again.
+    """Load the plans on one host, check each against its unsplit model, and choose again by the slowdowns of a first mix.
 
-    Then the models run as fast as they go, and at their rates.
+    Then the models run as fast as they go, and at their rates. Half of the mixes as fast as they go are rounds, and the others
+    correct the prediction. They take turns, so that drift of the machine cancels.
     """
     sharing, mix_s = shared.sharing, round_s(budget.search_s, MOST_S)
     rates = {tenant.name: tenant.rate_per_s for tenant in sharing.tenants}
@@ -218,18 +216,21 @@ def _run(
             progress("run", 0.3 * number / len(rates), f"loading '{name}'")
             bench.load(name, plan, shared.traced[name])
         progress("run", 0.3, "all models, the first mix")
-        run_mix(bench, rates, FIRST_MIXES * mix_s * sharing.saturation)
-        spans = [[spans_of(events) for events in bench.loaded[name].pipeline.events()] for name in rates]
-        sharing = chosen_again(sharing, slowdowns(sharing.plans, spans), choose)
+        sharing = chosen_again(sharing, _slowdowns(bench, sharing, run_mix(bench, rates, mix_s * sharing.saturation)), choose)
         others = {name: plan for name, plan in replace(shared, sharing=sharing).plans.items() if plan != shared.plans[name]}
         for name in others:  # all of them first: together, old and new plans may not fit the memory
             bench.unload(name)
         for name, plan in others.items():
             bench.load(name, plan, shared.traced[name])
-        rounds = list[float]()
-        for number in range(budget.num_rounds):
-            progress("run", 0.4 + 0.5 * number / budget.num_rounds, f"all models, round {number + 1} of {budget.num_rounds}")
-            rounds.append(run_mix(bench, rates, mix_s * sharing.saturation))
+        rounds, slowed, seconds = list[float](), list[list[float]](), mix_s * sharing.saturation
+        for number in range(2 * budget.num_rounds):
+            progress("run", 0.4 + 0.25 * number / budget.num_rounds, f"all models, mix {number + 1} of {2 * budget.num_rounds}")
+            mix = run_mix(bench, rates, seconds)
+            if number % 4 in (0, 3):
+                slowed.append(_slowdowns(bench, sharing, mix))
+            else:
+                rounds.append(mix.factor)
+        sharing = replace(choose(_slowed(sharing, list(map(median, zip(*slowed, strict=True))))), plans=sharing.plans)
         measured = replace(shared, sharing=sharing, rounds=tuple(rounds))
         paced_at = min(1.0, sharing.factor, CALM * measured.measured)
         progress("run", 0.9, f"latencies at {paced_at:.2g} times the rates")
@@ -239,8 +240,21 @@ def _run(
     return replace(measured, paced=paced, paced_at=paced_at, faults=faults)
 
 
+def _slowdowns(bench: Bench, sharing: Sharing, mix: Mix) -> list[float]:
+    """The slowdown of each model while a mix was timed: afterwards the models that are left have the host for themselves."""
+    begun_ns, ended_ns, spans = round(mix.begun_s * 1e9), round(mix.ended_s * 1e9), list[list[list[Span]]]()
+    for tenant in sharing.tenants:
+        workers = map(spans_of, bench.loaded[tenant.name].pipeline.events())
+        spans.append([[one for one in worker if begun_ns <= one[0] and one[1] <= ended_ns] for worker in workers])
+    return slowdowns(sharing.plans, spans)
+
+
+def _slowed(sharing: Sharing, by: Sequence[float]) -> list[Tenant]:
+    return [replace(tenant, slowdown=one) for tenant, one in zip(sharing.tenants, by, strict=True)]
+
+
 def chosen_again(sharing: Sharing, by: Sequence[float], choose: Callable[[Sequence[Tenant]], Sharing]) -> Sharing:
     """The choice with the slowdown of each tenant; other plans only if they are ahead by more than predictions err."""
-    found = choose([replace(tenant, slowdown=one) for tenant, one in zip(sharing.tenants, by, strict=True)])
+    found = choose(_slowed(sharing, by))
     kept = replace(found, plans=sharing.plans)
     return found if found.factor > kept.factor * (1 + PREDICTION_ERROR) else kept

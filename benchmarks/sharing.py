@@ -1,10 +1,10 @@
-"""Several models on one host: by how much each slows the others down, and how well a first mix predicts the rounds after it.
+"""Several models on one host: by how much each slows the others down, and how well mixes predict the rounds between them.
 
     python -m benchmarks.sharing [--mixes NAME,...] [--rounds 5] [--seconds 30] [--note quiet]
 
 Each mix is three models on two cores. ``alone`` is the slowdown of a model that has the host for itself, over its prediction: the
 error of its profile and the work of the host. ``beside`` is its slowdown beside the other two. The rest is what sharing costs.
-The factors are those of all rates: predicted from the profiles, predicted after the first mix, and the median of the rounds.
+The factors are those of all rates: predicted from the profiles, predicted by the mixes beside, and the median of the rounds.
 Each mix is added to benchmarks/sharing.json as it is done; benchmarks/sharing.md is made from the newest run of each.
 """
 
@@ -77,7 +77,7 @@ def judge(mix: Mix, rounds: int, seconds: float) -> dict[str, Any]:
 
 def table(runs: dict[str, dict[str, Any]]) -> str:
     """The results as a document."""
-    lines = ["| mix | slowdown alone | slowdown beside the others | from profiles | after a first mix | measured | error |"]
+    lines = ["| mix | slowdown alone | slowdown beside the others | from profiles | by the mixes beside | measured | error |"]
     lines.append("|---|---|---|---|---|---|---|")
     errors = []
     for name, run in runs.items():

@@ -17,7 +17,7 @@ from autosplit.deploying.service import Call, Service
 from autosplit.deploying.setup import Hosts
 from autosplit.reports.judging import in_turn
 from autosplit.reports.outcomes import Outcome
-from autosplit.reports.results import LatencyStats, RunStats
+from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.running.engine import Engine
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
@@ -139,11 +139,11 @@ class Contender:
         """Run single requests for about ``seconds``, at least one, and note the seconds of each."""
         self.rounds_alone_s.append(_alone_s(self.plan, self.calls, seconds))
 
-    def restart(self) -> None:
-        """Forget the rounds so far."""
+    def restart(self) -> Sequence[StageStats]:
+        """Forget the rounds so far. Returns: the work and the memory of the workers until now."""
         self.rounds_per_s.clear()
         self.rounds_alone_s.clear()
-        self.pipeline.stats(clear=True)
+        return self.pipeline.stats(clear=True).stages
 
     def outcome(self) -> Outcome:
         """The measurements so far."""

@@ -208,11 +208,11 @@ def compare(
 def _note_footprints(bench: Bench, subjects: Mapping[int, Subject], footprints: Footprints) -> None:
     """Give the baselines the memory that their workers hold (the plan's was measured before), and begin all counters anew."""
     for name, entry in bench.loaded.items():
+        workers = entry.restart()
         if name != PLAN:
             subject = subjects[entry.plan.microbatch]
-            footprints.note(subject[0], entry.plan, entry.pipeline.stats().stages)
+            footprints.note(subject[0], entry.plan, workers)
             entry.plan = footprints.account(*subject).counted(entry.plan)
-        entry.restart()
 
 
 def with_risks(verdict: Verdict, outcomes: Mapping[str, Outcome]) -> Verdict:

@@ -12,18 +12,19 @@ import functools
 import heapq
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from autosplit.costs.schedule import poisson_arrivals
 from autosplit.deploying.bench import Bench
 from autosplit.reports.results import LatencyStats
 
 LEADS = 6
-"""Least length of a mix, in times of the most that a model may be ahead; the first of them is not timed."""
+"""Least length of a mix, in times of the most that a model may be ahead."""
 
 
 class _Pace:
@@ -42,8 +43,22 @@ class _Pace:
                 self._moved.wait_for(lambda: at_s <= min(self._at_s.values()) + self._lead_s)
 
 
-def run_mix(bench: Bench, rates: Mapping[str, float], seconds: float) -> float:
-    """Run the mix as fast as it goes. Returns: by how much the rates were exceeded, 1 for exactly the rates.
+class Mix(NamedTuple):
+    """A mix that ran as fast as it went.
+
+    Attributes:
+        factor: by how much the rates were exceeded, 1 for exactly the rates.
+        begun_s, ended_s: the monotonic times between which it was timed. All models ran then: a model that is ahead ends up to a
+            lead before the others, which have its cores too from then on.
+    """
+
+    factor: float
+    begun_s: float
+    ended_s: float
+
+
+def run_mix(bench: Bench, rates: Mapping[str, float], seconds: float) -> Mix:
+    """Run the mix as fast as it goes.
 
     Args:
         bench: where the models are loaded, by name.
@@ -54,14 +69,15 @@ def run_mix(bench: Bench, rates: Mapping[str, float], seconds: float) -> float:
     entries = {name: bench.loaded[name] for name in rates}
     lead_s = max(2 * len(entry.plan.workers) / rates[name] for name, entry in entries.items())
     end_s = max(seconds, LEADS * lead_s)
-    pace = _Pace(entries, lead_s)
+    pace, firsts = _Pace(entries, lead_s), {name: round(rate * lead_s) for name, rate in rates.items()}
 
-    def feed(name: str) -> tuple[float, float]:
-        """Send the requests of a model. Returns: the times of the answers that end the first lead, and the mix."""
+    def feed(name: str) -> list[float]:
+        """Send the requests of a model. Returns: the times of the answers."""
         entry, rate, under_way, times_s = entries[name], rates[name], deque[Future[Any]](), list[float]()
+        most = min(entry.in_flight, firsts[name])  # a model is ahead by what was answered, and not by what it sent
         try:
             for number in range(round(rate * end_s)):
-                if len(under_way) == entry.in_flight:
+                if len(under_way) == most:
                     under_way.popleft().result()
                 pace.go_on(name, number / rate)
                 under_way.append(entry.calls[number % len(entry.calls)]())
@@ -70,11 +86,35 @@ def run_mix(bench: Bench, rates: Mapping[str, float], seconds: float) -> float:
             pace.go_on(name, inf)
         for future in under_way:
             future.result()
-        return times_s[round(rate * lead_s) - 1], times_s[-1]
+        return sorted(times_s)
 
     with ThreadPoolExecutor(len(entries)) as threads:
-        begun, ended = zip(*threads.map(feed, entries), strict=True)
-    return (end_s - lead_s) / float(max(ended) - max(begun))
+        answers = dict(zip(entries, threads.map(feed, entries), strict=True))
+    return timed(answers, rates, firsts, {name: sum(entry.plan.loads_s.values()) for name, entry in entries.items()})
+
+
+def timed(
+    answers: Mapping[str, Sequence[float]], rates: Mapping[str, float], firsts: Mapping[str, int], load_s: Mapping[str, float]
+) -> Mix:
+    """The mix from the last answer of the first lead until a model has all its answers.
+
+    Its factor is the mean over the models of how far they came, by the seconds of devices that each is predicted to take.
+
+    Args:
+        answers: the times of each model's answers, in order.
+        rates: requests a second of each.
+        firsts: how many requests of each are its first lead.
+        load_s: predicted seconds of devices for a request of each.
+
+    >>> halves = {"a": [1.0, 2.0, 3.0, 4.0], "b": [2.0, 4.0, 6.0]}  # after 4 s b is alone
+    >>> timed(halves, {"a": 2.0, "b": 1.0}, {"a": 1, "b": 1}, {"a": 0.1, "b": 0.1})
+    Mix(factor=0.5, begun_s=2.0, ended_s=4.0)
+    """
+    begun_s = max(times_s[firsts[name] - 1] for name, times_s in answers.items())
+    ended_s = min(times_s[-1] for times_s in answers.values())
+    made = {name: bisect_right(times_s, ended_s) - bisect_right(times_s, begun_s) for name, times_s in answers.items()}
+    taken_s, asked_s = (sum(load_s[name] * count[name] for name in rates) for count in (made, rates))
+    return Mix(taken_s / asked_s / (ended_s - begun_s), begun_s, ended_s)
 
 
 def run_paced(bench: Bench, rates: Mapping[str, float], seconds: float, seed: int) -> dict[str, LatencyStats]:

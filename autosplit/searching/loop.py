@@ -356,13 +356,14 @@ class _Hunt:
                 self.bench.unload(name)
             self.trials.append(Trial(asked, plan, note=str(failure)))
             return self.trials[-1]
+        outcome = entry.outcome()
+        own = outcome if entry is first else first.outcome()
         if self._footprints is not None:
-            self._footprints.note(traced, plan, entry.pipeline.stats().stages)
+            self._footprints.note(traced, plan, outcome.stats.stages)
         expected = predict(plan, traced.graph, self.question.machine, known)
         expected_s = [stage.load_s for stage, _ in expected.workers]
         self._seen.append(Seen(plan, taken, beside_s(first.plan, meanwhile), expected_s))
         self._correct()
-        outcome, own = entry.outcome(), first.outcome()
         beside = replace(own, rounds_per_s=own.rounds_per_s[before:], alone_s=own.alone_s[alone:])
         ratio = outcome.against(beside, self.question.constraints.objective) if outcome.outputs_equal else Ratio(0.0, 0.0, 0.0, 0)
         trial = Trial(asked, plan, outcome.throughput_per_s, ratio.median, outcome.fault, outcome, ratio)
