@@ -3,21 +3,27 @@
     python -m benchmarks.generation_plans [--models 25M] [--backend onnxruntime] [--rounds 3] [--parts equal-16,equal-8,unequal]
     python -m benchmarks.generation_plans --write-table
 
-``equal-16`` and ``equal-8`` run so many sequences on two cores. ``unequal`` runs 16 while another process works on the second
-core all the time, so that a worker has half of it. Each part measures the model as its cores are then. Rounds interleave: in
-each, every plan gets the same sequences at once. Parts are kept in benchmarks/generation_plans.json as they end.
+``equal-16`` and ``equal-8`` run so many sequences on two cores, with prompts that take about as long as the answers.
+``decode-16`` and ``decode-8`` have short prompts and long answers. ``unequal`` runs 16 while workers on the second core stand
+still for half of the time. Each part measures the model as its cores are then. Rounds interleave: in each, every plan gets the
+same sequences at once. Parts are kept in benchmarks/generation_plans.json as they end.
 """
 
 import argparse
 import json
 import multiprocessing
+import os
+import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
 
 import autosplit
 from autosplit.devices.discovering import as_machine, describe
@@ -40,39 +46,84 @@ from benchmarks.generation import MODELS
 from benchmarks.pages import table
 
 RESULTS, TABLE = Path("benchmarks/generation_plans.json"), Path("benchmarks/generation_plans.md")
-PROMPT, NEW, LENGTH = 128, 64, 256
-PARTS = {"equal-16": 16, "equal-8": 8, "unequal": 16}
-"""The sequences of each part."""
+LENGTH = 256
+
+
+class Part(NamedTuple):
+    """The sequences of a part, and the tokens of each."""
+
+    num_sequences: int
+    prompt: int
+    new: int
+
+
+PARTS = {
+    "equal-16": Part(16, 128, 64),
+    "equal-8": Part(8, 128, 64),
+    "decode-16": Part(16, 16, 128),
+    "decode-8": Part(8, 16, 128),
+    "unequal": Part(16, 128, 64),
+}
 
 CHOSEN, TWO_STAGES, EQUAL_LAYERS = "searched", "two stages", "equal layers"
 PLANNER_S = 5.0
 GOALS = (
     ("equal-16", TWO_STAGES, REPLICAS, 0.95),
+    ("decode-16", TWO_STAGES, REPLICAS, 0.95),
     ("equal-8", TWO_STAGES, EQUAL_LAYERS, 1.2),
     ("equal-16", TWO_STAGES, EQUAL_LAYERS, 1.2),
+    ("decode-8", TWO_STAGES, EQUAL_LAYERS, 1.2),
+    ("decode-16", TWO_STAGES, EQUAL_LAYERS, 1.2),
     ("unequal", CHOSEN, EQUAL_LAYERS, 1.3),
 )
 """A part, two plans, and the least ratio of their tokens per second."""
 
+TURN_S, LOOK_S = 0.002, 1.0
+"""Seconds for which workers on the slow core run, and then stand still, and seconds between two looks for such workers."""
 
-def spin(core: int) -> None:
-    """Count on a core for ever."""
-    import os
+MOST_WEIGHTS = 0.55
+"""Most weights of one of two stages, as a share of those of a replica."""
 
-    os.sched_setaffinity(0, [core])
-    while True:
-        pass
+
+def slow(core: int, parent: int) -> None:
+    """Let the workers of a process that have a core for themselves stand still for half of the time."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    workers, look_s = list[int](), 0.0
+
+    def tell(number: int) -> None:
+        for pid in workers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    try:
+        while True:
+            if time.monotonic() > look_s:
+                workers, look_s = workers_on(core, parent), time.monotonic() + LOOK_S
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                tell(number)
+                time.sleep(TURN_S)
+    finally:
+        tell(signal.SIGCONT)
+
+
+def workers_on(core: int, parent: int) -> list[int]:
+    """The processes below another one that run on this core alone."""
+    found = list[int]()
+    for one in psutil.Process(parent).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found += [one.pid] if one.cpu_affinity() == [core] else []
+    return found
 
 
 @contextmanager
-def taken(core: int) -> Iterator[None]:
-    """Another process that works on a core all the time."""
-    process = multiprocessing.get_context("spawn").Process(target=spin, args=(core,), daemon=True)
+def slowed(core: int) -> Iterator[None]:
+    """The core at half of its speed, for workers."""
+    process = multiprocessing.get_context("spawn").Process(target=slow, args=(core, os.getpid()), daemon=True)
     process.start()
     try:
         yield
     finally:
-        process.kill()
+        process.terminate()
         process.join()
 
 
@@ -106,10 +157,11 @@ def run_part(model: str, part: str, backend: str, num_rounds: int) -> dict[str, 
     machine = as_machine([f"cpu:{core}" for core in cores])
     with ExitStack() as stack:
         if part == "unequal":
-            stack.enter_context(taken(cores[1]))
-        asked = f"prompt={PROMPT},new={NEW},max_sequences={PARTS[part]},max_length={LENGTH}"
+            stack.enter_context(slowed(cores[1]))
+        num_sequences, prompt, new = PARTS[part]
+        asked = f"prompt={prompt},new={new},max_sequences={num_sequences},max_length={LENGTH}"
         family = autosplit.trace(MODELS[model], generate=asked)
-        setup = autosplit.Setup(backends=backend, progress=False)
+        setup = autosplit.Setup(backends=backend, progress=False, remeasure=True)
         profile = autosplit.measure(family, machine, setup=setup)
         assert isinstance(family, StepFamily) and isinstance(profile, PhaseProfile)
         states = state_bytes(family)
@@ -135,7 +187,7 @@ def run_part(model: str, part: str, backend: str, num_rounds: int) -> dict[str, 
         for number in range(num_rounds):
             for name in list(ways)[:: -1 if number % 2 else 1]:
                 begun_s = time.perf_counter()
-                times_s = asked_at_once(ways[name], NEW, random_prompts(family, number + 1))
+                times_s = asked_at_once(ways[name], new, random_prompts(family, number + 1))
                 found[name]["rounds"].append(asdict(TokenRates.of(times_s, time.perf_counter() - begun_s)))
             print(f"{model}, {part}: round {number + 1} of {num_rounds}", flush=True)
         for name, generator in ways.items():
@@ -180,24 +232,31 @@ def page(kept: Mapping[str, Any]) -> str:
     """The page of all models and parts."""
     lines = ["# Plans of a generator", "", "Written by `python -m benchmarks.generation_plans`; rounds are in its JSON file.", ""]
     lines += [
-        f"Prompts of {PROMPT} tokens and answers of {NEW}, as many at once as the part says, in interleaved rounds. Rates and "
-        "times are medians of the rounds, measured / predicted (error). Memory is that of each worker, measured / predicted, "
-        "without its process and rings. `unequal`: another process works on the second core all the time."
+        "As many sequences at once as the part says, in interleaved rounds. Rates and times are medians of the rounds, measured "
+        "/ predicted (error). Memory is that of each worker, measured / predicted, without its process and rings. `unequal`: "
+        "workers on the second core stand still for half of the time."
     ]
     titles = ["plan", "ops on cores", "tokens/s", "first token, ms", "time per token, ms", "spread", "weights, MB", "memory, MB"]
     for model, parts in kept.items():
         errors = {figure: errors_of(parts.values(), figure) for figure in ("tokens_per_s", "first_token_s", "per_token_s")}
         lines += ["", f"## {model}"]
         for part, entry in parts.items():
-            lines += ["", f"### {model}, {part}", "", f"On {entry['backend']}, {entry['cpu']}."]
-            step = entry["host"]["turnaround"]
-            each_s = step["step_s"] + PARTS[part] / 2 * step["sequence_s"]
-            lines[-1] += f" A step of {PARTS[part] // 2} sequences takes {1e3 * each_s:.2f} ms at the host."
+            (num_sequences, prompt, new), step = PARTS[part], entry["host"]["turnaround"]
+            each_s = step["step_s"] + num_sequences / 2 * step["sequence_s"]
+            lines += ["", f"### {model}, {part}", ""]
+            lines += [
+                f"{num_sequences} prompts of {prompt} tokens, and answers of {new}, on {entry['backend']}, {entry['cpu']}. "
+                f"A step of {num_sequences // 2} sequences takes {1e3 * each_s:.2f} ms at the host."
+            ]
             lines += ["", table(titles, rows_of(entry["plans"]))]
         lines += ["", f"### {model}, goals", ""]
         for part, one, other, goal in GOALS:
             if part in parts:
                 lines.append(f"- {part}: {one} over {other} {ratio(parts[part]['plans'], one, other):.2f} (goal {goal})")
+        for part, entry in parts.items():
+            stages, [whole] = (entry["plans"][name]["weight_bytes"] for name in (TWO_STAGES, ONE_DEVICE))
+            shares = " and ".join(f"{one / whole:.2f}" for one in stages)
+            lines.append(f"- {part}: {TWO_STAGES} hold {shares} of a replica's weights (goal {MOST_WEIGHTS} at most)")
         for name, found in errors.items():
             lines.append(f"- predicted {name}: off by {median(found):.0%} in the median, {max(found):.0%} at most (goal 5 %)")
     return "\n".join(lines).rstrip() + "\n"

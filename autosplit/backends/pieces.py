@@ -24,6 +24,8 @@ from autosplit.tracing.programs import PREPARED, weight
 from autosplit.tracing.splitting import StageProgram, load_stage, part_of, save_stage
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
 
+Call = Callable[[], object]
+
 PIECES, SIMPLIFIED = "pieces", "simplified"
 """Folder of the pieces, inside the stage's folder, and in it the simplified stage: to simplify one, torch loads 800 modules."""
 
@@ -119,7 +121,7 @@ class Linked(NamedTuple):
     """A piece whose inputs and outputs stay where they are: ``run`` reads the former and writes the latter."""
 
     outputs: Sequence[torch.Tensor]
-    run: Callable[[], object]
+    run: Call
 
 
 def in_pieces(
@@ -128,18 +130,20 @@ def in_pieces(
     threads: int,
     trust: bool,
     link: Callable[[Path, Sequence[torch.Tensor]], Linked | None] = lambda place, inputs: None,
+    watch: Callable[[Piece, Call], Call] = lambda piece, call: call,
 ) -> Runnable:
     """The stage in ``folder`` as a function; ``load`` opens the files of a folder. Raises: as ``load`` and ``load_stage``.
 
     Pieces hand each other memory that stays for all calls, because binding and calls of torch take long where the processor's
     caches are full of weights: ``link`` opens the files of a folder over the memory of its inputs, or gives None where it cannot.
+    ``watch`` gives what is called in place of a piece that torch runs. Files and such pieces are opened in the order of calls.
     """
     if not (folder / PIECES).is_dir():
         return load(folder)
     program = load_stage(folder / PIECES / SIMPLIFIED, trust=trust)
     sources = [empty_like_spec(spec) for spec in program.inputs]
     values = dict(zip((spec.name for spec in program.inputs), sources, strict=True))
-    calls = list[Callable[[], object]]()
+    calls = list[Call]()
     for number, piece in enumerate(pieces(program.module.graph)):
         inputs, place = [values[name] for name in piece.inputs], folder / PIECES / str(number)
         linked = _prepared(program, piece, values) if piece.custom else link(place, inputs)
@@ -150,7 +154,7 @@ def in_pieces(
         elif linked is None:
             linked = _copied(load(place), inputs, [port.spec for port in open_onnx(place).outputs])
         values |= zip(piece.outputs, linked.outputs, strict=True)
-        calls.append(linked.run)
+        calls.append(watch(piece, linked.run) if piece.custom else linked.run)
     wanted = [spec.name for spec in program.outputs]
 
     def run(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -165,7 +169,7 @@ def in_pieces(
 
 def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Tensor]) -> Linked | None:
     """A piece of ops that can be prepared, of views, and of constants."""
-    known, calls = dict(values), list[Callable[[], object]]()
+    known, calls = dict(values), list[Call]()
 
     def tensor(source: fx.Node) -> torch.Tensor:
         return weight(program.module, str(source.target)) if source.op == "get_attr" else known[source.name]

@@ -1,22 +1,28 @@
 """Per-op times from a runtime's own profiler, and the names that lead from its nodes back to the ops of the graph.
 
 ONNX Runtime writes a trace of every kernel. OpenVINO counts time in each compiled node, and lists the names that a node was fused
-from. Both start from the ONNX file, whose nodes carry the name of their fx node.
+from. Both start from the ONNX file, whose nodes carry the name of their fx node. Of a stage in pieces, each file is profiled, and
+the custom operators between two files are timed together.
 """
 
 import json
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from autosplit.backends.onnxfile import open_onnx
-from autosplit.backends.pieces import piece_folders
+from autosplit.backends.onnxfile import OnnxStage, open_onnx
+from autosplit.backends.pieces import Call, Piece, in_pieces, piece_folders
 from autosplit.backends.ports import Port
+from autosplit.compat.torchparts import OpOverload, schema_of
+from autosplit.tracing.flattening import is_op
+from autosplit.tracing.splitting import load_stage
 from autosplit.values.samples import Precision
 
 FX_NODE = "pkg.torch.onnx.fx_node"
@@ -37,34 +43,46 @@ class RuntimeNode:
 class Probe(Protocol):
     """A stage that runs with its runtime's profiler on."""
 
-    def sample(self, inputs: Sequence[torch.Tensor]) -> None:
-        """One profiled pass."""
+    def sample(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """One profiled pass, and its outputs."""
 
     def nodes(self) -> list[RuntimeNode]:
         """End profiling, and return the nodes in the order of execution with one sample for each pass."""
 
 
 def probe(backend: str, folder: Path, threads: int, precision: Precision = "f32") -> Probe | None:
-    """The prepared stage under its backend's profiler; None if there is none, numpy lacks a dtype, or it runs in pieces."""
-    if backend not in ("onnxruntime", "openvino") or piece_folders(folder) != [folder]:
+    """The prepared stage under its backend's profiler; None if there is none, or numpy lacks a dtype of its files."""
+    if backend not in ("onnxruntime", "openvino"):
         return None
-    stage = open_onnx(folder)
-    if not all(port.spec.in_numpy for port in (*stage.inputs, *stage.outputs)):
+    ports = (port for place in piece_folders(folder) for stage in [open_onnx(place)] for port in (*stage.inputs, *stage.outputs))
+    if not all(port.spec.in_numpy for port in ports):
         return None
-    return OnnxRuntimeProbe(folder, threads) if backend == "onnxruntime" else OpenVinoProbe(folder, threads, precision)
+
+    def of_file(place: Path) -> Probe:
+        return OnnxRuntimeProbe(place, threads) if backend == "onnxruntime" else OpenVinoProbe(place, threads, precision)
+
+    return of_file(folder) if piece_folders(folder) == [folder] else PiecesProbe(folder, threads, of_file)
 
 
 def onnx_names(folder: Path) -> dict[str, str]:
-    """Map each name of a node or value in a stage's ONNX files to its fx node."""
+    """Map each name of a node or value in the ONNX file of a stage to its fx node; none for a stage in pieces.
+
+    The exporter numbers the calls of each operator from 0: its ``linear_1`` is the second one in the stage, whatever its name.
+    """
     import onnx
 
-    names = {}
-    graphs = [onnx.load(open_onnx(place).path, load_external_data=False).graph for place in piece_folders(folder)]
-    for node in (node for graph in graphs for node in graph.node):
+    if piece_folders(folder) != [folder]:
+        return {}
+    ops, counts, names = dict[str, str](), Counter[str](), dict[str, str]()
+    for node in filter(is_op, load_stage(folder, trust=True).module.graph.nodes):
+        kind = schema_of(node.target).name.split("::")[1] if isinstance(node.target, OpOverload) else node.name
+        ops[f"{kind}_{counts[kind]}" if counts[kind] else kind] = node.name
+        counts[kind] += 1
+    for node in onnx.load(open_onnx(folder).path, load_external_data=False).graph.node:
         source = next((entry.value for entry in node.metadata_props if entry.key == FX_NODE), "")
         found = re.match(r"%?(\w+)", source)
         if found:
-            names.update(dict.fromkeys([node.name, *node.output], found[1]))
+            names.update(dict.fromkeys([node.name, *node.output], ops.get(found[1], found[1])))
     return names
 
 
@@ -85,9 +103,9 @@ class OnnxRuntimeProbe:
         options.profile_file_prefix = str(Path(self._traces.name) / "trace")
         self._session = onnxruntime.InferenceSession(self._stage.path, options, providers=["CPUExecutionProvider"])
 
-    def sample(self, inputs: Sequence[torch.Tensor]) -> None:
-        """One profiled pass."""
-        self._session.run(None, _arrays(self._stage.inputs, inputs))
+    def sample(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """One profiled pass, and its outputs."""
+        return _restored(self._stage, self._session.run(None, _arrays(self._stage.inputs, inputs)))
 
     def nodes(self) -> list[RuntimeNode]:
         """Kernel times, which ONNX Runtime rounds to microseconds."""
@@ -118,19 +136,66 @@ class OpenVinoProbe:
         self._samples: dict[str, list[float]] = {}
         self._kinds: dict[str, str] = {}
 
-    def sample(self, inputs: Sequence[torch.Tensor]) -> None:
-        """One profiled pass."""
-        self._request.infer(list(_arrays(self._stage.inputs, inputs).values()))
+    def sample(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """One profiled pass, and its outputs."""
+        made = self._request.infer(list(_arrays(self._stage.inputs, inputs).values()))
         for node in self._request.profiling_info:
             if str(node.status).endswith("EXECUTED"):
                 self._samples.setdefault(node.node_name, []).append(node.real_time.total_seconds())
                 self._kinds[node.node_name] = node.node_type
+        return _restored(self._stage, list(made.values()))
 
     def nodes(self) -> list[RuntimeNode]:
         """The executed nodes in the order of OpenVINO's runtime model."""
         ordered = [name for name in self._origins if name in self._samples]
         ordered += [name for name in self._samples if name not in self._origins]
         return [RuntimeNode(n, self._kinds[n], tuple(self._samples[n]), self._origins.get(n, ())) for n in ordered]
+
+
+class PiecesProbe:
+    """A stage in pieces, each file under its runtime's profiler.
+
+    Args:
+        folder: the prepared stage.
+        threads: its threads.
+        of_file: the profiler of the file in a folder.
+    """
+
+    def __init__(self, folder: Path, threads: int, of_file: Callable[[Path], Probe]) -> None:
+        self._parts = list[Callable[[], list[RuntimeNode]]]()
+
+        def opened(place: Path) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+            found = of_file(place)
+            self._parts.append(lambda: [_by_ops(node, place.name, onnx_names(place)) for node in found.nodes()])
+            return found.sample
+
+        def watched(piece: Piece, call: Call) -> Call:
+            samples_s, ops = list[float](), tuple(node.name for node in piece.nodes)
+            self._parts.append(lambda: [RuntimeNode(ops[0], "", tuple(samples_s), ops)])
+
+            def timed() -> None:
+                begun_s = time.perf_counter()
+                call()
+                samples_s.append(time.perf_counter() - begun_s)
+
+            return timed
+
+        self.sample = in_pieces(folder, opened, threads, trust=True, watch=watched)
+
+    def nodes(self) -> list[RuntimeNode]:
+        """The nodes of the files, by their ops, and between them one for each piece of custom operators."""
+        return [node for part in self._parts for node in part()]
+
+
+def _by_ops(node: RuntimeNode, place: str, names: Mapping[str, str]) -> RuntimeNode:
+    """A node of a piece, whose names other pieces have too, with those of its ops that are known."""
+    words = [word for name in node.origins or (node.name,) for word in (name, *re.split("[/ ]", name))]
+    ops = dict.fromkeys(names[word] for word in words if word in names)
+    return replace(node, name=f"{place}:{node.kind}", origins=tuple(ops))
+
+
+def _restored(stage: OnnxStage, arrays: Sequence[Any]) -> Sequence[torch.Tensor]:
+    return stage.restored([torch.from_numpy(array) for array in arrays])
 
 
 def _origins(node: Any) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ prefill (Pope et al., "Efficiently scaling transformer inference", MLSys 2023).
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from autosplit.generating.forecast import devices_of, have_neighbours, pays_for_
 from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.steps import TOKENS, StepFamily
 from autosplit.planning.predicting import moved_s
-from autosplit.tracing.programs import states_of, weight
+from autosplit.tracing.programs import arguments_of, states_of, weight
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 
@@ -56,6 +57,30 @@ def state_bytes(family: StepFamily) -> dict[str, int]:
     return {node.name: sum(weight(program, name).nbytes for name in states_of(node)) for node in program.graph.nodes}
 
 
+def read_bytes(family: StepFamily, group: int, decodes: bool) -> dict[str, float]:
+    """The bytes of caches that each attention of a step reads, for a group of sequences in the middle of usual answers.
+
+    Where a model has an encoder, a token sees the earlier ones of its answer in one cache, and all rows of its source in another.
+    Of a window it sees no more than that. Tokens of a chunk of a prompt see half of the prompt in the mean, and read it together.
+
+    Args:
+        family: the steps, and the sequences.
+        group: the sequences of a step.
+        decodes: whether the step holds no tokens of prompts.
+    """
+    sequences, source, program = family.sequences, family.source, family.variants[0].program
+    length = sequences.new / 2 + (sequences.prompt if source is None else source.num_start)
+    num_rows = 0 if source is None else source.num_rows(sequences.prompt)
+    found = {}
+    for node in program.graph.find_nodes(op="call_function", target=torch.ops.autosplit.attend.default):
+        given, states = arguments_of(node), [weight(program, name) for name in states_of(node)]
+        own, window = given.get("kept_slots") is None, given.get("window")
+        places = group * (min(length, window or inf) if own else num_rows)
+        places += sequences.prompt / 2 if source is None and not decodes else 0
+        found[node.name] = places * sum(state.nbytes / (state.shape[0] * state.shape[2]) for state in states)
+    return found
+
+
 def phase_rows(
     plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile, bytes_per_s: float
 ) -> list[dict[str, Any]]:
@@ -76,22 +101,20 @@ def phase_rows(
     busy = have_neighbours(plan, sequences)
     plan, *others = replicas_of(plan)
     known = stage_seconds(plan, family, machine, profile, busy=busy)
-    group, context = sequences.largest_group((1 + len(others)) * len(devices_of(plan))), sequences.prompt + sequences.new / 2
-    states = state_bytes(family)
+    group, states = sequences.largest_group((1 + len(others)) * len(devices_of(plan))), state_bytes(family)
     rows, pays = [], pays_for_host(plan, family, machine, profile)
     for tokens in sorted({min(tokens for tokens in known if tokens >= group), max(known)}):
         host_s = pays * profile.host.processor.of(min(tokens, sequences.max_sequences))
         decodes, traced = tokens <= sequences.max_sequences, family.at({TOKENS: tokens})
+        read = read_bytes(family, group, decodes)
         sent_s = moved_s(plan, traced.graph, machine, profile.phases[tokens])
         for number, stage in enumerate(plan.stages):
             cache_bytes = sum(states[op] for op in stage.ops)
             weight_bytes = family.graph.stage_bytes(stage.ops) - cache_bytes
-            read = group * context + (0 if decodes else sequences.prompt / 2)
-            read_bytes = cache_bytes * read / ((sequences.max_sequences + 1) * sequences.max_length)
             own_s = host_s if traced.graph.producer[traced.graph.outputs[0]] in stage.ops else 0.0
             limits = {
                 "weights_s": weight_bytes / bytes_per_s,
-                "cache_s": read_bytes / bytes_per_s,
+                "cache_s": sum(read.get(op, 0.0) for op in stage.ops) / bytes_per_s,
                 "transfer_s": max(sent_s[number] - own_s, 0.0),
                 "host_s": own_s,
             }

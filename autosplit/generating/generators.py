@@ -26,7 +26,7 @@ from autosplit.generating.scheduler import Scheduler
 from autosplit.generating.sequences import Capacity, Generation, Step, begun
 from autosplit.generating.tallies import GenerationStats, Tally
 from autosplit.generating.texts import TextReader, Texts, required
-from autosplit.running.request import monotonic_deadline
+from autosplit.running.request import MatchingTensors, monotonic_deadline
 from autosplit.shapes.batching import Bucket
 from autosplit.values.graph import Graph
 from autosplit.values.plan import Plan
@@ -289,8 +289,11 @@ class Generator:
         return True
 
     def _send(self, step: Step) -> None:
+        inputs, table = step.inputs(), self.capacity.table
+        if table is not None:
+            inputs = MatchingTensors((*inputs, table.index_select(0, inputs[0])))
         try:
-            future = self.pipeline.submit_unbounded(step.inputs(), variant=step.variant)
+            future = self.pipeline.submit_unbounded(inputs, variant=step.variant)
         except AutosplitError as failure:
             future = Future()
             future.set_exception(failure)

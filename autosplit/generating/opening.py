@@ -66,5 +66,5 @@ def capacity_of(family: Family) -> Capacity:
     [sample] = [node for node in traced.program.graph.nodes if node.target is SAMPLE]
     logits, history = sample.all_input_nodes[:2]
     num_slots, max_length = weight(traced.program, str(history.target)).shape
-    source = family.source if isinstance(family, StepFamily) else None
-    return Capacity(num_slots - 1, max_length, traced.specs[logits.name].shape[1], source)
+    source, table = (family.source, family.table) if isinstance(family, StepFamily) else (None, None)
+    return Capacity(num_slots - 1, max_length, traced.specs[logits.name].shape[1], source, table)

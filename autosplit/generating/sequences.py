@@ -20,13 +20,14 @@ from autosplit.running.request import MatchingTensors
 class Capacity:
     """What the caches of a model hold, and which ids it knows: from 0 to ``vocabulary`` - 1.
 
-    ``source`` says what a prompt is for a model with an encoder.
+    ``source`` says what a prompt is for a model with an encoder. ``table`` has the rows of the ids, where steps take them.
     """
 
     max_sequences: int
     max_length: int
     vocabulary: int
     source: Source | None = None
+    table: torch.Tensor | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(eq=False, slots=True)

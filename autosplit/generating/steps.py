@@ -16,6 +16,7 @@ from autosplit.devices import forkserver
 from autosplit.errors import UsageError
 from autosplit.generating.decoders import DecoderStep, cached
 from autosplit.generating.encoders import EncoderDecoderStep, cached_encoder_decoder
+from autosplit.generating.lookups import EMBEDDED, table_of, without_lookup
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.sourceless import without_source
 from autosplit.generating.sources import Source
@@ -54,11 +55,13 @@ class StepFamily(Family):
         sequences: those that the caches hold, and for which a plan is made.
         module: the model that was made into a step.
         source: what a prompt is for a model with an encoder; None where prompts are tokens of the decoder.
+        table: the rows of ids that the host gives to a step (see ``lookups``); None where a stage looks them up.
     """
 
     sequences: Sequences = field(default_factory=Sequences)
     module: nn.Module | None = field(repr=False, default=None)
     source: Source | None = None
+    table: torch.Tensor | None = field(repr=False, default=None)
 
     def own_names(self, found: Mapping[str, int]) -> dict[str, int]:
         """A map of modules and weights of the step by their names in ``module``, without what only the step has."""
@@ -87,7 +90,9 @@ def step_family(
         prompt, new: tokens of a usual prompt and of its answer; of more than ``max_length`` the first ones count.
     Returns: a family with the dimension ``tokens`` and a variant for each of ``step_sizes``. Its graph takes ids, slots,
         positions and sampling, and gives the next tokens (see ``DecoderStep`` and ``EncoderDecoderStep``). The example of up to
-        ``max_sequences`` tokens is one of each sequence, in the middle of a usual answer; that of more is a chunk of a prompt.
+        ``max_sequences`` tokens is one of each sequence, in the middle of a usual answer; that of more is a chunk of a prompt
+        beside such a token of half of the sequences. Where a table of embeddings is the head's, too, the graph takes the rows of
+        the ids as well (see ``lookups``).
     Raises: UsageError: a number is below 1. ModelError: as ``cached`` and ``cached_encoder_decoder``. TraceError: as
         ``trace_family``.
     """
@@ -102,22 +107,29 @@ def step_family(
     step = DecoderStep(cached(model, max_sequences, max_length), max_sequences, max_length).eval()
 
     def inputs_at(at: At) -> tuple[torch.Tensor, ...]:
-        decodes = at[TOKENS] <= max_sequences
         order = torch.arange(at[TOKENS])
-        slots = order + 1 if decodes else torch.zeros_like(order)
-        positions = torch.full_like(order, middle) if decodes else order % max_length
+        decoding = len(order) if len(order) <= max_sequences else max_sequences // 2
+        slots = (order + 1).clamp(max=decoding + (len(order) > decoding))
+        positions = torch.where(order < decoding, middle, (order - decoding) % max_length)
         return order % 2, slots, positions, _greedy(len(order))
 
     loaded = replace(load_model(step, inputs=inputs_at({TOKENS: allowed[TOKENS][-1]})), name=type(model).__name__)
     family = trace_family(loaded, {name: {0: TOKENS} for name in OF_TOKENS}, allowed, inputs_at)
-    return _steps_of(family.only([{TOKENS: size} for size in allowed[TOKENS][::-1]]), sequences, model)
+    family = family.only([{TOKENS: size} for size in allowed[TOKENS][::-1]])
+    table = table_of(family.variants[0])
+    if table is not None:
+        variants, dims = tuple(map(without_lookup, family.variants)), {**family.dims, EMBEDDED: {0: TOKENS}}
+        family = Family(variants, family.sizes, allowed, dims, {}, family.shapes)
+    return _steps_of(family, sequences, model, table=table)
 
 
-def _steps_of(family: Family, sequences: Sequences, model: nn.Module, source: Source | None = None) -> StepFamily:
+def _steps_of(
+    family: Family, sequences: Sequences, model: nn.Module, source: Source | None = None, table: torch.Tensor | None = None
+) -> StepFamily:
     """A family as one of steps, which are padded by their scheduler alone."""
     family = replace(family, out_dims={name: {} for name in family.graph.outputs}, unpaddable={TOKENS: PADDED})
     given: dict[str, Any] = {one.name: getattr(family, one.name) for one in fields(Family)}
-    return StepFamily(**given, sequences=sequences, module=model, source=source)
+    return StepFamily(**given, sequences=sequences, module=model, source=source, table=table)
 
 
 def _with_encoder(model: nn.Module, sequences: Sequences) -> StepFamily:

@@ -92,11 +92,16 @@ def state_names(graph: fx.Graph) -> list[str]:
 
 def states_of(node: fx.Node) -> list[str]:
     """The states of an op. The schema tells: an operator of the namespace ``autosplit`` names such an argument ``state...``."""
-    schema = schema_of(node.target) if isinstance(node.target, OpOverload) else None
-    if schema is None or not schema.name.startswith("autosplit::"):
+    if not isinstance(node.target, OpOverload) or not schema_of(node.target).name.startswith("autosplit::"):
         return []
-    given = {**dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)), **node.kwargs}
-    return [str(value.target) for name, value in given.items() if name.startswith("state")]
+    return [str(value.target) for name, value in arguments_of(node).items() if name.startswith("state")]
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """The arguments that an op is given, by their names in the schema of its operator; those by name alone without a schema."""
+    schema = schema_of(node.target) if isinstance(node.target, OpOverload) else None
+    names = [] if schema is None else [argument.name for argument in schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 PREPARED: dict[OpOverload, Callable[..., tuple[torch.Tensor, Callable[[], object]]]] = {}

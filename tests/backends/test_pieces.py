@@ -6,6 +6,7 @@ from torch import nn
 
 from autosplit.backends.base import get_backend, require_streams
 from autosplit.backends.pieces import pieces
+from autosplit.backends.profiling import probe
 from autosplit.backends.simplifying import simplified
 from autosplit.errors import BackendError
 from autosplit.generating.attention import KVCache
@@ -122,6 +123,23 @@ def test_steps_in_pieces_equal_eager_and_read_what_earlier_steps_kept(saved, nam
         torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
     [alone] = get_backend(name).load(folder, 1)(step(2, 1))
     assert not torch.allclose(alone, made)  # caches are in use: without earlier steps the answer differs
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_files_and_the_operators_between_them_are_timed_by_their_ops(saved, name):
+    folder = saved[1]
+    profiled, eager = probe(name, folder, 1), get_backend("eager").load(folder, 1)
+    for positions in ((0, 0), (1, 1)):
+        [made], [expected] = profiled.sample(step(*positions)), eager(step(*positions))
+        torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+    nodes = profiled.nodes()
+    custom = [number for number, node in enumerate(nodes) if "attend" in " ".join(node.origins)]
+    assert len(custom) == 2
+    assert 0 < custom[0] < custom[1] - 1 < len(nodes) - 2
+    assert all(len(nodes[number].samples_s) == 2 and min(nodes[number].samples_s) > 0 for number in custom)
+    places = [number for number, node in enumerate(nodes) for op in node.origins if op in ("linear", "linear_1")]
+    assert len(places) == 2
+    assert places[0] < custom[0] < places[1] < custom[1]  # each in its own file, in both of which it is the first one
 
 
 def test_a_variant_shares_the_packed_weights_of_each_piece(saved, tmp_path):

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from typing import Any
 
 import torch
 import transformers
@@ -31,10 +32,10 @@ DECODERS = {
 """Class to the fields of its config."""
 
 
-def decoder(name: str) -> torch.nn.Module:
-    """A decoder of this class; no token ends its sequences."""
+def decoder(name: str, **fields: Any) -> torch.nn.Module:
+    """A decoder of this class, with further fields of its config; no token ends its sequences."""
     model_class = getattr(transformers, name)
-    config = model_class.config_class(**DECODERS[name], bos_token_id=None, eos_token_id=None)
+    config = model_class.config_class(**DECODERS[name], **fields, bos_token_id=None, eos_token_id=None)
     torch.manual_seed(0)
     return model_class(config).eval()
 

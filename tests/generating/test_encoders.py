@@ -6,6 +6,7 @@ import transformers
 
 import autosplit
 from autosplit.errors import ModelError, UsageError
+from autosplit.generating.bounds import read_bytes
 from autosplit.generating.steps import step_family
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from tests.generating.decodermodels import answers_under_kills
@@ -57,6 +58,15 @@ def test_killed_workers_lose_no_token(name, model, generator):
     restarts = generator.pipeline.restarts
     assert answers_under_kills(generator, asked, 12) == wanted
     assert generator.pipeline.restarts > restarts
+
+
+def test_a_token_reads_its_answer_in_one_cache_and_its_source_in_another(family):
+    """Half of an answer of 8 tokens, after those with which it begins; of a source all rows, with and without a prompt beside."""
+    read = list(read_bytes(family, 2, decodes=True).values())
+    own, source = family.source.num_start + 4, family.source.num_rows(8)
+    assert [other / one for one, other in zip(read[::2], read[1::2], strict=True)] == pytest.approx([source / own] * 2)
+    assert read == list(read_bytes(family, 2, decodes=False).values())
+    assert read_bytes(family, 4, decodes=True) == {op: 2 * one for op, one in read_bytes(family, 2, decodes=True).items()}
 
 
 def test_a_step_without_a_source_reads_no_weight_of_the_encoder(family):

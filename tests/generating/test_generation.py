@@ -6,6 +6,7 @@ import psutil
 import pytest
 
 import autosplit
+from autosplit.generating.lookups import EMBEDDED
 from autosplit.generating.steps import step_family
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from tests.generating.decodermodels import answers_under_kills, decoder, generated, prompts
@@ -15,7 +16,8 @@ SEQUENCES, LENGTH = 3, 40
 
 @pytest.fixture(scope="module")
 def llama():
-    return decoder("LlamaForCausalLM")
+    """Its head multiplies by the table of its embeddings."""
+    return decoder("LlamaForCausalLM", tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,16 @@ def test_prompts_of_mixed_lengths_get_the_tokens_of_the_model(llama, generator):
     assert generator.generate(asked, max_new_tokens=8) == [generated(llama, prompt, 8) for prompt in asked]
     assert list(generator.stream(asked[1], max_new_tokens=5)) == generated(llama, asked[1], 5)
     assert len(set(generator.pipeline.pids)) == 2
+
+
+def test_one_stage_holds_the_table_and_the_host_gives_its_rows(llama, generator):
+    graph, table = generator.graph, llama.model.embed_tokens.weight
+    held = [{name for op in stage.ops for name in graph.ops[graph.index[op]].weights} for stage in generator.plan.stages]
+    assert [sum(graph.weights[name].shape == tuple(table.shape) for name in names) for names in held] == [0, 1]
+    assert generator.capacity.table.data_ptr() == table.data_ptr()
+    assert graph.inputs == ("ids", "slots", "positions", "sampling", EMBEDDED)
+    assert [op.weights for op in graph.ops if op.module == "decoder.model.model.embed_tokens"] == [()]
+    assert step_family(decoder("LlamaForCausalLM"), 1, 8, chunk=2).table is None
 
 
 def test_draws_are_the_same_alone_and_beside_others(generator):

@@ -23,8 +23,8 @@ def sequence(prompt, num_new=4, eos=(), **options):
 class Host:
     """A scheduler with caches, whose steps are computed when sent and answered when asked for."""
 
-    def __init__(self, num_stages=2):
-        self.scheduler, self.caches = Scheduler(BUCKETS, SLOTS, num_stages), Caches(SLOTS, LENGTH)
+    def __init__(self, num_stages=2, buckets=BUCKETS):
+        self.scheduler, self.caches = Scheduler(buckets, SLOTS, num_stages), Caches(SLOTS, LENGTH)
         self.under_way = []
 
     def send(self):
@@ -100,7 +100,8 @@ def test_as_many_groups_are_under_way_as_stages():
 
 
 def test_prompts_take_their_share_beside_sequences_that_decode():
-    host = Host(num_stages=1)
+    step_s = {1: 0.001, 4: 0.01, 8: 0.02}
+    host = Host(1, [Bucket(bucket.variant, bucket.sizes, step_s[bucket.sizes["tokens"]]) for bucket in BUCKETS])
     decoding = sequence([1], 30)
     host.scheduler.add(decoding)
     host.send()
@@ -110,11 +111,11 @@ def test_prompts_take_their_share_beside_sequences_that_decode():
     while not host.scheduler.ended:
         step = host.send()
         assert step.parts[0].generation is decoding  # it never waits for a prompt
-        seconds.append(0.001 * step.num_tokens)
+        seconds.append(step_s[step.num_tokens])
         host.answer()
     prompt_s = sum(seconds) - 0.001 * len(seconds)
-    assert prompt_s <= PROMPT_SHARE * sum(seconds) + 0.007
-    assert {0.001, 0.008} <= set(seconds)  # some steps had no chunk, some a whole one
+    assert prompt_s <= PROMPT_SHARE * sum(seconds) + 0.019
+    assert {0.001, 0.02} <= set(seconds)  # some steps had no chunk, some a whole one
 
 
 def test_chunks_of_a_prompt_follow_each_other_without_waiting():

@@ -128,7 +128,7 @@ def test_states_are_in_no_file_and_count_as_weights(family, cut, tmp_path):
 
 
 def test_variants_have_the_sizes_of_the_traffic(family):
-    """The example of a step up to a token of each sequence is one of each; that of more is a chunk."""
+    """The example of a step up to a token of each sequence is one of each; that of more is a chunk beside half of them."""
     assert [at["tokens"] for at in family.sizes] == [24, 21, 3, 2, 1]
     sequences = Sequences(20, 30, SEQUENCES, 60)
     steps = sum(step_traffic(sequences, 1, CHUNK).verify(family.allowed).counts.values())
@@ -139,7 +139,7 @@ def test_variants_have_the_sizes_of_the_traffic(family):
         (24,): 60 / 22,
     }  # two groups, of two sequences at most
     chunk, _, decode = (variant.example_inputs for variant in family.variants[:3])
-    assert (chunk[1].tolist(), chunk[2].tolist()) == ([0] * 24, list(range(24)))
+    assert (chunk[1].tolist(), chunk[2].tolist()) == ([1] + [2] * 23, [LENGTH - 1, *range(23)])
     assert (decode[1].tolist(), decode[2].tolist()) == ([1, 2, 3], [LENGTH - 1] * 3)
     with pytest.raises(UsageError, match="max_sequences is 0"):
         step_family(decoder("LlamaForCausalLM"), 0)
