@@ -6,7 +6,7 @@ from autosplit.backends import workspace
 from autosplit.deploying import comparing, contest, setup
 from autosplit.measuring import cache_lookup, links, profiler, request_overhead, rounds
 from autosplit.measuring.measuring_worker import Workers
-from autosplit.searching import loop
+from autosplit.searching import hunt
 from autosplit.values.links import Link
 from autosplit.values.machine import Device
 
@@ -18,7 +18,7 @@ def measure_briefly() -> None:
     links.MESSAGES = (6, 6, 4, 2)
     request_overhead.WARM_REQUESTS, request_overhead.COLD_REQUESTS = 32, 8
     comparing.FIRST_S, contest.ALONE_S = 0.05, 0.03
-    setup.ROUND_S, setup.LEAST_COMPARE_S, loop.ROUND_S = 0.1, 1.0, 0.1
+    setup.ROUND_S, setup.LEAST_COMPARE_S, hunt.ROUND_S = 0.1, 1.0, 0.1
 
 
 def keep_the_speed_of_cores() -> None:

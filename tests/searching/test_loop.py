@@ -25,8 +25,9 @@ from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.searching import candidates, loop
 from autosplit.searching.candidates import SearchResult, Trial, answer, asking, run_order, usual_plans, with_bound
+from autosplit.searching.hunt import FIRST, MAX_TRIALS, NUM_ROUNDS, Hunt
 from autosplit.searching.journal import open_study
-from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, _Hunt, search
+from autosplit.searching.loop import search
 from autosplit.searching.tuning import Study, first_trials, space
 from autosplit.tracing.differing import NumericalError
 from autosplit.values.constraints import Constraints
@@ -79,14 +80,14 @@ def won(monkeypatch: pytest.MonkeyPatch, about: Question, asked: dict[str, Any])
     """The plan for what a trial asks, and the search in which it measures best."""
     best = planned(about, **asked)
 
-    def correct(hunt: _Hunt, first: Plan, *others: Plan) -> None:
+    def correct(hunt: Hunt, first: Plan, *others: Plan) -> None:
         hunt.trials.append(Trial({}, first, 1.0, 1.0))
 
-    def tune(hunt: _Hunt, study: Study) -> None:
+    def tune(hunt: Hunt, study: Study) -> None:
         hunt.trials.append(Trial(asked, best, 2.0, 2.0))
 
-    monkeypatch.setattr(_Hunt, "correct", correct)
-    monkeypatch.setattr(_Hunt, "tune", tune)
+    monkeypatch.setattr(Hunt, "correct", correct)
+    monkeypatch.setattr(Hunt, "tune", tune)
     return best, search(about, TRACED, budget=Budget(1.0))
 
 
@@ -156,7 +157,7 @@ def test_a_plan_with_more_parts_is_run_only_if_it_is_ahead_by_more_than_predicti
 
 @pytest.mark.parametrize(("low", "chosen"), [(0.97, REPLICAS), (1.02, HALVES[0])])
 def test_of_candidates_that_rounds_do_not_tell_apart_the_simpler_one_is_chosen(low: float, chosen: Stage) -> None:
-    hunt = _Hunt(question(TWO, Constraints(), ("eager",)), TRACED, Any, 60.0, quiet)
+    hunt = Hunt(question(TWO, Constraints(), ("eager",)), TRACED, Any, 60.0, quiet)
     hunt.trials += [Trial({}, plan(REPLICAS), 1.0, 1.0), Trial({}, plan(*HALVES), 1.05, 1.05, interval=Ratio(1.05, low, 1.1, 3))]
     assert hunt.best().plan.stages[0] == chosen
 
@@ -166,7 +167,7 @@ def test_a_candidate_that_its_run_measured_to_break_a_cap_gives_way_to_one_that_
     over = {StageKey("cpu", "eager", 1, "f32", stage_key(REPLICAS.ops)): Footprint(0, 10**9, 0)}
     capped = TWO.with_memory(dict.fromkeys(("cpu:0", "cpu:1"), 10**8))
     about = question(capped, Constraints(), ("eager",), profile=with_footprints(PROFILE, over))
-    hunt = _Hunt(about, TRACED, Any, 60.0, quiet)
+    hunt = Hunt(about, TRACED, Any, 60.0, quiet)
     hunt.trials += [Trial({}, plan(REPLICAS), 2.0, 2.0), Trial({}, plan(*HALVES), 1.0, 1.0)]
     assert hunt.best().plan.stages == HALVES
     assert len(with_bound(about, TRACED, plan(REPLICAS), None).stages) == 2
@@ -176,14 +177,14 @@ def test_an_even_split_that_measures_better_than_the_planner_s_cut_is_the_answer
     """BERT under caps: the even split measured 3.72 items/s and the planner's cut 2.73; no search had tried the former."""
     ran: list[Plan] = []
 
-    def measure(hunt: _Hunt, candidate: Plan, asked: dict[str, Any]) -> Trial:
+    def measure(hunt: Hunt, candidate: Plan, asked: dict[str, Any]) -> Trial:
         ran.append(candidate)
         halves = len(candidate.stages[0].ops) == len(candidate.stages[-1].ops) == 2
         hunt.trials.append(Trial(asked, candidate, 0.372 if halves else 0.273, 1.36 if halves else 1.0))
         return hunt.trials[-1]
 
-    monkeypatch.setattr(_Hunt, "_measure", measure)
-    monkeypatch.setattr(_Hunt, "tune", lambda hunt, study: None)
+    monkeypatch.setattr(Hunt, "_measure", measure)
+    monkeypatch.setattr(Hunt, "tune", lambda hunt, study: None)
     uneven = {(op.name, device.name): 2.2 if op.name == "a0" else 1.0 for op in OPS for device in TWO.devices}
     about = question(TWO, Constraints(num_stages=2), ("eager",), profile=Profile.given(GRAPH, uneven))
     found = search(about, TRACED, budget=Budget(60.0))
@@ -201,7 +202,7 @@ def test_the_best_usual_way_runs_also_where_the_first_candidate_spends_the_budge
     names, tried = {plan(REPLICAS).hash: "replicas", plan(*MIXTURE).hash: "planned"}, list[str]()
     behind = [predicted(1 / 5.3, replace(REPLICAS, backend="onnxruntime"))]  # for which no time is left
 
-    def measure(hunt: _Hunt, candidate: Plan, asked: dict[str, Any]) -> Trial:
+    def measure(hunt: Hunt, candidate: Plan, asked: dict[str, Any]) -> Trial:
         tried.append(names[candidate.hash])
         found_per_s = per_s[tried[-1]]
         hunt.trials.append(Trial(asked, candidate, found_per_s, found_per_s / per_s[tried[0]]))
@@ -210,10 +211,10 @@ def test_the_best_usual_way_runs_also_where_the_first_candidate_spends_the_budge
     def as_measured(plan: Plan, *_: Any) -> Plan:
         return replace(plan, prediction=replace(plan.prediction, bottleneck_s=1 / per_s[names[plan.hash]]))
 
-    monkeypatch.setattr(_Hunt, "_measure", measure)
-    monkeypatch.setattr(_Hunt, "spent", lambda hunt: float(bool(tried)))
-    monkeypatch.setattr(loop, "predict", as_measured)
-    hunt = _Hunt(question(TWO, Constraints(), ("eager", "onnxruntime")), TRACED, Any, 20.0, quiet)
+    monkeypatch.setattr(Hunt, "_measure", measure)
+    monkeypatch.setattr(Hunt, "spent", lambda hunt: float(bool(tried)))
+    monkeypatch.setattr("autosplit.searching.hunt.predict", as_measured)
+    hunt = Hunt(question(TWO, Constraints(), ("eager", "onnxruntime")), TRACED, Any, 20.0, quiet)
     hunt.correct(*run_order(hunt.question, predicted(1 / 5.91, *MIXTURE), [predicted(1 / 5.34, REPLICAS), *behind]))
     assert tried == ran and hunt.best().plan.stages == (REPLICAS,)
 
@@ -230,22 +231,24 @@ def test_a_mixture_has_to_be_ahead_by_more_than_the_error_between_backends_that_
     monkeypatch: pytest.MonkeyPatch, measured_per_s: dict[str, float], ran: list[str]
 ) -> None:
     """Nine stages of a BERT, predicted 9.5 % ahead of replicas, took the budget and measured 0.79 of them."""
-    monkeypatch.setattr(loop, "PREDICTION_ERROR", 0.0)
+    monkeypatch.setattr("autosplit.searching.hunt.PREDICTION_ERROR", 0.0)
     ways = {"eager": predicted(1 / 8.1, REPLICAS), "openvino": predicted(1 / 7.1, replace(REPLICAS, backend="openvino"))}
     slow = predicted(1 / 6.0, replace(REPLICAS, backend="onnxruntime"))
     mixture = predicted(1 / 8.9, HALVES[0], replace(HALVES[1], backend="openvino"))
     names, tried = {one.hash: name for name, one in {**ways, "mixture": mixture}.items()}, list[str]()
 
-    def measure(hunt: _Hunt, candidate: Plan, asked: dict[str, Any]) -> Trial:
+    def measure(hunt: Hunt, candidate: Plan, asked: dict[str, Any]) -> Trial:
         tried.append(names[candidate.hash])
         found_per_s = {**measured_per_s, "mixture": 7.0}[tried[-1]]
         hunt.trials.append(Trial(asked, candidate, found_per_s, found_per_s / measured_per_s["eager"]))
         return hunt.trials[-1]
 
-    monkeypatch.setattr(_Hunt, "_measure", measure)
-    monkeypatch.setattr(_Hunt, "spent", lambda hunt: 0.65 if tried else 0.0)
-    monkeypatch.setattr(loop, "predict", lambda plan, *_: replace(plan, prediction=predicted(1 / 8.1, REPLICAS).prediction))
-    hunt = _Hunt(question(TWO, Constraints(), ("eager", "openvino", "onnxruntime")), TRACED, Any, 20.0, quiet)
+    monkeypatch.setattr(Hunt, "_measure", measure)
+    monkeypatch.setattr(Hunt, "spent", lambda hunt: 0.65 if tried else 0.0)
+    monkeypatch.setattr(
+        "autosplit.searching.hunt.predict", lambda plan, *_: replace(plan, prediction=predicted(1 / 8.1, REPLICAS).prediction)
+    )
+    hunt = Hunt(question(TWO, Constraints(), ("eager", "openvino", "onnxruntime")), TRACED, Any, 20.0, quiet)
     hunt.correct(*run_order(hunt.question, mixture, [slow, *ways.values()]))
     assert tried == ran
 
@@ -261,25 +264,25 @@ def test_a_small_budget_runs_nothing_where_the_stages_of_the_answer_ran_before(
         profile = profile.with_stage(stage.ops, setting, Samples((4.0,)))
     corrected: list[Plan] = []
 
-    def correct(hunt: _Hunt, plan: Plan, *others: Plan) -> None:
+    def correct(hunt: Hunt, plan: Plan, *others: Plan) -> None:
         corrected.append(plan)
         hunt.trials.append(Trial({}, plan, 1.0, 1.0))
 
-    monkeypatch.setattr(_Hunt, "correct", correct)
-    monkeypatch.setattr(_Hunt, "tune", lambda hunt, study: None)
+    monkeypatch.setattr(Hunt, "correct", correct)
+    monkeypatch.setattr(Hunt, "tune", lambda hunt, study: None)
     found = search(replace(job, profile=profile), TRACED, budget=Budget(budget_s))
     assert bool(corrected) == bool(found.trials) == runs and found.plan.hash == first.hash
 
 
 @pytest.mark.parametrize("measured", [False, True])
 def test_a_search_that_is_stopped_hands_out_what_was_measured(monkeypatch: pytest.MonkeyPatch, measured: bool) -> None:
-    def correct(hunt: _Hunt, first: Plan, *others: Plan) -> None:
+    def correct(hunt: Hunt, first: Plan, *others: Plan) -> None:
         if measured:
             hunt.trials += [Trial({}, first, 1.0, 1.0), Trial({}, replace(first, queue_depth=9), 2.0, 2.0)]
         raise KeyboardInterrupt
 
     kept: list[SearchResult] = []
-    monkeypatch.setattr(_Hunt, "correct", correct)
+    monkeypatch.setattr(Hunt, "correct", correct)
     with pytest.raises(KeyboardInterrupt):
         search(question(TWO, Constraints(), ("eager",)), TRACED, budget=Budget(1.0), keep=kept.append)
     assert [(found.plan.queue_depth, len(found.trials)) for found in kept] == ([(9, 2)] if measured else [])
@@ -334,8 +337,8 @@ def test_each_question_to_the_planner_has_a_share_of_the_budget_and_the_first_al
         return answer(about, *given)
 
     monkeypatch.setattr(candidates, "answer", slow)
-    monkeypatch.setattr(_Hunt, "correct", lambda hunt, first, *others: hunt.trials.append(Trial({}, first, 1.0, 1.0)))
-    monkeypatch.setattr(_Hunt, "tune", lambda hunt, study: None)
+    monkeypatch.setattr(Hunt, "correct", lambda hunt, first, *others: hunt.trials.append(Trial({}, first, 1.0, 1.0)))
+    monkeypatch.setattr(Hunt, "tune", lambda hunt, study: None)
     found = search(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, budget=Budget(budget_s))
     assert found.plan.status == "optimal"
     assert asked_s == ([share_s, 10.0, share_s] if share_s < 10.0 else [10.0, 10.0])
@@ -353,7 +356,7 @@ def test_where_nothing_is_run_and_no_time_was_given_the_planner_has_a_second(
 
 def test_a_plan_of_any_queue_depth_and_number_of_threads_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Machine.of([parse_device("cpu:0"), parse_device("cpu:1-2"), parse_device("cpu:3-6")])
-    hunt = _Hunt(question(devices, Constraints(), ("eager",), queue_depth=3), TRACED, Any, 60.0, quiet)
+    hunt = Hunt(question(devices, Constraints(), ("eager",), queue_depth=3), TRACED, Any, 60.0, quiet)
     hunt.trials.append(Trial({}, replace(plan(Stage("s", ("a0",), ("cpu:1-2",), "eager", 2)), queue_depth=3), 1.0, 1.0))
     tried: list[dict[str, Any]] = []
     monkeypatch.setattr(hunt, "_try", tried.append)
@@ -368,7 +371,7 @@ def test_a_journal_goes_on_with_trials_of_the_same_search_only(monkeypatch: pyte
 
     def tried(*backends: str, machine: Machine = TWO, **wanted: float) -> list[int]:
         """The number of trials of each study in the journal after one more search."""
-        hunt = _Hunt(question(machine, Constraints(**wanted), backends), TRACED, Any, 60.0, quiet)
+        hunt = Hunt(question(machine, Constraints(**wanted), backends), TRACED, Any, 60.0, quiet)
         hunt.trials.append(Trial({}, plan(Stage("s", ("a0",), ("cpu:0",), backends[0])), 1.0, 1.0))
         seen: list[dict[str, Any]] = []
         monkeypatch.setattr(hunt, "_try", lambda asked: seen.append(asked) or float(asked["queue_depth"]))
@@ -448,7 +451,7 @@ def test_a_killed_search_locks_its_journal_no_longer(tmp_path: Path, monkeypatch
 
 def test_a_plan_that_begins_with_a_backend_it_was_not_asked_for_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another backend that the profile knows takes the ops that those asked for refuse, as stages of its own."""
-    hunt = _Hunt(question(TWO, Constraints(), ("onnxruntime", "openvino")), TRACED, Any, 60.0, quiet)
+    hunt = Hunt(question(TWO, Constraints(), ("onnxruntime", "openvino")), TRACED, Any, 60.0, quiet)
     stages = Stage("s", ("a0",), ("cpu:0",), "eager"), Stage("t", ("a1",), ("cpu:1",), "openvino")
     hunt.trials.append(Trial({}, plan(*stages), 1.0, 1.0))
     tried: list[dict[str, Any]] = []
@@ -466,7 +469,7 @@ def test_a_microbatch_without_a_trace_or_a_profile_is_dropped_and_not_tried_agai
         raise failure
 
     about, told = question(TWO, Constraints(), ("eager",), source=Source("m", 4)), list[str]()
-    hunt = _Hunt(about, TRACED, Any, 60.0, lambda step, share, text: told.append(text), subject_for=subject_for)
+    hunt = Hunt(about, TRACED, Any, 60.0, lambda step, share, text: told.append(text), subject_for=subject_for)
     assert hunt._try({"microbatch": 2}) is None and hunt._try({"microbatch": 2}) is None
     assert wanted == [2] and told[-1] == f"no microbatches of 2: {failure}"
 
@@ -503,7 +506,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 @pytest.mark.parametrize(("function", "words"), [(fail_on_7, "seven is not for me"), (Once(7, 9), "given up")])
 def test_a_candidate_that_fails_as_it_runs_is_noted_and_unloaded(bench: Any, function: Any, words: str) -> None:
-    hunt = _Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
+    hunt = Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
     first, second, third = (planned(hunt.question, num_stages=1, queue_depth=depth) for depth in (4, 2, 8))
     bench.functions += [function, increment]
     assert hunt._measure(first, {}).times_first is not None
@@ -518,7 +521,7 @@ def test_a_candidate_for_which_descriptors_are_short_is_noted_and_the_first_one_
     def short(*_: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    hunt = _Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
+    hunt = Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
     first, second = (planned(hunt.question, num_stages=1, queue_depth=depth) for depth in (4, 2))
     hunt._measure(first, {})
     monkeypatch.setattr(bench, "load", short)
@@ -532,7 +535,7 @@ def test_a_candidate_for_which_descriptors_are_short_is_noted_and_the_first_one_
 def test_candidates_for_latency_are_judged_by_requests_alone_in_turn_with_the_first(bench: Any, objective: Any) -> None:
     """A second candidate does ten times as many requests at once, and each takes twice as long."""
     wanted = Constraints(max_replicas=1, objective=objective)
-    hunt = _Hunt(question(TWO, wanted, ("eager",)), TRACED, bench, 60.0, quiet)
+    hunt = Hunt(question(TWO, wanted, ("eager",)), TRACED, bench, 60.0, quiet)
     first, second = (planned(hunt.question, num_stages=1, queue_depth=depth) for depth in (4, 2))
     bench.functions += [increment]
     paces = iter([(10.0, 0.01), (100.0, 0.02)])
@@ -555,7 +558,7 @@ def test_a_plan_for_latency_is_corrected_by_requests_alone(
     bench: Any, monkeypatch: pytest.MonkeyPatch, objective: Any, seen_s: float
 ) -> None:
     """Each takes longer alone, for its core has idled, than where the next one is there already."""
-    hunt = _Hunt(
+    hunt = Hunt(
         question(TWO, Constraints(max_replicas=1, objective=objective), ("eager",)),
         TRACED,
         bench,
@@ -572,7 +575,7 @@ def test_a_plan_for_latency_is_corrected_by_requests_alone(
         return entry  # type: ignore[no-any-return]
 
     bench.load = load
-    monkeypatch.setattr(loop, "taken_of", lambda entry, since_ns=0: (Samples((ran[-1],)),))
+    monkeypatch.setattr("autosplit.searching.hunt.taken_of", lambda entry, since_ns=0: (Samples((ran[-1],)),))
     hunt._measure(first, {})
     assert predict(first, GRAPH, TWO, hunt.subject(1)[1]).prediction.latency_s == pytest.approx(seen_s, rel=0.01)
 
@@ -589,7 +592,7 @@ def test_the_search_ends_where_the_first_plan_gives_up(bench: Any, monkeypatch: 
             die()
         return x + 1
 
-    hunt = _Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
+    hunt = Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
     first, second = (planned(hunt.question, num_stages=1, queue_depth=depth) for depth in (4, 2))
     bench.functions[:] = [dying, increment]
     hunt._measure(first, {})
@@ -600,11 +603,13 @@ def test_the_search_ends_where_the_first_plan_gives_up(bench: Any, monkeypatch: 
 
 def test_a_slow_time_of_the_machine_does_not_stay_in_the_profile(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first plan takes twice as long in its own rounds as beside the next candidate: that was the machine."""
-    hunt = _Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
+    hunt = Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
     first, second = (planned(hunt.question, num_stages=count) for count in (1, 2))
     bench.functions += [increment]
     told = iter([[8.0], [4.0], [2.2, 2.2]])
-    monkeypatch.setattr(loop, "taken_of", lambda entry, since_ns=0: tuple(Samples((seconds,)) for seconds in next(told)))
+    monkeypatch.setattr(
+        "autosplit.searching.hunt.taken_of", lambda entry, since_ns=0: tuple(Samples((seconds,)) for seconds in next(told))
+    )
     bottlenecks_s = []
     for measured in (first, second):
         hunt._measure(measured, {})
