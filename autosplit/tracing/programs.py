@@ -100,7 +100,10 @@ def states_of(node: fx.Node) -> list[str]:
 
 
 PREPARED: dict[OpOverload, Callable[..., tuple[torch.Tensor, Callable[[], object]]]] = {}
-"""Operators that can be prepared for calls over the same memory: from their arguments to the answer's memory, and the call."""
+"""Operators that can be prepared for calls over the same memory: from their arguments to the answer's memory, and the call.
+
+They take memory by ``empty(shape, dtype=...)``, where it is given.
+"""
 
 
 def weight(program: torch.nn.Module, name: str) -> torch.Tensor:
