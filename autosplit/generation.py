@@ -7,12 +7,15 @@ from torch import nn
 
 from autosplit.api import measure, search, trace
 from autosplit.arguments import checked
+from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.errors import UsageError
 from autosplit.generating.generators import Generator
 from autosplit.generating.opening import open_generator
 from autosplit.generating.phases import demands_of
+from autosplit.generating.trials import stats_of
+from autosplit.keeping import keep_footprints
 from autosplit.progress import progress_shown
 from autosplit.values.constraints import Constraints
 from autosplit.values.sequences import Sequences
@@ -69,4 +72,8 @@ def generator(
         progress("trace", 1.0, "done")
         profile = measure(family, machine, setup=setup, then_search=True)
         found = search(family, profile, machine, constraints, setup=setup, budget=budget)
-        return open_generator(family, found.plan, machine)
+        opened, footprints = open_generator(family, found.plan, machine), Footprints(machine, None, family.variants[1:])
+        footprints.note(family.variants[0], found.plan, stats_of(opened).stages)
+        keep_footprints(family, profile, footprints, setup)
+        opened.plan = footprints.account(family.variants[0], profile).counted(opened.plan or found.plan)
+        return opened
