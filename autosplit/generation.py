@@ -16,8 +16,10 @@ from autosplit.generating.opening import open_generator
 from autosplit.generating.phases import demands_of
 from autosplit.generating.trials import stats_of
 from autosplit.keeping import keep_footprints
+from autosplit.preloading import settle
 from autosplit.progress import progress_shown
 from autosplit.values.constraints import Constraints
+from autosplit.values.machine import Machine
 from autosplit.values.sequences import Sequences
 
 
@@ -65,6 +67,20 @@ def generator(
     prompt = min(prompt, max_length)
     new = min(new, max_length - prompt + 1)
     sequences = Sequences(prompt, new, max_sequences, max_length, first_token_s, per_token_s)
+    opened = _opened(model, machine, constraints, sequences, setup, budget)
+    settle()
+    return opened
+
+
+def _opened(
+    model: str | Path | nn.Module,
+    machine: Machine,
+    constraints: Constraints | None,
+    sequences: Sequences,
+    setup: Setup,
+    budget: Budget | float,
+) -> Generator:
+    """The generator of a model, with the memory that its workers hold in its plan."""
     with progress_shown(setup.progress) as progress:
         setup = replace(setup, progress=progress)
         progress("trace", 0.0, "loading the model and capturing its graph")

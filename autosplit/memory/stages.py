@@ -24,8 +24,13 @@ from autosplit.values.samples import Footprint, Precision, stage_key
 PACKING, LOOKUP = ("onnxruntime", "openvino"), "aten.embedding.default"
 """Backends that keep the weights of products in another layout, and the operator that reads rows of a weight as it is."""
 
-OP_BYTES = {"eager": 0, "onnxruntime": 0, "openvino": 0}
-"""Bytes that a backend holds for each op of a program: nodes of its graph, its kernels, the plan of their memory."""
+BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000}
+"""Bytes that a backend holds once in a worker with several programs: its library's state, buffers of matrix products, free blocks
+of its arena. Fitted with ``OP_BYTES`` to what workers of a Llama of 399 ops hold beside weights and values, in one stage and in
+two, with 3 to 7 programs."""
+
+OP_BYTES = {"eager": 4_550, "onnxruntime": 4_200}
+"""Bytes that a backend holds for each op of each such program: code, nodes of its graph, kernels, the plan of their memory."""
 
 OF_TORCH = ("aten.", "prims.")
 """Namespaces of operators that files of a runtime hold; others run in torch between these (``backends.pieces``)."""
@@ -186,10 +191,11 @@ def _root(value: str, values: ValueMemory) -> str:
 def _program_bytes(graph: Graph, stage: Stage, values: ValueMemory, parts: Sequence[Step]) -> int:
     """Bytes of the programs of a stage where it has several, one for each size, and of the values that their parts hand over."""
     sizes = values.num_bytes, *values.others
-    own_bytes = len(sizes) * len(stage.ops) * OP_BYTES.get(stage.backend, 0) if values.others else 0
+    own_bytes = BUFFER_BYTES.get(stage.backend, 0) + len(sizes) * len(stage.ops) * OP_BYTES.get(stage.backend, 0)
     made = {value for part in parts for value in part.writes}
     given = {value for part in parts for value in part.reads} - made
     kept = given | {_root(value, values) for value in _leaving(graph, stage)}
+    own_bytes *= bool(values.others)
     return own_bytes + sum(bound_of(lives_of(parts, some, given=given, kept=kept & (made | given))) for some in sizes if parts)
 
 

@@ -8,7 +8,7 @@ import pytest
 from autosplit.errors import InfeasibleError
 from autosplit.memory.account import Account
 from autosplit.memory.slots import NUM_CONTEXTS
-from autosplit.memory.stages import OP_BYTES, StageKey, ValueMemory, count, stage_memories
+from autosplit.memory.stages import BUFFER_BYTES, OP_BYTES, StageKey, ValueMemory, count, stage_memories
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints
@@ -78,7 +78,7 @@ def test_each_program_of_a_worker_keeps_what_its_files_hand_to_custom_operators(
         [found] = stage_memories(graph, plan, values)
         return found.arena_bytes, found.backend_bytes
 
-    own = {backend: len(OPS) * 2 * OP_BYTES[backend] for backend in ("eager", "onnxruntime")}
+    own = {backend: BUFFER_BYTES[backend] + len(OPS) * 2 * OP_BYTES[backend] for backend in ("eager", "onnxruntime")}
     handed = 3  # the input, and what the custom operator reads and makes
     assert memory("onnxruntime", sizes) == (2 * 128, handed * 128)
     assert memory("onnxruntime", both) == (2 * 128, handed * (128 + 64) + own["onnxruntime"])
