@@ -24,7 +24,7 @@ from autosplit.generating.choosing import best_plan
 from autosplit.generating.phases import PhaseProfile, measure_phases, stored_phases
 from autosplit.generating.steps import StepFamily
 from autosplit.generating.trials import compare_generators
-from autosplit.keeping import keep_runs, keep_search, stored_profile
+from autosplit.keeping import keep_footprints, keep_runs, keep_search, stored_profile
 from autosplit.microbatches import Microbatches, may_cut
 from autosplit.modeltrace import Model as Model
 from autosplit.modeltrace import trace as trace
@@ -134,25 +134,27 @@ def search(
         budget: seconds for running candidates, for the planner, and for the explanation; a number is those for candidates.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
-    from autosplit.searching import loop
-
     if isinstance(traced, Family):
         if profile.shapes is None:
             raise UsageError("the profile is of requests of one size; measure the model that was traced with sizes=")
         setup, budget = replace(setup, keep=None, max_error=None), replace(as_budget(budget), search_s=0.0)
         if isinstance(traced, StepFamily) and isinstance(profile, PhaseProfile):
-            answers: list[SearchResult] = []
-
-            def ask(demands: Constraints) -> Plan:
-                answers.append(search(traced.variants[0], profile, devices, demands, setup=setup, budget=budget))
-                return answers[-1].plan
-
-            plan = best_plan(traced, profile, _machine(devices, setup), constraints, ask)
-            return replace(answers[0], plan=plan)
+            footprints = Footprints(_machine(devices, setup), setup.workspace, traced.variants[1:])
+            ask = partial(_search, traced.variants[0], profile, footprints, setup=setup, budget=budget)
+            first, plan = best_plan(traced, profile, footprints, constraints, ask)
+            return replace(first, plan=plan)
         found = search(traced.variants[0], profile, devices, constraints, setup=setup, budget=budget)
         return replace(found, plan=replace(found.plan, shapes=shapes_of(traced, found.plan, profile.shapes)))
-    machine, budget = _machine(devices, setup), as_budget(budget)
-    measured = measured_backends(profile, machine)
+    return _search(traced, profile, Footprints(_machine(devices, setup), setup.workspace), constraints, setup, as_budget(budget))
+
+
+def _search(
+    traced: Traced, profile: Profile, footprints: Footprints, constraints: Constraints | None, setup: Setup, budget: Budget
+) -> "SearchResult":
+    """``search`` for requests of one size, on the machine of ``footprints``."""
+    from autosplit.searching import loop
+
+    machine, measured = footprints.machine, measured_backends(profile, footprints.machine)
     parts = Microbatches(traced, machine, replace(setup, progress=False, remeasure=False), measure)
     question = Question(
         traced.graph,
@@ -173,7 +175,7 @@ def search(
             budget=budget,
             setup=setup,
             subject_for=parts if may_cut(traced, profile, budget) else None,
-            footprints=None if absent_devices(machine) else Footprints(machine, setup.workspace),
+            footprints=None if absent_devices(machine) else footprints,
             progress=progress,
             keep=lambda found: _keep(_with_versions(found), setup),
         )
@@ -230,12 +232,12 @@ def run(
         if not isinstance(profile, PhaseProfile):
             profile = stored_phases(traced, machine, lambda one: stored_profile(one, plan, machine, setup))
         beside = partial(compare_generators, profile=profile, baselines=baselines, setup=setup, budget=as_budget(budget))
-        return beside(traced, plan, machine, constraints)
+        report, footprints = beside(traced, plan, machine, constraints)
+        return replace(report, notes=(*report.notes, *keep_footprints(traced, profile, footprints, setup)))
     if isinstance(traced, Family):
         asked = (traced, plan, machine, constraints, traffic)
         return compare_sizes(*asked, profile=profile, baselines=baselines, setup=setup, budget=as_budget(budget))
-    known = profile or stored_profile(traced, plan, machine, setup)
-    subjects = {plan.microbatch: (traced, known)}
+    subjects = {plan.microbatch: (traced, profile or stored_profile(traced, plan, machine, setup))}
     return run_subjects(subjects, plan, machine, constraints, setup=setup, budget=as_budget(budget), baselines=baselines)
 
 
@@ -278,10 +280,8 @@ def predict(plan: Plan, profile: Profile, graph: Graph | Traced | None = None, d
 
 @dataclass(frozen=True)
 class AutoResult:
-    """The result of ``auto``: the devices, the profile, the search, the report, and the traced model of the plan to use.
-
-    ``family`` is the model at several sizes, and None for one size.
-    """
+    """The result of ``auto``: the devices, the profile, the search, the report, and the traced model of the plan to use;
+    ``family`` is the model at several sizes, and None for one size."""
 
     machine: Machine
     profile: Profile

@@ -7,14 +7,19 @@ from torch import nn
 
 from autosplit.api import measure, search, trace
 from autosplit.arguments import checked
+from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.errors import UsageError
 from autosplit.generating.generators import Generator
 from autosplit.generating.opening import open_generator
 from autosplit.generating.phases import demands_of
+from autosplit.generating.trials import stats_of
+from autosplit.keeping import keep_footprints
+from autosplit.preloading import settle
 from autosplit.progress import progress_shown
 from autosplit.values.constraints import Constraints
+from autosplit.values.machine import Machine
 from autosplit.values.sequences import Sequences
 
 
@@ -62,6 +67,20 @@ def generator(
     prompt = min(prompt, max_length)
     new = min(new, max_length - prompt + 1)
     sequences = Sequences(prompt, new, max_sequences, max_length, first_token_s, per_token_s)
+    opened = _opened(model, machine, constraints, sequences, setup, budget)
+    settle()
+    return opened
+
+
+def _opened(
+    model: str | Path | nn.Module,
+    machine: Machine,
+    constraints: Constraints | None,
+    sequences: Sequences,
+    setup: Setup,
+    budget: Budget | float,
+) -> Generator:
+    """The generator of a model, with the memory that its workers hold in its plan."""
     with progress_shown(setup.progress) as progress:
         setup = replace(setup, progress=progress)
         progress("trace", 0.0, "loading the model and capturing its graph")
@@ -69,4 +88,8 @@ def generator(
         progress("trace", 1.0, "done")
         profile = measure(family, machine, setup=setup, then_search=True)
         found = search(family, profile, machine, constraints, setup=setup, budget=budget)
-        return open_generator(family, found.plan, machine)
+        opened, footprints = open_generator(family, found.plan, machine), Footprints(machine, None, family.variants[1:])
+        footprints.note(family.variants[0], found.plan, stats_of(opened).stages)
+        keep_footprints(family, profile, footprints, setup)
+        opened.plan = footprints.account(family.variants[0], profile).counted(opened.plan or found.plan)
+        return opened

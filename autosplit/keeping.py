@@ -5,14 +5,18 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from autosplit.backends.base import installed
+from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import Setup
 from autosplit.devices.discovering import absent_devices
+from autosplit.generating.phases import PhaseProfile
 from autosplit.measuring.settings import stamps_of
 from autosplit.measuring.store import open_store
+from autosplit.memory.stages import with_footprints
 from autosplit.reports.accuracy import run_of, runs_of_report
 from autosplit.reports.outcomes import PLAN
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.family import Family
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -63,6 +67,18 @@ def keep_search(found: "SearchResult", setup: Setup) -> tuple[str, ...]:
     with open_store(setup.store).noted(notes) as store:
         store.save(found.traced.graph, found.profile, dict.fromkeys(settings))
         store.add_runs(run for run in runs if run is not None)
+    return tuple(notes)
+
+
+def keep_footprints(family: Family, profile: Profile | None, footprints: Footprints, setup: Setup) -> tuple[str, ...]:
+    """Store the memory of workers of a generator beside the times of its largest step. Returns: the fault, if any."""
+    if setup.store is None or not isinstance(profile, PhaseProfile):
+        return ()
+    notes, times = list[str](), profile.phases[max(profile.phases)]
+    kept = with_footprints(times, footprints.of(family.variants[0]))
+    fresh = [setting for setting, one in kept.measured.items() if one is not times.measured[setting]]
+    with open_store(setup.store).noted(notes) as store:
+        store.save(family.graph, kept, fresh)
     return tuple(notes)
 
 

@@ -3,9 +3,11 @@
 Not in a thread: packages change the filters of warnings while they load, and these belong to the whole process.
 """
 
+import ctypes
 import gc
 import importlib
 import sys
+from typing import Any
 
 
 def load(*modules: str) -> None:
@@ -20,6 +22,20 @@ def load(*modules: str) -> None:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def settle() -> None:
+    """Give the memory of what earlier calls left back to the system.
+
+    That is rings of objects, such as graphs with their weights, also those that ``load`` has frozen, and freed blocks that malloc
+    keeps: of a model of 25 M parameters 109 MB.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    libc: Any = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def load_planner() -> None:

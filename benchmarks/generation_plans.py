@@ -148,7 +148,7 @@ def plans_of(
     for name, stages in placed.items():
         plan = baseline_plan(graph, like.source, name, backend, stages)
         found[name] = replace(plan, shapes=like.shapes, sequences=like.sequences)
-    return {name: count(graph, plan, values_of(family.variants[0])) for name, plan in found.items()}
+    return {name: count(graph, plan, values_of(family.variants[0], family.variants[1:])) for name, plan in found.items()}
 
 
 def run_part(model: str, part: str, backend: str, num_rounds: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Exporters and compilers run in a process apart: where one crashes or hangs, it costs its answer and not the user's process.
 
-The process is kept for further calls. It ends with the workspace that it worked for, or when none comes for ``IDLE_S``.
+The process is kept for further calls. It ends once a pipeline or a generator is open, with the workspace that it worked for, or
+when no call comes for ``IDLE_S``.
 """
 
 import importlib

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -32,7 +31,8 @@ SIGNED = ", and the sign of its zeros counts"
 
 STATE = "it writes to a state, which inductor would copy"
 
-_CASES: WeakKeyDictionary[fx.GraphModule, list[tuple[fx.Node, Case]]] = WeakKeyDictionary()
+_CASES = "autosplit_cases"
+"""Attribute of a graph that keeps its cases, as ``valueranges`` keeps ranges."""
 
 WORDS: Mapping[Values, str] = {
     "finite": "finite values",
@@ -100,11 +100,14 @@ def needed_cases(traced: Traced, backend: str) -> list[tuple[str, Case, list[Val
     """Each op that can be tried alone: its name, its case, and the kinds of values that it may get on a backend."""
     assumed: Assumed = "any" if traced.source.values == "any" else named_backend(backend).assumed
     known = values_of(traced.program, assumed)
-    if traced.program not in _CASES:
+    held = vars(traced.program.graph)
+    if _CASES not in held:
         nodes = [node for node in known if is_op(node) and node.all_input_nodes and not states_of(node)]
         cases = [(node, case_of(node)) for node in nodes if isinstance(node.target, OpOverload)]
-        _CASES[traced.program] = [(node, case) for node, case in cases if case is not None]
-    varying = [(node, case) for node, case in _CASES[traced.program] if not known[node].fixed]  # a run checks all others
+        held[_CASES] = [(node, case) for node, case in cases if case is not None]
+    varying: list[tuple[fx.Node, Case]] = [
+        (node, case) for node, case in held[_CASES] if not known[node].fixed
+    ]  # a run checks all others
     signed = observed_zeros(traced.program.graph)
     named = [(node, replace(case, key=case.key + SIGNED) if node in signed else case) for node, case in varying]
     return [(node.name, case, _kinds(node, known, node in signed)) for node, case in named]

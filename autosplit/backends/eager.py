@@ -1,7 +1,10 @@
 """Torch eager: it runs the traced ATen graph itself and takes every op; other backends are checked against its results."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+
+from torch import nn
 
 from autosplit.backends.base import Backend, Precision, Runnable, on_threads, require_precision
 from autosplit.backends.lowering import HALVES, in_precision, lowered
@@ -58,8 +61,10 @@ class EagerBackend:
 
 
 def program_runnable(program: StageProgram, threads: int) -> Runnable:
-    """The stage's forward on ``threads`` threads."""
-    forward = program.module.forward
+    """The stage's forward on ``threads`` threads. It keeps the weights, and not the graph that its code was made of."""
+    bare = nn.Module()
+    bare.__dict__.update((name, value) for name, value in program.module.__dict__.items() if name != "_graph")
+    forward = partial(type(program.module).forward, bare)
     return on_threads(lambda inputs: forward(*inputs), threads)
 
 

@@ -37,7 +37,7 @@ from autosplit.backends.onnxfile import (
     require_numpy,
     whole_folder,
 )
-from autosplit.backends.pieces import Linked, in_pieces, piece_folders, write_pieces
+from autosplit.backends.pieces import Linked, Memory, in_pieces, piece_folders, write_pieces
 from autosplit.backends.ports import BoundMemory, Port
 from autosplit.backends.sharedweights import SHARED, share
 from autosplit.compat.runtimes import Binding
@@ -100,8 +100,8 @@ class OnnxRuntimeBackend(FileBackend):
         def opened(place: Path) -> Runnable:
             return session_runnable(open_optimised(place), threads, shared)
 
-        def linked(place: Path, inputs: Sequence[torch.Tensor]) -> Linked | None:
-            return linked_session(open_optimised(place), threads, shared, inputs)
+        def linked(place: Path, inputs: Sequence[torch.Tensor], memory: Memory) -> Linked | None:
+            return linked_session(open_optimised(place), threads, shared, inputs, memory)
 
         return with_check(in_pieces(folder, opened, threads, trust, linked), check_of(folder, self.assumed))
 
@@ -231,7 +231,7 @@ def session_runnable(stage: OnnxStage, threads: int, shared: bool, optimised: bo
     return free_runnable(session, stage) if stage.free else bound_runnable(session, stage, torch.device("cpu"))
 
 
-def linked_session(stage: OnnxStage, threads: int, shared: bool, inputs: Sequence[torch.Tensor]) -> Linked | None:
+def linked_session(stage: OnnxStage, threads: int, shared: bool, inputs: Sequence[torch.Tensor], memory: Memory) -> Linked | None:
     """Open a file over the memory of its inputs; None if one of them or of its outputs must be copied. Raises: BackendError."""
     ports = [*stage.inputs, *stage.outputs]
     dense = [port.dense(value) for port, value in zip(stage.inputs, inputs, strict=True)]
@@ -239,7 +239,7 @@ def linked_session(stage: OnnxStage, threads: int, shared: bool, inputs: Sequenc
     if stage.free or not stays or any(port.copied or 0 in port.dense_shape for port in ports):
         return None
     binding = Binding(_session(stage, threads, shared, True, in_one_arena=True), torch.device("cpu"))
-    outputs = [torch.empty(port.dense_shape, dtype=port.dtype) for port in stage.outputs]
+    outputs = [memory.empty(port.dense_shape, port.dtype) for port in stage.outputs]
     for port, value in zip(stage.inputs, dense, strict=True):
         binding.input(port.name, _element_type(port), port.dense_shape, value.data_ptr())
     for port, value in zip(stage.outputs, outputs, strict=True):

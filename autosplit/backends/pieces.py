@@ -8,7 +8,7 @@ The files lie in folders of their own in the stage's folder, by the number of th
 itself, so what an operator keeps between calls is the stage's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -117,6 +117,32 @@ def piece_folders(folder: Path) -> list[Path]:
     return sorted((path for path in (folder / PIECES).iterdir() if path.name != SIMPLIFIED), key=lambda path: int(path.name))
 
 
+class Memory:
+    """Memory of the values between pieces: it stays for all calls, and later pieces use it again after its last reader."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[Any, ...], list[torch.Tensor]] = {}
+        self._taken: list[tuple[tuple[Any, ...], torch.Tensor]] = []
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> torch.Tensor:
+        """A tensor whose memory no value needs that is needed now; dense by default."""
+        key = tuple(shape), dtype, None if stride is None else tuple(stride)
+        if not (known := self._free.get(key)):
+            known = [torch.empty(shape, dtype=dtype) if stride is None else torch.empty_strided(shape, stride, dtype=dtype)]
+        self._taken.append((key, known.pop()))
+        return self._taken[-1][1]
+
+    def free(self, needed: Iterable[torch.Tensor]) -> None:
+        """Let all memory be used again but that of the values that are still needed."""
+        places = {value.untyped_storage().data_ptr() for value in needed}
+        taken, self._taken = self._taken, []
+        for key, value in taken:
+            if value.untyped_storage().data_ptr() in places:
+                self._taken.append((key, value))
+            else:
+                self._free.setdefault(key, []).append(value)
+
+
 class Linked(NamedTuple):
     """A piece whose inputs and outputs stay where they are: ``run`` reads the former and writes the latter."""
 
@@ -129,33 +155,36 @@ def in_pieces(
     load: Callable[[Path], Runnable],
     threads: int,
     trust: bool,
-    link: Callable[[Path, Sequence[torch.Tensor]], Linked | None] = lambda place, inputs: None,
+    link: Callable[[Path, Sequence[torch.Tensor], Memory], Linked | None] = lambda place, inputs, memory: None,
     watch: Callable[[Piece, Call], Call] = lambda piece, call: call,
 ) -> Runnable:
     """The stage in ``folder`` as a function; ``load`` opens the files of a folder. Raises: as ``load`` and ``load_stage``.
 
     Pieces hand each other memory that stays for all calls, because binding and calls of torch take long where the processor's
-    caches are full of weights: ``link`` opens the files of a folder over the memory of its inputs, or gives None where it cannot.
-    ``watch`` gives what is called in place of a piece that torch runs. Files and such pieces are opened in the order of calls.
+    caches are full of weights: ``link`` opens the files of a folder over the memory of its inputs, with outputs in a ``Memory``,
+    or gives None where it cannot. ``watch`` gives what is called in place of a piece that torch runs. Files and such pieces are
+    opened in the order of calls.
     """
     if not (folder / PIECES).is_dir():
         return load(folder)
     program = load_stage(folder / PIECES / SIMPLIFIED, trust=trust)
     sources = [empty_like_spec(spec) for spec in program.inputs]
     values = dict(zip((spec.name for spec in program.inputs), sources, strict=True))
-    calls = list[Call]()
-    for number, piece in enumerate(pieces(program.module.graph)):
+    calls, memory, wanted = list[Call](), Memory(), [spec.name for spec in program.outputs]
+    found = pieces(program.module.graph)
+    last = {name: number for number, piece in enumerate(found) for name in piece.inputs} | dict.fromkeys(wanted, len(found))
+    for number, piece in enumerate(found):
         inputs, place = [values[name] for name in piece.inputs], folder / PIECES / str(number)
-        linked = _prepared(program, piece, values) if piece.custom else link(place, inputs)
+        linked = _prepared(program, piece, values, memory) if piece.custom else link(place, inputs, memory)
         if linked is None and piece.custom:
             module = program_runnable(StageProgram(place.name, _module(program, piece), (), ()), threads)
             specs = specs_of(program)
-            linked = _copied(module, inputs, [specs[name] for name in piece.outputs])
+            linked = _copied(module, inputs, [specs[name] for name in piece.outputs], memory)
         elif linked is None:
-            linked = _copied(load(place), inputs, [port.spec for port in open_onnx(place).outputs])
+            linked = _copied(load(place), inputs, [port.spec for port in open_onnx(place).outputs], memory)
         values |= zip(piece.outputs, linked.outputs, strict=True)
         calls.append(watch(piece, linked.run) if piece.custom else linked.run)
-    wanted = [spec.name for spec in program.outputs]
+        memory.free(values[name] for name in values if last.get(name, -1) > number)
 
     def run(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         for source, value in zip(sources, given, strict=True):
@@ -167,7 +196,7 @@ def in_pieces(
     return on_threads(run, threads)
 
 
-def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Tensor]) -> Linked | None:
+def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Tensor], memory: Memory) -> Linked | None:
     """A piece of ops that can be prepared, of views, and of constants."""
     known, calls = dict(values), list[Call]()
 
@@ -178,7 +207,7 @@ def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Te
         args, kwargs = fx.map_arg(node.args, tensor), fx.map_arg(node.kwargs, tensor)
         target = cast(Callable[..., Any], node.target)
         if target in PREPARED:
-            known[node.name], call = PREPARED[target](*args, **kwargs)
+            known[node.name], call = PREPARED[target](*args, empty=memory.empty, **kwargs)
             calls.append(call)
         elif target in VIEWS or _is_constant(node):
             known[node.name] = target(*args, **kwargs)
@@ -192,9 +221,9 @@ def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Te
     return Linked([known[name] for name in piece.outputs], calls[0] if len(calls) == 1 else run)
 
 
-def _copied(call: Runnable, inputs: Sequence[torch.Tensor], specs: Sequence[TensorSpec]) -> Linked:
+def _copied(call: Runnable, inputs: Sequence[torch.Tensor], specs: Sequence[TensorSpec], memory: Memory) -> Linked:
     """A piece whose outputs are copied to memory that stays."""
-    outputs = [empty_like_spec(spec) for spec in specs]
+    outputs = [memory.empty(spec.shape, spec.torch_dtype, spec.stride) for spec in specs]
 
     def run() -> None:
         for output, made in zip(outputs, call(inputs), strict=True):

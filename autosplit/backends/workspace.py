@@ -134,6 +134,11 @@ class Workspace:
         self._references.append((Reference.of(traced, threads), state))
         return self._references[-1][0]
 
+    def keep_files_only(self) -> None:
+        """Let go of the programs with their weights, and of the model's outputs; workers that start again load files."""
+        self._saved.clear()
+        self._references.clear()
+
     def close(self) -> None:
         """Remove every file, and end the processes that compiled stages."""
         end_idle()

@@ -1,5 +1,6 @@
 """The options of ``autosplit generate``."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,8 @@ from autosplit.values.constraints import Constraints
 from autosplit.values.sequences import Sequences, sequence_numbers
 
 if TYPE_CHECKING:
+    import torch
+
     from autosplit.deploying.setup import Budget
     from autosplit.generating.texts import Texts
 
@@ -52,19 +55,28 @@ class Generate(Sampled):
     prompt: Annotated[
         list[str] | None, typer.Option(help="Text of a prompt, for a model in a folder with tokenizer.json. Again for more.")
     ] = None
+    sound: Annotated[
+        list[Path] | None, typer.Option(help="A WAV file for Whisper: 16 bits, 16,000 samples a second. Again for more.")
+    ] = None
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the plan, for autosplit serve.")] = None
     generate: Annotated[str | None, typer.Option(help=CACHES_HELP)] = None
     stages: Annotated[int | None, typer.Option(min=1, help="Number of stages.")] = None
     time_limit: Annotated[str | None, typer.Option(help="Most time of the planner for a set of backends.")] = None
 
-    def prompts(self, texts: "Texts | None") -> list[list[int]]:
-        """The tokens of the prompts. Raises: UsageError: none is given, one is no ids, or one is a text without a tokenizer."""
+    def prompts(self, texts: "Texts | None") -> "Sequence[list[int] | torch.Tensor]":
+        """The tokens of the prompts, or sounds. Raises: UsageError: none is given, or one cannot be read."""
+        from autosplit.generating.sources import read_sound
         from autosplit.generating.texts import required
 
-        if not self.prompt_ids and not self.prompt:
-            raise UsageError("there is no prompt; give --prompt-ids 1,2,3, or --prompt TEXT for a model with a tokenizer")
-        if self.prompt_ids and self.prompt:
-            raise UsageError("give prompts as texts or as ids, not both")
+        kinds = [kind for kind in (self.prompt_ids, self.prompt, self.sound) if kind]
+        if not kinds:
+            raise UsageError(
+                "there is no prompt; give --prompt-ids 1,2,3, or --prompt TEXT for a model with a tokenizer, or --sound FILE.wav"
+            )
+        if len(kinds) > 1:
+            raise UsageError("give prompts as texts, as ids or as sounds, of one kind alone")
+        if self.sound:
+            return list(map(read_sound, self.sound))
         if self.prompt:
             return list(map(required(texts).ids, self.prompt))
         return [_ids("--prompt-ids", text) for text in self.prompt_ids or ()]

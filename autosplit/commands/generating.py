@@ -28,7 +28,8 @@ def generate(given: Generate) -> None:
     from autosplit.values.planfile import write_plan
 
     texts = load_texts(given.model)
-    prompts, ends = given.prompts(texts), texts.ends if texts is not None and given.prompt else ()
+    prompts, reader = given.prompts(texts), None if given.prompt_ids else texts
+    longest, ends = 1 if given.sound else max(map(len, prompts)), () if reader is None else reader.ends
     Sampling(**sampling)  # tracing takes a while
     if given.plan is not None:
         given.require_default(["generate"], "the plan says what its caches hold")
@@ -42,7 +43,7 @@ def generate(given: Generate) -> None:
                 given.model,
                 machine,
                 given.constraints,
-                **given.sequences(max(map(len, prompts))).given,
+                **given.sequences(longest).given,
                 setup=given.setup(progress, log(given)),
                 budget=given.spending(),
             )
@@ -52,10 +53,10 @@ def generate(given: Generate) -> None:
         if given.output is not None and opened.plan is not None and opened.graph is not None:
             write_plan(opened.plan, opened.graph, given.output)
             say(f"wrote {given.output}; autosplit serve {given.output} answers other programs")
-        if len(prompts) > 1 or given.json:
+        if len(prompts) > 1 or given.json or given.sound:
             answers = opened.generate(prompts, **sampling | {"eos": [*sampling["eos"], *ends]})
-            told = [" ".join(map(str, one)) if texts is None or not given.prompt else texts.decoded(one) for one in answers]
-            show(given, {"answers": answers, "texts": told if given.prompt else None, "stats": opened.stats().to_dict()}, *told)
+            told = [" ".join(map(str, one)) if reader is None else reader.decoded(one) for one in answers]
+            show(given, {"answers": answers, "texts": told if reader else None, "stats": opened.stats().to_dict()}, *told)
         elif given.prompt:
             for text in opened.stream_text(given.prompt[0], **sampling):
                 print(visible(text), end="", flush=True)

@@ -112,8 +112,9 @@ def memory(given: Memory) -> None:
 
     with bars(err) as progress:
         loaded = load_plan(given.plan, given.model, progress, weights=given.measure)
-        plan, footprints = loaded.plan, Footprints(loaded.machine)
-        counted = stage_memories(loaded.traced.graph, plan, values_of(loaded.traced))
+        variants = loaded.family.variants[1:] if loaded.family is not None and loaded.plan.sequences is not None else ()
+        plan, footprints = loaded.plan, Footprints(loaded.machine, None, variants)
+        counted = stage_memories(loaded.traced.graph, plan, values_of(loaded.traced, variants))
         known = [stage.memory or one for stage, one in zip(plan.stages, counted, strict=True)]
         if given.measure:
             progress("measure", 0.0, "running the plan")

@@ -33,11 +33,13 @@ class Footprints:
     Attributes:
         machine: the devices.
         workspace: where stages are saved and prepared; None makes one for each plan.
+        variants: the model at the other sizes that each worker holds too.
         known: for each graph, by its hash, the footprints of its stages.
     """
 
     machine: Machine
     workspace: Workspace | None = None
+    variants: tuple[Traced, ...] = ()
     known: dict[str, dict[StageKey, Footprint]] = field(default_factory=dict)
 
     def of(self, traced: Traced) -> dict[StageKey, Footprint]:
@@ -51,7 +53,7 @@ class Footprints:
         """
         known = ChainMap(self.of(traced), footprints_of(profile))
         run = None if absent_devices(self.machine) else partial(self.measure, traced)
-        return Account(traced.graph, values_of(traced), known, run)
+        return Account(traced.graph, values_of(traced, self.variants), known, run)
 
     def note(self, traced: Traced, plan: Plan, workers: Iterable[StageStats]) -> None:
         """Keep the memory that the workers of a plan held. Of the replicas of a stage, the one that held most counts.
@@ -62,7 +64,7 @@ class Footprints:
             return
         fresh = dict[StageKey, Footprint]()
         stages = {stage.name: stage for stage in plan.stages}
-        parts = dict(zip(stages, stage_memories(traced.graph, plan, values_of(traced)), strict=True))
+        parts = dict(zip(stages, stage_memories(traced.graph, plan, values_of(traced, self.variants)), strict=True))
         for worker in sorted(workers, key=lambda worker: worker.held_bytes):
             if kind_of(worker.device) == "cpu" and worker.base_bytes:
                 extra_bytes = max(0, worker.held_bytes - parts[worker.stage].held_bytes)
@@ -88,8 +90,9 @@ class Footprints:
             workspace = self.workspace or opened.enter_context(Workspace())
             host = opened.enter_context(HostManager())
             opened.enter_context(suppress(AutosplitError, OSError))  # a run of the plan reports the failure
-            engine = deploy(host, traced.graph.name, traced, plan, free, workspace)
-            engine.run_many([traced.example_inputs] * (NUM_WINDOWS * engine.max_in_flight))
+            engine = deploy(host, traced.graph.name, traced, plan, free, workspace, self.variants)
+            for one in (traced, *self.variants):
+                engine.run_many([one.example_inputs] * (NUM_WINDOWS * engine.max_in_flight))
             self.note(traced, plan, engine.stats().stages)
 
     def footprint(self, traced: Traced, plan: Plan, stage: Stage) -> Footprint | None:

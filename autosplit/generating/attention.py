@@ -157,12 +157,15 @@ def attend(*arguments: Any, **options: Any) -> torch.Tensor:
 _operators.impl("attend", attend, "CompositeExplicitAutograd")
 
 
-def prepare_attend(*arguments: Any, **options: Any) -> tuple[torch.Tensor, Callable[[], object]]:
+def prepare_attend(
+    *arguments: Any, empty: Callable[..., torch.Tensor] | None = None, **options: Any
+) -> tuple[torch.Tensor, Callable[[], object]]:
     """The memory of the answer of ``attend``, and a function that computes it from what is in the arguments by then."""
     given = _Call(*arguments, **options)
-    found = _attended_shape(*given)
+    empty, dtype = empty or given.q.new_empty, given.q.dtype
+    found = empty((1, given.q.shape[2], given.q.shape[1], given.v.shape[3]), dtype=dtype)
     if given.q.is_cpu and given.q.dtype == given.state_keys.dtype == torch.float32:
-        turned = given._replace(q=torch.empty(given.q.shape))
+        turned = given._replace(q=empty(given.q.shape, dtype=dtype))
         attend_alone = _alone(given, turned.q, found)
 
         def run() -> None:

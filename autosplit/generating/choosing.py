@@ -1,25 +1,35 @@
 """Which plan a generator gets: plans of each number of stages, and whole models side by side, compared by their forecasts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from typing import Protocol, TypeVar
 
+from autosplit.deploying.footprints import Footprints
 from autosplit.errors import InfeasibleError
 from autosplit.generating.forecast import forecast, foretold
 from autosplit.generating.phases import PhaseProfile, demands_of, num_groups_on
 from autosplit.generating.steps import StepFamily
-from autosplit.memory.stages import count, footprints_of
 from autosplit.planning.baselines import REPLICAS, baselines_of, unmet_demands
 from autosplit.planning.predicting import bounded
 from autosplit.reports.outcomes import PLAN, TokenRates
 from autosplit.shapes.profiles import shapes_of
 from autosplit.tables import seconds_text
-from autosplit.tracing.aliasing import values_of
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.sequences import Sequences
+
+
+class Answer(Protocol):
+    """What a planner answers."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+
+
+Found = TypeVar("Found", bound=Answer)
 
 LIMIT_WORDS = {"first_token_s": "to the first token", "per_token_s": "from a token to the next one"}
 """The limits of sequences in words."""
@@ -28,10 +38,10 @@ LIMIT_WORDS = {"first_token_s": "to the first token", "per_token_s": "from a tok
 def best_plan(
     family: StepFamily,
     profile: PhaseProfile,
-    machine: Machine,
+    footprints: Footprints,
     constraints: Constraints | None,
-    ask: Callable[[Constraints], Plan],
-) -> Plan:
+    ask: Callable[[Constraints], Found],
+) -> tuple[Found, Plan]:
     """The plan with the best forecast within the limits of the sequences, with that forecast as its prediction.
 
     A planner knows the seconds of stages. The time of a token follows from all of them, the groups of sequences and the host, so
@@ -40,18 +50,20 @@ def best_plan(
     Args:
         family: the steps, and the sequences with their limits.
         profile: the measurements of both phases.
-        machine: the devices.
+        footprints: the memory of stages on the devices.
         constraints: the demands on the plan; its objective is tokens per second (``throughput``) or the time from one token of a
             sequence to its next one (``latency``).
         ask: the planner, for a chain of stages with the fewest seconds on a device.
+    Returns: the first answer, and the plan.
     Raises: InfeasibleError: no plan keeps the limits. Others as ``ask``.
     """
     wanted = constraints or Constraints()
     for_latency, sequences = wanted.objective == "latency", family.sequences
-    plans = _asked(demands_of(wanted), machine, ask)
+    machine, counted = footprints.machine, footprints.account(family.variants[0], profile).counted
+    first = ask(demands_of(wanted))
+    plans = [first.plan, *_others(demands_of(wanted), first.plan, machine, ask)]
     usual = baselines_of(family.graph, plans[0], machine, profile, isolate=True).plans
-    memory = partial(count, family.graph, values=values_of(family.variants[0]), known=footprints_of(profile))
-    beside = [memory(one) for name, one in usual.items() if name.startswith(REPLICAS)]
+    plans, beside = list(map(counted, plans)), [counted(one) for name, one in usual.items() if name.startswith(REPLICAS)]
     backends = {stage.backend for plan in plans for stage in plan.stages}
     plans += [one for one in beside if not unmet_demands(one, 0.0, family.graph, machine, wanted, backends)]
     told = [(plan, forecast(plan, family, machine, profile)) for plan in plans]
@@ -66,7 +78,8 @@ def best_plan(
         )
     chosen, rates = min(fit, key=lambda one: one[1].per_token_s if for_latency else -one[1].tokens_per_s) if fit else told[0]
     shapes = shapes_of(family, chosen, profile.shapes) if profile.shapes is not None else None
-    return foretold(replace(chosen, shapes=shapes, sequences=sequences, objective=wanted.objective, chosen=PLAN), rates)
+    plan = replace(chosen, shapes=shapes, sequences=sequences, objective=wanted.objective, chosen=PLAN)
+    return first, foretold(plan, rates)
 
 
 def limit_faults(rates: TokenRates, sequences: Sequences) -> list[str]:
@@ -78,12 +91,10 @@ def limit_faults(rates: TokenRates, sequences: Sequences) -> list[str]:
     ]
 
 
-def _asked(wanted: Constraints, machine: Machine, ask: Callable[[Constraints], Plan]) -> list[Plan]:
-    """The planner's answer, and those for each number of stages, with the bound on all of them. Raises: as ``ask``."""
-    plans = [ask(wanted)]
+def _others(wanted: Constraints, first: Plan, machine: Machine, ask: Callable[[Constraints], Found]) -> Iterator[Plan]:
+    """The planner's answers for each number of stages, with the bound on all of them. Raises: as ``ask``."""
     most = min(num_groups_on(machine), wanted.max_stages or num_groups_on(machine))
     for number in range(1, most + 1) if wanted.num_stages is None else ():
         with suppress(InfeasibleError):
-            found = ask(replace(wanted, num_stages=number, max_stages=None))
-            plans.append(bounded(found, plans[0].prediction.bound_s))
-    return plans
+            found = ask(replace(wanted, num_stages=number, max_stages=None)).plan
+            yield bounded(found, first.prediction.bound_s)

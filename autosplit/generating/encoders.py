@@ -9,8 +9,9 @@ The rows of several sources may stand in one step: each attends to those of its 
 of slot 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -70,12 +71,14 @@ class CachedEncoderDecoder(CachedDecoder):
 
     Attributes:
         source: what a prompt is.
-        never, not_first: whether an answer never holds a token, or does not begin with it, ``[vocabulary]``; None without such.
+        never, not_first, no_language: whether an answer never holds a token, does not begin with it, or does not have it where a
+            language is detected, ``[vocabulary]``; None without such.
     """
 
     source: Source
     never: torch.Tensor | None
     not_first: torch.Tensor | None
+    no_language: torch.Tensor | None
 
     def forward(  # type: ignore[override]
         self,
@@ -105,16 +108,21 @@ class CachedEncoderDecoder(CachedDecoder):
         """The logits with minus infinity for tokens that an answer does not hold after these positions."""
         if self.never is not None:
             logits = logits.masked_fill(self.never, float("-inf"))
-        if self.not_first is not None:
-            begins = positions.index_select(0, torch.arange(logits.shape[0])) == self.source.num_start - 1
-            logits = logits.masked_fill(begins[:, None] & self.not_first, float("-inf"))
+        for place, refused in ((self.source.num_start - 1, self.not_first), (0, self.no_language)):
+            if refused is not None:
+                there = positions.index_select(0, torch.arange(logits.shape[0])) == place
+                logits = logits.masked_fill(there[:, None] & refused, float("-inf"))
         return logits
 
     def _make_caches(self) -> None:
         self.source = source_of(self.model, self.max_sequences, self.max_length)
-        for name, field in (("never", "suppress_tokens"), ("not_first", "begin_suppress_tokens")):
-            tokens = getattr(self.model.generation_config, field, None) or ()
-            vocabulary = range(self.model.config.vocab_size)
+        settings, vocabulary = self.model.generation_config, range(self.model.config.vocab_size)
+        refused = {
+            "never": getattr(settings, "suppress_tokens", None) or (),
+            "not_first": getattr(settings, "begin_suppress_tokens", None) or (),
+            "no_language": {*vocabulary} - {*settings.lang_to_id.values()} if None in self.source.start else (),
+        }
+        for name, tokens in refused.items():
             known = [token for token in tokens if token in vocabulary]
             marks = torch.zeros(len(vocabulary), dtype=torch.bool).index_fill_(0, torch.tensor(known, dtype=torch.int64), True)
             self.register_buffer(name, marks if known else None, persistent=False)
@@ -143,14 +151,40 @@ def source_of(model: Any, max_sequences: int, max_length: int) -> Source:
         )
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     begins = [getattr(one, name, None) for name in names for one in (settings, config)]
-    start = [token for token in begins if token is not None][:1]
+    start: list[int | None] = [token for token in begins if token is not None][:1]
     if config.model_type == "t5":
         return Source(max_length, max_sequences, 1, tuple(start), vocabulary=config.vocab_size)
-    start += [token for token in [getattr(settings, "no_timestamps_token_id", None)] if token is not None]
-    rows, num_bins = config.max_source_positions, config.num_mel_bins
-    if hasattr(settings, "lang_to_id"):  # a language and a task stand between the two
-        return Source(rows, max_sequences, len(start) + 2, num_bins=num_bins)
-    return Source(rows, max_sequences, len(start), tuple(start), num_bins=num_bins)
+    start += _after_beginning(settings, config)
+    return Source(config.max_source_positions, max_sequences, len(start), tuple(start), num_bins=config.num_mel_bins)
+
+
+def _after_beginning(settings: Any, config: Any) -> list[int | None]:
+    """The tokens behind the first one of an answer of Whisper: the language, the task, and that there are no timestamps.
+
+    As in ``generate`` of transformers, forced tokens count where the settings name neither a language nor a task. None stands for
+    a language that is to be detected.
+    Raises: ModelError: the language or the task is not one of the model.
+    """
+    languages, tasks = (getattr(settings, name, None) or {} for name in ("lang_to_id", "task_to_id"))
+    language, task = (getattr(settings, name, None) for name in ("language", "task"))
+    forced = getattr(settings, "forced_decoder_ids", None) or getattr(config, "forced_decoder_ids", None) or ()
+    found: list[int | None] = []
+    if language is None and task is None:
+        found += [token for _, token in sorted(forced, key=itemgetter(0)) if languages or token is not None]
+    if languages and not found:
+        found = [None if language is None else _token_of(language, languages, f"<|{language.lower()}|>")]
+    if tasks and (language, task) != (None, None):
+        found.append(_token_of(task or "transcribe", tasks, ""))
+    end = getattr(settings, "no_timestamps_token_id", None)
+    return found if end is None or end in found else [*found, end]
+
+
+def _token_of(name: str, known: Mapping[str, int], other: str) -> int:
+    """The token of a language or a task. Raises: ModelError: there is none."""
+    token = known.get(name, known.get(other))
+    if token is None:
+        raise ModelError(f"the generation config of the model names '{name}', and its tokens are of {', '.join(sorted(known))}")
+    return token
 
 
 def _encoded_sound(encoder: Any, source: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

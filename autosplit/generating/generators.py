@@ -113,7 +113,7 @@ class Generator:
         """Take in one sequence and return the future of its new tokens. Cancelling the future ends it after its present step.
 
         Args:
-            prompt: at least one token id; for Whisper the features of a sound [bins, frames].
+            prompt: at least one token id; for Whisper a sound [samples], 16,000 a second, or its features [bins, frames].
             start: ids with which the answer of a model with an encoder begins, before the new ones; None for those of the model.
             priority: lower gets a slot sooner; then arrival counts.
             deadline_s: seconds from now after which the sequence fails.
@@ -233,8 +233,8 @@ class Generator:
         timeout_s: float | None = None,
         on_token: Callable[[int], None] | None = None,
     ) -> "Future[list[int]]":
-        ids, source = begun(prompt, start, sampling, self.capacity)
-        generation = Generation(ids, len(ids), sampling, priority, monotonic_deadline(deadline_s), on_token, source)
+        ids, source, then = begun(prompt, start, sampling, self.capacity)
+        generation = Generation(ids, len(ids), sampling, priority, monotonic_deadline(deadline_s), on_token, source, then)
         here = threading.current_thread() is self._thread  # a callback, for which no place becomes free while it waits
         with self._changed:
             room = self._changed.wait_for(self._has_room, 0 if here else timeout_s)

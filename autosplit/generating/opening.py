@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from autosplit.arguments import checked
+from autosplit.backends.apart import end_idle
 from autosplit.devices.discovering import Devices
 from autosplit.generating.forecast import devices_of, replicas_of
 from autosplit.generating.generators import Generator
@@ -30,6 +31,13 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -
 
     Raises: PlanError: its stages have different numbers of devices. Others as ``open_pipeline``.
     """
+    found = loaded(family, plan, devices)
+    end_idle()
+    return found
+
+
+def loaded(family: Family, plan: Plan, devices: Devices | None = None) -> Generator:
+    """``open_generator`` without its end: the process that exported the stages waits for those of another plan."""
     plans = replicas_of(plan)
     with ExitStack() as opened:
         found = [opened.enter_context(_opened(family, one, devices, len(plans))) for one in plans]

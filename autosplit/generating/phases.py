@@ -184,5 +184,4 @@ def _mixed_in(setting: Setting, phases: Mapping[int, Profile], shares: Mapping[i
         alone=None if refused else mean_s(lambda profile: profile.whole_s(*setting, busy=False)),
         refused=refused,
         cut_s_per_byte=None if cut is None else cut * byte_share,
-        footprints={},
     )

@@ -122,9 +122,11 @@ def _sample(
     return torch.from_numpy(tokens)
 
 
-def _prepared(logits: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+def _prepared(
+    logits: torch.Tensor, *others: torch.Tensor, empty: Callable[..., torch.Tensor] = torch.empty
+) -> tuple[torch.Tensor, Callable[[], object]]:
     """Memory of an answer, and a function that computes it from what is in the arguments by then."""
-    found = torch.empty(len(logits), dtype=torch.int64)
+    found = empty((len(logits),), dtype=torch.int64)
     return found, lambda: found.copy_(_sample(logits, *others))
 
 

@@ -42,6 +42,7 @@ class Generation:
         deadline_ns: monotonic nanoseconds after which it gets no further token; 0 for no deadline.
         on_token: called with each new token; it must return at once.
         source: what the encoder reads, in the sequence's first step; None without an encoder.
+        then: tokens that follow the first one that is computed, a language, before the new ones; empty where none is detected.
         future: gets the new tokens, or the reason why there are none.
         slot: its place in the caches; 0 while it waits for one.
         sent: tokens that stand in steps; ``done`` of them are in the caches for certain.
@@ -59,6 +60,7 @@ class Generation:
     deadline_ns: int = 0
     on_token: Callable[[int], None] | None = None
     source: Array | None = None
+    then: tuple[int, ...] = ()
     future: "Future[list[int]]" = field(default_factory=SafeFuture)
     slot: int = 0
     sent: int = 0
@@ -93,8 +95,12 @@ class Generation:
         return num_new > 0 and (num_new >= self.sampling.max_new_tokens or self.tokens[-1] in self.sampling.ends)
 
     def append(self, token: int) -> None:
-        """Take a new token."""
+        """Take a new token, or the language."""
         self.tokens.append(token)
+        if self.then:
+            self.tokens += self.then
+            self.num_prompt, self.then = len(self.tokens), ()
+            return
         self.last_ns = time.monotonic_ns()
         self.first_ns = self.first_ns or self.last_ns
         if self.on_token is not None:
@@ -140,7 +146,8 @@ class Step:
         ]
         rows[:, : len(columns)] = np.array(columns).T
         if giving:
-            sampling[: len(giving)] = [part.generation.sampling.row for part, _, _ in giving]
+            rows_of = [Sampling() if part.generation.then else part.generation.sampling for part, _, _ in giving]
+            sampling[: len(giving)] = [one.row for one in rows_of]
         sources = () if self.source is None else self._sources(self.source, rows[1])
         return MatchingTensors(map(torch.from_numpy, (*rows, sampling, *sources)))
 
@@ -166,8 +173,8 @@ def num_giving(parts: Sequence[Part]) -> int:
 
 def begun(
     prompt: Sequence[int] | torch.Tensor, start: Sequence[int] | None, sampling: Sampling, capacity: Capacity
-) -> tuple[list[int], Array | None]:
-    """The first tokens of a sequence, and the rows of its source for a model with an encoder.
+) -> tuple[list[int], Array | None, tuple[int, ...]]:
+    """The first tokens of a sequence; for a model with an encoder the rows of its source, and the tokens behind a language.
 
     Args:
         prompt: ids of the first tokens, or a source (see ``Source.rows``).
@@ -180,15 +187,16 @@ def begun(
     if source is None:
         if start is not None:
             raise UsageError("the model has no encoder, so its answers begin with the prompt; leave out start")
-        return _first_ids(ids_of(prompt), sampling, capacity), None
-    first = ids_of(source.start if start is None else start)
-    if len(first) != source.num_start and (start is None or not source.is_text):
+        return _first_ids(ids_of(prompt), sampling, capacity), None, ()
+    wanted = source.start if start is None else ids_of(start)
+    if len(wanted) != source.num_start and (start is None or not source.is_text):
         raise UsageError(
-            f"an answer of the model begins with {source.num_start} tokens, and {len(first)} are given; give start=[...]: of a "
+            f"an answer of the model begins with {source.num_start} tokens, and {len(wanted)} are given; give start=[...]: of a "
             "sound its beginning, the language and the task where the model has these, and the token for no timestamps"
         )
-    rows = source.rows(prompt)
-    return _first_ids(first, sampling, capacity), rows
+    rows, ids = source.rows(prompt), [0 if token is None else token for token in wanted]
+    num_known = next((place for place, token in enumerate(wanted) if token is None), len(ids))
+    return _first_ids(ids, sampling, capacity)[:num_known], rows, tuple(ids[num_known + 1 :])
 
 
 def _first_ids(ids: list[int], sampling: Sampling, capacity: Capacity) -> list[int]:

@@ -1,7 +1,9 @@
 """What the encoder of a model reads: the ids of a text, or the features of a sound, as rows of an input of a step."""
 
+import wave
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,9 @@ WINDOW, STRIDE = 5, 2
 """Frames of a sound that a row of Whisper's encoder is made of, and frames from one row to the next one: two convolutions of
 three frames each, the second one with a stride of 2."""
 
+SAMPLES_PER_S, SAMPLES = 16_000, 160
+"""Samples of a sound in a second, and in a frame: those of ``WhisperFeatureExtractor``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -24,7 +29,8 @@ class Source:
         max_rows: rows that the encoder makes of a prompt: of a text at most, of a sound always.
         num_beside: tokens of answers that a step with rows of sources holds beside them, one for each sequence in the caches.
         num_start: tokens with which an answer begins, before the new ones.
-        start: these tokens; empty where they are a choice of the caller, as of the language of a sound.
+        start: these tokens. None, behind the first one, is the language of a sound: the first step takes the likeliest of the
+            tokens of languages.
         vocabulary: ids of a text are below it; 0 for sounds.
         num_bins: features of a frame of a sound; 0 for texts.
     """
@@ -32,7 +38,7 @@ class Source:
     max_rows: int
     num_beside: int
     num_start: int
-    start: tuple[int, ...] = ()
+    start: tuple[int | None, ...] = ()
     vocabulary: int = 0
     num_bins: int = 0
 
@@ -58,7 +64,7 @@ class Source:
         """The rows of a prompt.
 
         Args:
-            prompt: ids ``[length]``, or the features of a sound ``[num_bins, frames]``, float32.
+            prompt: ids ``[length]``; or a sound, float32: samples from -1 to 1, or features ``[num_bins, frames]``.
         Raises: UsageError: with every fault.
         """
         return self._ids(prompt) if self.is_text else self._windows(prompt)
@@ -76,15 +82,47 @@ class Source:
     def _windows(self, prompt: Sequence[int] | torch.Tensor) -> Array:
         """The frames around each row, ``[max_rows, num_bins, WINDOW]``; zeros stand for those before and after the sound."""
         shape = (self.num_bins, STRIDE * self.max_rows)
+        if isinstance(prompt, torch.Tensor) and prompt.is_floating_point() and prompt.dim() == 1:
+            prompt = self._features(prompt)
         if not isinstance(prompt, torch.Tensor) or prompt.shape != shape or not prompt.is_floating_point():
             given = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, torch.Tensor) else f"{prompt!r:.60}"
             raise UsageError(
-                f"a prompt is the features of a sound {list(shape)}, but is {given}; cut or pad the sound as the feature "
-                "extractor of the model does, and give one sound at a time"
+                f"a prompt is the features of a sound {list(shape)}, or its samples, but is {given}; cut or pad the features as "
+                "the feature extractor of the model does, and give one sound at a time"
             )
         frames = np.pad(prompt.detach().float().numpy(), ((0, 0), (STRIDE, WINDOW - 2 * STRIDE)))
         windows = np.lib.stride_tricks.sliding_window_view(frames, WINDOW, axis=1)[:, ::STRIDE]
         return np.ascontiguousarray(windows.transpose(1, 0, 2))
+
+    def _features(self, samples: torch.Tensor) -> torch.Tensor:
+        """The features of a sound, with silence behind it. Raises: UsageError: it is longer than what the encoder takes."""
+        from transformers import WhisperFeatureExtractor
+
+        most = SAMPLES * STRIDE * self.max_rows
+        if len(samples) > most:
+            longest_s, lasts_s = most / SAMPLES_PER_S, len(samples) / SAMPLES_PER_S
+            raise UsageError(f"the sound lasts {lasts_s:.4g} s, and the model takes {longest_s:.4g} s at a time; cut it")
+        extract: Any = WhisperFeatureExtractor(feature_size=self.num_bins)
+        given = {"sampling_rate": SAMPLES_PER_S, "max_length": most, "return_tensors": "pt"}
+        found: torch.Tensor = extract(samples.detach().numpy(), **given).input_features[0]
+        return found
+
+
+def read_sound(path: Path) -> torch.Tensor:
+    """The samples of a WAV file, the mean of its channels, float32. Raises: UsageError: it is none, or of another rate."""
+    try:
+        with wave.open(str(path)) as file:
+            num_channels, num_bytes, rate, *_ = file.getparams()
+            data = file.readframes(file.getnframes())
+    except (OSError, EOFError, wave.Error) as failure:
+        raise UsageError(f"sound '{path}' cannot be read: {str(failure) or 'it ends too soon'}; give a WAV file") from None
+    if (num_bytes, rate) != (2, SAMPLES_PER_S):
+        raise UsageError(
+            f"sound '{path}' has samples of {8 * num_bytes} bits, {rate} a second, and 16 bits and {SAMPLES_PER_S} are needed; "
+            f"convert it: ffmpeg -i IN -ar {SAMPLES_PER_S} -c:a pcm_s16le OUT.wav"
+        )
+    whole = data[: len(data) // (2 * num_channels) * 2 * num_channels]
+    return torch.from_numpy(np.frombuffer(whole, "<i2").reshape(-1, num_channels).mean(1).astype(np.float32) / 2**15)
 
 
 def ids_of(prompt: Sequence[int] | torch.Tensor) -> list[int]:

@@ -12,18 +12,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from autosplit.backends.apart import end_idle
 from autosplit.deploying.comparing import with_risks
+from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.errors import AutosplitError
 from autosplit.generating.choosing import limit_faults
 from autosplit.generating.forecast import forecast, foretold, host_text
 from autosplit.generating.generators import Generator
-from autosplit.generating.opening import capacity_of, open_generator
+from autosplit.generating.opening import capacity_of, loaded
 from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.sidebyside import SideBySide
 from autosplit.generating.sources import STRIDE, Source
 from autosplit.generating.steps import StepFamily
-from autosplit.memory.stages import count, footprints_of
 from autosplit.planning.baselines import (
     ALL_CORES,
     CALLER_THREADS,
@@ -42,7 +43,6 @@ from autosplit.reports.outcomes import PLAN, Outcome, TokenRates, mean_times_s
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.reports.runreport import RunReport
 from autosplit.running.engine import Engine
-from autosplit.tracing.aliasing import values_of
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, union
 from autosplit.values.plan import Plan
@@ -114,7 +114,7 @@ def compare_generators(
     baselines: bool,
     setup: Setup,
     budget: Budget,
-) -> RunReport:
+) -> tuple[RunReport, Footprints]:
     """A plan of a generator beside one process with all cores, replicas, an even split, the caller's process, and ``generate``.
 
     In a round each way gets as many sequences at once as the caches hold, with usual prompts and answers.
@@ -128,6 +128,7 @@ def compare_generators(
         baselines: whether the usual ways run too.
         setup: ``backends`` that a baseline must run on to become the plan, ``isolate`` and ``progress``.
         budget: rounds.
+    Returns: the report, and the memory that the workers of each way held.
     Raises: AutosplitError: the plan cannot be run.
     """
     plans, left_out, same = {PLAN: plan}, dict[str, str](), list[str]()
@@ -138,8 +139,8 @@ def compare_generators(
         alike = {name: replace(one, shapes=plan.shapes, sequences=plan.sequences) for name, one in usual.items()}
         same = [name for name, one in alike.items() if one.hash == plan.hash]
         plans |= {name: one for name, one in alike.items() if name not in same}
-    memory = partial(count, family.graph, values=values_of(family.variants[0]), known=footprints_of(profile))
-    plans, reference = {name: memory(one) for name, one in plans.items()}, without_autosplit(plans)
+    footprints, reference = Footprints(machine, setup.workspace, family.variants[1:]), without_autosplit(plans)
+    account = footprints.account(family.variants[0], profile)
     contenders = dict[str, _Contender]()
 
     def unfit(other: Plan, latency_s: float) -> list[str]:
@@ -153,13 +154,16 @@ def compare_generators(
         for number, (name, one) in enumerate(plans.items()):
             progress("run", 0.4 * number / len(plans), f"loading '{name}'")
             try:
-                generator = opened.enter_context(open_generator(family, one, machine))
+                generator = opened.enter_context(loaded(family, one, machine))
                 told = forecast(one, family, machine, profile)
                 contenders[name] = _contender(generator, foretold(one, told), told, family)
+                footprints.note(family.variants[0], one, stats_of(generator).stages)
+                contenders[name].plan = account.counted(contenders[name].plan)
             except (AutosplitError, OSError) as failure:
                 if name == PLAN:
                     raise
                 left_out[name] = str(failure)
+        end_idle()
         if baselines and family.source is not None and not family.source.is_text:
             left_out[GENERATE] = "it detects silence and languages beside the model, and shows no token before the last one"
         elif baselines and family.module is not None and hasattr(family.module, "generate"):
@@ -175,7 +179,7 @@ def compare_generators(
     verdict = with_risks(judge(outcomes, plan.objective, constraints is None, unfit), outcomes)
     trace_error, told = None if error is None else error.relative, contenders[PLAN].predicted
     notes = () if told is None or profile is None else (host_text(plan, told, family.sequences, profile.host),)
-    return RunReport(family.graph.name, 0, outcomes, verdict, left_out, notes, trace_error=trace_error)
+    return RunReport(family.graph.name, 0, outcomes, verdict, left_out, notes, trace_error=trace_error), footprints
 
 
 def _in_steps(plan: Plan) -> Plan:

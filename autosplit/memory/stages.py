@@ -1,14 +1,14 @@
 """The memory account: what each stage of a plan holds, for planners, the host, tables and reports alike.
 
-A stage that was measured counts with its footprint. Another one counts its weights, its values at their peak, and the least that
-any measured stage of its backend took beside these on the same kind of device.
+A stage that was measured counts with its footprint. Another one counts its weights, its values at their peak, what its backend
+holds for each of its programs, and the least that any measured stage of its backend took beside these on the same kind of device.
 
 On an accelerator only the memory of the accelerator counts: in place of the worker's rings and process, the inputs and outputs of
 the requests in progress. ``Device.context_bytes`` has what the context of a worker takes there.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -23,6 +23,17 @@ from autosplit.values.samples import FROM_ONNX, Footprint, Precision, Setting, r
 
 LOOKUP = "aten.embedding.default"
 """The operator that reads rows of a weight as it is."""
+
+BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000}
+"""Bytes that a backend holds once in a worker with several programs: its library's state, buffers of matrix products, free blocks
+of its arena. Fitted with ``OP_BYTES`` to what workers of a Llama of 399 ops hold beside weights and values, in one stage and in
+two, with 3 to 7 programs."""
+
+OP_BYTES = {"eager": 4_550, "onnxruntime": 4_200}
+"""Bytes that a backend holds for each op of each such program: code, nodes of its graph, kernels, the plan of their memory."""
+
+OF_TORCH = ("aten.", "prims.")
+"""Namespaces of operators that files of a runtime hold; others run in torch between these (``backends.pieces``)."""
 
 
 class StageKey(NamedTuple):
@@ -63,10 +74,14 @@ def _place(setting: Setting, profile: Profile) -> tuple[str, str, int, Precision
 
 @dataclass(frozen=True, slots=True)
 class ValueMemory:
-    """Bytes of memory of each value, and for each view the value or weight whose memory it shares."""
+    """Bytes of memory of each value, and for each view the value or weight whose memory it shares.
+
+    ``others`` are the bytes at each further size of the model, for which a worker holds a program of its own.
+    """
 
     num_bytes: Mapping[str, int]
     views: Mapping[str, str] = field(default_factory=dict)
+    others: Sequence[Mapping[str, int]] = ()
 
     @staticmethod
     def of(graph: Graph) -> "ValueMemory":
@@ -128,10 +143,14 @@ def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, kn
     weight_bytes, kind = graph.stage_bytes(stage.ops), _kind(stage)
     if stage.resident_bytes is not None:
         weight_bytes = min(weight_bytes, stage.resident_bytes)
-    arena_bytes = _arena_bytes(graph, stage, values) * stage.streams
+    parts = _parts(graph, stage, values) if kind in HOST_KINDS else []
+    handed = {value for part in parts for value in (*part.reads, *part.writes)}
+    arena_bytes = _arena_bytes(graph, stage, values, handed) * stage.streams
     found, others = known.get(key_of(plan, stage)), _of(known, kind, stage.backend)
     base_bytes = 0 if plan.process == "caller" else max((one.base_bytes for one in others), default=0)
-    backend_bytes = max(_copied_bytes(graph, stage), min((one.extra_bytes for one in others), default=0))
+    backend_bytes = _copied_bytes(graph, stage) + min((one.extra_bytes for one in others), default=0)
+    if kind in HOST_KINDS:
+        backend_bytes += _program_bytes(graph, stage, values, parts)
     if found is not None:
         base_bytes = found.base_bytes
         backend_bytes = max(0, found.held_bytes - weight_bytes - arena_bytes)
@@ -148,6 +167,50 @@ def _copied_bytes(graph: Graph, stage: Stage) -> int:
     return sum(graph.weights[name].num_bytes for name, found in operators.items() if LOOKUP in found and len(found) > 1)
 
 
+def _parts(graph: Graph, stage: Stage, values: ValueMemory) -> list[Step]:
+    """The files of a runtime and the custom operators between them, with the values that they hand each other; none without such
+    operators. They are those of ``backends.pieces``. The values lie in memory that stays for all requests."""
+    ops = [graph.ops[graph.index[name]] for name in stage.ops if stage.backend in FROM_ONNX]
+    custom = {op.name for op in ops if "." in op.operator and not op.operator.startswith(OF_TORCH)}
+    part, reads = dict[str, int](), dict[int, dict[str, None]]()
+    for op in ops if custom else ():
+        read = [_root(value, values) for value in op.inputs]
+        last = max((part.get(value, 0) for value in read), default=0)
+        number = last + (last % 2 != (op.name in custom))
+        reads.setdefault(number, {}).update(dict.fromkeys(value for value in read if part.get(value) != number))
+        part |= {value: number for value in op.outputs if value not in values.views}
+    handed = {value for some in reads.values() for value in some} | {_root(value, values) for value in _leaving(graph, stage)}
+    return [
+        Step(tuple(reads[number]), tuple(value for value, home in part.items() if home == number and value in handed))
+        for number in sorted(reads)
+    ]
+
+
+def _root(value: str, values: ValueMemory) -> str:
+    """The value whose memory a value shares; its own name for one with memory of its own."""
+    while value in values.views:
+        value = values.views[value]
+    return value
+
+
+def _program_bytes(graph: Graph, stage: Stage, values: ValueMemory, parts: Sequence[Step]) -> int:
+    """Bytes of the programs of a stage where it has several, one for each size, and of the values that their parts hand over."""
+    sizes = values.num_bytes, *values.others
+    own_bytes = BUFFER_BYTES.get(stage.backend, 0) + len(sizes) * len(stage.ops) * OP_BYTES.get(stage.backend, 0)
+    made = {value for part in parts for value in part.writes}
+    given = {value for part in parts for value in part.reads} - made
+    kept = given | {_root(value, values) for value in _leaving(graph, stage)}
+    own_bytes *= bool(values.others)
+    return own_bytes + sum(bound_of(lives_of(parts, some, given=given, kept=kept & (made | given))) for some in sizes if parts)
+
+
+def _leaving(graph: Graph, stage: Stage) -> set[str]:
+    """The values that a stage makes for others."""
+    inside = set(stage.ops)
+    made = {value for op in stage.ops for value in graph.ops[graph.index[op]].outputs}
+    return {value for value in made if value in graph.outputs or not inside.issuperset(graph.consumers[value])}
+
+
 def _kind(stage: Stage) -> str:
     """The kind of a stage's devices. With replicas of several kinds it is that of a core, where a worker takes more."""
     return min(map(kind_of, stage.devices), key=lambda kind: kind not in HOST_KINDS)
@@ -158,15 +221,15 @@ def _of(known: Known, kind: str, backend: str) -> list[Footprint]:
     return [one for key, one in known.items() if (key.kind, key.backend) == (kind, backend)]
 
 
-def _arena_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> int:
-    ops, inside = [graph.ops[graph.index[name]] for name in stage.ops], set(stage.ops)
+def _arena_bytes(graph: Graph, stage: Stage, values: ValueMemory, elsewhere: Collection[str]) -> int:
+    """The peak of the values that a stage makes, but for those that lie elsewhere."""
+    ops = [graph.ops[graph.index[name]] for name in stage.ops]
     made = {value for op in ops for value in op.outputs}
-    leaving = {value for value in made if value in graph.outputs or not inside.issuperset(graph.consumers[value])}
     lives = lives_of(
         [Step(op.inputs, op.outputs) for op in ops],
-        {value: size for value, size in values.num_bytes.items() if value in made},
+        {value: size for value, size in values.num_bytes.items() if value in made and value not in elsewhere},
         given={value for op in ops for value in op.inputs} - made,
-        kept=leaving,
+        kept=_leaving(graph, stage),
         views=values.views,
     )
     return bound_of(lives)

@@ -8,6 +8,7 @@ Each border adds to it, and copies none of its fields::
     host         clusters.segments.Segment: consecutive stages, and where their answers go
 """
 
+import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -131,6 +132,8 @@ class StagePlacement:
         for one in self.at_each_size():
             known = next((run for other, run, _ in found if other.module == one.module), None)
             found.append((one, one.load(replica, shared=shared) if known is None else known, known is None))
+            if self.variants:
+                gc.collect()  # a graph that was read is a ring of nodes, whose memory the next one takes
         return found
 
     def warm_up(self, run: "Runnable") -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 from autosplit.arguments import checked
+from autosplit.backends.apart import end_idle
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.networks import deploy, machine_of_plan
 from autosplit.deploying.replanning import DevicesLeft, Replanner
@@ -50,9 +51,12 @@ def open_pipeline(
     if not isinstance(traced, Family):
         if plan.shapes is not None:
             raise UsageError("the plan is for requests of several sizes, and the model is traced for one; trace it with sizes=")
-        return Service(traced, *open_engine((traced,), plan, devices, hosts, profile))
+        single = open_engine((traced,), plan, devices, hosts, profile)
+        end_idle()
+        return Service(traced, *single)
     family = traced if plan.shapes is None else traced.only(plan.shapes.variants)
     engine, opened = open_engine(family.variants, plan, devices, hosts, profile, family.symbolic)
+    end_idle()
     with opened:
         kept = ExitStack()
         service = ShapedService(family, engine, max_wait_s=max_wait_s, opened=kept)
@@ -82,4 +86,5 @@ def open_engine(
             replan = DevicesLeft(opened.enter_context(closing(Replanner(variants, plan, profile, symbolic))), machine)
         host = opened.enter_context(HostManager(engine_factory=engine_factory))
         engine = deploy(host, variants[0].graph.name, variants[0], plan, machine, workspace, variants[1:], symbolic, replan)
+        workspace.keep_files_only()
         return engine, opened.pop_all()

@@ -1,6 +1,6 @@
 """Which values share memory: views, and results that may be written over an input. Found by a pass over fake tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -41,10 +41,11 @@ def aliases_of(traced: Traced) -> Aliases:
     return _FOUND[traced]
 
 
-def values_of(traced: Traced) -> ValueMemory:
-    """The memory of a model's values, without views."""
+def values_of(traced: Traced, variants: Sequence[Traced] = ()) -> ValueMemory:
+    """The memory of a model's values, also at the sizes of ``variants``, whose values share memory as its own do."""
     aliases = aliases_of(traced)
-    return ValueMemory(aliases.num_bytes, aliases.views)
+    others = tuple({name: extent_bytes(spec) for name, spec in one.specs.items()} for one in variants)
+    return ValueMemory(aliases.num_bytes, aliases.views, others)
 
 
 def _found(traced: Traced) -> Aliases:

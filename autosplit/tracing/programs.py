@@ -105,7 +105,10 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 
 
 PREPARED: dict[OpOverload, Callable[..., tuple[torch.Tensor, Callable[[], object]]]] = {}
-"""Operators that can be prepared for calls over the same memory: from their arguments to the answer's memory, and the call."""
+"""Operators that can be prepared for calls over the same memory: from their arguments to the answer's memory, and the call.
+
+They take memory by ``empty(shape, dtype=...)``, where it is given.
+"""
 
 
 def weight(program: torch.nn.Module, name: str) -> torch.Tensor:

@@ -7,7 +7,6 @@ with another index fails there. Ops on constants run as they are.
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -67,7 +66,8 @@ class Range(NamedTuple):
 
 FLOAT = Range(-math.inf, math.inf)
 
-_KNOWN: WeakKeyDictionary[fx.GraphModule, dict[Assumed, dict[fx.Node, Range]]] = WeakKeyDictionary()
+_KNOWN = "autosplit_ranges"
+"""Attribute of a graph that keeps its ranges: nodes refer to their graph, so elsewhere they would keep it for ever."""
 
 
 def shape_of(node: fx.Node) -> Sequence[int]:
@@ -105,7 +105,7 @@ def ranges(program: fx.GraphModule, assumed: Assumed) -> dict[fx.Node, Range]:
 
 def values_of(program: fx.GraphModule, assumed: Assumed) -> dict[fx.Node, Range]:
     """``ranges`` of a program, computed once; empty if its nodes do not carry shapes and dtypes."""
-    held = _KNOWN.setdefault(program, {})
+    held: dict[Assumed, dict[fx.Node, Range]] = vars(program.graph).setdefault(_KNOWN, {})
     if assumed not in held:
         told = all(node.meta.get("val") is not None for node in program.graph.nodes if node.op != "output")
         held[assumed] = ranges(program, assumed) if told else {}

@@ -63,7 +63,8 @@ def test_several_prompts_and_json(asked):
     [
         ([], "give --prompt-ids 1,2,3"),
         (["--prompt", "a text"], "the model has no tokenizer at hand"),
-        (["--prompt", "a text", "--prompt-ids", "1"], "as texts or as ids, not both"),
+        (["--prompt", "a text", "--prompt-ids", "1"], "of one kind alone"),
+        (["--sound", "none.wav"], "sound 'none.wav' cannot be read: "),
         (["--prompt-ids", "1,x"], "'1,x' is not ids of tokens"),
         (["--prompt-ids", "1", "--eos", "end"], "--eos 'end' is not ids"),
         (["--prompt-ids", "1", "--temperature", "-1"], "temperature must be at least 0"),

@@ -30,8 +30,12 @@ def encoder_decoder(name: str) -> torch.nn.Module:
         for weight_name, weight in model.named_parameters():
             if name.startswith("T5") and ".block." in weight_name and weight.dim() == 2:
                 weight *= 9.0 if "relative" in weight_name else 3.0
-    if name.startswith("Whisper"):  # of tokens that it would take otherwise
-        model.generation_config.suppress_tokens, model.generation_config.begin_suppress_tokens = [30], [73]
+    if name.startswith("Whisper"):  # of several languages; of tokens that it would take otherwise
+        settings = model.generation_config
+        settings.suppress_tokens, settings.begin_suppress_tokens = [30], [73]
+        settings.is_multilingual, settings.return_timestamps, settings.no_timestamps_token_id = True, False, 96
+        settings.lang_to_id, settings.task_to_id = {"<|en|>": 40, "<|de|>": 41, "<|la|>": 42}, {"transcribe": 50, "translate": 51}
+        settings.forced_decoder_ids = [[1, None], [2, 50]]
     return model
 
 

@@ -1,5 +1,8 @@
 """T5 and Whisper as generators on two worker processes: the tokens of ``generate``, also where workers are killed."""
 
+import wave
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
@@ -7,6 +10,8 @@ import transformers
 import autosplit
 from autosplit.errors import ModelError, UsageError
 from autosplit.generating.bounds import read_bytes
+from autosplit.generating.encoders import _after_beginning
+from autosplit.generating.sources import read_sound
 from autosplit.generating.steps import step_family
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from tests.generating.decodermodels import answers_under_kills
@@ -52,6 +57,27 @@ def test_answers_to_prompts_of_mixed_lengths_are_those_of_generate(name, model, 
     assert list(generator.stream(asked[1], max_new_tokens=5)) == wanted[1][:5]
 
 
+def test_a_sound_in_a_file_is_heard_in_the_language_that_is_told_or_detected(name, model, generator, tmp_path):
+    if name.startswith("T5"):
+        return
+    samples = (3000 * torch.randn(2, 3000, generator=torch.Generator().manual_seed(1))).short()
+    with wave.open(str(tmp_path / "sound.wav"), "wb") as file:
+        file.setparams((2, 2, 16000, 0, "NONE", ""))
+        file.writeframes(samples.T.contiguous().numpy().tobytes())
+    sound = read_sound(tmp_path / "sound.wav")
+    assert torch.equal(sound, samples.float().mean(0) / 2**15)
+    extract = transformers.WhisperFeatureExtractor(feature_size=6)
+    given = {"sampling_rate": 16000, "max_length": 24 * 160, "return_tensors": "pt"}
+    features = extract(sound.numpy(), **given).input_features[0]
+    wanted = answered(model, features, 6)
+    assert generator.generate([sound, features], max_new_tokens=6) == [wanted, wanted]
+    told = {language: generator.generate([sound], start=[1, language, 50, 96], max_new_tokens=6)[0] for language in (40, 41, 42)}
+    assert wanted in told.values()
+    assert len(set(map(tuple, told.values()))) > 1
+    for settings, start in (({"language": "de"}, [41, 50, 96]), ({"language": "<|la|>", "task": "translate"}, [42, 51, 96])):
+        assert _after_beginning(SimpleNamespace(**{**vars(model.generation_config), **settings}), model.config) == start
+
+
 def test_killed_workers_lose_no_token(name, model, generator):
     asked = sources(name, 4, 12, 30, 7)
     wanted = [answered(model, prompt, 12) for prompt in asked]
@@ -95,11 +121,14 @@ def test_what_is_no_prompt_is_refused(name, generator):
         with pytest.raises(UsageError, match="97 is no token id"):
             generator.submit([97])
     else:
-        with pytest.raises(UsageError, match=r"the features of a sound \[6, 24\], but is torch.float32 \[6, 23\]"):
+        with pytest.raises(UsageError, match=r"the features of a sound \[6, 24\], or its samples, but is torch"):
             generator.submit(torch.zeros(6, 23))
-        with pytest.raises(UsageError, match="begins with 1 tokens, and 2 are given"):
+        with pytest.raises(UsageError, match="begins with 4 tokens, and 2 are given"):
             generator.submit(torch.zeros(6, 24), start=[1, 2])
-    with pytest.raises(UsageError, match=f"leaves room for {LENGTH} new ones, and max_new_tokens is {LENGTH + 1}"):
+        with pytest.raises(UsageError, match=r"the sound lasts 1 s, and the model takes 0\.24 s"):
+            generator.submit(torch.zeros(16000))
+    room = LENGTH + 1 - generator.capacity.source.num_start
+    with pytest.raises(UsageError, match=f"leaves room for {room} new ones, and max_new_tokens is {LENGTH + 1}"):
         generator.submit(sources(name, 4)[0], max_new_tokens=LENGTH + 1)
 
 

@@ -11,7 +11,11 @@ import autosplit
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.generating.bounds import phase_rows
 from autosplit.generating.forecast import devices_of, forecast, pays_for_host
+from autosplit.generating.phases import mixed_phases, traffic_on
 from autosplit.generating.trials import GENERATE, NO_PLAN, _generated
+from autosplit.measuring.store import open_store
+from autosplit.memory.stages import count, footprints_of
+from autosplit.tracing.aliasing import values_of
 from autosplit.values.samples import Samples
 from autosplit.values.sequences import Sequences
 from tests.generating.decodermodels import decoder, generated, prompts
@@ -30,9 +34,14 @@ def family(llama):
 
 
 @pytest.fixture(scope="module")
-def found(family):
+def store(tmp_path_factory):
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def found(family, store):
     """The whole way on two cores."""
-    setup = autosplit.Setup(backends="eager", progress=False)
+    setup = autosplit.Setup(backends="eager", progress=False, store=store)
     budget = autosplit.Budget(search_s=0, num_rounds=2)
     return autosplit.auto(family, "cpu:0,cpu:1", setup=setup, budget=budget)
 
@@ -62,6 +71,24 @@ def test_every_way_runs_the_same_sequences_in_the_same_rounds(found):
     data = found.report.to_dict()["outcomes"]["plan"]
     assert data["token_rates"]["tokens_per_s"] == outcomes["plan"].throughput_per_s
     assert data["predicted_token_rates"]["per_token_s"] == told.per_token_s
+
+
+def test_the_memory_of_workers_that_ran_is_known_to_the_next_plan(found, family, store):
+    """The account of a plan before it ran counts all variants; then it is what was measured, in the store, too."""
+    ran = {name: one for name, one in found.report.outcomes.items() if name != GENERATE}
+    for outcome in ran.values():
+        memory = {stage.name: stage.memory for stage in outcome.plan.stages}
+        for worker in outcome.stats.stages:
+            assert memory[worker.stage].measured
+            assert memory[worker.stage].held_bytes == pytest.approx(worker.held_bytes, rel=0.05)
+    stored, phases = open_store(store).load(family.graph), found.profile.phases
+    again = mixed_phases(family, {**phases, max(phases): stored}, traffic_on(family, found.machine), found.profile.host)
+    measured = {(setting.backend, setting.threads) for setting in again.measured}  # a store has these, and no union of cores
+    kept = [one for one in ran.values() if {(stage.backend, stage.threads) for stage in one.plan.stages} <= measured]
+    assert kept
+    for outcome in kept:
+        counted = count(family.graph, outcome.plan, values_of(family.variants[0]), footprints_of(again))
+        assert [one.memory.held_bytes for one in counted.stages] == [one.memory.held_bytes for one in outcome.plan.stages]
 
 
 def test_what_is_faster_but_no_plan_is_said(found):

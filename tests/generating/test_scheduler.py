@@ -1,5 +1,7 @@
 """Sequences that come, are cancelled and fail in any order: each gets the tokens that it gets alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from generating.caches import BUCKETS, NOT_FINITE, POISON, Caches, expected
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from autosplit.errors import DeadlineError, StageError, WorkerError
 from autosplit.generating.sampling import Sampling
-from autosplit.generating.scheduler import PROMPT_SHARE, Scheduler
+from autosplit.generating.scheduler import PROMPT_SHARE, Scheduler, best_rooms
 from autosplit.generating.sequences import Generation
 from autosplit.generating.sources import Source
 from autosplit.shapes.batching import Bucket
@@ -125,6 +127,44 @@ def test_chunks_of_a_prompt_follow_each_other_without_waiting():
     assert [(part.start, part.end) for step in (first, second) for part in step.parts] == [(0, 8), (8, 16)]
     host.run()
     assert host.scheduler.ended[0].new_tokens == expected(range(16), 1)
+
+
+def test_a_prompt_takes_the_variants_with_the_fewest_seconds():
+    """They took the largest one, and most of the second step was padding."""
+    seconds = {8: 0.008, 1: 0.001, 4: 0.0015}
+    host = Host(num_stages=1)
+    host.scheduler = Scheduler([replace(one, seconds=seconds[one.sizes["tokens"]]) for one in BUCKETS], SLOTS, 1)
+    host.scheduler.add(sequence(range(9), 1))
+    sizes = []
+    while not host.scheduler.ended:
+        sizes.append(host.send().num_tokens)
+        host.answer()
+    assert sizes == [4, 4, 1]
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    st.dictionaries(st.integers(1, 14), st.integers(0, 20), max_size=3),
+    st.integers(0, 20),
+)
+@settings(max_examples=100, deadline=None)
+def test_rooms_take_the_fewest_seconds_of_all_orders_of_rooms(units, some, largest_s):
+    rooms = [*some.items(), (6, largest_s)]
+
+    def least_s(left, choose):
+        """The seconds of all that is left, with each room that ``choose`` gives, filled in order."""
+        found = []
+        for size, seconds in choose(left):
+            taken = sum(total <= size for total in np.cumsum(left))
+            if taken:
+                found.append(seconds + least_s(left[taken:], choose))
+        return min(found) if left else 0
+
+    def chosen(left):
+        size = best_rooms(left, rooms)[-1] if left else 0
+        return [min(room for room in rooms if room[0] == size)] if left else []
+
+    assert least_s(units, chosen) == least_s(units, lambda left: rooms)
 
 
 def test_only_the_sequence_that_fails_alone_fails():

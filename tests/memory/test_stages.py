@@ -8,7 +8,7 @@ import pytest
 from autosplit.errors import InfeasibleError
 from autosplit.memory.account import Account
 from autosplit.memory.slots import NUM_CONTEXTS
-from autosplit.memory.stages import StageKey, count, stage_memories
+from autosplit.memory.stages import BUFFER_BYTES, OP_BYTES, StageKey, ValueMemory, count, stage_memories
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints
@@ -64,6 +64,26 @@ def test_a_table_that_a_product_shares_counts_twice_where_weights_are_packed_and
 
     assert [backend_bytes(name, OPS) for name in ("onnxruntime", "eager")] == [100 * MB, 0]
     assert backend_bytes("onnxruntime", OPS[1:]) == backend_bytes("onnxruntime", OPS[:1]) == 0
+
+
+def test_each_program_of_a_worker_keeps_what_its_files_hand_to_custom_operators() -> None:
+    """v0 and v2 enter and leave an operator between files, at two sizes; elsewhere values are freed after their last reader."""
+    names = ("aten.mm.default", "mine.custom.default", "aten.mm.default", "aten.mm.default", "aten.mm.default", "aten.mm.default")
+    ops = (replace(op, operator=name) for op, name in zip(GRAPH.ops, names, strict=True))
+    graph, sizes = replace(GRAPH, ops=tuple(ops)), ValueMemory.of(GRAPH)
+    both = replace(sizes, others=(dict.fromkeys(NAMES, 64),))
+
+    def memory(backend: str, values: ValueMemory) -> tuple[int, int]:
+        plan = Plan(Source("m"), graph.hash, "", (Stage("one", tuple(OPS), ("cpu:0",), backend),), UNKNOWN)
+        [found] = stage_memories(graph, plan, values)
+        return found.arena_bytes, found.backend_bytes
+
+    own = {backend: BUFFER_BYTES[backend] + len(OPS) * 2 * OP_BYTES[backend] for backend in ("eager", "onnxruntime")}
+    handed = 3  # the input, and what the custom operator reads and makes
+    assert memory("onnxruntime", sizes) == (2 * 128, handed * 128)
+    assert memory("onnxruntime", both) == (2 * 128, handed * (128 + 64) + own["onnxruntime"])
+    assert memory("eager", sizes) == (2 * 128, 0)
+    assert memory("eager", both) == (2 * 128, own["eager"])
 
 
 def test_each_worker_takes_a_context_of_the_accelerator() -> None:
