@@ -21,9 +21,9 @@ from autosplit.costs.problem import Block, Problem
 from autosplit.costs.workloads import parse_dnn_partitioning
 from autosplit.planners import bounds
 from autosplit.planners.contiguous.device_usage import sequence_usage, usage_of
-from autosplit.planners.contiguous.linear import chain_in_order, smallest_first
+from autosplit.planners.contiguous.linear import chain_in_order
 from autosplit.planners.contiguous.proving import chain_blocks
-from autosplit.planners.items import contract
+from autosplit.planners.items import contract, topological_order
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 from benchmarks.planner import WORKLOADS, chained
@@ -114,7 +114,7 @@ def program_s(problem: Problem, seconds: float) -> tuple[float, float, tuple[Blo
     deadline = inf
     for number in range(1 + NUM_ORDERS):
         keys = given if not number else np.array(random.sample(range(items.num_items), items.num_items))
-        order, chain = smallest_first(after, keys), None
+        order, chain = topological_order(after, keys), None
         known_s = min((value_s for value_s, _ in found[1:]), default=inf)
         for limit_s in (1.05 * bound_s, 1.5 * bound_s, inf):
             if chain is None and limit_s < 2 * known_s:

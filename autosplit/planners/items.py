@@ -9,6 +9,7 @@ on them holds for the problem; ``exact`` says whether their cost is the true one
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
@@ -197,7 +198,7 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
         if len(users) == 1:
             num_bytes[min(users)] += size
     weights = [(size, users) for size, users in weights if len(users) > 1]
-    order = stack_order(after, -np.arange(count))
+    order = topological_order(after, np.arange(count), depth_first=True)
     place = np.argsort(order)
     paid = [net for net in nets.items() if net[1][0].any() or net[1][1].any()]
     both = np.array([costs for _, costs in paid]).reshape(len(paid), 2, len(classes))
@@ -254,22 +255,24 @@ def _item_nets(
     return fixed, nets, pays_once
 
 
-def stack_order(after: Sequence[Iterable[int]], keys: Ints | Floats) -> Ints:
-    """A depth-first topological order: the ready items are a stack, and of those made ready together the largest key comes first.
+def topological_order(after: Sequence[Iterable[int]], keys: Ints | Floats, depth_first: bool = False) -> Ints:
+    """An order in which the ready item with the smallest key comes next.
 
     Args:
         after: what must not stand before each item.
         keys: of each item.
+        depth_first: of the ready items only those that became ready last are looked at.
     """
     waiting = np.bincount([goal for goals in after for goal in goals], minlength=len(after)).tolist()
     rank = keys.tolist()
-    ready = sorted((item for item, count in enumerate(waiting) if not count), key=rank.__getitem__)
+    ready = [(0, rank[item], item) for item, count in enumerate(waiting) if not count]
+    heapify(ready)
     order = []
     while ready:
-        item = ready.pop()
+        item = heappop(ready)[-1]
         order.append(item)
-        for goal in sorted(after[item], key=rank.__getitem__):
+        for goal in after[item]:
             waiting[goal] -= 1
             if not waiting[goal]:
-                ready.append(goal)
+                heappush(ready, (-len(order) * depth_first, rank[goal], goal))
     return np.array(order, dtype=np.int64)

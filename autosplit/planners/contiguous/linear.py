@@ -4,9 +4,8 @@ A prefix is kept while its value is below a limit and its remaining items fit on
 bound and grows until a chain is found, so that few useless prefixes are looked at.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from math import inf
 from random import Random
 
@@ -16,7 +15,7 @@ from autosplit.costs.problem import Floats
 from autosplit.planners.bounds import item_work
 from autosplit.planners.clock import halfway, now
 from autosplit.planners.contiguous.device_usage import Usage
-from autosplit.planners.items import MANY_ITEMS, Items, stack_order
+from autosplit.planners.items import MANY_ITEMS, Items, topological_order
 from autosplit.planners.jit import compiled, inner, whole
 from autosplit.planners.loads import (
     ROUNDING,
@@ -65,13 +64,13 @@ def topological_orders(items: Items, count: int = 8) -> list[Ints]:
     chance = np.array([random.random() for _ in after])
     makers: tuple[Callable[[], Ints], ...] = (
         lambda: own,
-        lambda: smallest_first(after, np.array([ops[0] for ops in items.ops], dtype=np.int64)),
-        lambda: stack_order(sooner, -own)[::-1].copy(),
-        lambda: smallest_first(after, _levels(sooner, own)),
-        lambda: smallest_first(after, -_levels(after, own[::-1])),
-        lambda: stack_order(sooner, work)[::-1].copy(),
-        lambda: stack_order(after, work),
-        lambda: stack_order(sooner, chance)[::-1].copy(),
+        lambda: topological_order(after, np.array([ops[0] for ops in items.ops], dtype=np.int64)),
+        lambda: topological_order(sooner, own, depth_first=True)[::-1].copy(),
+        lambda: topological_order(after, _levels(sooner, own)),
+        lambda: topological_order(after, -_levels(after, own[::-1])),
+        lambda: topological_order(sooner, -work, depth_first=True)[::-1].copy(),
+        lambda: topological_order(after, -work, depth_first=True),
+        lambda: topological_order(sooner, chance, depth_first=True)[::-1].copy(),
     )
     found = (make() for make in makers[:count])
     return list({order.tobytes(): order for order in found}.values())
@@ -83,28 +82,6 @@ def _levels(near: Sequence[Sequence[int]], order: Ints) -> Ints:
     for item in order.tolist():
         level[item] = 1 + max((level[other] for other in near[item]), default=-1)
     return np.array(level, dtype=np.int64)
-
-
-def smallest_first(after: Sequence[Iterable[int]], keys: Ints) -> Ints:
-    """A topological order in which the ready item with the smallest key comes next.
-
-    Args:
-        after: what must not stand before each item.
-        keys: of each item, shape (num_items,).
-    """
-    waiting = np.bincount([goal for goals in after for goal in goals], minlength=len(after)).tolist()
-    rank = keys.tolist()
-    ready = [(rank[item], item) for item, count in enumerate(waiting) if not count]
-    heapify(ready)
-    order = []
-    while ready:
-        item = heappop(ready)[1]
-        order.append(item)
-        for goal in after[item]:
-            waiting[goal] -= 1
-            if not waiting[goal]:
-                heappush(ready, (rank[goal], goal))
-    return np.array(order, dtype=np.int64)
 
 
 def best_chain(
