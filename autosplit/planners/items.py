@@ -17,6 +17,8 @@ import networkx
 import numpy as np
 
 from autosplit.costs.problem import HOST, Floats, Problem, rows_of
+from autosplit.planners.bounds import least_priced, multipliers
+from autosplit.planners.device_usage import Usage, sequence_usage, usage_of
 from autosplit.planners.loads import Costs, Ints
 from autosplit.values.constraints import Demands
 
@@ -59,9 +61,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Items:
-    """The items and devices of a problem; items are numbered in a topological order.
+    """The items and devices of a problem under demands; items are numbered in a topological order.
 
     Attributes:
+        demands: the limits on a plan.
         ops: the ops of each item.
         classes: the devices of each class.
         costs: of the items, by class of device.
@@ -71,6 +74,7 @@ class Items:
         exact: the costs are the true ones for every contiguous plan with one block on a device.
     """
 
+    demands: Demands
     ops: tuple[tuple[int, ...], ...]
     classes: tuple[tuple[int, ...], ...]
     costs: Costs
@@ -90,19 +94,44 @@ class Items:
         return self.costs.compute_s if self.costs.overlap else self.costs.compute_s + self.costs.fixed_s
 
     @cached_property
+    def multipliers(self) -> Floats:
+        """Weights of the classes that make the compute bound large, shape (K,)."""
+        return multipliers(self.work_s, np.array([len(members) for members in self.classes], dtype=np.float64))
+
+    @cached_property
+    def priced_work(self) -> Floats:
+        """The least compute of each item, weighted by ``multipliers``, shape (num_items,)."""
+        return least_priced(self.work_s, self.multipliers)
+
+    @property
+    def compute_bound_s(self) -> float:
+        """No plan has a smaller largest load, in seconds; infinite where an item fits on no device."""
+        widest = min(self.demands.max_replicas, sum(map(len, self.classes)))
+        return max(float(self.priced_work.sum()), float(self.work_s.min(axis=1).max()) / widest)
+
+    @cached_property
+    def usage(self) -> Usage:
+        """The devices that a prefix of a chain takes; in one sequence, fast ones first, where there are too many ways."""
+        counts, mean_s = [len(members) for members in self.classes], self.costs.compute_s.clip(max=1e300).mean(axis=0)
+        return usage_of(counts, self.demands) or sequence_usage(
+            len(counts), self.demands, [int(k) for k in mean_s.argsort() for _ in range(counts[k])]
+        )
+
+    @cached_property
     def item_of(self) -> Ints:
         """The item of each op, shape (num_ops,)."""
-        return _inverse(self.ops)
+        return row_of(self.ops)
 
     @cached_property
     def class_of(self) -> Ints:
         """The class of each device, shape (num_devices,)."""
-        return _inverse(self.classes)
+        return row_of(self.classes)
 
     def expand(self, items: Iterable[int]) -> tuple[int, ...]:
         """The ops of some items, sorted."""
         return tuple(sorted(op for item in items for op in self.ops[item]))
 
+    @cached_property
     def reversed(self) -> "Items":
         """The items in reverse: item i becomes item n - 1 - i, and the order is turned round."""
         last, c = self.num_items - 1, self.costs
@@ -125,7 +154,7 @@ def _by_item(pins: Table, weights: Table, num_items: int) -> dict[str, Any]:
     return {"net_start": nets.start, "nets": nets.data, "weight_start": held.start, "weights": held.data}
 
 
-def _inverse(rows: Sequence[Sequence[int]]) -> Ints:
+def row_of(rows: Sequence[Sequence[int]]) -> Ints:
     """The row of each entry, where every entry from 0 on is in one row."""
     found = np.zeros(sum(map(len, rows)), dtype=np.int64)
     for number, row in enumerate(rows):
@@ -219,7 +248,8 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
         **_by_item(pins, held, count),
     )
     later = Table.of([sorted(place[after[item]].tolist()) for item in order.tolist()])
-    return Items(tuple(map(tuple, members)), classes, costs, pins, held, later, equal and pays_once and not problem.pools)
+    exact = equal and pays_once and not problem.pools
+    return Items(demands, tuple(map(tuple, members)), classes, costs, pins, held, later, exact)
 
 
 def _item_nets(

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from problems import chain
 
-from autosplit.planners import bounds, jit, warming
+from autosplit.planners import jit, warming
 from autosplit.planners.contiguous import downset_enumeration, downsets
-from autosplit.planners.contiguous.device_usage import usage_of
 from autosplit.planners.contiguous.downsets import Prices
 from autosplit.planners.items import contract
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
@@ -55,9 +54,7 @@ def test_bounds_without_prices_run_the_machine_code_of_others() -> None:
     for problem in (warming.small_problem(), chain([1.0, 2.0, 3.0])):
         items = contract(problem, Demands())
         values = np.ascontiguousarray(np.array([]).reshape(0, items.num_items).T)
-        usage, prices = usage_of(items, Demands()), Prices(values, np.zeros((len(items.classes), 0)))
-        assert usage is not None
-        downsets.best_chain(items, Demands(), usage, bounds.multipliers(items), inf, inf, prices)
+        downsets.best_chain(items, inf, inf, Prices(values, np.zeros((len(items.classes), 0))))
     assert len(downset_enumeration.run.signatures) == 1
 
 

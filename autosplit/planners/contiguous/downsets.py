@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.bounds import item_work
 from autosplit.planners.clock import now
-from autosplit.planners.contiguous.device_usage import Usage
 from autosplit.planners.contiguous.downset_enumeration import DONE, FULL, HOPELESS, PAUSED, run
 from autosplit.planners.contiguous.downset_table import (
     BEST,
@@ -32,7 +30,6 @@ from autosplit.planners.contiguous.pruning import Enumeration, Rules
 from autosplit.planners.items import Items
 from autosplit.planners.jit import compiled
 from autosplit.planners.loads import Ints, empty_block
-from autosplit.values.constraints import Demands
 
 MAX_SETS, MAX_ENTRIES = 3_000_000, 8_000_000
 """Most down-sets and entries of a table: 300 and 60 bytes each, up to 1.4 GB together."""
@@ -73,16 +70,11 @@ class ChainSearch:
     num_sets: int
 
 
-def best_chain(
-    items: Items, demands: Demands, usage: Usage, weights: Floats, limit_s: float, deadline: float, prices: Prices | None = None
-) -> ChainSearch:
+def best_chain(items: Items, limit_s: float, deadline: float, prices: Prices | None = None) -> ChainSearch:
     """A chain with a value below ``limit_s``. Where maximal blocks suffice, it is not always the best one.
 
     Args:
         items: the items of the chain.
-        demands: the limits on a plan.
-        usage: the devices.
-        weights: multipliers of the classes, for pruning.
         limit_s: only chains below this count; a lower limit is quicker.
         deadline: second of ``now()`` after which the search gives up.
         prices: the most that a device below the limit holds; better prices leave fewer sets.
@@ -90,7 +82,7 @@ def best_chain(
     """
     prices = prices or Prices.none(items)
     turned = Prices(prices.values[::-1].copy(), prices.most)
-    ways = [_Way(way, demands, usage, weights, limit_s, said) for way, said in ((items, prices), (items.reversed(), turned))]
+    ways = [_Way(way, limit_s, said) for way, said in ((items, prices), (items.reversed, turned))]
     for most in STEPS_OF_A_SET:
         for way in ways:
             way.go_on(1, deadline, most)
@@ -113,11 +105,10 @@ def best_chain(
 class _Way:
     """The search from one end of the chain, in slices; ``code`` says how the last slice ended."""
 
-    def __init__(self, items: Items, demands: Demands, usage: Usage, weights: Floats, limit_s: float, prices: Prices) -> None:
+    def __init__(self, items: Items, limit_s: float, prices: Prices) -> None:
         num_words = (items.num_items + 63) // 64
-        self.items, self.usage = items, usage
-        self.costs = items.costs
-        self.rules = _rules(items, demands, usage, weights, prices, maximal_blocks_suffice(items, demands))
+        self.items, self.costs = items, items.costs
+        self.rules = _rules(items, prices)
         sums = np.zeros(5 * len(items.classes) + 1 + self.rules.values.shape[1])
         self.block = empty_block(self.costs, sums)
         self.walk = _enumeration(items, num_words, sums)
@@ -143,19 +134,20 @@ class _Way:
     def chain(self) -> Chain | None:
         """The best chain found below the limit."""
         best = int(self.sets.tally[BEST])
-        return _trace(self.sets, self.usage, self.items, best) if best >= 0 else None
+        return _trace(self.sets, self.items, best) if best >= 0 else None
 
 
-def _rules(items: Items, demands: Demands, usage: Usage, weights: Floats, prices: Prices, full: bool) -> Rules:
-    compute = items.work_s
-    values = np.column_stack([item_work(items, weights), prices.values, most_added(items), items.costs.num_bytes])
-    room = np.ascontiguousarray(usage.free @ np.column_stack([weights, prices.most]), dtype=np.float64)  # else it compiles again
+def _rules(items: Items, prices: Prices) -> Rules:
+    compute, usage = items.work_s, items.usage
+    values = np.column_stack([items.priced_work, prices.values, most_added(items), items.costs.num_bytes])
+    most = np.column_stack([items.multipliers, prices.most])
+    room = np.ascontiguousarray(usage.free @ most, dtype=np.float64)  # else it compiles again
     behind = np.column_stack([_work_behind(items, np.ascontiguousarray(column)) for column in values.T])
     rows = np.ascontiguousarray(values)  # without prices, one class of devices gives the other layout, which compiles again
     return Rules(
         items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.free, usage.final, rows,
         values.sum(axis=0), np.where(np.isfinite(compute), compute, 0).sum(axis=0), compute, behind,
-        int(usage.width.max()), items.costs.overlap, demands.min_stage_s, full,
+        int(usage.width.max()), items.costs.overlap, items.demands.min_stage_s, maximal_blocks_suffice(items),
     )  # fmt: skip
 
 
@@ -209,14 +201,14 @@ def _enumeration(items: Items, num_words: int, sums: Floats) -> Enumeration:
     )  # fmt: skip
 
 
-def _trace(sets: DownSetTable, usage: Usage, items: Items, entry: int) -> Chain:
+def _trace(sets: DownSetTable, items: Items, entry: int) -> Chain:
     value = float(sets.entry_value[entry])
     blocks = []
     members = members_of(sets, int(sets.entry_set[entry]), items.num_items)
     while sets.entry_from[entry] >= 0:
         before = int(sets.entry_from[entry])
         inside = members_of(sets, int(sets.entry_set[before]), items.num_items)
-        takes = tuple(usage.takes[sets.entry_move[entry]].tolist())
+        takes = tuple(items.usage.takes[sets.entry_move[entry]].tolist())
         blocks.append((tuple(np.flatnonzero(members & ~inside).tolist()), takes))
         members, entry = inside, before
     return Chain(tuple(reversed(blocks)), value)

@@ -7,7 +7,6 @@ from autosplit.planners.contiguous.pruning import NUM_READY, Enumeration, Rules
 from autosplit.planners.items import Items
 from autosplit.planners.jit import inner
 from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock
-from autosplit.values.constraints import Demands
 
 MOST_READY = 64
 """Ready items that are tried. To try fewer costs time but never a plan."""
@@ -23,9 +22,9 @@ def most_added(items: Items) -> Floats:
     return added
 
 
-def maximal_blocks_suffice(items: Items, demands: Demands) -> bool:
+def maximal_blocks_suffice(items: Items) -> bool:
     """Whether maximal blocks suffice: if there is a chain below a limit, there is one of maximal blocks."""
-    inside = items.costs.producer != HOST
+    inside, demands = items.costs.producer != HOST, items.demands
     even = np.array_equal(items.costs.send_s[inside], items.costs.receive_s[inside])
     return bool(even and demands.min_stage_s == 0 and demands.num_stages is None)
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from problems import random_problem
 
-from autosplit.planners import bounds
 from autosplit.planners.contiguous import proving
-from autosplit.planners.contiguous.device_usage import usage_of
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
@@ -23,12 +21,11 @@ def test_climbing_to_the_optimum_and_never_above_it(seed):
     best = exhaustive.best_blocks(problem, Demands())
     optimum_s = inf if best is None else best[1]
     items = contract(problem, Demands())
-    usage, weights = usage_of(items, Demands()), bounds.multipliers(items)
     board = Incumbent(problem, Demands())
-    board.prove(min(bounds.compute_bound_s(items, Demands(), weights), 1e9), "compute bound")
+    board.prove(min(items.compute_bound_s, 1e9), "compute bound")
     if best is not None:
         board.offer(best[0], "exhaustive")
-    proving._close_in(board, items, Demands(), usage, weights, monotonic() + 20.0)
+    proving._close_in(board, items, monotonic() + 20.0)
     assert board.bound_s <= optimum_s * (1 + 1e-9)
     if best is not None and items.exact and board.bound_s > 0:
         assert board.closed
@@ -44,7 +41,7 @@ def test_prices_never_cut_off_the_best_chain(seed):
         return
     board = Incumbent(problem, Demands())
     board.offer(best[0], "exhaustive")
-    bound = proving._priced(board, items, Demands(), monotonic() + 0.1)
+    bound = proving._priced(board, items, monotonic() + 0.1)
     assert bound is not None
     prices = proving._holding(bound, items, best[1] * (1 + 1e-6))
     class_of = {device: kind for kind, devices in enumerate(items.classes) for device in devices}
