@@ -23,7 +23,6 @@ from autosplit.planners.cpsat.solver import MOST_STEPS, SCALE, TERMS_PER_SECOND,
 from autosplit.planners.cpsat.stage_times import TimedSlots, price_spread_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items
-from autosplit.values.constraints import Demands
 
 MOST_ORDERED = 5
 """Most blocks that are tried in every order, where they need not be a chain and latency counts."""
@@ -44,9 +43,9 @@ def search_stages(
     """
     problem, demands = incumbent.problem, incumbent.demands
     timeless = any_plan and demands.min_stage_s <= 0 and demands.max_latency_s == inf
-    if _num_terms(problem, items, demands, num_slots, timeless) > TERMS_PER_SECOND * (deadline - now()):
+    if _num_terms(problem, items, num_slots, timeless) > TERMS_PER_SECOND * (deadline - now()):
         return
-    model = _Model(problem, items, demands, num_slots, incumbent.objective_s, timeless)
+    model = _Model(problem, items, num_slots, incumbent.objective_s, timeless)
     if not any_plan:
         model.bound_below(incumbent.bound_s)
         model.model.Minimize(model.goal)
@@ -78,17 +77,17 @@ def _is_asked_again(model: "_Model", incumbent: Incumbent, deadline: float, any_
     return True
 
 
-def _num_terms(problem: Problem, items: Items, demands: Demands, num_slots: int, timeless: bool) -> int:
-    types = problem.num_devices if demands.reuse else len(items.classes)
+def _num_terms(problem: Problem, items: Items, num_slots: int, timeless: bool) -> int:
+    types = problem.num_devices if items.demands.reuse else len(items.classes)
     if timeless:
         return num_slots * (types * items.num_items + len(items.weights.data))
-    pairs = 0 if _own_price(items, demands) else num_slots * num_slots * types * types
+    pairs = 0 if _own_price(items) else num_slots * num_slots * types * types
     return num_slots * types * items.num_items + len(items.pins.data) * num_slots + len(problem.nets) * pairs
 
 
-def _own_price(items: Items, demands: Demands) -> bool:
+def _own_price(items: Items) -> bool:
     """Whether the cost of a slot depends on its own items and devices only."""
-    return items.exact and not demands.reuse
+    return items.exact and not items.demands.reuse
 
 
 class _Model(TimedSlots):
@@ -98,10 +97,9 @@ class _Model(TimedSlots):
     asks only for what fits.
     """
 
-    def __init__(
-        self, problem: Problem, items: Items, demands: Demands, num_slots: int, limit_s: float, timeless: bool = False
-    ) -> None:
-        super().__init__(problem, items, demands, num_slots)
+    def __init__(self, problem: Problem, items: Items, num_slots: int, limit_s: float, timeless: bool) -> None:
+        super().__init__(problem, items, num_slots)
+        demands = items.demands
         all_s = most_s(problem) + 1e-12
         self.top_s = limit_s if isfinite(limit_s) else all_s
         self.scale = SCALE / self.top_s if self.top_s > 0 else 1.0
@@ -110,7 +108,7 @@ class _Model(TimedSlots):
             return
         quick = demands.objective == "latency"
         self.load = self.model.NewIntVar(0, int(MOST_STEPS if quick else SCALE + 1), "load")
-        own = _own_price(items, demands)
+        own = _own_price(items)
         self.slack = 1 if demands.max_replicas > 1 else 0
         self.work = [[self._work(s, column) for column in self.type_class] for s in range(num_slots)]
         self.moved = self._own_transfers() if own else self._pair_transfers()
