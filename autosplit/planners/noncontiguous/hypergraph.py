@@ -64,13 +64,7 @@ class Hypergraph:
     def loads_s(self, home: Sequence[int] | Ints) -> Floats:
         """Load of each device under an assignment of items, shape (num_devices,)."""
         place = np.asarray(home)
-        loads = np.zeros(self.num_devices)
-        np.add.at(loads, place, self.compute_s[np.arange(self.num_items), place])
-        for net in range(self.num_nets):
-            touched = np.unique(place[self.pins[net]])
-            if len(touched) > 1 or self.net_outside[net]:
-                loads[touched] += self.net_s[net, touched]
-        return loads
+        return np.array([self.load_s(place == device, device) for device in range(self.num_devices)])
 
     def load_s(self, members: NDArray[np.bool_], device: int) -> float:
         """Load of one device that holds the given items, shape (num_items,)."""
