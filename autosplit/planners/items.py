@@ -88,6 +88,11 @@ class Items:
         """The number of items."""
         return len(self.ops)
 
+    @property
+    def num_devices(self) -> int:
+        """The number of devices."""
+        return sum(map(len, self.classes))
+
     @cached_property
     def work_s(self) -> Floats:
         """Seconds that each item keeps a device busy wherever its neighbours are, shape (num_items, K)."""
@@ -106,7 +111,7 @@ class Items:
     @property
     def compute_bound_s(self) -> float:
         """No plan has a smaller largest load, in seconds; infinite where an item fits on no device."""
-        widest = min(self.demands.max_replicas, sum(map(len, self.classes)))
+        widest = min(self.demands.max_replicas, self.num_devices)
         return max(float(self.priced_work.sum()), float(self.work_s.min(axis=1).max()) / widest)
 
     @cached_property
@@ -142,13 +147,13 @@ class Items:
             fixed_s=c.fixed_s[::-1].copy(),
             num_bytes=c.num_bytes[::-1].copy(),
             producer=np.where(c.producer == HOST, HOST, last - c.producer),
-            **_by_item(pins, weights, self.num_items),
+            **by_item(pins, weights, self.num_items),
         )
         after = Table.of([(last - before[item]).tolist() for item in range(last, -1, -1)])
         return replace(self, ops=self.ops[::-1], costs=costs, pins=pins, weights=weights, after=after)
 
 
-def _by_item(pins: Table, weights: Table, num_items: int) -> dict[str, Any]:
+def by_item(pins: Table, weights: Table, num_items: int) -> dict[str, Any]:
     """The fields of costs that list nets and weights by item."""
     nets, held = pins.transposed(num_items), weights.transposed(num_items)
     return {"net_start": nets.start, "nets": nets.data, "weight_start": held.start, "weights": held.data}
@@ -245,7 +250,7 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
         send_s=np.ascontiguousarray(both[:, 0]),
         receive_s=np.ascontiguousarray(both[:, 1]),
         weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
-        **_by_item(pins, held, count),
+        **by_item(pins, held, count),
     )
     later = Table.of([sorted(place[after[item]].tolist()) for item in order.tolist()])
     exact = equal and pays_once and not problem.pools

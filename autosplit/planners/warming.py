@@ -56,7 +56,7 @@ def any_sets() -> None:
     """Compile sweeps, pricing and resplits."""
     graph = hypergraph_of(small_problem())
     home = np.array([0, 1, 0, 0, 0])
-    tight = replace(graph, item_bytes=np.ones(5), memory_bytes=np.full(3, 3.0))
+    tight = replace(graph, costs=graph.costs._replace(num_bytes=np.ones(5), memory_bytes=np.full(2, 3.0)))
     resplitting.resplit(tight, home, 0, 1, limit_s=100.0, lean=0.5, seed=0)
     values = np.ones(5, dtype=np.int64)
     for pricer in column_generation.pricers_of(graph, tries=2) or ():

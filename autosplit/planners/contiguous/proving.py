@@ -90,7 +90,7 @@ def _towards(low_s: float, high_s: float) -> float:
 def _priced(incumbent: Incumbent, items: Items, deadline: float) -> ColumnBound | None:
     """The bound by column generation on the items; None where blocks may have replicas, which it does not cover."""
     graph = hypergraph_of(incumbent.problem, items)
-    if items.demands.max_replicas > 1 or not np.isfinite(graph.compute_s.min(axis=1)).all():
+    if items.demands.max_replicas > 1 or not np.isfinite(graph.costs.compute_s.min(axis=1)).all():
         return None
     value_s = incumbent.objective_s if incumbent.objective_s < inf else 2.0 * incumbent.bound_s
     return rising_bound(graph, lambda: (value_s, None), incumbent.prove, deadline)

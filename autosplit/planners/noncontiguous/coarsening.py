@@ -10,8 +10,10 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from autosplit.costs.problem import HOST, rows_of
+from autosplit.planners.items import Items
 from autosplit.planners.loads import Ints
-from autosplit.planners.noncontiguous.hypergraph import Hypergraph, net_fields
+from autosplit.planners.noncontiguous.hypergraph import with_nets
 
 MOST_PINS = 8
 """Nets of more items do not count: they say little about which items belong together."""
@@ -20,7 +22,7 @@ HEAVIEST = 0.4
 """Largest group, as a share of the compute of a device under an even load, and of the smallest memory cap."""
 
 
-def coarsened(graph: Hypergraph, num_items: int, *, seed: int, home: Ints | None = None) -> tuple[Hypergraph, Ints]:
+def coarsened(graph: Items, num_items: int, *, seed: int, home: Ints | None = None) -> tuple[Items, Ints]:
     """A graph with about ``num_items`` items, and the new item of each old one; the graph itself if it has no more items.
 
     Args:
@@ -36,12 +38,13 @@ def coarsened(graph: Hypergraph, num_items: int, *, seed: int, home: Ints | None
     return contracted(graph, group), group
 
 
-def _groups(graph: Hypergraph, num_items: int, rng: np.random.Generator, home: Ints) -> Ints:
+def _groups(graph: Items, num_items: int, rng: np.random.Generator, home: Ints) -> Ints:
     """The new item of each old one. Pairs with the dearest shared nets for their size are joined first."""
     near = _affinities(graph, home)
-    work, size, allowed = graph.compute_s.min(axis=1), graph.item_bytes.copy(), np.isfinite(graph.compute_s)
+    c = graph.costs
+    work, size, allowed = c.compute_s.min(axis=1), c.num_bytes.copy(), np.isfinite(c.compute_s)
     floor = float(work.sum()) / graph.num_items or 1.0
-    most_work, most_bytes = HEAVIEST * work.sum() / graph.num_devices, HEAVIEST * graph.memory_bytes.min()
+    most_work, most_bytes = HEAVIEST * work.sum() / graph.num_devices, HEAVIEST * c.memory_bytes.min()
     target, left = list(range(graph.num_items)), graph.num_items
 
     def rated(first: int, second: int) -> tuple[float, int, int]:
@@ -72,11 +75,11 @@ def _groups(graph: Hypergraph, num_items: int, rng: np.random.Generator, home: I
     return np.unique(roots(target), return_inverse=True)[1].astype(np.int64)
 
 
-def _affinities(graph: Hypergraph, home: Ints) -> list[dict[int, float]]:
+def _affinities(graph: Items, home: Ints) -> list[dict[int, float]]:
     """For each item, the items of its device that it shares nets with, and the cost of these nets divided by their other pins."""
     near: list[dict[int, float]] = [{} for _ in range(graph.num_items)]
-    for net in range(graph.num_nets):
-        pins, cost = graph.pins[net].tolist(), float(graph.net_s[net].max())
+    for net in range(len(graph.pins)):
+        pins, cost = graph.pins[net].tolist(), float(graph.costs.send_s[net].max())
         for first in pins if len(pins) <= MOST_PINS else []:
             for second in pins:
                 if second != first and home[first] == home[second]:
@@ -84,14 +87,15 @@ def _affinities(graph: Hypergraph, home: Ints) -> list[dict[int, float]]:
     return near
 
 
-def contracted(graph: Hypergraph, group: Ints) -> Hypergraph:
+def contracted(graph: Items, group: Ints) -> Items:
     """The hypergraph of groups. Nets within a group vanish, and nets with the same groups become one."""
-    count = int(group.max()) + 1
-    compute_s, item_bytes = np.zeros((count, graph.num_devices)), np.zeros(count)
-    np.add.at(compute_s, group, graph.compute_s)
-    np.add.at(item_bytes, group, graph.item_bytes)
-    nets = ((group[graph.pins[net]], bool(graph.net_outside[net]), graph.net_s[net]) for net in range(graph.num_nets))
-    return replace(graph, item_of=group[graph.item_of], item_bytes=item_bytes, **net_fields(nets, compute_s))
+    c, members = graph.costs, rows_of(zip(group.tolist(), range(graph.num_items), strict=True), int(group.max()) + 1)
+    compute_s, num_bytes = np.zeros((len(members), len(graph.classes))), np.zeros(len(members))
+    np.add.at(compute_s, group, c.compute_s)
+    np.add.at(num_bytes, group, c.num_bytes)
+    nets = ((group[graph.pins[net]], bool(c.producer[net] == HOST), c.send_s[net]) for net in range(len(graph.pins)))
+    coarse = replace(graph, ops=tuple(map(graph.expand, members)), costs=c._replace(num_bytes=num_bytes))
+    return with_nets(coarse, nets, compute_s)
 
 
 def roots(joined: list[int]) -> list[int]:

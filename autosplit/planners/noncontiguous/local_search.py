@@ -12,9 +12,10 @@ import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.planners.clock import now
+from autosplit.planners.items import Items
 from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.coarsening import coarsened
-from autosplit.planners.noncontiguous.hypergraph import Hypergraph
+from autosplit.planners.noncontiguous.hypergraph import fits, loads_s
 from autosplit.planners.noncontiguous.resplitting import resplit
 from autosplit.planners.noncontiguous.starts import moved_home, random_home
 
@@ -34,7 +35,7 @@ NEAR = 0.01
 """Share by which a load may exceed the best one, for each finer graph still to come."""
 
 
-def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Callable[[], bool]) -> tuple[float, Ints]:
+def descend(graph: Items, home: Ints, *, seed: int, patience: int, halt: Callable[[], bool]) -> tuple[float, Ints]:
     """The best load and assignment on a walk by resplits from ``home``.
 
     Args:
@@ -45,7 +46,7 @@ def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Ca
         halt: asked before each resplit.
     """
     rng = np.random.default_rng(seed)
-    loads = graph.loads_s(home)
+    loads = loads_s(graph, home)
     best_s, best, failures = float(loads.max()), home, 0
     while failures < patience and not halt() and graph.num_devices > 1:
         target_s = best_s * (1.0 - STEPS[int(rng.integers(len(STEPS)))])
@@ -66,7 +67,7 @@ def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Ca
     return best_s, best
 
 
-def descents(graph: Hypergraph, starts: list[Ints], *, seed: int, halt: Callable[[], bool]) -> Iterator[tuple[float, Ints]]:
+def descents(graph: Items, starts: list[Ints], *, seed: int, halt: Callable[[], bool]) -> Iterator[tuple[float, Ints]]:
     """Better and better assignments: from the starts, then in turn from random ones and from the best with some items moved.
 
     Each round walks on a coarse graph and carries the assignment to finer ones (a V-cycle, Karypis et al., 1999), as long as it
@@ -93,7 +94,7 @@ def descents(graph: Hypergraph, starts: list[Ints], *, seed: int, halt: Callable
         coarse, home, group = _begin(graph, home, sizes[level], fresh_seed, moved=number >= len(starts))
         spent_s[level] += now() - began
         began = now()
-        while coarse.fits(home):
+        while fits(coarse, home):
             pairs = graph.num_devices * (graph.num_devices - 1) // 2
             value_s, home = descend(coarse, home, seed=fresh_seed, patience=PATIENCE * max(1, pairs), halt=halt)
             spent_s[level] += now() - began
@@ -108,7 +109,7 @@ def descents(graph: Hypergraph, starts: list[Ints], *, seed: int, halt: Callable
             home = _gathered(home, group)
 
 
-def _sizes(graph: Hypergraph) -> list[int]:
+def _sizes(graph: Items) -> list[int]:
     """Numbers of items of the graphs, from the coarsest to the graph itself."""
     size, sizes = ITEMS_A_DEVICE * max(2, graph.num_devices), []
     while size < 0.7 * graph.num_items:
@@ -117,7 +118,7 @@ def _sizes(graph: Hypergraph) -> list[int]:
     return [*sizes, graph.num_items]
 
 
-def _begin(graph: Hypergraph, home: Ints | None, size: int, seed: int, *, moved: bool) -> tuple[Hypergraph, Ints, Ints]:
+def _begin(graph: Items, home: Ints | None, size: int, seed: int, *, moved: bool) -> tuple[Items, Ints, Ints]:
     """A coarse graph, an assignment of it that is random or near ``home``, and the coarse item of each item."""
     coarse, group = coarsened(graph, size, seed=seed, home=home)
     if home is None:

@@ -37,7 +37,7 @@ def test_prices_never_cut_off_the_best_chain(seed):
     items = contract(problem, Demands())
     graph = hypergraph_of(problem, items)
     best = exhaustive.best_blocks(problem, Demands())
-    if best is None or not np.isfinite(graph.compute_s.min(axis=1)).all() or best[1] == 0:
+    if best is None or not np.isfinite(graph.costs.compute_s.min(axis=1)).all() or best[1] == 0:
         return
     board = Incumbent(problem, Demands())
     board.offer(best[0], "exhaustive")

@@ -19,7 +19,7 @@ def area(graph, order) -> float:
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     num_open = np.zeros(len(order))
-    for net in range(graph.num_nets):
+    for net in range(len(graph.pins)):
         pins = place[graph.pins[net]]
         num_open[pins.min() : pins.max()] += 1
     return float((2.0**num_open).sum())
@@ -36,11 +36,11 @@ def test_a_bound_without_the_cheapest_nets_still_holds(seed):
     order, least = np.arange(graph.num_items), 2.0 * graph.num_items
     dropped = cheap_nets(graph, order, 0, least)
     thin = _only(graph, ~dropped)
-    assert area(thin, order) <= least and thin.num_nets == graph.num_nets - dropped.sum()
+    assert area(thin, order) <= least and len(thin.pins) == len(graph.pins) - dropped.sum()
     best = exhaustive.best_blocks(problem, Demands(contiguous=False))
     assert best is not None
     bound = ColumnBound(thin, pricers_of(thin, tries=2), 10 * best[1] + 1.0)
-    bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)
+    bound.try_prices(graph.costs.compute_s.min(axis=1) + 1e-300)
     assert bound.bound_s <= best[1] * (1 + 1e-9)
 
 
