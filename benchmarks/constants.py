@@ -57,9 +57,8 @@ GIVEN = {
         planners.contiguous.proving.QUICK_S planners.contiguous.proving.CLOSE planners.cpsat.integer_program.FEW_ITEMS
         planners.delays.BYTE_STEPS planners.latency.cut_vertices.MOST_BETWEEN planners.latency.order_annealing.NUM_WALKERS
         planners.latency.segments.MOST_INSIDE planners.noncontiguous.column_generation.BYTE_LEVELS
-        planners.noncontiguous.column_generation.GRAINS planners.noncontiguous.local_search.QUICK_ROUNDS
-        planners.noncontiguous.local_search.FEW_ITEMS planners.noncontiguous.local_search.ITEMS_A_DEVICE
-        planners.noncontiguous.starts.MOST_MOVED
+        planners.noncontiguous.column_generation.GRAINS planners.noncontiguous.local_search.ITEMS_A_DEVICE
+        planners.noncontiguous.local_search.MOST_MOVED
     """,
     "limit on the size of a table or a model, reached by none of the benchmarks": """
         planners.device_usage.MAX_STATES planners.device_usage.MAX_MOVES planners.items.MANY_ITEMS

@@ -11,12 +11,12 @@ from autosplit.planners.loads import Ints
 
 
 def narrow_order(graph: Items, members: NDArray[np.bool_], *, tries: int = 1, seed: int = 0) -> Ints:
-    """The members in an order with few open nets: greedy, the best of several tries with random ties."""
+    """The members in an order with few open nets: greedy with random ties or, of several tries, the best; the first without."""
+    rows = graph.pins.start, graph.pins.data, graph.costs.net_start, graph.costs.nets
     best: tuple[float, Ints] | None = None
     for number in range(tries):
-        order, area = _greedy_order(
-            graph.pins.start, graph.pins.data, graph.costs.net_start, graph.costs.nets, members, seed + number, number > 0
-        )
+        chance = number > 0 or tries == 1
+        order, area = _greedy_order(*rows, members, seed + number, chance)
         if best is None or area < best[0]:
             best = float(area), order
     return best[1] if best else np.zeros(0, dtype=np.int64)

@@ -10,10 +10,10 @@ from problems import random_problem
 from autosplit.planners.items import Items
 from autosplit.planners.noncontiguous.column_generation import pricers_of, rising_bound
 from autosplit.planners.noncontiguous.hypergraph import fits, hypergraph_of, load_s, loads_s
+from autosplit.planners.noncontiguous.local_search import start_from
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.pricing import Pricer
 from autosplit.planners.noncontiguous.resplitting import resplit
-from autosplit.planners.noncontiguous.starts import moved_home, random_home
 
 
 def drawn(seed, num_ops=7) -> Items:
@@ -81,7 +81,7 @@ def test_starts_keep_the_caps_that_can_be_kept(seed):
     graph = drawn(seed)
     caps = np.full(2, graph.num_items // 2 + 1.0)
     roomy = replace(graph, costs=graph.costs._replace(num_bytes=np.ones(graph.num_items), memory_bytes=caps))
-    home = random_home(roomy, seed)
+    home = start_from(roomy, None, roomy.num_items, seed)
     assert fits(roomy, home)
-    moved = [moved_home(roomy, home, number) for number in range(20)]
+    moved = [start_from(roomy, home, roomy.num_items, number) for number in range(20)]
     assert all(fits(roomy, other) for other in moved) and any((other != home).any() for other in moved)

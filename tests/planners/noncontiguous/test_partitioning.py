@@ -19,11 +19,10 @@ from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.noncontiguous.column_generation import pricers_of, refuted_s
 from autosplit.planners.noncontiguous.frontier import sweep_of
 from autosplit.planners.noncontiguous.hypergraph import blocks_at, home_of, hypergraph_of, load_s, loads_s
-from autosplit.planners.noncontiguous.local_search import descend
+from autosplit.planners.noncontiguous.local_search import descend, start_from
 from autosplit.planners.noncontiguous.narrow_orders import narrow_order
 from autosplit.planners.noncontiguous.partitioning import partition
 from autosplit.planners.noncontiguous.resplitting import resplit
-from autosplit.planners.noncontiguous.starts import random_home
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
@@ -156,7 +155,7 @@ def test_a_hypergraph_costs_what_the_evaluator_says_or_less(seed: int) -> None:
     for general in (False, True):
         problem = drawn(seed, num_ops=8, general=general)
         graph = hypergraph_of(problem)
-        home = random_home(graph, seed)
+        home = start_from(graph, None, graph.num_items, seed)
         loads, true = loads_s(graph, home), evaluate(problem, blocks_at(graph, home)).device_s
         assert (loads <= true + 1e-9).all()
         assert graph.exact is not general
@@ -236,7 +235,7 @@ def test_a_resplit_of_two_devices_is_the_best_there_is(seed: int) -> None:
     problem = drawn(seed, num_ops=7)
     graph = hypergraph_of(problem)
     graph = replace(graph, costs=graph.costs._replace(memory_bytes=np.full(len(graph.classes), np.inf)))
-    home = random_home(graph, seed)
+    home = start_from(graph, None, graph.num_items, seed)
     home[0], home[1] = 0, 1
     members = np.flatnonzero((home == 0) | (home == 1))
     best_s = np.inf
@@ -254,7 +253,7 @@ def test_a_resplit_of_two_devices_is_the_best_there_is(seed: int) -> None:
 
 def test_descending_reports_true_loads() -> None:
     graph = hypergraph_of(read_workload(WORKLOADS / "layer-gnmt_inference.json"))
-    start = random_home(graph, 1)
+    start = start_from(graph, None, graph.num_items, 1)
     value_s, home = descend(graph, start, seed=1, patience=200, halt=lambda: False)
     assert value_s == pytest.approx(loads_s(graph, home).max())
     assert value_s <= loads_s(graph, start).max()
