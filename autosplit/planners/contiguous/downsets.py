@@ -197,7 +197,7 @@ def _enumeration(items: Items, num_words: int, sums: Floats) -> Enumeration:
         np.zeros(num_words, dtype=np.uint64), random.integers(1, 2**63, count, dtype=np.uint64), waiting, ready, place,
         np.array([len(sources), 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
         np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
-        sums, np.zeros((count + 2, len(sums))), done_work, done_value, np.zeros(len(done_value)), open_cut, np.zeros(classes),
+        sums, np.zeros((count + 2, len(sums))), done_work, done_value, np.zeros(len(done_value)), open_cut,
     )  # fmt: skip
 
 

@@ -13,12 +13,13 @@ MOST_READY = 64
 
 
 def most_added(items: Items) -> Floats:
-    """The most that an item adds to the load of a block, nets open before the block left out; seconds, shape (num_items, K)."""
+    """The most that an item adds to the load of a block, in seconds, shape (num_items, K)."""
     added = np.where(np.isfinite(items.costs.compute_s), items.costs.compute_s, 0.0) + items.costs.fixed_s
     made = items.costs.producer != HOST
     np.add.at(added, items.costs.producer[made], items.costs.send_s[made])
-    for net in np.flatnonzero(~made):
-        added[items.pins[int(net)]] += items.costs.receive_s[net]
+    for net, producer in enumerate(items.costs.producer):
+        pins = items.pins[net]
+        added[pins[pins != producer]] += items.costs.receive_s[net]
     return added
 
 
@@ -94,7 +95,7 @@ def must_fill(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration
         work, surely = block.work[k], block.surely[k]
         if not (max(work, surely) if costs.overlap else work + surely) < limit * rules.widest:
             continue
-        load = _load_with(costs, block, item, k) + walk.opened[k]
+        load = _load_with(costs, block, item, k)
         more = rules.total_value[column + k] - walk.done_value[column + k] - rules.behind[item, column + k]
         if not load + more < limit * (1 - 2 * ROUNDING) - ROUNDING * rules.total_value[column + k]:
             return False

@@ -27,7 +27,6 @@ class Enumeration(NamedTuple):
         done_work: compute of the set on each class, in seconds; ``done_value`` is its value of each kind.
         spare: the most value of each kind that may be left out for good.
         open_cut: what the nets between the set and the rest cost each class at least, in seconds.
-        opened: what the nets open before the block cost each class.
     """
 
     bits: Words
@@ -47,7 +46,6 @@ class Enumeration(NamedTuple):
     done_value: Floats
     spare: Floats
     open_cut: Floats
-    opened: Floats
 
 
 class Rules(NamedTuple):

@@ -6,9 +6,9 @@ from math import inf
 
 import numpy as np
 import pytest
-from problems import random_problem
+from problems import chain, random_problem
 
-from autosplit.costs.problem import Transfers
+from autosplit.costs.problem import Net, Transfers
 from autosplit.planners.contiguous import downsets
 from autosplit.planners.items import contract
 from autosplit.values.constraints import Demands
@@ -73,6 +73,18 @@ def test_full_blocks_are_enough(seed):
 
     values = [last_below(partial(walk_below, full)) for full in (False, True)]
     assert values[0] == pytest.approx(values[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("times", [[5.6, 3.0, 4.5, 2.4], [5.6, 4.5, 3.0, 2.4]])
+def test_what_is_dear_to_receive_leaves_no_room_for_others(times):
+    """Ops a, y, w in a row, and x alone: a chain of 9.8 s was missed, since y seemed to have room for x without its transfer."""
+    y = times.index(4.5)
+    nets = (Net(0, (y,), 4.2), Net(y, (3,), 0.0))
+    items = contract(chain(times, num_devices=3, nets=nets, order=((0, y), (y, 3)), send_once=True), Demands())
+    for turned in (items, items.reversed):
+        way = downsets._Way(turned, 10.0, downsets.Prices.none(turned))
+        way.go_on(1 << 40, inf)
+        assert way.rules.maximal and way.chain() is not None
 
 
 def test_items_turned_twice_are_the_same():
