@@ -15,6 +15,7 @@ from typing import Any
 
 import networkx
 import numpy as np
+from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Floats, Problem, rows_of
 from autosplit.planners.bounds import least_priced, multipliers
@@ -121,6 +122,14 @@ class Items:
         return usage_of(counts, self.demands) or sequence_usage(
             len(counts), self.demands, [int(k) for k in mean_s.argsort() for _ in range(counts[k])]
         )
+
+    @cached_property
+    def reach(self) -> NDArray[np.bool_]:
+        """Whether an item is another one or, directly or not, must not stand before it, shape (num_items, num_items)."""
+        found = np.eye(self.num_items, dtype=np.bool_)
+        for item in reversed(range(self.num_items)):
+            found[item] |= found[self.after[item]].any(axis=0)
+        return found
 
     @cached_property
     def item_of(self) -> Ints:

@@ -18,7 +18,6 @@ from autosplit.planners.contiguous.downset_table import (
     NUM_SETS,
     NUM_TOO_WIDE,
     DownSetTable,
-    Words,
     begin,
     grown,
     members_of,
@@ -27,16 +26,13 @@ from autosplit.planners.contiguous.downset_table import (
 from autosplit.planners.contiguous.linear import Chain
 from autosplit.planners.contiguous.maximal_blocks import maximal_blocks_suffice, most_added
 from autosplit.planners.contiguous.pruning import Enumeration, Rules
-from autosplit.planners.items import Items
-from autosplit.planners.jit import compiled
-from autosplit.planners.loads import Ints, empty_block
+from autosplit.planners.items import MANY_ITEMS, Items
+from autosplit.planners.loads import empty_block
 
 MAX_SETS, MAX_ENTRIES = 3_000_000, 8_000_000
 """Most down-sets and entries of a table: 300 and 60 bytes each, up to 1.4 GB together."""
 MAX_WORDS = 24
 """Most 64-bit words of a down-set in the table; full words at its start and empty ones at its end are not kept."""
-MAX_CLOSURE = 40_000
-"""Most items whose successors are kept as bits: 200 MB."""
 SLICE_STEPS = 600_000
 """Steps of a walk between two looks at the clock."""
 STEPS_OF_A_SET = tuple(SLICE_STEPS * 4**power for power in range(4))
@@ -142,45 +138,13 @@ def _rules(items: Items, prices: Prices) -> Rules:
     values = np.column_stack([items.priced_work, prices.values, most_added(items), items.costs.num_bytes])
     most = np.column_stack([items.multipliers, prices.most])
     room = np.ascontiguousarray(usage.free @ most, dtype=np.float64)  # else it compiles again
-    behind = np.column_stack([_work_behind(items, np.ascontiguousarray(column)) for column in values.T])
     rows = np.ascontiguousarray(values)  # without prices, one class of devices gives the other layout, which compiles again
+    behind = rows if items.num_items > MANY_ITEMS else np.array([rows[row].sum(axis=0) for row in items.reach])
     return Rules(
         items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.free, usage.final, rows,
         values.sum(axis=0), np.where(np.isfinite(compute), compute, 0).sum(axis=0), compute, behind,
         int(usage.width.max()), items.costs.overlap, items.demands.min_stage_s, maximal_blocks_suffice(items),
     )  # fmt: skip
-
-
-def _work_behind(items: Items, work: Floats) -> Floats:
-    """The work of each item and all its successors, shape (num_items,); of the item alone above ``MAX_CLOSURE`` items."""
-    count = items.num_items
-    behind = work.copy()
-    if count <= MAX_CLOSURE:
-        num_words = (count + 63) // 64
-        padded = np.zeros(64 * num_words)
-        padded[:count] = work
-        reach = np.zeros((count, num_words), dtype=np.uint64)
-        _close(items.after.start, items.after.data, padded, padded.reshape(-1, 64).sum(axis=1), reach, behind)
-    return behind
-
-
-@compiled
-def _close(after_start: Ints, after: Ints, work: Floats, word_work: Floats, reach: Words, behind: Floats) -> None:
-    """Fill in the successors of each item, itself included, as bits, and the sum of their work; the last items come first."""
-    full = ~np.uint64(0)
-    for item in range(len(behind) - 1, -1, -1):
-        reach[item, item // 64] |= np.uint64(1) << np.uint64(item % 64)
-        total = 0.0
-        for word in range(item // 64, len(word_work)):
-            for slot in range(after_start[item], after_start[item + 1]):
-                reach[item, word] |= reach[after[slot], word]
-            if reach[item, word] == full:
-                total += word_work[word]
-            else:
-                for bit in range(64):
-                    if (reach[item, word] >> np.uint64(bit)) & np.uint64(1):
-                        total += work[64 * word + bit]
-        behind[item] = total
 
 
 def _enumeration(items: Items, num_words: int, sums: Floats) -> Enumeration:
