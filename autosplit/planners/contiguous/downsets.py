@@ -105,7 +105,7 @@ class _Way:
         num_words = (items.num_items + 63) // 64
         self.items, self.costs = items, items.costs
         self.rules = _rules(items, prices)
-        sums = np.zeros(5 * len(items.classes) + 1 + self.rules.values.shape[1])
+        sums = np.zeros(3 * len(items.classes) + 1 + self.rules.values.shape[1])
         self.block = empty_block(self.costs, sums)
         self.walk = _enumeration(items, num_words, sums)
         self.sets = new_sets(1 << 12, 1 << 13, min(num_words, MAX_WORDS), items.num_items)
@@ -134,22 +134,21 @@ class _Way:
 
 
 def _rules(items: Items, prices: Prices) -> Rules:
-    compute, usage = items.work_s, items.usage
+    usage = items.usage
     values = np.column_stack([items.priced_work, prices.values, most_added(items), items.costs.num_bytes])
     most = np.column_stack([items.multipliers, prices.most])
     room = np.ascontiguousarray(usage.free @ most, dtype=np.float64)  # else it compiles again
     rows = np.ascontiguousarray(values)  # without prices, one class of devices gives the other layout, which compiles again
     behind = rows if items.num_items > MANY_ITEMS else np.array([rows[row].sum(axis=0) for row in items.reach])
     return Rules(
-        items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.free, usage.final, rows,
-        values.sum(axis=0), np.where(np.isfinite(compute), compute, 0).sum(axis=0), compute, behind,
-        int(usage.width.max()), items.costs.overlap, items.demands.min_stage_s, maximal_blocks_suffice(items),
+        items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.final, rows,
+        values.sum(axis=0), behind, int(usage.width.max()), items.demands.min_stage_s, maximal_blocks_suffice(items),
     )  # fmt: skip
 
 
 def _enumeration(items: Items, num_words: int, sums: Floats) -> Enumeration:
     count, classes = items.num_items, len(items.classes)
-    done_work, open_cut, done_value = np.split(sums[3 * classes + 1 :], [classes, 2 * classes])
+    done_value = sums[3 * classes + 1 :]
     waiting = np.bincount(items.after.data, minlength=count).astype(np.int64)
     sources = np.flatnonzero(waiting == 0)
     ready = np.zeros(count + 1, dtype=np.int64)
@@ -161,7 +160,7 @@ def _enumeration(items: Items, num_words: int, sums: Floats) -> Enumeration:
         np.zeros(num_words, dtype=np.uint64), random.integers(1, 2**63, count, dtype=np.uint64), waiting, ready, place,
         np.array([len(sources), 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
         np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
-        sums, np.zeros((count + 2, len(sums))), done_work, done_value, np.zeros(len(done_value)), open_cut,
+        sums, np.zeros((count + 2, len(sums))), done_value, np.zeros(len(done_value)),
     )  # fmt: skip
 
 
