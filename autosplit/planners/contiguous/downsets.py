@@ -40,24 +40,6 @@ STEPS_OF_A_SET = tuple(SLICE_STEPS * 4**power for power in range(4))
 
 
 @dataclass(frozen=True)
-class Prices:
-    """Upper bounds on the value of every set of items that one device holds below a limit.
-
-    Attributes:
-        values: of each item, shape (num_items, num_kinds).
-        most: of each class of devices, shape (K, num_kinds).
-    """
-
-    values: Floats
-    most: Floats
-
-    @staticmethod
-    def none(items: Items) -> "Prices":
-        """No bounds."""
-        return Prices(np.zeros((items.num_items, 0)), np.zeros((len(items.classes), 0)))
-
-
-@dataclass(frozen=True)
 class ChainSearch:
     """A better chain or None, and whether the search was complete, so that no chain is better than that."""
 
@@ -66,19 +48,16 @@ class ChainSearch:
     num_sets: int
 
 
-def best_chain(items: Items, limit_s: float, deadline: float, prices: Prices | None = None) -> ChainSearch:
+def best_chain(items: Items, limit_s: float, deadline: float) -> ChainSearch:
     """A chain with a value below ``limit_s``. Where maximal blocks suffice, it is not always the best one.
 
     Args:
         items: the items of the chain.
         limit_s: only chains below this count; a lower limit is quicker.
         deadline: second of ``now()`` after which the search gives up.
-        prices: the most that a device below the limit holds; better prices leave fewer sets.
     Returns: the chain. Where there is none and the search is ``complete``, no chain is below the limit.
     """
-    prices = prices or Prices.none(items)
-    turned = Prices(prices.values[::-1].copy(), prices.most)
-    ways = [_Way(way, limit_s, said) for way, said in ((items, prices), (items.reversed, turned))]
+    ways = [_Way(way, limit_s) for way in (items, items.reversed)]
     for most in STEPS_OF_A_SET:
         for way in ways:
             way.go_on(1, deadline, most)
@@ -101,10 +80,10 @@ def best_chain(items: Items, limit_s: float, deadline: float, prices: Prices | N
 class _Way:
     """The search from one end of the chain, in slices; ``code`` says how the last slice ended."""
 
-    def __init__(self, items: Items, limit_s: float, prices: Prices) -> None:
+    def __init__(self, items: Items, limit_s: float) -> None:
         num_words = (items.num_items + 63) // 64
         self.items, self.costs = items, items.costs
-        self.rules = _rules(items, prices)
+        self.rules = _rules(items)
         sums = np.zeros(3 * len(items.classes) + 1 + self.rules.values.shape[1])
         self.block = empty_block(self.costs, sums)
         self.walk = _enumeration(items, num_words, sums)
@@ -133,15 +112,14 @@ class _Way:
         return _trace(self.sets, self.items, best) if best >= 0 else None
 
 
-def _rules(items: Items, prices: Prices) -> Rules:
-    usage = items.usage
-    values = np.column_stack([items.priced_work, prices.values, most_added(items), items.costs.num_bytes])
-    most = np.column_stack([items.multipliers, prices.most])
+def _rules(items: Items) -> Rules:
+    usage, num_bytes = items.usage, items.costs.num_bytes
+    values = np.ascontiguousarray(np.column_stack([items.priced_work, num_bytes, most_added(items)]))
+    most = np.column_stack([items.multipliers, np.minimum(items.costs.memory_bytes, num_bytes.sum())])
     room = np.ascontiguousarray(usage.free @ most, dtype=np.float64)  # else it compiles again
-    rows = np.ascontiguousarray(values)  # without prices, one class of devices gives the other layout, which compiles again
-    behind = rows if items.num_items > MANY_ITEMS else np.array([rows[row].sum(axis=0) for row in items.reach])
+    behind = values if items.num_items > MANY_ITEMS else np.array([values[row].sum(axis=0) for row in items.reach])
     return Rules(
-        items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.final, rows,
+        items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.final, values,
         values.sum(axis=0), behind, int(usage.width.max()), items.demands.min_stage_s, maximal_blocks_suffice(items),
     )  # fmt: skip
 

@@ -99,7 +99,7 @@ def must_fill(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration
         more = rules.total_value[column + k] - walk.done_value[column + k] - rules.behind[item, column + k]
         if not load + more < limit * (1 - 2 * ROUNDING) - ROUNDING * rules.total_value[column + k]:
             return False
-        num_bytes = rules.total_value[column + classes] - walk.done_value[column + classes] + block.memory[0]
+        num_bytes = rules.total_value[1] - walk.done_value[1] + block.memory[0]
         for weight in range(len(costs.weight_bytes)):
             num_bytes += costs.weight_bytes[weight]
         if num_bytes > costs.memory_bytes[k]:

@@ -1,22 +1,21 @@
 """Prove that no chain is better: searches over all orders below limits between the bound and the best plan.
 
-A search that finds a chain has found a better plan. One that finds none and looked everywhere has raised the bound. Prices of
-column generation and bytes say how much of the items a device below the limit can hold; no plan, chain or not, goes beyond that.
+A search that finds a chain has found a better plan. One that finds none and looked everywhere has raised the bound. Where they do
+not meet in time, column generation raises the bound too: what it proves holds for all plans, chain or not.
 """
 
 from dataclasses import replace
-from math import inf, isfinite
+from math import inf
 
 import numpy as np
 
-from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block
 from autosplit.planners.clock import halfway, now
 from autosplit.planners.contiguous import downsets
 from autosplit.planners.contiguous.linear import Chain
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import MANY_ITEMS, Items, contract
-from autosplit.planners.noncontiguous.column_generation import FINEST_CELLS, GRAINS, ColumnBound, rising_bound
+from autosplit.planners.noncontiguous.column_generation import rising_bound
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 
 STEP, NEAR, FAR, QUICK_S = 0.75, 3e-4, 1.05, 0.1
@@ -47,11 +46,11 @@ def prove_chain(incumbent: Incumbent, items: Items, deadline: float) -> None:
     many = items.num_items > MANY_ITEMS
     _close_in(incumbent, items, deadline if many else halfway(deadline))
     if not incumbent.closed and not many and now() < deadline:
-        bound = _priced(incumbent, items, halfway(deadline))
-        _close_in(incumbent, items, deadline, bound)
+        _prove_by_prices(incumbent, items, halfway(deadline))
+        _close_in(incumbent, items, deadline)
 
 
-def _close_in(incumbent: Incumbent, items: Items, deadline: float, bound: ColumnBound | None = None) -> None:
+def _close_in(incumbent: Incumbent, items: Items, deadline: float) -> None:
     """Search below the best plan, then between it and the bound, until they meet; lower after a search that did not end in time.
 
     A chain may cost more than its items say. Then the bound ends at the value of the items.
@@ -59,9 +58,8 @@ def _close_in(incumbent: Incumbent, items: Items, deadline: float, bound: Column
     high_s, unended_s = incumbent.objective_s, inf
     limit_s = _towards(incumbent.bound_s, high_s) if high_s < FAR * incumbent.bound_s else high_s
     while not incumbent.closed and incumbent.bound_s < high_s and now() < deadline:
-        prices = _holding(bound, items, limit_s) if bound is not None and isfinite(limit_s) else None
         began = now()
-        outcome = downsets.best_chain(items, limit_s, halfway(deadline), prices)
+        outcome = downsets.best_chain(items, limit_s, halfway(deadline))
         incumbent.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
         if outcome.chain is not None:
             incumbent.offer(chain_blocks(items, outcome.chain), "down-sets")
@@ -87,28 +85,12 @@ def _towards(low_s: float, high_s: float) -> float:
     return high_s if high_s - low_s <= NEAR * high_s or high_s == inf else low_s + STEP * (high_s - low_s)
 
 
-def _priced(incumbent: Incumbent, items: Items, deadline: float) -> ColumnBound | None:
-    """The bound by column generation on the items; None where blocks may have replicas, which it does not cover."""
+def _prove_by_prices(incumbent: Incumbent, items: Items, deadline: float) -> None:
+    """Raise the bound by column generation on the items, which does not cover replicas."""
     graph = hypergraph_of(incumbent.problem, items)
-    if items.demands.max_replicas > 1 or not np.isfinite(graph.costs.compute_s.min(axis=1)).all():
-        return None
-    value_s = incumbent.objective_s if incumbent.objective_s < inf else 2.0 * incumbent.bound_s
-    return rising_bound(graph, lambda: (value_s, None), incumbent.prove, deadline)
-
-
-def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Prices:
-    """The most value that a device of each class holds below a limit: in the best prices, and in bytes where caps bind."""
-    sizes, caps = items.costs.num_bytes, items.costs.memory_bytes
-    grain = int(np.clip(FINEST_CELLS // bound.num_states, 1000, GRAINS[1]))
-    kinds = [] if bound.prices is None else [np.round(bound.prices * grain)]
-    if np.isfinite(caps).any() and sizes.sum() > caps.min():
-        kinds.append(np.floor(sizes * (grain / sizes.sum())))
-    values = np.array(kinds).reshape(len(kinds), items.num_items)
-    most = np.array([[len(each.profile(row.astype(np.int64), limit_s)) - 1.0 for row in values] for each in bound.pricers])
-    most = most.reshape(len(bound.pricers), len(kinds))
-    if len(kinds) > (bound.prices is not None):
-        most[:, -1] = np.minimum(most[:, -1], caps * (grain / sizes.sum()) * (1.0 + TOLERANCE))
-    return downsets.Prices(np.ascontiguousarray(values.T), most)
+    if items.demands.max_replicas == 1 and np.isfinite(graph.costs.compute_s.min(axis=1)).all():
+        value_s = incumbent.objective_s if incumbent.objective_s < inf else 2.0 * incumbent.bound_s
+        rising_bound(graph, lambda: (value_s, None), incumbent.prove, deadline)
 
 
 def chain_blocks(items: Items, chain: Chain) -> tuple[Block, ...]:

@@ -53,10 +53,9 @@ class Rules(NamedTuple):
 
         column     values                              room
         0          weighted compute                    weighted free devices; each holds the limit
-        1 ... p    prices                              the most that the free devices hold
+        1          bytes                               what the free devices hold
         then K     the most that the item adds to a    none
                    block's load on each class
-        last       bytes                               none
 
     ``behind`` is the value of an item and all its successors. With ``maximal`` only maximal blocks are looked at.
     """

@@ -29,7 +29,7 @@ def test_both_ends_give_the_same_value(seed):
     values = []
 
     def from_one_end(turned, limit_s):
-        way = downsets._Way(turned, limit_s, downsets.Prices.none(turned))
+        way = downsets._Way(turned, limit_s)
         way.go_on(1 << 40, inf)
         assert way.code == downsets.DONE
         return way.chain()
@@ -66,7 +66,7 @@ def test_full_blocks_are_enough(seed):
     assert downsets.maximal_blocks_suffice(items)
 
     def walk_below(full, limit_s):
-        way = downsets._Way(items, limit_s, downsets.Prices.none(items))
+        way = downsets._Way(items, limit_s)
         way.rules = way.rules._replace(maximal=full)
         way.go_on(1 << 40, inf)
         return way.chain()
@@ -82,7 +82,7 @@ def test_what_is_dear_to_receive_leaves_no_room_for_others(times):
     nets = (Net(0, (y,), 4.2), Net(y, (3,), 0.0))
     items = contract(chain(times, num_devices=3, nets=nets, order=((0, y), (y, 3)), send_once=True), Demands())
     for turned in (items, items.reversed):
-        way = downsets._Way(turned, 10.0, downsets.Prices.none(turned))
+        way = downsets._Way(turned, 10.0)
         way.go_on(1 << 40, inf)
         assert way.rules.maximal and way.chain() is not None
 
