@@ -6,7 +6,7 @@ profile. Better prices are the duals of a linear program that covers all items
 with device sets of load at most T (Gilmore and Gomory, 1961), stabilized by staying near the best prices (Wentges, 1997).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -17,7 +17,7 @@ from autosplit.costs.problem import HOST, Floats
 from autosplit.planners.clock import CELL_S, halfway, now, spend
 from autosplit.planners.items import MANY_ITEMS, Items
 from autosplit.planners.loads import Ints
-from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
+from autosplit.planners.noncontiguous.frontier import sweep_of
 from autosplit.planners.noncontiguous.hypergraph import load_s, with_nets
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_order
@@ -46,14 +46,16 @@ FINEST_CELLS = 300_000_000
 def pricers_of(graph: Items, *, tries: int = 200, deadline: float = inf) -> list[Pricer]:
     """A pricer for each class of devices. If the graph is too wide, its cheapest nets are left out.
 
-    After the deadline, as a second of ``now()``, no further order is tried.
+    After the deadline, as a second of ``now()``, one order of the items is tried.
     """
+    tries = tries if graph.num_items <= MANY_ITEMS else 24
     everything = np.ones(graph.num_items, dtype=np.bool_)
     max_states = max(MOST_STATES, 8 * graph.num_items)
     found = []
     for k, members in enumerate(graph.classes):
         paying = _only(graph, graph.costs.send_s[:, k] > 0)
-        sweep, order = _narrowest(paying, k, tries, max_states, deadline)
+        order = narrow_order(paying, everything, tries=tries if now() <= deadline else 1)
+        sweep = sweep_of(paying, order, everything, k, k, max_states=max_states)
         room = float(max_states)
         while sweep is None:
             thin = _only(paying, ~cheap_nets(paying, order, k, max(room, 4.0 * graph.num_items)))
@@ -73,30 +75,6 @@ def capped_pricers(graph: Items, pricers: Sequence[Pricer]) -> list[Pricer]:
             sweep = next((each for each in tried if each.num_states <= MOST_STATES), sweep)
         found.append(Pricer(sweep, pricer.work_s, pricer.count))
     return found
-
-
-def _narrowest(graph: Items, k: int, tries: int, max_states: int, deadline: float) -> tuple[Sweep | None, Ints]:
-    """Among several orders, the sweep with the fewest states, and its order; None where all have too many."""
-    everything = np.ones(graph.num_items, dtype=np.bool_)
-    best, order = None, np.arange(graph.num_items)
-    for tried in _orders(graph, tries):
-        most = max_states if best is None else best.num_states
-        sweep = sweep_of(graph, tried, everything, k, k, max_states=most)
-        if sweep is not None and (best is None or sweep.num_states < best.num_states):
-            best, order = sweep, tried
-        elif best is None:
-            order = tried
-        if not len(graph.pins) or now() > deadline:
-            break
-    return best, order
-
-
-def _orders(graph: Items, tries: int) -> Iterator[Ints]:
-    """Orders of all items that may be narrow. Each is made on demand, which takes up to seconds."""
-    given = np.arange(graph.num_items)
-    yield given
-    everything = np.ones(graph.num_items, dtype=np.bool_)
-    yield narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_ITEMS else 24, seed=0)
 
 
 def _only(graph: Items, chosen: Members) -> Items:
