@@ -30,7 +30,7 @@ GIVEN = {
     "follows from two buffers": "costs.streaming.NUM_PASSES",
     "memory": """
         planners.contiguous.downsets.MAX_SETS planners.contiguous.downsets.MAX_ENTRIES planners.contiguous.downsets.MAX_WORDS
-        planners.contiguous.downsets.MAX_CLOSURE planners.delays.MOST_CELLS planners.latency.cut_vertices.MOST_ASSIGNMENTS
+        planners.delays.MOST_CELLS planners.latency.cut_vertices.MOST_ASSIGNMENTS
         planners.noncontiguous.column_generation.TABLE_CELLS planners.noncontiguous.resplitting.MAX_CELLS
         planners.jit.NUM_VERSIONS
     """,
@@ -57,12 +57,11 @@ GIVEN = {
         planners.contiguous.proving.QUICK_S planners.contiguous.proving.CLOSE planners.cpsat.integer_program.FEW_ITEMS
         planners.delays.BYTE_STEPS planners.latency.cut_vertices.MOST_BETWEEN planners.latency.order_annealing.NUM_WALKERS
         planners.latency.segments.MOST_INSIDE planners.noncontiguous.column_generation.BYTE_LEVELS
-        planners.noncontiguous.column_generation.GRAINS planners.noncontiguous.local_search.QUICK_ROUNDS
-        planners.noncontiguous.local_search.FEW_ITEMS planners.noncontiguous.local_search.ITEMS_A_DEVICE
-        planners.noncontiguous.starts.MOST_MOVED
+        planners.noncontiguous.column_generation.GRAINS planners.noncontiguous.local_search.ITEMS_A_DEVICE
+        planners.noncontiguous.local_search.MOST_MOVED
     """,
     "limit on the size of a table or a model, reached by none of the benchmarks": """
-        planners.contiguous.device_usage.MAX_STATES planners.contiguous.device_usage.MAX_MOVES planners.items.MANY_ITEMS
+        planners.device_usage.MAX_STATES planners.device_usage.MAX_MOVES planners.items.MANY_ITEMS
         planners.cpsat.stage_model.MOST_ORDERED planners.latency.segments.MOST_OPS planners.contiguous.linear.FIRST_LOOK_S
     """,
     "limit on the number of questions to the solvers": """

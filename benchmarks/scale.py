@@ -19,11 +19,9 @@ from autosplit.costs.cost import block_of, evaluate
 from autosplit.costs.planschedule import schedule_blocks
 from autosplit.costs.problem import Block, Problem
 from autosplit.costs.workloads import parse_dnn_partitioning
-from autosplit.planners import bounds
-from autosplit.planners.contiguous.device_usage import sequence_usage, usage_of
-from autosplit.planners.contiguous.linear import chain_in_order, smallest_first
+from autosplit.planners.contiguous.linear import chain_in_order
 from autosplit.planners.contiguous.proving import chain_blocks
-from autosplit.planners.items import contract
+from autosplit.planners.items import contract, topological_order
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 from benchmarks.planner import WORKLOADS, chained
@@ -102,23 +100,19 @@ def program_s(problem: Problem, seconds: float) -> tuple[float, float, tuple[Blo
 
     The given order has no time limit. After ``seconds``, no more random orders are tried.
     """
-    items, demands, random = contract(problem, Demands()), Demands(), Random(0)
-    weights = bounds.multipliers(items)
-    usage = usage_of(items, demands) or sequence_usage(
-        items, demands, [k for k, group in enumerate(items.classes) for _ in group]
-    )
-    bound_s = bounds.compute_bound_s(items, demands, weights)
+    items, random = contract(problem, Demands()), Random(0)
+    bound_s = items.compute_bound_s
     after = [items.after[item].tolist() for item in range(items.num_items)]
     given = np.array([ops[0] for ops in items.ops])
     found: list[tuple[float, tuple[Block, ...]]] = []
     deadline = inf
     for number in range(1 + NUM_ORDERS):
         keys = given if not number else np.array(random.sample(range(items.num_items), items.num_items))
-        order, chain = smallest_first(after, keys), None
+        order, chain = topological_order(after, keys), None
         known_s = min((value_s for value_s, _ in found[1:]), default=inf)
         for limit_s in (1.05 * bound_s, 1.5 * bound_s, inf):
             if chain is None and limit_s < 2 * known_s:
-                chain = chain_in_order(items, demands, usage, weights, order, min(limit_s, known_s), deadline)
+                chain = chain_in_order(items, order, min(limit_s, known_s), deadline)
         if chain is not None or not number:
             found.append((chain.value_s, chain_blocks(items, chain)) if chain is not None else (inf, ()))
         deadline = monotonic() + seconds if not number else deadline

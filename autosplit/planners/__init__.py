@@ -10,9 +10,10 @@
 All folders share these modules:
 
     incumbent        the best plan and bound of one solve, to which every planner adds
-    items            ops contracted to what can be decided apart
+    items            the problem under its demands as compressed rows: ops contracted to what can be decided apart, nets, classes
     loads            the load of a block while items are added to it, compiled
     bounds           what no plan can beat, from the compute alone
+    device_usage     the devices that a prefix of a chain has taken, as a number
     clusters         the same problem with fewer ops
     delays           the least time between two ops on different devices, and the critical path
     row_annealing    annealing by the true evaluator, for rules that the compiled searches do not know

@@ -12,17 +12,18 @@ from ortools.linear_solver import pywraplp
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Floats, Problem
-from autosplit.planners.items import Items
-from autosplit.values.constraints import Demands
 
 MOST_PLANES = 100
 """Planes after which the weights are good enough: 2 classes of devices take about 4, and 16 classes about 30."""
 
 
-def multipliers(items: Items) -> Floats:
-    """Weights of the classes with ``sum(count * weight) = 1`` that make the compute bound large, shape (K,)."""
-    counts = np.array([len(members) for members in items.classes], dtype=np.float64)
-    work = items.work_s
+def multipliers(work: Floats, counts: Floats) -> Floats:
+    """Weights of the classes with ``sum(count * weight) = 1`` that make the compute bound large, shape (K,).
+
+    Args:
+        work: seconds of each item on each class, shape (num_items, K).
+        counts: devices of each class, shape (K,).
+    """
     candidates = _simple_weights(work)
     if len(counts) > 1:
         candidates += _cutting_planes(work, counts, candidates)
@@ -44,27 +45,15 @@ def _simple_weights(work: Floats) -> list[Floats]:
     return [*candidates, 1 / totals] if (totals > 0).all() else candidates
 
 
-def item_work(items: Items, weights: Floats) -> Floats:
+def least_priced(work: Floats, weights: Floats) -> Floats:
     """The least weighted compute of each item, shape (num_items,)."""
-    return _least_priced(items.work_s, weights)
-
-
-def compute_bound_s(items: Items, demands: Demands, weights: Floats) -> float:
-    """No plan has a smaller largest load, in seconds; infinite where an item fits on no device."""
-    counts = np.array([len(members) for members in items.classes])
-    widest = min(demands.max_replicas, int(counts.sum()))
-    single = float(items.work_s.min(axis=1).max()) / widest
-    return max(float(item_work(items, weights).sum()), single)
-
-
-def _least_priced(work: Floats, weights: Floats) -> Floats:
     with np.errstate(invalid="ignore"):
         priced = np.where(weights > 0, work * weights, np.where(np.isfinite(work), 0.0, np.inf))
     return np.asarray(priced.min(axis=1))
 
 
 def _value(work: Floats, weights: Floats, counts: Floats) -> float:
-    return float(_least_priced(work, weights).sum() / (weights @ counts))
+    return float(least_priced(work, weights).sum() / (weights @ counts))
 
 
 def _cutting_planes(work: Floats, counts: Floats, starts: Sequence[Floats]) -> list[Floats]:

@@ -9,13 +9,17 @@ on them holds for the problem; ``exact`` says whether their cost is the true one
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
 import networkx
 import numpy as np
+from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Floats, Problem, rows_of
+from autosplit.planners.bounds import least_priced, multipliers
+from autosplit.planners.device_usage import Usage, sequence_usage, usage_of
 from autosplit.planners.loads import Costs, Ints
 from autosplit.values.constraints import Demands
 
@@ -58,9 +62,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Items:
-    """The items and devices of a problem; items are numbered in a topological order.
+    """The items and devices of a problem under demands; items are numbered in a topological order.
 
     Attributes:
+        demands: the limits on a plan.
         ops: the ops of each item.
         classes: the devices of each class.
         costs: of the items, by class of device.
@@ -70,6 +75,7 @@ class Items:
         exact: the costs are the true ones for every contiguous plan with one block on a device.
     """
 
+    demands: Demands
     ops: tuple[tuple[int, ...], ...]
     classes: tuple[tuple[int, ...], ...]
     costs: Costs
@@ -83,25 +89,63 @@ class Items:
         """The number of items."""
         return len(self.ops)
 
+    @property
+    def num_devices(self) -> int:
+        """The number of devices."""
+        return sum(map(len, self.classes))
+
     @cached_property
     def work_s(self) -> Floats:
         """Seconds that each item keeps a device busy wherever its neighbours are, shape (num_items, K)."""
         return self.costs.compute_s if self.costs.overlap else self.costs.compute_s + self.costs.fixed_s
 
     @cached_property
+    def multipliers(self) -> Floats:
+        """Weights of the classes that make the compute bound large, shape (K,)."""
+        return multipliers(self.work_s, np.array([len(members) for members in self.classes], dtype=np.float64))
+
+    @cached_property
+    def priced_work(self) -> Floats:
+        """The least compute of each item, weighted by ``multipliers``, shape (num_items,)."""
+        return least_priced(self.work_s, self.multipliers)
+
+    @property
+    def compute_bound_s(self) -> float:
+        """No plan has a smaller largest load, in seconds; infinite where an item fits on no device."""
+        widest = min(self.demands.max_replicas, self.num_devices)
+        return max(float(self.priced_work.sum()), float(self.work_s.min(axis=1).max()) / widest)
+
+    @cached_property
+    def usage(self) -> Usage:
+        """The devices that a prefix of a chain takes; in one sequence, fast ones first, where there are too many ways."""
+        counts, mean_s = [len(members) for members in self.classes], self.costs.compute_s.clip(max=1e300).mean(axis=0)
+        return usage_of(counts, self.demands) or sequence_usage(
+            len(counts), self.demands, [int(k) for k in mean_s.argsort() for _ in range(counts[k])]
+        )
+
+    @cached_property
+    def reach(self) -> NDArray[np.bool_]:
+        """Whether an item is another one or, directly or not, must not stand before it, shape (num_items, num_items)."""
+        found = np.eye(self.num_items, dtype=np.bool_)
+        for item in reversed(range(self.num_items)):
+            found[item] |= found[self.after[item]].any(axis=0)
+        return found
+
+    @cached_property
     def item_of(self) -> Ints:
         """The item of each op, shape (num_ops,)."""
-        return _inverse(self.ops)
+        return row_of(self.ops)
 
     @cached_property
     def class_of(self) -> Ints:
         """The class of each device, shape (num_devices,)."""
-        return _inverse(self.classes)
+        return row_of(self.classes)
 
     def expand(self, items: Iterable[int]) -> tuple[int, ...]:
         """The ops of some items, sorted."""
         return tuple(sorted(op for item in items for op in self.ops[item]))
 
+    @cached_property
     def reversed(self) -> "Items":
         """The items in reverse: item i becomes item n - 1 - i, and the order is turned round."""
         last, c = self.num_items - 1, self.costs
@@ -112,19 +156,19 @@ class Items:
             fixed_s=c.fixed_s[::-1].copy(),
             num_bytes=c.num_bytes[::-1].copy(),
             producer=np.where(c.producer == HOST, HOST, last - c.producer),
-            **_by_item(pins, weights, self.num_items),
+            **by_item(pins, weights, self.num_items),
         )
         after = Table.of([(last - before[item]).tolist() for item in range(last, -1, -1)])
         return replace(self, ops=self.ops[::-1], costs=costs, pins=pins, weights=weights, after=after)
 
 
-def _by_item(pins: Table, weights: Table, num_items: int) -> dict[str, Any]:
+def by_item(pins: Table, weights: Table, num_items: int) -> dict[str, Any]:
     """The fields of costs that list nets and weights by item."""
     nets, held = pins.transposed(num_items), weights.transposed(num_items)
     return {"net_start": nets.start, "nets": nets.data, "weight_start": held.start, "weights": held.data}
 
 
-def _inverse(rows: Sequence[Sequence[int]]) -> Ints:
+def row_of(rows: Sequence[Sequence[int]]) -> Ints:
     """The row of each entry, where every entry from 0 on is in one row."""
     found = np.zeros(sum(map(len, rows)), dtype=np.int64)
     for number, row in enumerate(rows):
@@ -197,7 +241,7 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
         if len(users) == 1:
             num_bytes[min(users)] += size
     weights = [(size, users) for size, users in weights if len(users) > 1]
-    order = stack_order(after, -np.arange(count))
+    order = topological_order(after, np.arange(count), depth_first=True)
     place = np.argsort(order)
     paid = [net for net in nets.items() if net[1][0].any() or net[1][1].any()]
     both = np.array([costs for _, costs in paid]).reshape(len(paid), 2, len(classes))
@@ -215,10 +259,11 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
         send_s=np.ascontiguousarray(both[:, 0]),
         receive_s=np.ascontiguousarray(both[:, 1]),
         weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
-        **_by_item(pins, held, count),
+        **by_item(pins, held, count),
     )
     later = Table.of([sorted(place[after[item]].tolist()) for item in order.tolist()])
-    return Items(tuple(map(tuple, members)), classes, costs, pins, held, later, equal and pays_once and not problem.pools)
+    exact = equal and pays_once and not problem.pools
+    return Items(demands, tuple(map(tuple, members)), classes, costs, pins, held, later, exact)
 
 
 def _item_nets(
@@ -254,22 +299,24 @@ def _item_nets(
     return fixed, nets, pays_once
 
 
-def stack_order(after: Sequence[Iterable[int]], keys: Ints | Floats) -> Ints:
-    """A depth-first topological order: the ready items are a stack, and of those made ready together the largest key comes first.
+def topological_order(after: Sequence[Iterable[int]], keys: Ints | Floats, depth_first: bool = False) -> Ints:
+    """An order in which the ready item with the smallest key comes next.
 
     Args:
         after: what must not stand before each item.
         keys: of each item.
+        depth_first: of the ready items only those that became ready last are looked at.
     """
     waiting = np.bincount([goal for goals in after for goal in goals], minlength=len(after)).tolist()
     rank = keys.tolist()
-    ready = sorted((item for item, count in enumerate(waiting) if not count), key=rank.__getitem__)
+    ready = [(0, rank[item], item) for item, count in enumerate(waiting) if not count]
+    heapify(ready)
     order = []
     while ready:
-        item = ready.pop()
+        item = heappop(ready)[-1]
         order.append(item)
-        for goal in sorted(after[item], key=rank.__getitem__):
+        for goal in after[item]:
             waiting[goal] -= 1
             if not waiting[goal]:
-                ready.append(goal)
+                heappush(ready, (-len(order) * depth_first, rank[goal], goal))
     return np.array(order, dtype=np.int64)

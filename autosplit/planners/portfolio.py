@@ -10,7 +10,7 @@ from autosplit.costs.judge import Solution
 from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
-from autosplit.planners import bounds, clock, infeasible, jit
+from autosplit.planners import clock, infeasible, jit
 from autosplit.planners.clock import LEAST_S, halfway, now
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.contiguous.chains import improve_chains
@@ -190,8 +190,7 @@ def quick_bound(problem: Problem, demands: Demands) -> tuple[float, str]:
     """A bound in seconds on all plans without a search, infinite where an op can run on no device; and its method."""
     if demands.objective == "latency":
         return critical_path_s(problem, Delays(problem, demands.max_replicas)), "critical path"
-    items = contract(problem, demands)
-    return bounds.compute_bound_s(items, demands, bounds.multipliers(items)), "compute bound"
+    return contract(problem, demands).compute_bound_s, "compute bound"
 
 
 def _refuse_obvious(problem: Problem, demands: Demands) -> None:

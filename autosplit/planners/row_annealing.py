@@ -6,7 +6,7 @@ for small problems and last steps.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from math import exp, inf
@@ -19,9 +19,9 @@ from autosplit.costs.cost import TOLERANCE, block_of, evaluate, memory_bytes, po
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.clock import now
-from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import kept_together
+from autosplit.planners.items import kept_together, row_of
+from autosplit.planners.loads import Ints
 from autosplit.values.constraints import Demands
 
 NUM_WALKS = 3
@@ -33,13 +33,24 @@ STEPS_PER_ATOM = 250
 HOT = 0.03
 """Temperature at the start of a walk, as a share of the cost of its start; it ends at a thousandth of it."""
 
-Row = tuple[Block, ...]
+
+@dataclass(frozen=True)
+class _Row:
+    """The block of each op, shape (num_ops,), and the devices of each block."""
+
+    home: Ints
+    devices: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks in order."""
+        return tuple(Block(tuple(np.flatnonzero(self.home == k).tolist()), each) for k, each in enumerate(self.devices))
 
 
 def anneal_rows(
     incumbent: Incumbent,
     deadline: float,
-    starts: Sequence[Row] = (),
+    starts: Sequence[tuple[Block, ...]] = (),
     endless: bool = False,
     halt: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -52,22 +63,22 @@ def anneal_rows(
         endless: the walks end with the time, not with their number.
         halt: asked often; the walks end when it returns True.
     """
-    contiguous = incumbent.demands.contiguous
-    clusters = forced_clusters(incumbent.problem, contiguous)
-    moves = _Moves(clusters.problem, incumbent.demands, Random(incumbent.seed))
-    steps = STEPS_PER_ATOM * len(moves.atoms)
+    problem, demands = incumbent.problem, incumbent.demands
+    moves = _Moves(problem, demands, Random(incumbent.seed))
+    steps = STEPS_PER_ATOM * moves.num_atoms
     for number in count() if endless else range(NUM_WALKS):
         begins = [blocks for blocks in (incumbent.blocks, *starts) if blocks]
-        row = clusters.shrink(begins[number % len(begins)]) if begins else None
-        if row is None:
+        if not begins:
             return
-        scale_s = judge(clusters.problem, incumbent.demands, row).objective_s
+        blocks = begins[number % len(begins)]
+        row = _Row(block_of(problem, blocks), tuple(block.devices for block in blocks))
+        scale_s = judge(problem, demands, blocks).objective_s
         value_s = moves.cost_s(row, scale_s)
         for step in range(steps):
             if now() > deadline or incumbent.closed or halt():
                 return
             moved = moves.draw(row)
-            if moved is None or (contiguous and not is_chain(clusters.problem, moves.order, moved)):
+            if moved is None or not moves.is_in_order(moved):
                 continue
             new_s = moves.cost_s(moved, scale_s)
             heat_s = scale_s * HOT * 1e-3 ** (step / steps)
@@ -75,151 +86,106 @@ def anneal_rows(
                 continue
             row, value_s = moved, new_s
             if value_s < incumbent.objective_s * (1 - TOLERANCE):
-                incumbent.offer(clusters.expand(row), "annealing")
-
-
-def is_chain(problem: Problem, order: NDArray[np.int64], row: Row) -> bool:
-    """Whether the blocks stand in an order of ops, given as pairs of shape (num_pairs, 2)."""
-    home = block_of(problem, row)
-    return bool((home[order[:, 0]] <= home[order[:, 1]]).all())
+                incumbent.offer(row.blocks, "annealing")
 
 
 class _Moves:
-    """Random neighbours of a row of blocks, and what a row costs."""
+    """Random neighbours of a row, and what a row costs."""
 
     def __init__(self, problem: Problem, demands: Demands, random: Random) -> None:
         self.problem, self.demands, self.random = problem, demands, random
-        self.atoms = kept_together(problem, contiguous=False)
-        self._atom_of = {op: atom for atom, ops in enumerate(self.atoms) for op in ops}
-        self._allowed = [np.asarray(np.isfinite(problem.compute_s[list(ops)]).all(axis=0)) for ops in self.atoms]
+        self._atom_of = row_of(kept_together(problem, demands.contiguous))
+        self.num_atoms = int(self._atom_of.max()) + 1
         self._tight = bool(problem.pools) or problem.total_bytes > float(problem.memory_bytes.min())
-        self.order = np.array(problem.order, dtype=np.int64).reshape(-1, 2)
-        self._pins = [sorted({self._atom_of[op] for op in (net.producer, *net.consumers) if op != HOST}) for net in problem.nets]
-        self._nets: list[list[int]] = [[] for _ in self.atoms]
-        for net, pins in enumerate(self._pins):
-            for atom in pins if len(pins) > 1 else ():
-                self._nets[atom].append(net)
+        order = np.array(problem.order if demands.contiguous else (), dtype=np.int64).reshape(-1, 2)
+        self._sources, self._targets = order[:, 0], order[:, 1]
+        pins = [np.array([op for op in {net.producer, *net.consumers} if op != HOST]) for net in problem.nets]
+        self._pins = [ops for ops in pins if len(ops) > 1]
 
-    def cost_s(self, row: Row, fine_s: float) -> float:
+    def is_in_order(self, row: _Row) -> bool:
+        """Whether no op stands in a block after that of an op that must not stand before it."""
+        return bool((row.home[self._sources] <= row.home[self._targets]).all())
+
+    def cost_s(self, row: _Row, fine_s: float) -> float:
         """The objective of a row, and a fine for each limit on memory, stages or their times that it breaks."""
-        return judge(self.problem, self.demands, row).objective_s + fine_s * self._num_broken(row)
+        return judge(self.problem, self.demands, row.blocks).objective_s + fine_s * self._num_broken(row.blocks)
 
-    def _num_broken(self, row: Row) -> int:
+    def _num_broken(self, blocks: Sequence[Block]) -> int:
         """How many limits are broken that moves may break; this is quicker than a list of all faults."""
         demands, problem = self.demands, self.problem
-        broken = int(demands.num_stages not in (None, len(row))) + int(len(row) > (demands.max_stages or inf))
+        broken = int(demands.num_stages not in (None, len(blocks))) + int(len(blocks) > (demands.max_stages or inf))
         if self._tight:
-            broken += int((memory_bytes(problem, row) > problem.memory_bytes * (1 + TOLERANCE)).sum())
-            pools = zip(problem.pools, pool_bytes(problem, row), strict=True)
+            broken += int((memory_bytes(problem, blocks) > problem.memory_bytes * (1 + TOLERANCE)).sum())
+            pools = zip(problem.pools, pool_bytes(problem, blocks), strict=True)
             broken += sum(held > pool.num_bytes * (1 + TOLERANCE) for pool, held in pools)
         if demands.min_stage_s > 0:
-            broken += int((evaluate(problem, row).stage_s < demands.min_stage_s * (1 - TOLERANCE)).sum())
+            broken += int((evaluate(problem, blocks).stage_s < demands.min_stage_s * (1 - TOLERANCE)).sum())
         return broken
 
-    def draw(self, row: Row) -> Row | None:
+    def draw(self, row: _Row) -> _Row | None:
         """A random neighbour of the row, or None where the move drawn is not possible."""
-        moves = (self._move_near, self._move_atom, self._move_device, self._join_two, self._split_one, self._move_block)
-        return self.random.choice(moves)(row)
+        chance = self.random.random()
+        if chance < 0.2:
+            return self._other_devices(row)
+        if chance < 0.3:
+            places = list(range(len(row.devices)))
+            places.insert(self.random.randrange(len(places)), places.pop(self.random.randrange(len(places))))
+            return _Row(np.argsort(places)[row.home], tuple(row.devices[place] for place in places))
+        if chance < 0.5 and self._pins:
+            return self._to_a_neighbour(row)
+        return self._elsewhere(row, self._some_ops(row))
 
-    def _free_devices(self, row: Sequence[Block]) -> list[int]:
-        used = set() if self.demands.reuse else {device for block in row for device in block.devices}
+    def _some_ops(self, row: _Row) -> NDArray[np.bool_]:
+        """A group of ops that stay together or, less often, the first or the last ops of a block, or all of them."""
+        atom = self.random.randrange(self.num_atoms)
+        mine = np.asarray(self._atom_of == atom)
+        if self.random.random() < 0.6:
+            return mine
+        inside = row.home == row.home[mine.argmax()]
+        return self.random.choice((inside & (self._atom_of >= atom), inside & (self._atom_of <= atom), inside))
+
+    def _to_a_neighbour(self, row: _Row) -> _Row | None:
+        """Move an op, or all ops of its block that share a value with it, to a block in which that value is made or read."""
+        pins = self.random.choice(self._pins)
+        op, goal = self.random.choice(pins), row.home[self.random.choice(pins)]
+        alone = self.random.random() < 0.7
+        atoms = self._atom_of[[op] if alone else pins[row.home[pins] == row.home[op]]]
+        return _moved(row, np.isin(self._atom_of, atoms), goal) if goal != row.home[op] else None
+
+    def _elsewhere(self, row: _Row, chosen: NDArray[np.bool_]) -> _Row | None:
+        """Move some ops to another block that the order allows, or to a new one."""
+        home, leaving, coming = row.home, chosen[self._sources], chosen[self._targets]
+        first = int(home[self._sources[coming & ~leaving]].max(initial=0))
+        last = int(home[self._targets[leaving & ~coming]].min(initial=len(row.devices) - 1))
+        if first <= last and self.random.random() < 0.7:
+            return _moved(row, chosen, self.random.randint(first, last))
+        allowed = np.asarray(np.isfinite(self.problem.compute_s[chosen]).all(axis=0))
+        free = [device for device in self._free([row.devices[k] for k in np.unique(home[~chosen])]) if allowed[device]]
+        if not free:
+            return None
+        place = self.random.randint(*sorted((first, last + 1)))
+        devices = (*row.devices[:place], (self.random.choice(free),), *row.devices[place:])
+        return _moved(_Row(home + (home >= place), devices), chosen, place)
+
+    def _free(self, taken: Sequence[tuple[int, ...]]) -> list[int]:
+        """The devices that another block may take."""
+        used = set() if self.demands.reuse else {device for devices in taken for device in devices}
         return [device for device in range(self.problem.num_devices) if device not in used]
 
-    def _put(self, row: Row, atoms: Sequence[int], goal: int) -> Row:
-        """The row with some groups of ops in one of its blocks; blocks that are empty then are left out."""
-        ops = {op for atom in atoms for op in self.atoms[atom]}
-        rest = [Block(tuple(op for op in block.ops if op not in ops), block.devices) for block in row]
-        rest[goal] = Block(tuple(sorted((*rest[goal].ops, *ops))), rest[goal].devices)
-        return tuple(block for block in rest if block.ops)
-
-    def _move_near(self, row: Row) -> Row | None:
-        """Move an op, or all ops of its block that share a value with it, to a block in which that value is made or read."""
-        atom = self.random.randrange(len(self.atoms))
-        if not self._nets[atom]:
-            return None
-        pins = self._pins[self.random.choice(self._nets[atom])]
-        home = block_of(self.problem, row)
-        here, goal = (int(home[self.atoms[pin][0]]) for pin in (atom, self.random.choice(pins)))
-        if here == goal:
-            return None
-        both = self.random.random() < 0.3
-        moved = [pin for pin in pins if home[self.atoms[pin][0]] == here] if both else [atom]
-        return self._put(row, moved, goal)
-
-    def _move_atom(self, row: Row) -> Row | None:
-        """Move an op, with its group, to another block or to a new one."""
-        atom = self.random.randrange(len(self.atoms))
-        first, last = self._window(row, atom)
-        if first <= last and self.random.random() < 0.8:
-            return self._put(row, [atom], self.random.randint(first, last))
-        ops = set(self.atoms[atom])
-        rest = [Block(tuple(op for op in block.ops if op not in ops), block.devices) for block in row]
-        free = [device for device in self._free_devices([b for b in rest if b.ops]) if self._allowed[atom][device]]
-        if not free:
-            return None
-        rest.insert(self.random.randint(*sorted((first, last + 1))), Block(self.atoms[atom], (self.random.choice(free),)))
-        return tuple(block for block in rest if block.ops)
-
-    def _window(self, row: Row, atom: int) -> tuple[int, int]:
-        """The first and the last block that an op may join in a chain; the last may be just before the first."""
-        if not self.demands.contiguous:
-            return 0, len(row) - 1
-        home = block_of(self.problem, row)
-        before, after = self._neighbours[atom]
-        return int(home[before].max(initial=0)), int(home[after].min(initial=len(row) - 1))
-
-    @cached_property
-    def _neighbours(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """For each group of ops, those that may not stand after it, and those that may not stand before it."""
-        sources, targets = self.order[:, 0], self.order[:, 1]
-        found = []
-        for ops in self.atoms:
-            inside = np.zeros(self.problem.num_ops, dtype=bool)
-            inside[list(ops)] = True
-            found.append((sources[inside[targets] & ~inside[sources]], targets[inside[sources] & ~inside[targets]]))
-        return found
-
-    def _move_device(self, row: Row) -> Row | None:
+    def _other_devices(self, row: _Row) -> _Row | None:
         """Move a block to another device, or exchange the devices of two blocks."""
-        chosen = self.random.randrange(len(row))
-        changed = list(row)
-        if len(row) > 1 and self.random.random() < 0.4:
-            other = self.random.randrange(len(row))
-            changed[chosen] = replace(row[chosen], devices=row[other].devices)
-            changed[other] = replace(row[other], devices=row[chosen].devices)
-            return tuple(changed)
-        free = self._free_devices([block for number, block in enumerate(row) if number != chosen])
-        if not free:
+        devices = list(row.devices)
+        chosen, other = (self.random.randrange(len(devices)) for _ in range(2))
+        if chosen != other and self.random.random() < 0.4:
+            devices[chosen], devices[other] = devices[other], devices[chosen]
+        elif free := self._free([*devices[:chosen], *devices[chosen + 1 :]]):
+            devices[chosen] = (self.random.choice(free),)
+        else:
             return None
-        changed[chosen] = replace(row[chosen], devices=(self.random.choice(free),))
-        return tuple(changed)
+        return _Row(row.home, tuple(devices))
 
-    def _join_two(self, row: Row) -> Row | None:
-        if len(row) < 2:
-            return None
-        one, other = sorted(self.random.sample(range(len(row)), 2))
-        stay, gone = (one, other) if self.random.random() < 0.5 else (other, one)
-        devices = row[self.random.choice((one, other))].devices
-        both = Block(tuple(sorted((*row[one].ops, *row[other].ops))), devices)
-        return tuple(both if number == stay else block for number, block in enumerate(row) if number != gone)
 
-    def _split_one(self, row: Row) -> Row | None:
-        """Split a block in two, and move one part to another device."""
-        chosen = self.random.randrange(len(row))
-        atoms = sorted({self._atom_of[op] for op in row[chosen].ops})
-        free = self._free_devices(row)
-        if len(atoms) < 2 or not free:
-            return None
-        cut = self.random.randrange(1, len(atoms))
-        parts = [tuple(sorted(op for atom in side for op in self.atoms[atom])) for side in (atoms[:cut], atoms[cut:])]
-        devices = [row[chosen].devices, (self.random.choice(free),)]
-        self.random.shuffle(devices)
-        halves = [Block(ops, where) for ops, where in zip(parts, devices, strict=True)]
-        return (*row[:chosen], *halves, *row[chosen + 1 :])
-
-    def _move_block(self, row: Row) -> Row | None:
-        if len(row) < 2:
-            return None
-        changed = list(row)
-        changed.insert(self.random.randrange(len(row)), changed.pop(self.random.randrange(len(row))))
-        return tuple(changed)
+def _moved(row: _Row, chosen: NDArray[np.bool_], goal: int) -> _Row:
+    """The row with some ops in one of its blocks; blocks that are empty then are left out."""
+    used, home = np.unique(np.where(chosen, goal, row.home), return_inverse=True)
+    return _Row(home, tuple(row.devices[k] for k in used))

@@ -10,9 +10,8 @@ from time import monotonic
 import numpy as np
 
 from autosplit.costs.problem import Block, Net, Problem, Transfers
-from autosplit.planners import bounds, jit
+from autosplit.planners import jit
 from autosplit.planners.contiguous import downsets, interleaved, linear
-from autosplit.planners.contiguous.device_usage import usage_of
 from autosplit.planners.contiguous.downset_table import grown, new_sets
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
@@ -38,22 +37,17 @@ def small_problem() -> Problem:
 
 def chains() -> None:
     """Compile chains along one order and over all orders, which every search for throughput asks for."""
-    demands = Demands()
-    items = contract(small_problem(), demands)
-    usage, weights = usage_of(items, demands), bounds.multipliers(items)
-    if usage is not None:
-        linear.best_chain(items, demands, usage, weights, 0.0, inf, inf)
-        downsets.best_chain(items, demands, usage, weights, inf, inf)
-        grown(new_sets(4, 4, 1, 5))
+    items = contract(small_problem(), Demands())
+    linear.best_chain(items, inf, inf)
+    downsets.best_chain(items, inf, inf)
+    grown(new_sets(4, 4, 1, 5))
 
 
 def orders() -> None:
     """Compile interleaved stages, and annealing of the order of one sample's ops."""
     problem = small_problem()
-    items = contract(problem, Demands())
-    weights = bounds.multipliers(items)
     shared = Incumbent(problem, Demands(num_stages=4, reuse=True))
-    interleaved.improve_interleaved(shared, items, weights, inf)
+    interleaved.improve_interleaved(shared, contract(problem, shared.demands), inf)
     row = [Block((0, 1), (0,)), Block((2, 3, 4), (1,))]
     order_annealing.anneal_order(problem, row, seed=0, deadline=inf, enough_s=1e300)
 
@@ -62,7 +56,7 @@ def any_sets() -> None:
     """Compile sweeps, pricing and resplits."""
     graph = hypergraph_of(small_problem())
     home = np.array([0, 1, 0, 0, 0])
-    tight = replace(graph, item_bytes=np.ones(5), memory_bytes=np.full(3, 3.0))
+    tight = replace(graph, costs=graph.costs._replace(num_bytes=np.ones(5), memory_bytes=np.full(2, 3.0)))
     resplitting.resplit(tight, home, 0, 1, limit_s=100.0, lean=0.5, seed=0)
     values = np.ones(5, dtype=np.int64)
     for pricer in column_generation.pricers_of(graph, tries=2) or ():

@@ -22,14 +22,13 @@ def test_no_plan_beats_the_compute_bound(seed, contiguous, max_replicas):
     problem = random_problem(seed, num_ops=1 + seed % 4)
     demands = Demands(contiguous=contiguous, max_replicas=max_replicas)
     items = contract(problem, demands)
-    weights = bounds.multipliers(items)
+    weights = items.multipliers
     assert weights @ [len(members) for members in items.classes] == pytest.approx(1.0) and (weights >= 0).all()
     best = exhaustive.best_blocks(problem, demands)
     optimum_s = inf if best is None else best[1]
-    assert bounds.compute_bound_s(items, demands, weights) <= optimum_s * (1 + 1e-9)
-    assert bounds.item_work(items, weights).sum() <= optimum_s * (1 + 1e-9)
+    assert items.priced_work.sum() <= items.compute_bound_s <= optimum_s * (1 + 1e-9)
     equal = np.full(len(weights), 1 / problem.num_devices)
-    assert bounds.compute_bound_s(items, demands, equal) <= bounds.compute_bound_s(items, demands, weights) * (1 + 1e-9)
+    assert bounds.least_priced(items.work_s, equal).sum() <= items.priced_work.sum() * (1 + 1e-9)
 
 
 def spread_s(work: np.ndarray, counts: list[int]) -> float:
@@ -53,8 +52,7 @@ def spread_s(work: np.ndarray, counts: list[int]) -> float:
 def test_the_weights_are_the_best_there_are(seed):
     items = contract(random_problem(seed, alike=False, num_devices=3), Demands())
     work = items.costs.compute_s if items.costs.overlap else items.costs.compute_s + items.costs.fixed_s
-    found_s = bounds.item_work(items, bounds.multipliers(items)).sum()
-    assert found_s == pytest.approx(spread_s(work, [len(members) for members in items.classes]), rel=1e-6)
+    assert items.priced_work.sum() == pytest.approx(spread_s(work, [len(members) for members in items.classes]), rel=1e-6)
 
 
 def test_unequal_devices_share_the_work_by_their_speed():
@@ -62,4 +60,4 @@ def test_unequal_devices_share_the_work_by_their_speed():
     problem = random_problem(0, num_ops=6, num_devices=2, alike=False, unsupported=False, caps=False, host=False)
     times = np.tile([1.0, 2.0], (6, 1))
     items = contract(type(problem)(**{**vars(problem), "compute_s": times, "nets": (), "order": (), "groups": ()}), Demands())
-    assert bounds.compute_bound_s(items, Demands(), bounds.multipliers(items)) == pytest.approx(4.0)
+    assert items.compute_bound_s == pytest.approx(4.0)

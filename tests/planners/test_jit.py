@@ -6,14 +6,11 @@ import sys
 from math import inf
 from pathlib import Path
 
-import numpy as np
 import pytest
 from problems import chain
 
-from autosplit.planners import bounds, jit, warming
+from autosplit.planners import jit, warming
 from autosplit.planners.contiguous import downset_enumeration, downsets
-from autosplit.planners.contiguous.device_usage import usage_of
-from autosplit.planners.contiguous.downsets import Prices
 from autosplit.planners.items import contract
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
@@ -50,14 +47,10 @@ def test_everything_is_compiled_ahead(capsys) -> None:
     assert downset_enumeration.run.signatures
 
 
-def test_bounds_without_prices_run_the_machine_code_of_others() -> None:
-    # on equal devices they gave an array in the other layout, for which the walk was compiled once more: 10 s
+def test_one_class_of_devices_runs_the_machine_code_of_several() -> None:
+    # on equal devices walks got an array in the other layout, for which they were compiled once more: 10 s
     for problem in (warming.small_problem(), chain([1.0, 2.0, 3.0])):
-        items = contract(problem, Demands())
-        values = np.ascontiguousarray(np.array([]).reshape(0, items.num_items).T)
-        usage, prices = usage_of(items, Demands()), Prices(values, np.zeros((len(items.classes), 0)))
-        assert usage is not None
-        downsets.best_chain(items, Demands(), usage, bounds.multipliers(items), inf, inf, prices)
+        downsets.best_chain(contract(problem, Demands()), inf, inf)
     assert len(downset_enumeration.run.signatures) == 1
 
 

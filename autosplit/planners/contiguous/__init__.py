@@ -12,8 +12,4 @@ Parts of ``downsets``, all compiled:
     downset_table           the down-sets reached, in a hash table, with the best values at each
     pruning                 drops a down-set whose rest does not fit on the devices that are left
     maximal_blocks          drops a block that has room for an item that is ready
-
-Shared by the dynamic programs:
-
-    device_usage            the devices that a prefix of a chain has taken, as a number
 """

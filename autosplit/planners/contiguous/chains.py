@@ -4,11 +4,10 @@ from dataclasses import replace
 from math import inf, isfinite
 
 from autosplit.costs.judge import judge
-from autosplit.costs.problem import HOST, Floats
-from autosplit.planners import bounds, clock
+from autosplit.costs.problem import HOST
+from autosplit.planners import clock
 from autosplit.planners.clock import now
 from autosplit.planners.contiguous import linear
-from autosplit.planners.contiguous.device_usage import Usage, sequence_usage, usage_of
 from autosplit.planners.contiguous.interleaved import improve_interleaved
 from autosplit.planners.contiguous.proving import chain_blocks, prove_chain
 from autosplit.planners.incumbent import CLOSE, Incumbent
@@ -38,8 +37,7 @@ def improve_chains(incumbent: Incumbent, deadline: float) -> None:
     shares = throughput and bool(demands.reuse) and demands.num_stages is None and not incumbent.shared
     if not demands.contiguous or shares:
         if throughput:
-            items = contract(problem, demands)
-            _prove_compute(incumbent, items, bounds.multipliers(items))
+            _prove_compute(incumbent, contract(problem, demands))
         alone = replace(demands, contiguous=True, reuse=demands.reuse and not shares)
         chain = Incumbent(problem, alone, incumbent.seed)
         chain.offer(incumbent.blocks, "start")
@@ -55,45 +53,42 @@ def improve_chains(incumbent: Incumbent, deadline: float) -> None:
 
 
 def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
-    demands, weights = incumbent.demands, bounds.multipliers(items)
+    demands = incumbent.demands
     if demands.objective == "throughput":
-        _prove_compute(incumbent, items, weights)
+        _prove_compute(incumbent, items)
     if demands.reuse and demands.objective == "throughput":
         until = clock.halfway(deadline) if demands.num_stages is None else deadline  # any sets of ops may follow
-        improve_interleaved(incumbent, items, weights, until)
+        improve_interleaved(incumbent, items, until)
         return
-    usage = usage_of(items, demands) or sequence_usage(items, demands, _by_speed(items))
     if demands.objective == "latency":
-        _offer_soonest(incumbent, items, usage, weights, clock.halfway(deadline))
+        _offer_soonest(incumbent, items, clock.halfway(deadline))
         return
-    bound_s = bounds.compute_bound_s(items, demands, weights)
-    chain = linear.best_chain(items, demands, usage, weights, bound_s, incumbent.objective_s, deadline)
+    chain = linear.best_chain(items, incumbent.objective_s, deadline)
     if chain is not None:
         incumbent.offer(chain_blocks(items, chain), "linear orders")
     if demands.max_latency_s < inf and not incumbent.closed:
-        _hold_latency_limit(incumbent, items, usage, weights, deadline)
+        _hold_latency_limit(incumbent, items, deadline)
     if incumbent.closed or (incumbent.blocks and now() >= deadline):
         return
     complete = items.exact and incumbent.blocks  # otherwise CP-SAT may find or prove what orders of items do not say
-    prove_chain(incumbent, items, weights, deadline if complete else clock.halfway(deadline))
+    prove_chain(incumbent, items, deadline if complete else clock.halfway(deadline))
 
 
-def _prove_compute(incumbent: Incumbent, items: Items, weights: Floats) -> None:
-    bound_s = bounds.compute_bound_s(items, incumbent.demands, weights)
-    if isfinite(bound_s):
-        incumbent.prove(bound_s, "compute bound")
+def _prove_compute(incumbent: Incumbent, items: Items) -> None:
+    if isfinite(items.compute_bound_s):
+        incumbent.prove(items.compute_bound_s, "compute bound")
 
 
-def _offer_soonest(incumbent: Incumbent, items: Items, usage: Usage, weights: Floats, deadline: float) -> None:
+def _offer_soonest(incumbent: Incumbent, items: Items, deadline: float) -> None:
     """Chains along single orders through which a sample passes in the least time, its blocks one after the other."""
     delay_s = float(incumbent.problem.transfers.latency_s[:HOST, :HOST].max())
     for order in linear.topological_orders(items):
-        found = linear.chain_in_order(items, incumbent.demands, usage, weights, order, inf, deadline, delay_s)
+        found = linear.chain_in_order(items, order, inf, deadline, delay_s)
         if found is not None:
             incumbent.offer(chain_blocks(items, found), "soonest chains")
 
 
-def _hold_latency_limit(incumbent: Incumbent, items: Items, usage: Usage, weights: Floats, deadline: float) -> None:
+def _hold_latency_limit(incumbent: Incumbent, items: Items, deadline: float) -> None:
     """Offer chains that hold the latency limit: on each order, the soonest chain among those with a largest load below T.
 
     T is found by bisection. The latency of a chain counts as the sum of all block times and of the delays between blocks. Where
@@ -105,7 +100,7 @@ def _hold_latency_limit(incumbent: Incumbent, items: Items, usage: Usage, weight
         low_s, high_s = incumbent.bound_s, best_s
         while now() <= until:
             limit_s = high_s if high_s == inf else (low_s + high_s) / 2
-            chain = linear.chain_in_order(items, demands, usage, weights, order, limit_s * (1 + 3 * ROUNDING), delay_s=delay_s)
+            chain = linear.chain_in_order(items, order, limit_s * (1 + 3 * ROUNDING), delay_s=delay_s)
             judged = None if chain is None else judge(problem, demands, chain_blocks(items, chain))
             value_s = inf if judged is None or judged.faults else judged.objective_s
             if judged is not None and value_s < best_s:
@@ -116,9 +111,3 @@ def _hold_latency_limit(incumbent: Incumbent, items: Items, usage: Usage, weight
             low_s, high_s = (low_s, value_s) if value_s < high_s else (limit_s, high_s)
             if high_s - low_s <= CLOSE * high_s:
                 break
-
-
-def _by_speed(items: Items) -> list[int]:
-    """The class of each device, fast ones first."""
-    mean = items.costs.compute_s.clip(max=1e300).mean(axis=0)
-    return [int(k) for k in mean.argsort() for _ in items.classes[k]]

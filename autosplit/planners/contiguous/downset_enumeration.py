@@ -98,7 +98,7 @@ def _go_to(costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, 
                 item = 64 * word + bit
                 change_of_count = whole(1 if adding else -1)
                 _flip(rules, walk, item, change_of_count)
-                _count(costs, block, rules, walk, item, change_of_count)
+                _count(rules, walk, item, change_of_count)
                 shift(costs, block, item, change_of_count)
 
 
@@ -138,23 +138,10 @@ def _set_ready(walk: Enumeration, item: int, change: int) -> None:
 
 
 @inner
-def _count(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, item: int, change: int) -> None:
-    """Update the work and the cut of the current set. It is called before the pins of the item are counted."""
+def _count(rules: Rules, walk: Enumeration, item: int, change: int) -> None:
+    """Update the values of the current set."""
     for p in range(rules.values.shape[1]):
         walk.done_value[p] += change * rules.values[item, p]
-    for k in range(rules.compute.shape[1]):
-        if rules.compute[item, k] < np.inf:
-            walk.done_work[k] += change * rules.compute[item, k]
-    for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-        net = costs.nets[slot]
-        pins = block.before[net] + block.inside[net]
-        after = pins + change
-        size = costs.net_size[net]
-        was_open, is_open = 0 < pins < size, 0 < after < size
-        if was_open != is_open:
-            for k in range(len(walk.open_cut)):
-                least = min(costs.send_s[net, k], costs.receive_s[net, k])
-                walk.open_cut[k] += least if is_open else -least
 
 
 @inner
@@ -188,7 +175,7 @@ def _extend(
             continue
         # 3. take the candidate; enter the superset and go deeper, unless every block that contains this one is above the limit
         _save(walk, depth)
-        _count(costs, block, rules, walk, item, one)
+        _count(rules, walk, item, one)
         _flip(rules, walk, item, one)
         add(costs, block, item)
         if price(costs, block) < limit[0] * (1 - ROUNDING) * rules.widest:

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.bounds import item_work
 from autosplit.planners.clock import now
-from autosplit.planners.contiguous.device_usage import Usage
 from autosplit.planners.contiguous.downset_enumeration import DONE, FULL, HOPELESS, PAUSED, run
 from autosplit.planners.contiguous.downset_table import (
     BEST,
     NUM_SETS,
     NUM_TOO_WIDE,
     DownSetTable,
-    Words,
     begin,
     grown,
     members_of,
@@ -29,39 +26,17 @@ from autosplit.planners.contiguous.downset_table import (
 from autosplit.planners.contiguous.linear import Chain
 from autosplit.planners.contiguous.maximal_blocks import maximal_blocks_suffice, most_added
 from autosplit.planners.contiguous.pruning import Enumeration, Rules
-from autosplit.planners.items import Items
-from autosplit.planners.jit import compiled
-from autosplit.planners.loads import Ints, empty_block
-from autosplit.values.constraints import Demands
+from autosplit.planners.items import MANY_ITEMS, Items
+from autosplit.planners.loads import empty_block
 
 MAX_SETS, MAX_ENTRIES = 3_000_000, 8_000_000
 """Most down-sets and entries of a table: 300 and 60 bytes each, up to 1.4 GB together."""
 MAX_WORDS = 24
 """Most 64-bit words of a down-set in the table; full words at its start and empty ones at its end are not kept."""
-MAX_CLOSURE = 40_000
-"""Most items whose successors are kept as bits: 200 MB."""
 SLICE_STEPS = 600_000
 """Steps of a walk between two looks at the clock."""
 STEPS_OF_A_SET = tuple(SLICE_STEPS * 4**power for power in range(4))
 """Most steps for one set: the first number is tried from either end, the next ones while they should end before the deadline."""
-
-
-@dataclass(frozen=True)
-class Prices:
-    """Upper bounds on the value of every set of items that one device holds below a limit.
-
-    Attributes:
-        values: of each item, shape (num_items, num_kinds).
-        most: of each class of devices, shape (K, num_kinds).
-    """
-
-    values: Floats
-    most: Floats
-
-    @staticmethod
-    def none(items: Items) -> "Prices":
-        """No bounds."""
-        return Prices(np.zeros((items.num_items, 0)), np.zeros((len(items.classes), 0)))
 
 
 @dataclass(frozen=True)
@@ -73,24 +48,16 @@ class ChainSearch:
     num_sets: int
 
 
-def best_chain(
-    items: Items, demands: Demands, usage: Usage, weights: Floats, limit_s: float, deadline: float, prices: Prices | None = None
-) -> ChainSearch:
+def best_chain(items: Items, limit_s: float, deadline: float) -> ChainSearch:
     """A chain with a value below ``limit_s``. Where maximal blocks suffice, it is not always the best one.
 
     Args:
         items: the items of the chain.
-        demands: the limits on a plan.
-        usage: the devices.
-        weights: multipliers of the classes, for pruning.
         limit_s: only chains below this count; a lower limit is quicker.
         deadline: second of ``now()`` after which the search gives up.
-        prices: the most that a device below the limit holds; better prices leave fewer sets.
     Returns: the chain. Where there is none and the search is ``complete``, no chain is below the limit.
     """
-    prices = prices or Prices.none(items)
-    turned = Prices(prices.values[::-1].copy(), prices.most)
-    ways = [_Way(way, demands, usage, weights, limit_s, said) for way, said in ((items, prices), (items.reversed(), turned))]
+    ways = [_Way(way, limit_s) for way in (items, items.reversed)]
     for most in STEPS_OF_A_SET:
         for way in ways:
             way.go_on(1, deadline, most)
@@ -113,12 +80,11 @@ def best_chain(
 class _Way:
     """The search from one end of the chain, in slices; ``code`` says how the last slice ended."""
 
-    def __init__(self, items: Items, demands: Demands, usage: Usage, weights: Floats, limit_s: float, prices: Prices) -> None:
+    def __init__(self, items: Items, limit_s: float) -> None:
         num_words = (items.num_items + 63) // 64
-        self.items, self.usage = items, usage
-        self.costs = items.costs
-        self.rules = _rules(items, demands, usage, weights, prices, maximal_blocks_suffice(items, demands))
-        sums = np.zeros(5 * len(items.classes) + 1 + self.rules.values.shape[1])
+        self.items, self.costs = items, items.costs
+        self.rules = _rules(items)
+        sums = np.zeros(3 * len(items.classes) + 1 + self.rules.values.shape[1])
         self.block = empty_block(self.costs, sums)
         self.walk = _enumeration(items, num_words, sums)
         self.sets = new_sets(1 << 12, 1 << 13, min(num_words, MAX_WORDS), items.num_items)
@@ -143,57 +109,24 @@ class _Way:
     def chain(self) -> Chain | None:
         """The best chain found below the limit."""
         best = int(self.sets.tally[BEST])
-        return _trace(self.sets, self.usage, self.items, best) if best >= 0 else None
+        return _trace(self.sets, self.items, best) if best >= 0 else None
 
 
-def _rules(items: Items, demands: Demands, usage: Usage, weights: Floats, prices: Prices, full: bool) -> Rules:
-    compute = items.work_s
-    values = np.column_stack([item_work(items, weights), prices.values, most_added(items), items.costs.num_bytes])
-    room = np.ascontiguousarray(usage.free @ np.column_stack([weights, prices.most]), dtype=np.float64)  # else it compiles again
-    behind = np.column_stack([_work_behind(items, np.ascontiguousarray(column)) for column in values.T])
-    rows = np.ascontiguousarray(values)  # without prices, one class of devices gives the other layout, which compiles again
+def _rules(items: Items) -> Rules:
+    usage, num_bytes = items.usage, items.costs.num_bytes
+    values = np.ascontiguousarray(np.column_stack([items.priced_work, num_bytes, most_added(items)]))
+    most = np.column_stack([items.multipliers, np.minimum(items.costs.memory_bytes, num_bytes.sum())])
+    room = np.ascontiguousarray(usage.free @ most, dtype=np.float64)  # else it compiles again
+    behind = values if items.num_items > MANY_ITEMS else np.array([values[row].sum(axis=0) for row in items.reach])
     return Rules(
-        items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.free, usage.final, rows,
-        values.sum(axis=0), np.where(np.isfinite(compute), compute, 0).sum(axis=0), compute, behind,
-        int(usage.width.max()), items.costs.overlap, demands.min_stage_s, full,
+        items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.final, values,
+        values.sum(axis=0), behind, int(usage.width.max()), items.demands.min_stage_s, maximal_blocks_suffice(items),
     )  # fmt: skip
-
-
-def _work_behind(items: Items, work: Floats) -> Floats:
-    """The work of each item and all its successors, shape (num_items,); of the item alone above ``MAX_CLOSURE`` items."""
-    count = items.num_items
-    behind = work.copy()
-    if count <= MAX_CLOSURE:
-        num_words = (count + 63) // 64
-        padded = np.zeros(64 * num_words)
-        padded[:count] = work
-        reach = np.zeros((count, num_words), dtype=np.uint64)
-        _close(items.after.start, items.after.data, padded, padded.reshape(-1, 64).sum(axis=1), reach, behind)
-    return behind
-
-
-@compiled
-def _close(after_start: Ints, after: Ints, work: Floats, word_work: Floats, reach: Words, behind: Floats) -> None:
-    """Fill in the successors of each item, itself included, as bits, and the sum of their work; the last items come first."""
-    full = ~np.uint64(0)
-    for item in range(len(behind) - 1, -1, -1):
-        reach[item, item // 64] |= np.uint64(1) << np.uint64(item % 64)
-        total = 0.0
-        for word in range(item // 64, len(word_work)):
-            for slot in range(after_start[item], after_start[item + 1]):
-                reach[item, word] |= reach[after[slot], word]
-            if reach[item, word] == full:
-                total += word_work[word]
-            else:
-                for bit in range(64):
-                    if (reach[item, word] >> np.uint64(bit)) & np.uint64(1):
-                        total += work[64 * word + bit]
-        behind[item] = total
 
 
 def _enumeration(items: Items, num_words: int, sums: Floats) -> Enumeration:
     count, classes = items.num_items, len(items.classes)
-    done_work, open_cut, done_value = np.split(sums[3 * classes + 1 :], [classes, 2 * classes])
+    done_value = sums[3 * classes + 1 :]
     waiting = np.bincount(items.after.data, minlength=count).astype(np.int64)
     sources = np.flatnonzero(waiting == 0)
     ready = np.zeros(count + 1, dtype=np.int64)
@@ -205,18 +138,18 @@ def _enumeration(items: Items, num_words: int, sums: Floats) -> Enumeration:
         np.zeros(num_words, dtype=np.uint64), random.integers(1, 2**63, count, dtype=np.uint64), waiting, ready, place,
         np.array([len(sources), 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
         np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
-        sums, np.zeros((count + 2, len(sums))), done_work, done_value, np.zeros(len(done_value)), open_cut, np.zeros(classes),
+        sums, np.zeros((count + 2, len(sums))), done_value, np.zeros(len(done_value)),
     )  # fmt: skip
 
 
-def _trace(sets: DownSetTable, usage: Usage, items: Items, entry: int) -> Chain:
+def _trace(sets: DownSetTable, items: Items, entry: int) -> Chain:
     value = float(sets.entry_value[entry])
     blocks = []
     members = members_of(sets, int(sets.entry_set[entry]), items.num_items)
     while sets.entry_from[entry] >= 0:
         before = int(sets.entry_from[entry])
         inside = members_of(sets, int(sets.entry_set[before]), items.num_items)
-        takes = tuple(usage.takes[sets.entry_move[entry]].tolist())
+        takes = tuple(items.usage.takes[sets.entry_move[entry]].tolist())
         blocks.append((tuple(np.flatnonzero(members & ~inside).tolist()), takes))
         members, entry = inside, before
     return Chain(tuple(reversed(blocks)), value)

@@ -14,7 +14,6 @@ import numpy as np
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import Block, Floats
-from autosplit.planners.bounds import item_work
 from autosplit.planners.clock import now
 from autosplit.planners.contiguous.linear import topological_orders
 from autosplit.planners.incumbent import Incumbent
@@ -55,7 +54,7 @@ class _Labels:
         return _Labels(self.end[keep], self.load[keep], self.memory[keep], self.device[keep], self.parent[keep])
 
 
-def improve_interleaved(incumbent: Incumbent, items: Items, weights: Floats, deadline: float) -> None:
+def improve_interleaved(incumbent: Incumbent, items: Items, deadline: float) -> None:
     """Offer chains with the demanded number of blocks, or else with ever more blocks until the deadline."""
     demands = incumbent.demands
     most = min(items.num_items, demands.max_stages or MORE_BLOCKS * incumbent.problem.num_devices)
@@ -63,17 +62,17 @@ def improve_interleaved(incumbent: Incumbent, items: Items, weights: Floats, dea
     for number, count in enumerate(counts):
         if count != demands.num_stages and now() >= deadline:
             return
-        _offer_chains(incumbent, items, weights, count, now() + (deadline - now()) / (len(counts) - number))
+        _offer_chains(incumbent, items, count, now() + (deadline - now()) / (len(counts) - number))
 
 
-def _offer_chains(incumbent: Incumbent, items: Items, weights: Floats, num_stages: int, deadline: float) -> None:
+def _offer_chains(incumbent: Incumbent, items: Items, num_stages: int, deadline: float) -> None:
     """Offer chains of exactly ``num_stages`` blocks; the first look at each order is not ended by the deadline without a plan."""
     best_s = inf
     for order in topological_orders(items):
         cuts = _spread_cuts(items, order, num_stages)
         for kept in KEPT:
             until = inf if best_s == inf and kept == KEPT[0] else deadline
-            found = _beam(incumbent, items, weights, order, cuts, num_stages, kept, until)
+            found = _beam(incumbent, items, order, cuts, num_stages, kept, until)
             if found is None:
                 continue
             blocks, value_s, used = found
@@ -99,7 +98,7 @@ def _spread_cuts(items: Items, order: Ints, num_stages: int) -> Ints:
 
 
 def _beam(
-    incumbent: Incumbent, items: Items, weights: Floats, order: Ints, cuts: Ints, num_stages: int, kept: int, deadline: float
+    incumbent: Incumbent, items: Items, order: Ints, cuts: Ints, num_stages: int, kept: int, deadline: float
 ) -> tuple[tuple[Block, ...], float, list[int]] | None:
     """The best of the last labels that meet the demands: its blocks, its objective in seconds, and its cuts."""
     problem, demands = incumbent.problem, incumbent.demands
@@ -108,9 +107,9 @@ def _beam(
     sizes = np.full((len(cuts), len(cuts)), inf)
     _intervals(costs, empty_block(costs), order, cuts, loads, sizes)
     columns = items.class_of
-    scale = weights[columns]
+    scale = items.multipliers[columns]
     rest = np.zeros(len(cuts))
-    rest[:-1] = [item_work(items, weights)[order[cut:]].sum() for cut in cuts[:-1]]
+    rest[:-1] = [items.priced_work[order[cut:]].sum() for cut in cuts[:-1]]
     twin = np.array([max((d for d in items.classes[k] if d < device), default=-1) for device, k in enumerate(columns)])
     none = np.full((1, problem.num_devices), -1.0)
     layers = [_Labels(np.zeros(1, dtype=np.int64), none, none * 0, np.full(1, -1), np.full(1, -1))]

@@ -4,19 +4,16 @@ A prefix is kept while its value is below a limit and its remaining items fit on
 bound and grows until a chain is found, so that few useless prefixes are looked at.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from math import inf
 from random import Random
 
 import numpy as np
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.bounds import item_work
 from autosplit.planners.clock import halfway, now
-from autosplit.planners.contiguous.device_usage import Usage
-from autosplit.planners.items import MANY_ITEMS, Items, stack_order
+from autosplit.planners.items import MANY_ITEMS, Items, topological_order
 from autosplit.planners.jit import compiled, inner, whole
 from autosplit.planners.loads import (
     ROUNDING,
@@ -31,7 +28,6 @@ from autosplit.planners.loads import (
     shift,
     widest_load,
 )
-from autosplit.values.constraints import Demands
 
 GAPS = (0.001, 0.02, 0.1, 0.3, 1.0, 3.0, inf)
 """Gaps to the bound below which one search after another looks for a chain; small ones keep few prefixes."""
@@ -65,13 +61,13 @@ def topological_orders(items: Items, count: int = 8) -> list[Ints]:
     chance = np.array([random.random() for _ in after])
     makers: tuple[Callable[[], Ints], ...] = (
         lambda: own,
-        lambda: smallest_first(after, np.array([ops[0] for ops in items.ops], dtype=np.int64)),
-        lambda: stack_order(sooner, -own)[::-1].copy(),
-        lambda: smallest_first(after, _levels(sooner, own)),
-        lambda: smallest_first(after, -_levels(after, own[::-1])),
-        lambda: stack_order(sooner, work)[::-1].copy(),
-        lambda: stack_order(after, work),
-        lambda: stack_order(sooner, chance)[::-1].copy(),
+        lambda: topological_order(after, np.array([ops[0] for ops in items.ops], dtype=np.int64)),
+        lambda: topological_order(sooner, own, depth_first=True)[::-1].copy(),
+        lambda: topological_order(after, _levels(sooner, own)),
+        lambda: topological_order(after, -_levels(after, own[::-1])),
+        lambda: topological_order(sooner, -work, depth_first=True)[::-1].copy(),
+        lambda: topological_order(after, -work, depth_first=True),
+        lambda: topological_order(sooner, chance, depth_first=True)[::-1].copy(),
     )
     found = (make() for make in makers[:count])
     return list({order.tobytes(): order for order in found}.values())
@@ -85,56 +81,29 @@ def _levels(near: Sequence[Sequence[int]], order: Ints) -> Ints:
     return np.array(level, dtype=np.int64)
 
 
-def smallest_first(after: Sequence[Iterable[int]], keys: Ints) -> Ints:
-    """A topological order in which the ready item with the smallest key comes next.
-
-    Args:
-        after: what must not stand before each item.
-        keys: of each item, shape (num_items,).
-    """
-    waiting = np.bincount([goal for goals in after for goal in goals], minlength=len(after)).tolist()
-    rank = keys.tolist()
-    ready = [(rank[item], item) for item, count in enumerate(waiting) if not count]
-    heapify(ready)
-    order = []
-    while ready:
-        item = heappop(ready)[1]
-        order.append(item)
-        for goal in after[item]:
-            waiting[goal] -= 1
-            if not waiting[goal]:
-                heappush(ready, (rank[goal], goal))
-    return np.array(order, dtype=np.int64)
-
-
-def best_chain(
-    items: Items, demands: Demands, usage: Usage, weights: Floats, bound_s: float, limit_s: float, deadline: float
-) -> Chain | None:
+def best_chain(items: Items, limit_s: float, deadline: float) -> Chain | None:
     """The best chain over the depth-first orders with a value below ``limit_s``, or None.
 
     Args:
         items: the items of the chain.
-        demands: the limits on a plan.
-        usage: the devices.
-        weights: multipliers of the classes, for pruning.
-        bound_s: a bound on the value, from which the limit starts.
         limit_s: only chains below this count.
         deadline: second of ``now()`` after which the search ends; on many items the search ends earlier, once there is a
             chain. Where no plan is known, one order is searched for ``FIRST_LOOK_S`` seconds after it.
     """
     best: Chain | None = None
+    bound_s = items.compute_bound_s
     many = items.num_items > MANY_ITEMS
     enough = halfway(deadline) if many else deadline
     orders = topological_orders(items, 3 if many else 8)
     for gap in GAPS[many:]:
         limit = min(limit_s, bound_s * (1 + gap) if bound_s > 0 else inf)
         for order in orders:
-            found = chain_in_order(items, demands, usage, weights, order, limit, deadline)
+            found = chain_in_order(items, order, limit, deadline)
             if found is not None:
                 best, limit = found, found.value_s
             if now() > (deadline if best is None else enough):
                 if best is None and limit_s == inf:  # below no limit, one order gives a chain if it has any
-                    return chain_in_order(items, demands, usage, weights, orders[0], inf, now() + FIRST_LOOK_S)
+                    return chain_in_order(items, orders[0], inf, now() + FIRST_LOOK_S)
                 return best
         if best is not None or limit >= limit_s:
             break
@@ -142,23 +111,16 @@ def best_chain(
 
 
 def chain_in_order(
-    items: Items,
-    demands: Demands,
-    usage: Usage,
-    weights: Floats,
-    order: Ints,
-    limit_s: float,
-    deadline: float = inf,
-    delay_s: float | None = None,
+    items: Items, order: Ints, limit_s: float, deadline: float = inf, delay_s: float | None = None
 ) -> Chain | None:
     """The chain of intervals of the order whose largest load is the least, and below ``limit_s``; None after the deadline.
 
     With ``delay_s`` the value is the latency instead: the sum of all block times and of ``delay_s`` seconds after each block.
     """
     rest = np.zeros(items.num_items + 1)
-    rest[:-1] = np.cumsum(item_work(items, weights)[order][::-1])[::-1]
-    costs = items.costs
-    room = usage.free @ weights
+    rest[:-1] = np.cumsum(items.priced_work[order][::-1])[::-1]
+    costs, usage = items.costs, items.usage
+    room = usage.free @ items.multipliers
     value = np.full((items.num_items + 1, len(usage.after)), inf)
     parent = np.full((items.num_items + 1, len(usage.after), 3), -1, dtype=np.int64)
     value[0, 0] = 0.0
@@ -167,7 +129,7 @@ def chain_in_order(
         if now() > deadline:
             return None
         start = _forward(
-            costs, block, order, usage.after, usage.takes, usage.width, room, rest, limit_s, demands.min_stage_s,
+            costs, block, order, usage.after, usage.takes, usage.width, room, rest, limit_s, items.demands.min_stage_s,
             delay_s is not None, delay_s or 0.0, value, parent, alive, start, STEPS_OF_A_SLICE,
         )  # fmt: skip
     last = np.where(usage.final, value[-1], inf)

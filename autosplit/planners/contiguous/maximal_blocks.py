@@ -7,25 +7,25 @@ from autosplit.planners.contiguous.pruning import NUM_READY, Enumeration, Rules
 from autosplit.planners.items import Items
 from autosplit.planners.jit import inner
 from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock
-from autosplit.values.constraints import Demands
 
 MOST_READY = 64
 """Ready items that are tried. To try fewer costs time but never a plan."""
 
 
 def most_added(items: Items) -> Floats:
-    """The most that an item adds to the load of a block, nets open before the block left out; seconds, shape (num_items, K)."""
+    """The most that an item adds to the load of a block, in seconds, shape (num_items, K)."""
     added = np.where(np.isfinite(items.costs.compute_s), items.costs.compute_s, 0.0) + items.costs.fixed_s
     made = items.costs.producer != HOST
     np.add.at(added, items.costs.producer[made], items.costs.send_s[made])
-    for net in np.flatnonzero(~made):
-        added[items.pins[int(net)]] += items.costs.receive_s[net]
+    for net, producer in enumerate(items.costs.producer):
+        pins = items.pins[net]
+        added[pins[pins != producer]] += items.costs.receive_s[net]
     return added
 
 
-def maximal_blocks_suffice(items: Items, demands: Demands) -> bool:
+def maximal_blocks_suffice(items: Items) -> bool:
     """Whether maximal blocks suffice: if there is a chain below a limit, there is one of maximal blocks."""
-    inside = items.costs.producer != HOST
+    inside, demands = items.costs.producer != HOST, items.demands
     even = np.array_equal(items.costs.send_s[inside], items.costs.receive_s[inside])
     return bool(even and demands.min_stage_s == 0 and demands.num_stages is None)
 
@@ -95,11 +95,11 @@ def must_fill(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration
         work, surely = block.work[k], block.surely[k]
         if not (max(work, surely) if costs.overlap else work + surely) < limit * rules.widest:
             continue
-        load = _load_with(costs, block, item, k) + walk.opened[k]
+        load = _load_with(costs, block, item, k)
         more = rules.total_value[column + k] - walk.done_value[column + k] - rules.behind[item, column + k]
         if not load + more < limit * (1 - 2 * ROUNDING) - ROUNDING * rules.total_value[column + k]:
             return False
-        num_bytes = rules.total_value[column + classes] - walk.done_value[column + classes] + block.memory[0]
+        num_bytes = rules.total_value[1] - walk.done_value[1] + block.memory[0]
         for weight in range(len(costs.weight_bytes)):
             num_bytes += costs.weight_bytes[weight]
         if num_bytes > costs.memory_bytes[k]:

@@ -1,25 +1,22 @@
 """Prove that no chain is better: searches over all orders below limits between the bound and the best plan.
 
-A search that finds a chain has found a better plan. One that finds none and looked everywhere has raised the bound. Prices of
-column generation and bytes say how much of the items a device below the limit can hold; no plan, chain or not, goes beyond that.
+A search that finds a chain has found a better plan. One that finds none and looked everywhere has raised the bound. Where they do
+not meet in time, column generation raises the bound too: what it proves holds for all plans, chain or not.
 """
 
 from dataclasses import replace
-from math import inf, isfinite
+from math import inf
 
 import numpy as np
 
-from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import Block, Floats
+from autosplit.costs.problem import Block
 from autosplit.planners.clock import halfway, now
 from autosplit.planners.contiguous import downsets
-from autosplit.planners.contiguous.device_usage import Usage, usage_of
 from autosplit.planners.contiguous.linear import Chain
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import MANY_ITEMS, Items, contract
-from autosplit.planners.noncontiguous.column_generation import FINEST_CELLS, GRAINS, ColumnBound, rising_bound
+from autosplit.planners.noncontiguous.column_generation import rising_bound
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
-from autosplit.values.constraints import Demands
 
 STEP, NEAR, FAR, QUICK_S = 0.75, 3e-4, 1.05, 0.1
 """A search goes a ``STEP`` of the way from the bound to the best plan, because lower limits are refuted much faster. It goes all
@@ -29,7 +26,7 @@ CLOSE = 0.003
 """A search that did not end is not repeated below a limit that exceeds the bound by less than this share."""
 
 
-def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: float) -> None:
+def prove_chain(incumbent: Incumbent, items: Items, deadline: float) -> None:
     """Find better chains over all orders, or prove that there are none.
 
     If the items are not exact, they cost too little. Then a chain found is only a bound, and its blocks are evaluated.
@@ -37,35 +34,23 @@ def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: f
     Args:
         incumbent: the best plan and bound, kept up to date.
         items: the items of the chain.
-        weights: multipliers of the classes, for pruning.
         deadline: second of ``now()`` after which no search goes on.
     """
-    demands, limit_s = incumbent.demands, incumbent.objective_s
-    if incumbent.closed or demands.objective != "throughput":
+    limit_s = incumbent.objective_s
+    if incumbent.closed or not items.usage.complete:
         return
     if not items.exact:
-        demands = replace(demands, min_stage_s=0.0)
-    if (items.costs.compute_s >= limit_s * demands.max_replicas).any():
-        items = contract(incumbent.problem, demands, limit_s=limit_s)
-    usage = usage_of(items, demands)
-    if usage is None:
-        return
+        items = replace(items, demands=replace(items.demands, min_stage_s=0.0))
+    if (items.costs.compute_s >= limit_s * items.demands.max_replicas).any():
+        items = contract(incumbent.problem, items.demands, limit_s=limit_s)
     many = items.num_items > MANY_ITEMS
-    _close_in(incumbent, items, demands, usage, weights, deadline if many else halfway(deadline))
+    _close_in(incumbent, items, deadline if many else halfway(deadline))
     if not incumbent.closed and not many and now() < deadline:
-        bound = _priced(incumbent, items, demands, halfway(deadline))
-        _close_in(incumbent, items, demands, usage, weights, deadline, bound)
+        _prove_by_prices(incumbent, items, halfway(deadline))
+        _close_in(incumbent, items, deadline)
 
 
-def _close_in(
-    incumbent: Incumbent,
-    items: Items,
-    demands: Demands,
-    usage: Usage,
-    weights: Floats,
-    deadline: float,
-    bound: ColumnBound | None = None,
-) -> None:
+def _close_in(incumbent: Incumbent, items: Items, deadline: float) -> None:
     """Search below the best plan, then between it and the bound, until they meet; lower after a search that did not end in time.
 
     A chain may cost more than its items say. Then the bound ends at the value of the items.
@@ -73,14 +58,13 @@ def _close_in(
     high_s, unended_s = incumbent.objective_s, inf
     limit_s = _towards(incumbent.bound_s, high_s) if high_s < FAR * incumbent.bound_s else high_s
     while not incumbent.closed and incumbent.bound_s < high_s and now() < deadline:
-        prices = _holding(bound, items, limit_s) if bound is not None and isfinite(limit_s) else None
         began = now()
-        outcome = downsets.best_chain(items, demands, usage, weights, limit_s, halfway(deadline), prices)
+        outcome = downsets.best_chain(items, limit_s, halfway(deadline))
         incumbent.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
         if outcome.chain is not None:
             incumbent.offer(chain_blocks(items, outcome.chain), "down-sets")
             high_s = min(incumbent.objective_s, outcome.chain.value_s)
-        if outcome.complete and usage.complete and min(limit_s, high_s) < inf:
+        if outcome.complete and min(limit_s, high_s) < inf:
             incumbent.prove(min(limit_s, high_s), "down-sets")
         if outcome.chain is not None:
             limit_s = _towards(incumbent.bound_s, high_s)
@@ -91,7 +75,7 @@ def _close_in(
             limit_s = high_s if high_s < unended_s and not quick else _towards(limit_s, min(high_s, unended_s))
         else:
             unended_s = limit_s
-            if not usage.complete or unended_s <= incumbent.bound_s * (1 + CLOSE):
+            if unended_s <= incumbent.bound_s * (1 + CLOSE):
                 return
             limit_s = 0.5 * (incumbent.bound_s + unended_s) if unended_s < inf else 2.0 * incumbent.bound_s
 
@@ -101,28 +85,12 @@ def _towards(low_s: float, high_s: float) -> float:
     return high_s if high_s - low_s <= NEAR * high_s or high_s == inf else low_s + STEP * (high_s - low_s)
 
 
-def _priced(incumbent: Incumbent, items: Items, demands: Demands, deadline: float) -> ColumnBound | None:
-    """The bound by column generation on the items; None where blocks may have replicas, which it does not cover."""
+def _prove_by_prices(incumbent: Incumbent, items: Items, deadline: float) -> None:
+    """Raise the bound by column generation on the items, which does not cover replicas."""
     graph = hypergraph_of(incumbent.problem, items)
-    if demands.max_replicas > 1 or not np.isfinite(graph.compute_s.min(axis=1)).all():
-        return None
-    value_s = incumbent.objective_s if incumbent.objective_s < inf else 2.0 * incumbent.bound_s
-    return rising_bound(graph, lambda: (value_s, None), incumbent.prove, deadline)
-
-
-def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Prices:
-    """The most value that a device of each class holds below a limit: in the best prices, and in bytes where caps bind."""
-    sizes, caps = items.costs.num_bytes, items.costs.memory_bytes
-    grain = int(np.clip(FINEST_CELLS // bound.num_states, 1000, GRAINS[1]))
-    kinds = [] if bound.prices is None else [np.round(bound.prices * grain)]
-    if np.isfinite(caps).any() and sizes.sum() > caps.min():
-        kinds.append(np.floor(sizes * (grain / sizes.sum())))
-    values = np.array(kinds).reshape(len(kinds), items.num_items)
-    most = np.array([[len(each.profile(row.astype(np.int64), limit_s)) - 1.0 for row in values] for each in bound.pricers])
-    most = most.reshape(len(bound.pricers), len(kinds))
-    if len(kinds) > (bound.prices is not None):
-        most[:, -1] = np.minimum(most[:, -1], caps * (grain / sizes.sum()) * (1.0 + TOLERANCE))
-    return downsets.Prices(np.ascontiguousarray(values.T), most)
+    if items.demands.max_replicas == 1 and np.isfinite(graph.costs.compute_s.min(axis=1)).all():
+        value_s = incumbent.objective_s if incumbent.objective_s < inf else 2.0 * incumbent.bound_s
+        rising_bound(graph, lambda: (value_s, None), incumbent.prove, deadline)
 
 
 def chain_blocks(items: Items, chain: Chain) -> tuple[Block, ...]:

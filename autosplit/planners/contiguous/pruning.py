@@ -24,10 +24,8 @@ class Enumeration(NamedTuple):
         state: counters, see above.
         candidates, low, high, cursor: for each depth, the range of candidates and the next one.
         sums, saved: all sums of the block and of the set, and the sums before the item of each depth was added.
-        done_work: compute of the set on each class, in seconds; ``done_value`` is its value of each kind.
+        done_value: value of each kind of the set.
         spare: the most value of each kind that may be left out for good.
-        open_cut: what the nets between the set and the rest cost each class at least, in seconds.
-        opened: what the nets open before the block cost each class.
     """
 
     bits: Words
@@ -43,11 +41,8 @@ class Enumeration(NamedTuple):
     cursor: Ints
     sums: Floats
     saved: Floats
-    done_work: Floats
     done_value: Floats
     spare: Floats
-    open_cut: Floats
-    opened: Floats
 
 
 class Rules(NamedTuple):
@@ -58,10 +53,9 @@ class Rules(NamedTuple):
 
         column     values                              room
         0          weighted compute                    weighted free devices; each holds the limit
-        1 ... p    prices                              the most that the free devices hold
+        1          bytes                               what the free devices hold
         then K     the most that the item adds to a    none
                    block's load on each class
-        last       bytes                               none
 
     ``behind`` is the value of an item and all its successors. With ``maximal`` only maximal blocks are looked at.
     """
@@ -72,15 +66,11 @@ class Rules(NamedTuple):
     takes: Ints
     width: Ints
     room: Floats
-    free: Ints
     final: NDArray[np.bool_]
     values: Floats
     total_value: Floats
-    total: Floats
-    compute: Floats
     behind: Floats
     widest: int
-    overlap: bool
     least: float
     maximal: bool
 
@@ -120,17 +110,8 @@ def must_take(rules: Rules, walk: Enumeration, item: int) -> bool:
 @inner
 def fits(rules: Rules, walk: Enumeration, usage: int, limit: float) -> bool:
     """Whether the remaining items may fit on the free devices, each below the limit."""
+    within = True
     for p in range(rules.room.shape[1]):
-        if rules.total_value[p] - walk.done_value[p] > _room(rules, usage, p, limit):
-            return False
-    only = -1
-    for k in range(rules.free.shape[1]):
-        if rules.free[usage, k] > 0:
-            if only >= 0:
-                return True
-            only = k
-    if only < 0:
-        return bool(walk.state[NUM_TAKEN] == len(walk.waiting))
-    left, cut = rules.total[only] - walk.done_work[only], walk.open_cut[only]
-    left = max(left, cut) if rules.overlap else left + cut
-    return bool(left <= rules.free[usage, only] * limit * (1 + ROUNDING) + ROUNDING * rules.total[only])
+        if rules.total_value[p] - walk.done_value[p] > _room(rules, usage, p, limit):  # not with a NaN, for 0 times no limit
+            within = False
+    return within

@@ -17,7 +17,6 @@ from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Problem
 from autosplit.planners.cpsat.solver import MOST_STEPS
 from autosplit.planners.items import Items
-from autosplit.values.constraints import Demands
 
 MEMORY_STEPS = 1e6
 """Steps in a memory cap, if bytes are not whole or are too many."""
@@ -39,8 +38,9 @@ class Slots:
         fixed: the type of each slot where it is given, otherwise empty.
     """
 
-    def __init__(self, problem: Problem, items: Items, demands: Demands, num_slots: int) -> None:
-        self.problem, self.items, self.demands, self.num_slots = problem, items, demands, num_slots
+    def __init__(self, problem: Problem, items: Items, num_slots: int) -> None:
+        self.problem, self.items, self.demands, self.num_slots = problem, items, items.demands, num_slots
+        demands = items.demands
         self.model = cp_model.CpModel()
         self.types = [(device,) for device in range(problem.num_devices)] if demands.reuse else list(items.classes)
         self.item_of = items.item_of.tolist()

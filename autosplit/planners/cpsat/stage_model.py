@@ -1,7 +1,7 @@
 """The CP-SAT model of stages: links by pair, pools, shared devices and plans of any sets, which dynamic programs cannot hold.
 
 ``slots`` says where items stand, ``stage_times`` when blocks begin, and this module what they cost. A value has one Boolean for
-each slot that makes or reads it, or one for each pair of slots where its price depends on both. Every coefficient is rounded
+each pair of slots that make and read it, because its price may depend on both. Every coefficient is rounded
 down, so that the optimum is a bound. Every plan is evaluated in float64. A plan that costs more than in the model, or breaks the
 demands, is excluded and the solver is asked again (logic-based Benders decomposition, Hooker and Ottosson, 2003).
 """
@@ -23,7 +23,6 @@ from autosplit.planners.cpsat.solver import MOST_STEPS, SCALE, TERMS_PER_SECOND,
 from autosplit.planners.cpsat.stage_times import TimedSlots, price_spread_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items
-from autosplit.values.constraints import Demands
 
 MOST_ORDERED = 5
 """Most blocks that are tried in every order, where they need not be a chain and latency counts."""
@@ -44,9 +43,9 @@ def search_stages(
     """
     problem, demands = incumbent.problem, incumbent.demands
     timeless = any_plan and demands.min_stage_s <= 0 and demands.max_latency_s == inf
-    if _num_terms(problem, items, demands, num_slots, timeless) > TERMS_PER_SECOND * (deadline - now()):
+    if _num_terms(problem, items, num_slots, timeless) > TERMS_PER_SECOND * (deadline - now()):
         return
-    model = _Model(problem, items, demands, num_slots, incumbent.objective_s, timeless)
+    model = _Model(problem, items, num_slots, incumbent.objective_s, timeless)
     if not any_plan:
         model.bound_below(incumbent.bound_s)
         model.model.Minimize(model.goal)
@@ -78,17 +77,12 @@ def _is_asked_again(model: "_Model", incumbent: Incumbent, deadline: float, any_
     return True
 
 
-def _num_terms(problem: Problem, items: Items, demands: Demands, num_slots: int, timeless: bool) -> int:
-    types = problem.num_devices if demands.reuse else len(items.classes)
+def _num_terms(problem: Problem, items: Items, num_slots: int, timeless: bool) -> int:
+    types = problem.num_devices if items.demands.reuse else len(items.classes)
     if timeless:
         return num_slots * (types * items.num_items + len(items.weights.data))
-    pairs = 0 if _own_price(items, demands) else num_slots * num_slots * types * types
+    pairs = num_slots * num_slots * types * types
     return num_slots * types * items.num_items + len(items.pins.data) * num_slots + len(problem.nets) * pairs
-
-
-def _own_price(items: Items, demands: Demands) -> bool:
-    """Whether the cost of a slot depends on its own items and devices only."""
-    return items.exact and not demands.reuse
 
 
 class _Model(TimedSlots):
@@ -98,10 +92,9 @@ class _Model(TimedSlots):
     asks only for what fits.
     """
 
-    def __init__(
-        self, problem: Problem, items: Items, demands: Demands, num_slots: int, limit_s: float, timeless: bool = False
-    ) -> None:
-        super().__init__(problem, items, demands, num_slots)
+    def __init__(self, problem: Problem, items: Items, num_slots: int, limit_s: float, timeless: bool) -> None:
+        super().__init__(problem, items, num_slots)
+        demands = items.demands
         all_s = most_s(problem) + 1e-12
         self.top_s = limit_s if isfinite(limit_s) else all_s
         self.scale = SCALE / self.top_s if self.top_s > 0 else 1.0
@@ -110,13 +103,12 @@ class _Model(TimedSlots):
             return
         quick = demands.objective == "latency"
         self.load = self.model.NewIntVar(0, int(MOST_STEPS if quick else SCALE + 1), "load")
-        own = _own_price(items, demands)
         self.slack = 1 if demands.max_replicas > 1 else 0
         self.work = [[self._work(s, column) for column in self.type_class] for s in range(num_slots)]
-        self.moved = self._own_transfers() if own else self._pair_transfers()
+        self.moved = self._transfers()
         self._loads(self.work, self.moved)
         if demands.min_stage_s > 0:
-            self.least_stage(demands.min_stage_s, 0.0 if own or demands.max_replicas == 1 else price_spread_s(self))
+            self.least_stage(demands.min_stage_s, 0.0 if demands.max_replicas == 1 else price_spread_s(self))
         self.goal = self.load
         if quick or demands.max_latency_s < all_s:
             makespan = self.makespan(min(demands.max_latency_s, all_s, self.top_s if quick else inf))
@@ -175,38 +167,13 @@ class _Model(TimedSlots):
             self.model.Add((r + 1) * share >= amount - r).OnlyEnforceIf(self.chosen[s][k], flag)
         return share
 
-    def _own_transfers(self) -> list[list[Any]]:
-        """The transfers of each slot on each type, where every net costs its sender and each receiver once."""
-        moved: list[list[Any]] = [[0] * len(self.types) for _ in range(self.num_slots)]
-        for item, costs in enumerate(self.items.costs.fixed_s):
-            for k, column in enumerate(self.type_class):
-                if costs[column]:
-                    for s in range(self.num_slots):
-                        moved[s][k] += self.inside[item][s] * self._steps(costs[column])
-        for net in range(len(self.items.pins)):
-            producer = int(self.items.costs.producer[net])
-            readers = [item for item in self.items.pins[net] if item != producer]
-            for s in range(self.num_slots):
-                made = self.inside[producer][s] if producer != HOST else 0
-                sends, receives = self.model.NewBoolVar(""), self.model.NewBoolVar("")
-                self._only_if(sends, made, [1 - self.inside[reader][s] for reader in readers])
-                self._only_if(receives, 1 - made, [self.inside[reader][s] for reader in readers])
-                for reader in readers:
-                    if producer != HOST:
-                        self.model.Add(sends >= made - self.inside[reader][s])
-                    self.model.Add(receives >= self.inside[reader][s] - made)
-                for k, column in enumerate(self.type_class):
-                    moved[s][k] += sends * self._steps(self.items.costs.send_s[net, column])
-                    moved[s][k] += receives * self._steps(self.items.costs.receive_s[net, column])
-        return moved
-
     def _only_if(self, flag: Any, needed: Any, causes: Sequence[Any]) -> None:
         """The flag needs ``needed`` and one of the causes, so that a transfer that is not made does not lengthen a stage."""
         if self.demands.min_stage_s > 0:
             self.model.Add(flag <= needed)
             self.model.Add(flag <= sum(causes))
 
-    def _pair_transfers(self) -> list[list[Any]]:
+    def _transfers(self) -> list[list[Any]]:
         """The transfers of each slot on each type, where the price depends on the devices at both ends."""
         home = self.item_of
         moved: list[list[Any]] = [[0] * len(self.types) for _ in range(self.num_slots)]

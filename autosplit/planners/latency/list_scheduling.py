@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from autosplit.costs.problem import HOST, Block, Floats, Problem, rows_of
 from autosplit.planners.clock import now
 from autosplit.planners.delays import Delays
+from autosplit.planners.items import topological_order
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def blocks_of(problem: Problem, table: Timetable) -> tuple[Block, ...]:
         problem: the ops in topological order.
         table: devices and times.
     """
-    before = rows_of(((target, source) for source, target in {*problem.edges, *problem.order}), problem.num_ops)
+    pairs = {*problem.edges, *problem.order}
+    before = rows_of(((target, source) for source, target in pairs), problem.num_ops)
     sends, receives = np.zeros((2, problem.num_ops), dtype=bool)
     for op in range(problem.num_ops):
         for maker in before[op]:
@@ -103,7 +105,7 @@ def blocks_of(problem: Problem, table: Timetable) -> tuple[Block, ...]:
     home = np.full(problem.num_ops, -1)
     blocks: list[tuple[int, list[int]]] = []
     last: dict[int, int] = {}
-    for op in _in_order(problem, table, before):
+    for op in topological_order(rows_of(pairs, problem.num_ops), table.start_s).tolist():
         device = int(table.device[op])
         block = last.get(device, -1)
         waits = block >= 0 and (receives[op] or sends[blocks[block][1][-1]])
@@ -113,15 +115,3 @@ def blocks_of(problem: Problem, table: Timetable) -> tuple[Block, ...]:
         blocks[block][1].append(op)
         home[op] = block
     return tuple(Block(tuple(sorted(ops)), (device,)) for device, ops in blocks)
-
-
-def _in_order(problem: Problem, table: Timetable, before: Sequence[Sequence[int]]) -> list[int]:
-    """Ops by start and after all that they depend on, also where starts are equal or the order is not that of the values."""
-    depth = np.zeros(problem.num_ops, dtype=np.int64)
-    start_s = table.start_s.copy()
-    for _ in range(2):
-        for op in range(problem.num_ops):
-            for maker in before[op]:
-                start_s[op] = max(start_s[op], start_s[maker])
-                depth[op] = max(depth[op], depth[maker] + 1)
-    return sorted(range(problem.num_ops), key=lambda op: (start_s[op], depth[op], op))

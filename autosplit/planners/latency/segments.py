@@ -62,8 +62,7 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
             left_s = (deadline - now()) / (len(parts) - number)
             one_device_s = float(part.compute_s.sum(axis=0).min())
             most_seconds = one_device_s if one_device_s < inf else most_s(part)
-            whole = max_replicas == 1 and not problem.overlap
-            bound_s = shortest_schedule_s(part, Delays(part, max_replicas), most_seconds, least_s, left_s, seed, busy=whole)
+            bound_s = shortest_schedule_s(part, Delays(part, max_replicas), most_seconds, least_s, left_s, seed)
             known[key] = max(least_s, min(bound_s, most_seconds))
         lengths[fork] = goal, known[key]
     path_s = max(critical_path_s(problem, delays, lengths), cut_vertex_bound_s(problem, delays, segments, lengths, limit_s))

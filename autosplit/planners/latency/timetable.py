@@ -1,7 +1,7 @@
 """CP-SAT as a job-shop scheduler: ops are intervals, a device runs one op at a time, and values take time between devices.
 
-It ignores that a block waits for all its inputs, and that a transfer takes longer between some devices than between others. So
-its optimum is a bound for every plan.
+It ignores that a block waits for all its inputs, that transfers keep devices busy, and that they take longer between some devices
+than between others. So its optimum is a bound for every plan.
 """
 
 from math import floor
@@ -10,20 +10,14 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import HOST, Net, Problem
+from autosplit.costs.problem import Problem
 from autosplit.planners.clock import now
 from autosplit.planners.cpsat.solver import SCALE, TERMS_PER_SECOND, solve
 from autosplit.planners.delays import Delays
 
 
 def shortest_schedule_s(
-    problem: Problem,
-    delays: Delays,
-    limit_s: float,
-    bound_s: float,
-    time_limit_s: float,
-    seed: int,
-    busy: bool = False,
+    problem: Problem, delays: Delays, limit_s: float, bound_s: float, time_limit_s: float, seed: int
 ) -> float:
     """A bound on the seconds of every schedule, at most ``limit_s``.
 
@@ -34,11 +28,10 @@ def shortest_schedule_s(
         bound_s: a known bound.
         time_limit_s: for the solver.
         seed: of the solver.
-        busy: transfers keep devices busy. False where they overlap with compute, and with replicas.
     """
     if len(delays.edges) * problem.num_devices**2 > TERMS_PER_SECOND * time_limit_s or limit_s <= 0:
         return bound_s
-    model = _Model(problem, delays, limit_s, bound_s, busy)
+    model = _Model(problem, delays, limit_s, bound_s)
     solver, status = solve(model.model, now() + time_limit_s, seed)
     return limit_s if status == cp_model.INFEASIBLE else max(bound_s, solver.BestObjectiveBound() / model.scale)
 
@@ -46,7 +39,7 @@ def shortest_schedule_s(
 class _Model:
     """The variables of the CP-SAT model, and its constraints by kind."""
 
-    def __init__(self, problem: Problem, delays: Delays, limit_s: float, bound_s: float, busy: bool) -> None:
+    def __init__(self, problem: Problem, delays: Delays, limit_s: float, bound_s: float) -> None:
         self.problem, self.delays = problem, delays
         self.model = cp_model.CpModel()
         self.scale = SCALE / limit_s
@@ -57,8 +50,6 @@ class _Model:
         self.on: list[dict[int, cp_model.IntVar]] = []
         self.rows: list[list[cp_model.IntervalVar]] = [[] for _ in problem.devices]
         self._place()
-        for net in problem.nets if busy else ():
-            self._move(net)
         for row in self.rows:
             self.model.AddNoOverlap(row)
         for maker, reader in delays.edges:
@@ -85,36 +76,6 @@ class _Model:
                         self.model.Add(one == other)
                     elif one is not None or other is not None:
                         self.model.Add((one if one is not None else other) == 0)
-
-    def _move(self, net: Net) -> None:
-        """A value keeps the device of its maker busy after the maker, and each other device before its readers there."""
-        if self.problem.num_devices == 1:
-            return
-        t, maker, horizon = self.problem.transfers, self.on[net.producer], int(SCALE) + 1
-        apart = ~np.eye(self.problem.num_devices, dtype=bool)
-        sends_s = t.sending_s(net.num_bytes)[:HOST, :HOST].min(axis=1, where=apart, initial=np.inf)
-        takes_s = t.receiving_s(net.num_bytes)[:HOST, :HOST].min(axis=0, where=apart, initial=np.inf)
-        wait = self._steps(float(t.latency_s[:HOST, :HOST].min(where=apart, initial=np.inf)))
-        sent = self.model.NewIntVar(0, horizon, "")
-        crosses = []
-        for device in range(self.problem.num_devices):
-            here = [(self.start[op], self.on[op][device]) for op in net.consumers if device in self.on[op]]
-            if not here:
-                continue
-            takes, came = self.model.NewBoolVar(""), self.model.NewIntVar(0, horizon, "")
-            for begin, flag in here:
-                self.model.Add(takes >= flag - maker.get(device, 0))
-                self.model.Add(begin >= came).OnlyEnforceIf(takes, flag)
-            size = self._steps(float(takes_s[device]))
-            self.rows[device].append(self.model.NewOptionalIntervalVar(came - size, size, came, takes, ""))
-            self.model.Add(came - size >= sent + wait).OnlyEnforceIf(takes)
-            crosses.append(takes)
-        for device, flag in maker.items():
-            size, sends = self._steps(float(sends_s[device])), self.model.NewBoolVar("")
-            for takes in crosses:
-                self.model.AddBoolOr([flag.Not(), takes.Not(), sends])
-            self.rows[device].append(self.model.NewOptionalIntervalVar(sent - size, size, sent, sends, ""))
-            self.model.Add(sent - size >= self.end[net.producer]).OnlyEnforceIf(sends)
 
     def _delay(self, maker: int, reader: int) -> None:
         """No reader starts before its value arrives."""

@@ -9,7 +9,6 @@ Search (``row_annealing`` goes on where a hypergraph does not say all):
     local_search        iterated local search (Lourenço, Martin and Stützle, 2003) over coarse and fine graphs
     coarsening          the coarse graphs (Karypis et al., 1999)
     resplitting         its neighbourhood: the items of two devices divided anew by a dynamic program
-    starts              its starts: random assignments, and known ones in which some items move
 
 Proof:
 

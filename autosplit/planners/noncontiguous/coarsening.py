@@ -1,4 +1,4 @@
-"""Coarsening: a hypergraph with fewer items, each a group of items that share dear nets.
+"""Coarsening: a hypergraph with fewer items, each a run of items along an order in which few nets are open.
 
 It is the first half of multilevel partitioning (Karypis, Aggarwal, Kumar and Shekhar, "Multilevel hypergraph partitioning",
 1999). An assignment of the groups costs the same as that of their items. Moves of a group are moves of all its items, and
@@ -6,97 +6,59 @@ resplits are quick.
 """
 
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from autosplit.costs.problem import HOST, rows_of
+from autosplit.planners.items import Items
 from autosplit.planners.loads import Ints
-from autosplit.planners.noncontiguous.hypergraph import Hypergraph, net_fields
-
-MOST_PINS = 8
-"""Nets of more items do not count: they say little about which items belong together."""
+from autosplit.planners.noncontiguous.hypergraph import with_nets
+from autosplit.planners.noncontiguous.narrow_orders import narrow_order
 
 HEAVIEST = 0.4
-"""Largest group, as a share of the compute of a device under an even load, and of the smallest memory cap."""
+"""Largest group, as a share of the smallest memory cap."""
 
 
-def coarsened(graph: Hypergraph, num_items: int, *, seed: int, home: Ints | None = None) -> tuple[Hypergraph, Ints]:
+def coarsened(graph: Items, num_items: int, *, seed: int, home: Ints | None = None) -> tuple[Items, Ints]:
     """A graph with about ``num_items`` items, and the new item of each old one; the graph itself if it has no more items.
+
+    Each stretch of the order with an equal share of the work is cut once, where the nets that are open cost little.
 
     Args:
         graph: items, nets and devices.
-        num_items: joining ends here, or earlier where no more items may be joined.
-        seed: of the random factors that make each coarse graph different.
+        num_items: how many stretches.
+        seed: of the order, of the stretches and of factors that make each coarse graph different.
         home: only items of one device are joined, so that the assignment is one of the coarse graph too.
     """
     if num_items >= graph.num_items:
         return graph, np.arange(graph.num_items)
-    one_device = np.zeros(graph.num_items, dtype=np.int64)
-    group = _groups(graph, num_items, np.random.default_rng(seed), one_device if home is None else home)
+    c, rng, open_s = graph.costs, np.random.default_rng(seed), np.zeros(graph.num_items)
+    order = narrow_order(graph, np.ones(graph.num_items, dtype=np.bool_), seed=seed)
+    home = np.zeros(graph.num_items, dtype=np.int64) if home is None else home
+    order = order[np.argsort(home[order], kind="stable")]
+    place = np.argsort(order)[graph.pins.data]
+    for end, sign in ((np.minimum, 1.0), (np.maximum, -1.0)) if len(graph.pins) else ():
+        np.add.at(open_s, end.reduceat(place, graph.pins.start[:-1]), sign * c.send_s.max(axis=1))
+    work_s = c.compute_s.min(axis=1)[order]
+    done = np.cumsum(work_s + (work_s.mean() or 1.0))
+    stretch = (done / done[-1] * (num_items - 1) + rng.random()).astype(np.int64)
+    cheapest = np.lexsort((np.cumsum(open_s) * rng.uniform(0.5, 1.0, graph.num_items), stretch))
+    cut = np.zeros(graph.num_items, dtype=np.bool_)
+    cut[cheapest[np.flatnonzero(np.diff(stretch[cheapest], prepend=-1))]] = True
+    filled = np.floor(np.cumsum(c.num_bytes[order]) / max(HEAVIEST * c.memory_bytes.min(), 1e-300))
+    unlike = np.column_stack([home, filled[np.argsort(order)], np.isfinite(c.compute_s)])[order]
+    cut[:-1] |= (unlike[1:] != unlike[:-1]).any(axis=1)
+    group = np.empty(graph.num_items, dtype=np.int64)
+    group[order] = np.cumsum(np.append(0, cut[:-1]))
     return contracted(graph, group), group
 
 
-def _groups(graph: Hypergraph, num_items: int, rng: np.random.Generator, home: Ints) -> Ints:
-    """The new item of each old one. Pairs with the dearest shared nets for their size are joined first."""
-    near = _affinities(graph, home)
-    work, size, allowed = graph.compute_s.min(axis=1), graph.item_bytes.copy(), np.isfinite(graph.compute_s)
-    floor = float(work.sum()) / graph.num_items or 1.0
-    most_work, most_bytes = HEAVIEST * work.sum() / graph.num_devices, HEAVIEST * graph.memory_bytes.min()
-    target, left = list(range(graph.num_items)), graph.num_items
-
-    def rated(first: int, second: int) -> tuple[float, int, int]:
-        share = near[first][second] * rng.uniform(0.5, 1.0)
-        return -share / ((work[first] + floor) * (work[second] + floor)) ** 0.5, first, second
-
-    def fits(first: int, second: int) -> bool:
-        light = work[first] + work[second] <= most_work and size[first] + size[second] <= most_bytes
-        return bool(light and (allowed[first] == allowed[second]).all())
-
-    queue = [rated(first, second) for first in range(graph.num_items) for second in near[first] if first < second]
-    heapify(queue)
-    while queue and left > num_items:
-        _, first, second = heappop(queue)
-        if second not in near[first] or not fits(first, second):  # an item that was joined to another has no neighbours
-            continue
-        target[second] = first
-        left -= 1
-        work[first] += work[second]
-        size[first] += size[second]
-        for other, cost in near[second].items():
-            near[other].pop(second)
-            if other != first:
-                near[first][other] = near[other][first] = near[first].get(other, 0.0) + cost
-        near[second] = {}
-        for other in near[first]:
-            heappush(queue, rated(first, other))
-    return np.unique(roots(target), return_inverse=True)[1].astype(np.int64)
-
-
-def _affinities(graph: Hypergraph, home: Ints) -> list[dict[int, float]]:
-    """For each item, the items of its device that it shares nets with, and the cost of these nets divided by their other pins."""
-    near: list[dict[int, float]] = [{} for _ in range(graph.num_items)]
-    for net in range(graph.num_nets):
-        pins, cost = graph.pins[net].tolist(), float(graph.net_s[net].max())
-        for first in pins if len(pins) <= MOST_PINS else []:
-            for second in pins:
-                if second != first and home[first] == home[second]:
-                    near[first][second] = near[first].get(second, 0.0) + cost / (len(pins) - 1)
-    return near
-
-
-def contracted(graph: Hypergraph, group: Ints) -> Hypergraph:
+def contracted(graph: Items, group: Ints) -> Items:
     """The hypergraph of groups. Nets within a group vanish, and nets with the same groups become one."""
-    count = int(group.max()) + 1
-    compute_s, item_bytes = np.zeros((count, graph.num_devices)), np.zeros(count)
-    np.add.at(compute_s, group, graph.compute_s)
-    np.add.at(item_bytes, group, graph.item_bytes)
-    nets = ((group[graph.pins[net]], bool(graph.net_outside[net]), graph.net_s[net]) for net in range(graph.num_nets))
-    return replace(graph, item_of=group[graph.item_of], item_bytes=item_bytes, **net_fields(nets, compute_s))
-
-
-def roots(joined: list[int]) -> list[int]:
-    """The root of each entry, where an entry names another one or itself; in place."""
-    for entry in range(len(joined)):
-        while joined[entry] != joined[joined[entry]]:
-            joined[entry] = joined[joined[entry]]
-    return joined
+    c, members = graph.costs, rows_of(zip(group.tolist(), range(graph.num_items), strict=True), int(group.max()) + 1)
+    compute_s, num_bytes = np.zeros((len(members), len(graph.classes))), np.zeros(len(members))
+    np.add.at(compute_s, group, c.compute_s)
+    np.add.at(num_bytes, group, c.num_bytes)
+    nets = ((group[graph.pins[net]], bool(c.producer[net] == HOST), c.send_s[net]) for net in range(len(graph.pins)))
+    coarse = replace(graph, ops=tuple(map(graph.expand, members)), costs=c._replace(num_bytes=num_bytes))
+    return with_nets(coarse, nets, compute_s)

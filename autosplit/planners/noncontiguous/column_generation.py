@@ -6,19 +6,19 @@ profile. Better prices are the duals of a linear program that covers all items
 with device sets of load at most T (Gilmore and Gomory, 1961), stabilized by staying near the best prices (Wentges, 1997).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import Floats
+from autosplit.costs.problem import HOST, Floats
 from autosplit.planners.clock import CELL_S, halfway, now, spend
-from autosplit.planners.items import MANY_ITEMS
+from autosplit.planners.items import MANY_ITEMS, Items
 from autosplit.planners.loads import Ints
-from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
-from autosplit.planners.noncontiguous.hypergraph import Hypergraph, net_fields
+from autosplit.planners.noncontiguous.frontier import sweep_of
+from autosplit.planners.noncontiguous.hypergraph import load_s, with_nets
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_order
 from autosplit.planners.noncontiguous.pricing import ROOM, Pricer
@@ -43,67 +43,45 @@ FINEST_CELLS = 300_000_000
 """Most states times values of a cut profile: 1.5 s."""
 
 
-def pricers_of(graph: Hypergraph, *, tries: int = 200, deadline: float = inf) -> list[Pricer]:
+def pricers_of(graph: Items, *, tries: int = 200, deadline: float = inf) -> list[Pricer]:
     """A pricer for each class of devices. If the graph is too wide, its cheapest nets are left out.
 
-    After the deadline, as a second of ``now()``, no further order is tried.
+    After the deadline, as a second of ``now()``, one order of the items is tried.
     """
+    tries = tries if graph.num_items <= MANY_ITEMS else 24
     everything = np.ones(graph.num_items, dtype=np.bool_)
     max_states = max(MOST_STATES, 8 * graph.num_items)
     found = []
-    for members in graph.classes:
-        device = members[0]
-        paying = _only(graph, graph.net_s[:, device] > 0)
-        sweep, order = _narrowest(paying, device, tries, max_states, deadline)
+    for k, members in enumerate(graph.classes):
+        paying = _only(graph, graph.costs.send_s[:, k] > 0)
+        order = narrow_order(paying, everything, tries=tries if now() <= deadline else 1)
+        sweep = sweep_of(paying, order, everything, k, k, max_states=max_states)
         room = float(max_states)
         while sweep is None:
-            thin = _only(paying, ~cheap_nets(paying, order, device, max(room, 4.0 * graph.num_items)))
-            sweep = sweep_of(thin, order, everything, device, device, max_states=max_states)
+            thin = _only(paying, ~cheap_nets(paying, order, k, max(room, 4.0 * graph.num_items)))
+            sweep = sweep_of(thin, order, everything, k, k, max_states=max_states)
             room /= 2.0
-        found.append(Pricer(sweep, np.ascontiguousarray(graph.compute_s[:, device]), len(members)))
+        found.append(Pricer(sweep, np.ascontiguousarray(graph.costs.compute_s[:, k]), len(members)))
     return found
 
 
-def capped_pricers(graph: Hypergraph, pricers: Sequence[Pricer]) -> list[Pricer]:
+def capped_pricers(graph: Items, pricers: Sequence[Pricer]) -> list[Pricer]:
     """Pricers without most of the sets above a memory cap. If a cap binds they are slower."""
     found = []
-    for pricer, members in zip(pricers, graph.classes, strict=True):
-        room_bytes, sweep = float(graph.memory_bytes[members[0]]), pricer.sweep
-        if room_bytes < graph.item_bytes.sum():
-            tried = (capped_sweep(sweep, graph.item_bytes, room_bytes, num_levels) for num_levels in BYTE_LEVELS)
+    for pricer, room_bytes in zip(pricers, graph.costs.memory_bytes.tolist(), strict=True):
+        sweep = pricer.sweep
+        if room_bytes < graph.costs.num_bytes.sum():
+            tried = (capped_sweep(sweep, graph.costs.num_bytes, room_bytes, num_levels) for num_levels in BYTE_LEVELS)
             sweep = next((each for each in tried if each.num_states <= MOST_STATES), sweep)
         found.append(Pricer(sweep, pricer.work_s, pricer.count))
     return found
 
 
-def _narrowest(graph: Hypergraph, device: int, tries: int, max_states: int, deadline: float) -> tuple[Sweep | None, Ints]:
-    """Among several orders, the sweep with the fewest states, and its order; None where all have too many."""
-    everything = np.ones(graph.num_items, dtype=np.bool_)
-    best, order = None, np.arange(graph.num_items)
-    for tried in _orders(graph, tries):
-        most = max_states if best is None else best.num_states
-        sweep = sweep_of(graph, tried, everything, device, device, max_states=most)
-        if sweep is not None and (best is None or sweep.num_states < best.num_states):
-            best, order = sweep, tried
-        elif best is None:
-            order = tried
-        if not graph.num_nets or now() > deadline:
-            break
-    return best, order
-
-
-def _orders(graph: Hypergraph, tries: int) -> Iterator[Ints]:
-    """Orders of all items that may be narrow. Each is made on demand, which takes up to seconds."""
-    given = np.arange(graph.num_items)
-    yield given
-    everything = np.ones(graph.num_items, dtype=np.bool_)
-    yield narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_ITEMS else 24, seed=0)
-
-
-def _only(graph: Hypergraph, chosen: Members) -> Hypergraph:
+def _only(graph: Items, chosen: Members) -> Items:
     """The graph with the chosen nets only."""
-    nets = ((graph.pins[net], bool(graph.net_outside[net]), graph.net_s[net]) for net in np.flatnonzero(chosen).tolist())
-    return replace(graph, **net_fields(nets, graph.compute_s.copy()))
+    c = graph.costs
+    nets = ((graph.pins[net], bool(c.producer[net] == HOST), c.send_s[net]) for net in np.flatnonzero(chosen).tolist())
+    return with_nets(graph, nets, c.compute_s.copy())
 
 
 def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int, limit_s: float) -> float:
@@ -138,7 +116,7 @@ class ColumnBound:
         seconds_per_cell: time of the last profile for each state and value.
     """
 
-    graph: Hypergraph
+    graph: Items
     pricers: Sequence[Pricer]
     limit_s: float
     bound_s: float = 0.0
@@ -237,14 +215,13 @@ def generate_columns(
 
 
 def _starting_master(
-    graph: Hypergraph, pricers: Sequence[Pricer], known: Sequence[Sequence[Members]], target_s: float
+    graph: Items, pricers: Sequence[Pricer], known: Sequence[Sequence[Members]], target_s: float
 ) -> RestrictedMaster:
     """The known sets that are within the target."""
     master = RestrictedMaster.of(graph.num_items, [pricer.count for pricer in pricers])
-    for kind, members in enumerate(graph.classes):
+    for kind, room_bytes in enumerate(graph.costs.memory_bytes):
         for part in known[kind]:
-            fits = graph.item_bytes[part].sum() <= graph.memory_bytes[members[0]]
-            if fits and graph.load_s(part, members[0]) <= target_s:
+            if graph.costs.num_bytes[part].sum() <= room_bytes and load_s(graph, part, kind) <= target_s:
                 master.add(kind, part)
     return master
 
@@ -256,7 +233,7 @@ def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> N
             return
         if grain == GRAINS[0] or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
             bound.grain = grain
-            bound.try_prices(bound.graph.compute_s.min(axis=1) + 1e-300)
+            bound.try_prices(bound.graph.costs.compute_s.min(axis=1) + 1e-300)
             report(bound.bound_s * (1.0 - TOLERANCE), "cut profile")
 
 
@@ -267,7 +244,7 @@ def _grains(bound: ColumnBound) -> list[int]:
 
 
 def rising_bound(
-    graph: Hypergraph, best: Callable[[], tuple[float, Ints | None]], report: Callable[[float, str], None], deadline: float
+    graph: Items, best: Callable[[], tuple[float, Ints | None]], report: Callable[[float, str], None], deadline: float
 ) -> ColumnBound | None:
     """Raise a bound until a deadline: the cut profile, then column generation for ever closer targets.
 
@@ -283,7 +260,7 @@ def rising_bound(
         return None
     bound = ColumnBound(graph, pricers_of(graph, deadline=deadline), value_s, deadline=deadline)
     _first_prices(bound, report)
-    if (graph.memory_bytes < graph.item_bytes.sum()).any() and now() < deadline:
+    if (graph.costs.memory_bytes < graph.costs.num_bytes.sum()).any() and now() < deadline:
         bound.pricers = capped_pricers(graph, bound.pricers)
         _first_prices(bound, report)
     grains = _grains(bound)

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.problem import Floats
+from autosplit.costs.problem import HOST, Floats
+from autosplit.planners.items import Items
 from autosplit.planners.jit import allocating
 from autosplit.planners.loads import Ints
-from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 
 BOTH = 2
 """State of an open net with items on both sides; 0 and 1 are the sides."""
@@ -61,7 +61,7 @@ class Sweep(NamedTuple):
 
 
 def sweep_of(
-    graph: Hypergraph, order: Ints, members: NDArray[np.bool_], device_1: int, device_0: int, *, max_states: int = 2_000_000
+    graph: Items, order: Ints, members: NDArray[np.bool_], class_1: int, class_0: int, *, max_states: int = 2_000_000
 ) -> Sweep | None:
     """The states along an order, or None where there are more than ``max_states``.
 
@@ -69,13 +69,13 @@ def sweep_of(
         graph: items and nets.
         order: the members, in the order of the sweep.
         members: the items that are divided; all others are on a third side.
-        device_1: pays as side 1.
-        device_0: pays as side 0.
+        class_1, class_0: of the devices that pay as side 1 and as side 0.
         max_states: limit over all positions.
     """
+    c = graph.costs
     found: Any = _states(
-        order, graph.pins.start, graph.pins.data, graph.nets.start, graph.nets.data, graph.net_outside, members,
-        np.ascontiguousarray(graph.net_s[:, device_1]), np.ascontiguousarray(graph.net_s[:, device_0]), max_states,
+        order, graph.pins.start, graph.pins.data, c.net_start, c.nets, c.producer == HOST, members,
+        np.ascontiguousarray(c.send_s[:, class_1]), np.ascontiguousarray(c.send_s[:, class_0]), max_states,
     )  # fmt: skip
     layer, into, source, side, cost_1, cost_0 = found
     return None if len(layer) < len(order) + 2 else Sweep(order, layer, into, source, side, cost_1, cost_0)

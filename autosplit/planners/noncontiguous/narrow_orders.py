@@ -5,40 +5,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.planners.items import Items
 from autosplit.planners.jit import allocating
 from autosplit.planners.loads import Ints
-from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 
 
-def narrow_order(graph: Hypergraph, members: NDArray[np.bool_], *, tries: int = 1, seed: int = 0) -> Ints:
-    """The members in an order with few open nets: greedy, the best of several tries with random ties."""
+def narrow_order(graph: Items, members: NDArray[np.bool_], *, tries: int = 1, seed: int = 0) -> Ints:
+    """The members in an order with few open nets: greedy with random ties or, of several tries, the best; the first without."""
+    rows = graph.pins.start, graph.pins.data, graph.costs.net_start, graph.costs.nets
     best: tuple[float, Ints] | None = None
     for number in range(tries):
-        order, area = _greedy_order(
-            graph.pins.start, graph.pins.data, graph.nets.start, graph.nets.data, members, seed + number, number > 0
-        )
+        chance = number > 0 or tries == 1
+        order, area = _greedy_order(*rows, members, seed + number, chance)
         if best is None or area < best[0]:
             best = float(area), order
     return best[1] if best else np.zeros(0, dtype=np.int64)
 
 
-def cheap_nets(graph: Hypergraph, order: Ints, device: int, most: float) -> NDArray[np.bool_]:
-    """The nets to leave out for a narrow sweep: the cheapest at the widest place, until the estimate of the states fits.
+def cheap_nets(graph: Items, order: Ints, k: int, most: float) -> NDArray[np.bool_]:
+    """The nets to leave out for a narrow sweep: those that cost class ``k`` least at the widest place, until all states fit.
 
     Nets only add to loads, so that a bound without them holds with them.
     """
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    nets = [place[graph.pins[net]] for net in range(graph.num_nets)]
+    nets = [place[graph.pins[net]] for net in range(len(graph.pins))]
     first, last = np.array([pins.min() for pins in nets]), np.array([pins.max() for pins in nets])
     num_open = np.zeros(len(order), dtype=np.int64)
-    for net in range(graph.num_nets):
+    for net in range(len(graph.pins)):
         num_open[first[net] : last[net]] += 1
-    dropped = np.zeros(graph.num_nets, dtype=np.bool_)
+    dropped = np.zeros(len(graph.pins), dtype=np.bool_)
     while (2.0**num_open).sum() > most:
         widest = int(num_open.argmax())
         there = np.flatnonzero(~dropped & (first <= widest) & (widest < last))
-        net = int(there[graph.net_s[there, device].argmin()])
+        net = int(there[graph.costs.send_s[there, k].argmin()])
         dropped[net] = True
         num_open[first[net] : last[net]] -= 1
     return dropped

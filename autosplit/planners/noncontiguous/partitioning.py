@@ -12,9 +12,10 @@ import numpy as np
 
 from autosplit.planners.clock import counts_work, halfway, now
 from autosplit.planners.incumbent import Incumbent
+from autosplit.planners.items import Items
 from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.column_generation import rising_bound
-from autosplit.planners.noncontiguous.hypergraph import Hypergraph, hypergraph_of
+from autosplit.planners.noncontiguous.hypergraph import blocks_at, home_of, hypergraph_of
 from autosplit.planners.noncontiguous.local_search import descents
 from autosplit.planners.row_annealing import anneal_rows
 
@@ -30,7 +31,7 @@ class _Partition:
 
     def __init__(self, incumbent: Incumbent, deadline: float) -> None:
         self.incumbent, self.deadline = incumbent, deadline
-        self.graph: Hypergraph = hypergraph_of(incumbent.problem)
+        self.graph: Items = hypergraph_of(incumbent.problem)
         self.interrupted = False
 
     def run(self) -> None:
@@ -38,7 +39,7 @@ class _Partition:
         start = self._home()
         for device in range(graph.num_devices):
             self._offer(np.full(graph.num_items, device, dtype=np.int64), "start")
-        fastest = graph.compute_s.argmin(axis=1)
+        fastest = np.array([members[0] for members in graph.classes])[graph.costs.compute_s.argmin(axis=1)]
         self._offer(fastest, "start")
         if counts_work():  # one thread: the order of looks at the clock decides the answer
             self._search(start, fastest, halfway(self.deadline))
@@ -61,11 +62,11 @@ class _Partition:
             self._search_beyond(fastest if start is None else start, until)
 
     def _offer(self, home: Ints, method: str) -> None:
-        self.incumbent.offer(self.graph.blocks(home), method)
+        self.incumbent.offer(blocks_at(self.graph, home), method)
 
     def _home(self) -> Ints | None:
         """The assignment of the best plan."""
-        return self.graph.home(self.incumbent.problem, self.incumbent.blocks) if self.incumbent.blocks else None
+        return home_of(self.graph, self.incumbent.blocks) if self.incumbent.blocks else None
 
     def _best(self) -> tuple[float, Ints | None]:
         """The load of the best plan, and its assignment where the hypergraph is exact; 0 s ends the proof."""
@@ -93,5 +94,5 @@ class _Partition:
     def _search_beyond(self, start: Ints, until: float) -> None:
         """Look for good starts on the hypergraph, which costs no more than the problem, then anneal by the true evaluator."""
         starts = self._descend([start], halfway(until))
-        rows = [self.graph.blocks(home) for home in starts]
+        rows = [blocks_at(self.graph, home) for home in starts]
         anneal_rows(self.incumbent, until, rows, endless=True, halt=lambda: self.interrupted)

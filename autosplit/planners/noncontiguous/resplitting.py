@@ -11,10 +11,10 @@ import numpy as np
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.clock import CELL_S, spend
+from autosplit.planners.items import Items
 from autosplit.planners.jit import allocating
 from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
-from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.narrow_orders import narrow_order
 
@@ -29,7 +29,7 @@ BYTE_LEVELS = 4
 
 
 def resplit(
-    graph: Hypergraph, home: Ints, one: int, other: int, *, limit_s: float, lean: float, seed: int
+    graph: Items, home: Ints, one: int, other: int, *, limit_s: float, lean: float, seed: int
 ) -> tuple[Ints, float, float] | None:
     """Divide the items of two devices so that neither is above a limit.
 
@@ -42,27 +42,28 @@ def resplit(
         seed: of the order of the sweep.
     Returns: the new devices of all items and the two loads; None where no division keeps the limit.
     """
+    c, kinds = graph.costs, graph.class_of[[one, other]]
     members = (home == one) | (home == other)
     order = narrow_order(graph, members, seed=seed, tries=2)
     max_states = MAX_CELLS // NUM_BUCKETS
-    sweep = sweep_of(graph, order, members, one, other, max_states=max_states)
+    sweep = sweep_of(graph, order, members, *kinds, max_states=max_states)
     if sweep is None or not len(order) or limit_s <= 0.0:
         return None
-    room = np.minimum(graph.memory_bytes[[one, other]], total_bytes := graph.item_bytes[order].sum())
+    room = np.minimum(c.memory_bytes[kinds], total_bytes := c.num_bytes[order].sum())
     if (room < total_bytes).any():
-        finer = capped_sweep(sweep, graph.item_bytes, room[0], BYTE_LEVELS)
+        finer = capped_sweep(sweep, c.num_bytes, room[0], BYTE_LEVELS)
         sweep = finer if finer.num_states <= max_states else sweep
     spend(sweep.num_states * NUM_BUCKETS * CELL_S)
     sides, load_1, load_0 = _divide(
-        sweep, np.ascontiguousarray(graph.compute_s[order, one]), np.ascontiguousarray(graph.compute_s[order, other]),
-        np.ascontiguousarray(graph.item_bytes[order]), room[0], room[1], limit_s, lean, NUM_BUCKETS,
+        sweep, np.ascontiguousarray(c.compute_s[order, kinds[0]]), np.ascontiguousarray(c.compute_s[order, kinds[1]]),
+        np.ascontiguousarray(c.num_bytes[order]), room[0], room[1], limit_s, lean, NUM_BUCKETS,
     )  # fmt: skip
     if not np.isfinite(load_1):
         return None
     fresh = home.copy()
     fresh[order] = np.where(sides == 1, one, other)
-    held = [graph.item_bytes[fresh == device].sum() for device in (one, other)]
-    return None if (held > graph.memory_bytes[[one, other]]).any() else (fresh, float(load_1), float(load_0))
+    held = [c.num_bytes[fresh == device].sum() for device in (one, other)]
+    return None if (held > c.memory_bytes[kinds]).any() else (fresh, float(load_1), float(load_0))
 
 
 @allocating

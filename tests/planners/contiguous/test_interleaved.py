@@ -13,7 +13,6 @@ from problems import chain, random_problem
 from autosplit.costs.cost import evaluate
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import Block
-from autosplit.planners import bounds
 from autosplit.planners.contiguous.interleaved import improve_interleaved
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
@@ -23,7 +22,7 @@ from autosplit.values.constraints import Demands
 def found_by(problem, demands):
     """The blocks and their objective in seconds, or None."""
     items, found = contract(problem, demands), Incumbent(problem, demands)
-    improve_interleaved(found, items, bounds.multipliers(items), monotonic() + 20)
+    improve_interleaved(found, items, monotonic() + 20)
     return (found.blocks, found.objective_s) if found.blocks else None
 
 

@@ -16,8 +16,6 @@ from problems import chain, random_problem
 from autosplit.costs.cost import evaluate
 from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem
-from autosplit.planners import bounds
-from autosplit.planners.contiguous.device_usage import usage_of
 from autosplit.planners.contiguous.linear import chain_in_order
 from autosplit.planners.contiguous.proving import chain_blocks
 from autosplit.planners.items import contract
@@ -65,8 +63,7 @@ def test_the_soonest_chain_below_a_load_is_the_soonest_of_all_chains(seed):
     problem = series(seed)
     demands = Demands(max_latency_s=1e9)
     items = contract(problem, demands)
-    usage = usage_of(items, demands)
-    assert usage is not None and items.num_items == 7
+    assert items.num_items == 7
     rows = [
         tuple(Block(tuple(range(*ends)), (device,)) for ends, device in zip(pairwise((0, *cuts, 7)), devices, strict=True))
         for count in range(3)
@@ -76,7 +73,7 @@ def test_the_soonest_chain_below_a_load_is_the_soonest_of_all_chains(seed):
     ]  # fmt: skip
     for limit_s in (14.0, 20.0, 30.0, inf):
         fits = [latency_s(problem, row) for row in rows if evaluate(problem, row).bottleneck_s <= limit_s]
-        found = chain_in_order(items, demands, usage, bounds.multipliers(items), np.arange(7), limit_s * (1 + 1e-6), delay_s=0.7)
+        found = chain_in_order(items, np.arange(7), limit_s * (1 + 1e-6), delay_s=0.7)
         assert (found is None) == (not fits)
         if found is not None:
             assert (

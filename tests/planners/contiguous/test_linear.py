@@ -13,9 +13,7 @@ from problems import chain, random_problem
 
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import Block
-from autosplit.planners import bounds
 from autosplit.planners.contiguous import linear
-from autosplit.planners.contiguous.device_usage import usage_of
 from autosplit.planners.contiguous.proving import chain_blocks
 from autosplit.planners.items import contract
 from autosplit.values.constraints import Demands
@@ -43,10 +41,9 @@ def test_a_chain_is_the_best_along_its_order(seed, max_replicas, min_stage_s):
     problem = random_problem(seed, num_ops=1 + seed % 4)
     demands = Demands(max_replicas=max_replicas, min_stage_s=min_stage_s)
     items = contract(problem, demands)
-    usage, weights = usage_of(items, demands), bounds.multipliers(items)
     orders = {tuple(order.tolist()): order for order in linear.topological_orders(items)}
     for order in orders.values():
-        found = linear.chain_in_order(items, demands, usage, weights, order, inf)
+        found = linear.chain_in_order(items, order, inf)
         best_s = best_along(problem, items, demands, order.tolist())
         value_s = inf if found is None else found.value_s
         assert value_s <= best_s * (1 + 1e-9)
@@ -62,17 +59,14 @@ def test_a_chain_is_the_best_along_its_order(seed, max_replicas, min_stage_s):
 @given(st.integers(0, 10**6))
 def test_orders_are_topological_and_the_best_of_them_is_taken(seed):
     items = contract(random_problem(seed), Demands())
-    demands = Demands()
     orders = linear.topological_orders(items)
     for order in orders:
         place = np.argsort(order)
         assert sorted(order.tolist()) == list(range(items.num_items))
         assert all(place[item] < place[later] for item in range(items.num_items) for later in items.after[item])
-    usage, weights = usage_of(items, demands), bounds.multipliers(items)
-    bound_s = bounds.compute_bound_s(items, demands, weights)
-    alone = [linear.chain_in_order(items, demands, usage, weights, order, inf) for order in orders]
+    alone = [linear.chain_in_order(items, order, inf) for order in orders]
     best_s = min((chain.value_s for chain in alone if chain is not None), default=inf)
-    found = linear.best_chain(items, demands, usage, weights, bound_s, inf, monotonic() + 60)
+    found = linear.best_chain(items, inf, monotonic() + 60)
     assert (inf if found is None else found.value_s) == pytest.approx(best_s)
 
 
@@ -84,7 +78,6 @@ def test_no_order_is_looked_at_twice():
 
 def test_only_chains_below_the_limit_count():
     items = contract(chain([2.0, 2.0], num_bytes=0.0), Demands())
-    usage, weights = usage_of(items, Demands()), bounds.multipliers(items)
     order = np.arange(items.num_items)
-    assert linear.chain_in_order(items, Demands(), usage, weights, order, 2.0) is None
-    assert linear.chain_in_order(items, Demands(), usage, weights, order, 2.1).value_s == 2.0
+    assert linear.chain_in_order(items, order, 2.0) is None
+    assert linear.chain_in_order(items, order, 2.1).value_s == 2.0

@@ -19,12 +19,11 @@ from autosplit.planners.clock import time_limit
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.noncontiguous.column_generation import pricers_of, refuted_s
 from autosplit.planners.noncontiguous.frontier import sweep_of
-from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
-from autosplit.planners.noncontiguous.local_search import descend
+from autosplit.planners.noncontiguous.hypergraph import blocks_at, home_of, hypergraph_of, load_s, loads_s
+from autosplit.planners.noncontiguous.local_search import descend, start_from
 from autosplit.planners.noncontiguous.narrow_orders import narrow_order
 from autosplit.planners.noncontiguous.partitioning import partition
 from autosplit.planners.noncontiguous.resplitting import resplit
-from autosplit.planners.noncontiguous.starts import random_home
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
@@ -157,15 +156,13 @@ def test_a_hypergraph_costs_what_the_evaluator_says_or_less(seed: int) -> None:
     for general in (False, True):
         problem = drawn(seed, num_ops=8, general=general)
         graph = hypergraph_of(problem)
-        home = random_home(graph, seed)
-        loads, true = graph.loads_s(home), evaluate(problem, graph.blocks(home)).device_s
+        home = start_from(graph, None, graph.num_items, seed)
+        loads, true = loads_s(graph, home), evaluate(problem, blocks_at(graph, home)).device_s
         assert (loads <= true + 1e-9).all()
         assert graph.exact is not general
         if graph.exact:
             np.testing.assert_allclose(loads, true)
-            for device in range(graph.num_devices):
-                assert graph.load_s(home == device, device) == pytest.approx(true[device])
-        assert np.array_equal(graph.home(problem, graph.blocks(home)), home)
+        assert np.array_equal(home_of(graph, blocks_at(graph, home)), home)
 
 
 def test_a_cycle_that_a_group_closes_binds_chains_only() -> None:
@@ -186,19 +183,18 @@ def test_a_sweep_prices_every_set(seed: int) -> None:
     pricers = pricers_of(graph, tries=3)
     assert pricers is not None
     for kind, pricer in enumerate(pricers):
-        device = graph.classes[kind][0]
         sets = [np.array(bits, dtype=bool) for bits in product((False, True), repeat=graph.num_items)]
-        fitting = [members for members in sets if graph.load_s(members, device) <= limit_s]
+        fitting = [members for members in sets if load_s(graph, members, kind) <= limit_s]
         most = max(int(values[members].sum()) for members in fitting)
         profile = pricer.profile(values, limit_s)
         assert len(profile) - 1 == most
         for value in range(most + 1):
-            least = min(graph.load_s(members, device) for members in fitting if values[members].sum() >= value)
+            least = min(load_s(graph, members, kind) for members in fitting if values[members].sum() >= value)
             assert profile[value] == pytest.approx(least)
         for floor in (0, most):
             found = pricer.best_set(values, limit_s, floor)
             assert values[found].sum() == most
-            assert graph.load_s(found, device) <= limit_s * (1 + 1e-12)
+            assert load_s(graph, found, kind) <= limit_s * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e8])
@@ -218,7 +214,7 @@ def test_a_value_above_every_even_share_is_followed() -> None:
     pricers = pricers_of(graph)
     assert pricers is not None
     values = np.ones(graph.num_items, dtype=np.int64)
-    values[int(graph.compute_s[:, 0].argmax())] = 6_000
+    values[int(graph.costs.compute_s[:, 0].argmax())] = 6_000
     limit_s = 31.6873
     for pricer in pricers:
         found = pricer.best_set(values, limit_s)
@@ -239,30 +235,29 @@ def test_prices_refute_what_cannot_be_held() -> None:
 def test_a_resplit_of_two_devices_is_the_best_there_is(seed: int) -> None:
     problem = drawn(seed, num_ops=7)
     graph = hypergraph_of(problem)
-    wide = np.full(graph.num_devices, np.inf)
-    graph = type(graph)(**{**{f: getattr(graph, f) for f in graph.__dataclass_fields__}, "memory_bytes": wide})
-    home = random_home(graph, seed)
+    graph = replace(graph, costs=graph.costs._replace(memory_bytes=np.full(len(graph.classes), np.inf)))
+    home = start_from(graph, None, graph.num_items, seed)
     home[0], home[1] = 0, 1
     members = np.flatnonzero((home == 0) | (home == 1))
     best_s = np.inf
     for sides in product((0, 1), repeat=len(members)):
         tried = home.copy()
         tried[members] = sides
-        best_s = min(best_s, graph.loads_s(tried)[:2].max())
-    limit_s = graph.loads_s(home)[:2].max()
+        best_s = min(best_s, loads_s(graph, tried)[:2].max())
+    limit_s = loads_s(graph, home)[:2].max()
     found = resplit(graph, home, 0, 1, limit_s=limit_s * (1 + 1e-9), lean=0.5, seed=seed)
     assert found is not None
-    np.testing.assert_allclose(graph.loads_s(found[0])[:2], found[1:], atol=1e-9)
+    np.testing.assert_allclose(loads_s(graph, found[0])[:2], found[1:], atol=1e-9)
     assert max(found[1:]) == pytest.approx(best_s, rel=2e-3)
     assert resplit(graph, home, 0, 1, limit_s=best_s * 0.99, lean=0.5, seed=seed) is None or best_s == 0
 
 
 def test_descending_reports_true_loads() -> None:
     graph = hypergraph_of(read_workload(WORKLOADS / "layer-gnmt_inference.json"))
-    start = random_home(graph, 1)
+    start = start_from(graph, None, graph.num_items, 1)
     value_s, home = descend(graph, start, seed=1, patience=200, halt=lambda: False)
-    assert value_s == pytest.approx(graph.loads_s(home).max())
-    assert value_s <= graph.loads_s(start).max()
+    assert value_s == pytest.approx(loads_s(graph, home).max())
+    assert value_s <= loads_s(graph, start).max()
     assert value_s <= 31.6873 * 1.02
 
 

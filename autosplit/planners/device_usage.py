@@ -12,7 +12,6 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.planners.items import Items
 from autosplit.values.constraints import Demands
 
 MAX_STATES, MAX_MOVES = 4096, 512
@@ -40,9 +39,8 @@ class Usage:
     complete: bool
 
 
-def usage_of(items: Items, demands: Demands) -> Usage | None:
-    """All states, or None where there are more than ``MAX_STATES``."""
-    counts = [len(members) for members in items.classes]
+def usage_of(counts: Sequence[int], demands: Demands) -> Usage | None:
+    """All states for so many devices of each class, or None where there are more than ``MAX_STATES``."""
     total = sum(counts)
     limit = min(demands.num_stages or total, demands.max_stages or total, total)
     counted = demands.max_replicas > 1 and (demands.num_stages is not None or demands.max_stages is not None)
@@ -78,7 +76,7 @@ def _moves(counts: Sequence[int], most: int) -> list[tuple[int, ...]]:
     return [move for move in product(*ranges) if 1 <= sum(move) <= most]
 
 
-def sequence_usage(items: Items, demands: Demands, sequence: Sequence[int]) -> Usage:
+def sequence_usage(num_classes: int, demands: Demands, sequence: Sequence[int]) -> Usage:
     """States for devices that are taken in one sequence of classes, with repeats; any of them may be left out.
 
     A state is (devices passed in the sequence, blocks so far); the blocks are counted only where their number is limited.
@@ -87,7 +85,6 @@ def sequence_usage(items: Items, demands: Demands, sequence: Sequence[int]) -> U
     limit = min(demands.num_stages or length, demands.max_stages or length, length)
     counted = demands.num_stages is not None or demands.max_stages is not None
     depth = limit + 1 if counted else 1
-    num_classes = len(items.classes)
     after = np.full((depth * (length + 1), length), -1, dtype=np.int64)
     takes = np.zeros((length, num_classes), dtype=np.int64)
     takes[np.arange(length), list(sequence)] = 1

@@ -10,15 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain
 
-from autosplit.planners.contiguous.device_usage import MAX_STATES, sequence_usage, usage_of
+from autosplit.planners.device_usage import MAX_STATES, sequence_usage, usage_of
 from autosplit.planners.items import contract
 from autosplit.values.constraints import Demands
-
-
-def items_of(speeds):
-    """Ops on devices of these speeds; equal speeds are one class."""
-    problem = chain([1.0, 1.0, 1.0], num_devices=len(speeds))
-    return contract(replace(problem, compute_s=problem.compute_s * np.array(speeds, dtype=float)), Demands())
 
 
 def walks(usage, longest):
@@ -38,10 +32,9 @@ def walks(usage, longest):
     st.sampled_from([None, 2, 3]),
 )
 def test_walks_are_the_ways_to_take_devices(speeds, max_replicas, num_stages, max_stages):
-    items = items_of(speeds)
     demands = Demands(max_replicas=max_replicas, num_stages=num_stages, max_stages=max_stages if num_stages is None else None)
-    usage = usage_of(items, demands)
-    counts = np.array([len(members) for members in items.classes])
+    counts = np.unique(speeds, return_counts=True)[1]
+    usage = usage_of(counts.tolist(), demands)
     limit = min(num_stages or len(speeds), demands.max_stages or len(speeds), len(speeds))
     taken = {}
     for row, state in walks(usage, len(speeds)):
@@ -62,8 +55,7 @@ def sum_of(row, counts):
 @settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True), st.sampled_from([None, 2]))
 def test_a_sequence_takes_devices_in_its_order_and_may_leave_some_out(speeds, max_stages):
-    items = items_of(speeds)
-    usage = sequence_usage(items, Demands(max_stages=max_stages), range(len(speeds)))
+    usage = sequence_usage(len(speeds), Demands(max_stages=max_stages), range(len(speeds)))
     assert not usage.complete
     rows = {tuple(int(usage.takes[move].argmax()) for move in row) for row, _ in walks(usage, len(speeds))}
     subsets = {tuple(d for d, kept in enumerate(bits) if kept) for bits in product((0, 1), repeat=len(speeds))}
@@ -71,8 +63,11 @@ def test_a_sequence_takes_devices_in_its_order_and_may_leave_some_out(speeds, ma
 
 
 def test_too_many_devices_for_a_table_and_what_is_left_of_the_others():
-    many = items_of(list(range(1, 14)))
-    assert MAX_STATES < 2**13 and usage_of(many, Demands()) is None
-    usage = usage_of(items_of([1, 1, 2]), Demands())
+    assert MAX_STATES < 2**13 and usage_of([1] * 13, Demands()) is None
+    problem = chain([1.0, 1.0, 1.0], num_devices=13)
+    problem = replace(problem, compute_s=problem.compute_s * np.arange(13.0, 0.0, -1.0))
+    usage = contract(problem, Demands()).usage
+    assert not usage.complete and usage.takes.argmax(axis=1).tolist() == list(range(12, -1, -1))
+    usage = usage_of([2, 1], Demands())
     assert (usage.free @ np.array([0.25, 0.5])).max() == pytest.approx(1.0)
     assert (usage.free @ np.array([0.25, 0.5]))[0] == pytest.approx(1.0)
