@@ -207,7 +207,7 @@ class Scheduler:
         parts = [_part(generation, 1) for generation in sorted(decoding, key=lambda one: one.slot)]  # as attention likes them
         alone_s = self._bucket(parts).seconds if parts else 0.0
         if not num_decoding or self._credit_s >= 0:
-            parts += self._prompts(ready, len(parts), alone_s)
+            parts += self._prompts(ready, len(parts))
         if parts:
             step_s = self._bucket(parts).seconds
             share = PROMPT_SHARE if self._per_token_s is None else max(0.0, 1 - alone_s / self._per_token_s)
@@ -216,16 +216,20 @@ class Scheduler:
             self._credit_s = 0.0
         return parts
 
-    def _prompts(self, ready: Sequence[Generation], num_beside: int, alone_s: float) -> list[Part]:
-        """Chunks of prompts, or whole sources, for a step beside single tokens, which alone take ``alone_s``."""
+    def _prompts(self, ready: Sequence[Generation], num_beside: int) -> list[Part]:
+        """Chunks of prompts, or whole sources, for a step beside single tokens.
+
+        The steps count with all of their seconds: where only what they add to single tokens counted, many small chunks looked
+        cheap, and sequences whose prompts wait decode nothing (25 M parameters: 562 tokens/s in place of 899).
+        """
         waiting = [_part(generation, self._most) for generation in sorted(ready, key=_urgency) if not generation.is_decoding]
         rows, free, free_rows = [part.num_rows for part in waiting if part.num_rows], self._most - num_beside, 0
         if rows:
-            rooms = [(one.sizes[TOKENS] - self._most, one.seconds - alone_s) for one in self._buckets]
+            rooms = [(one.sizes[TOKENS] - self._most, one.seconds) for one in self._buckets]
             free_rows = best_rooms(rows, rooms)[-1]
         elif waiting and free:
             if num_beside not in self._rooms:
-                rooms = [(one.sizes[TOKENS] - num_beside, one.seconds - alone_s) for one in self._buckets]
+                rooms = [(one.sizes[TOKENS] - num_beside, one.seconds) for one in self._buckets]
                 self._rooms[num_beside] = best_rooms([1] * (2 * free), [room for room in rooms if room[0] <= free])
             num_waiting = sum(len(generation.tokens) - generation.sent for generation, *_ in waiting)
             free = self._rooms[num_beside][min(num_waiting, 2 * free) - 1]

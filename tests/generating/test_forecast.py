@@ -62,7 +62,7 @@ def test_one_host_answers_one_pipeline_after_another():
 
 def test_a_limit_on_the_time_per_token_holds_while_prompts_come():
     """A long prompt beside a sequence that decodes: prompts get what the limit leaves of a step."""
-    seconds = {1: [1.0], 2: [1.2], 9: [2.4]}
+    seconds = {1: [1.0], 2: [1.0], 9: [5.0]}
     free = Sequences(prompt=40, new=30, max_sequences=2, max_length=80)
     found = {limit: simulated(seconds, ["a"], replace(free, per_token_s=limit)) for limit in (None, 1.2)}
     assert found[None].per_token_s > 1.2 >= found[1.2].per_token_s
