@@ -21,7 +21,7 @@ from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError, names
 from autosplit.exporting import base as targets
 from autosplit.generating.choosing import best_plan
-from autosplit.generating.phases import PhaseProfile, measure_phases, stored_phases
+from autosplit.generating.phases import PhaseProfile, demands_of, measure_phases, stored_phases
 from autosplit.generating.steps import StepFamily
 from autosplit.generating.trials import compare_generators
 from autosplit.keeping import keep_footprints, keep_runs, keep_search, stored_profile
@@ -141,8 +141,8 @@ def search(
         if isinstance(traced, StepFamily) and isinstance(profile, PhaseProfile):
             footprints = Footprints(_machine(devices, setup), setup.workspace, traced.variants[1:])
             ask = partial(_search, traced.variants[0], profile, footprints, setup=setup, budget=budget)
-            first, plan = best_plan(traced, profile, footprints, constraints, ask)
-            return replace(first, plan=plan)
+            first = ask(demands_of(constraints))
+            return replace(first, plan=best_plan(traced, profile, footprints, constraints, first.plan, lambda one: ask(one).plan))
         found = search(traced.variants[0], profile, devices, constraints, setup=setup, budget=budget)
         return replace(found, plan=replace(found.plan, shapes=shapes_of(traced, found.plan, profile.shapes)))
     return _search(traced, profile, Footprints(_machine(devices, setup), setup.workspace), constraints, setup, as_budget(budget))

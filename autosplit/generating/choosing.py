@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol, TypeVar
 
 from autosplit.deploying.footprints import Footprints
 from autosplit.errors import InfeasibleError
@@ -20,17 +19,6 @@ from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.sequences import Sequences
 
-
-class Answer(Protocol):
-    """What a planner answers."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan."""
-
-
-Found = TypeVar("Found", bound=Answer)
-
 LIMIT_WORDS = {"first_token_s": "to the first token", "per_token_s": "from a token to the next one"}
 """The limits of sequences in words."""
 
@@ -40,8 +28,9 @@ def best_plan(
     profile: PhaseProfile,
     footprints: Footprints,
     constraints: Constraints | None,
-    ask: Callable[[Constraints], Found],
-) -> tuple[Found, Plan]:
+    first: Plan,
+    ask: Callable[[Constraints], Plan],
+) -> Plan:
     """The plan with the best forecast within the limits of the sequences, with that forecast as its prediction.
 
     A planner knows the seconds of stages. The time of a token follows from all of them, the groups of sequences and the host, so
@@ -53,15 +42,14 @@ def best_plan(
         footprints: the memory of stages on the devices.
         constraints: the demands on the plan; its objective is tokens per second (``throughput``) or the time from one token of a
             sequence to its next one (``latency``).
-        ask: the planner, for a chain of stages with the fewest seconds on a device.
-    Returns: the first answer, and the plan.
+        first: the planner's answer to ``demands_of(constraints)``: the chain of stages with the fewest seconds on a device.
+        ask: the planner, for further such chains.
     Raises: InfeasibleError: no plan keeps the limits. Others as ``ask``.
     """
     wanted = constraints or Constraints()
     for_latency, sequences = wanted.objective == "latency", family.sequences
     machine, counted = footprints.machine, footprints.account(family.variants[0], profile).counted
-    first = ask(demands_of(wanted))
-    plans = [first.plan, *_others(demands_of(wanted), first.plan, machine, ask)]
+    plans = [first, *_others(demands_of(wanted), first, machine, ask)]
     usual = baselines_of(family.graph, plans[0], machine, profile, isolate=True).plans
     plans, beside = list(map(counted, plans)), [counted(one) for name, one in usual.items() if name.startswith(REPLICAS)]
     backends = {stage.backend for plan in plans for stage in plan.stages}
@@ -79,7 +67,7 @@ def best_plan(
     chosen, rates = min(fit, key=lambda one: one[1].per_token_s if for_latency else -one[1].tokens_per_s) if fit else told[0]
     shapes = shapes_of(family, chosen, profile.shapes) if profile.shapes is not None else None
     plan = replace(chosen, shapes=shapes, sequences=sequences, objective=wanted.objective, chosen=PLAN)
-    return first, foretold(plan, rates)
+    return foretold(plan, rates)
 
 
 def limit_faults(rates: TokenRates, sequences: Sequences) -> list[str]:
@@ -91,10 +79,9 @@ def limit_faults(rates: TokenRates, sequences: Sequences) -> list[str]:
     ]
 
 
-def _others(wanted: Constraints, first: Plan, machine: Machine, ask: Callable[[Constraints], Found]) -> Iterator[Plan]:
+def _others(wanted: Constraints, first: Plan, machine: Machine, ask: Callable[[Constraints], Plan]) -> Iterator[Plan]:
     """The planner's answers for each number of stages, with the bound on all of them. Raises: as ``ask``."""
     most = min(num_groups_on(machine), wanted.max_stages or num_groups_on(machine))
     for number in range(1, most + 1) if wanted.num_stages is None else ():
         with suppress(InfeasibleError):
-            found = ask(replace(wanted, num_stages=number, max_stages=None)).plan
-            yield bounded(found, first.prediction.bound_s)
+            yield bounded(ask(replace(wanted, num_stages=number, max_stages=None)), first.prediction.bound_s)
