@@ -1,7 +1,7 @@
 """Plan anew for the devices that are left, from the profile that is there."""
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from autosplit.backends.workspace import Workspace
@@ -11,6 +11,7 @@ from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.question import Question
+from autosplit.running.pipeline import Replan
 from autosplit.running.stage import StagePlacement
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
@@ -109,18 +110,21 @@ def plan_without(
         raise BackendError(text, backend=failure.backend, device=failure.device) from None
 
 
-class DevicesLeft:
+@contextmanager
+def devices_left(
+    variants: Sequence[Traced], plan: Plan, profile: Profile, machine: Machine, symbolic: Resizable | None = None
+) -> Iterator[Replan]:
     """What a pipeline on this machine asks when it loses a device: the stages of the best plan on those that are left.
 
-    Args:
-        replanner: plans for them.
-        machine: the devices that the user named.
+    Arguments as for ``Replanner``; ``machine`` has the devices that the user named.
     """
+    left = machine
 
-    def __init__(self, replanner: Replanner, machine: Machine) -> None:
-        self._replanner, self._machine = replanner, machine
-
-    def __call__(self, lost: str) -> Sequence[StagePlacement]:
+    def stages_without(lost: str) -> Sequence[StagePlacement]:
         """The stages without one more device. Raises: DeviceError: none is left; as ``Replanner``."""
-        self._machine = self._machine.without(lost)
-        return self._replanner(self._machine)
+        nonlocal left
+        left = left.without(lost)
+        return replanner(left)
+
+    with closing(Replanner(variants, plan, profile, symbolic)) as replanner:
+        yield stages_without

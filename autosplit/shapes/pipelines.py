@@ -1,13 +1,13 @@
 """``open_pipeline``: a plan as a running service, for requests of one size or of any size within ranges."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 from autosplit.arguments import checked
 from autosplit.backends.apart import end_idle
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.networks import deploy, machine_of_plan
-from autosplit.deploying.replanning import DevicesLeft, Replanner
+from autosplit.deploying.replanning import devices_left
 from autosplit.deploying.service import Service
 from autosplit.deploying.setup import Hosts
 from autosplit.devices.discovering import Devices
@@ -83,7 +83,7 @@ def open_engine(
         workspace = opened.enter_context(Workspace())
         replan = None
         if profile is not None and hosts is None:
-            replan = DevicesLeft(opened.enter_context(closing(Replanner(variants, plan, profile, symbolic))), machine)
+            replan = opened.enter_context(devices_left(variants, plan, profile, machine, symbolic))
         host = opened.enter_context(HostManager(engine_factory=engine_factory))
         engine = deploy(host, variants[0].graph.name, variants[0], plan, machine, workspace, variants[1:], symbolic, replan)
         workspace.keep_files_only()

@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.networks import deploy
-from autosplit.deploying.replanning import DevicesLeft, Replanner
+from autosplit.deploying.replanning import devices_left
 from autosplit.deploying.setup import Setup
 from autosplit.errors import RefusedError, UsageError, raise_faults
 from autosplit.generating.forecast import replicas_of
@@ -23,6 +23,7 @@ from autosplit.keeping import stored_profile
 from autosplit.loadedplan import LoadedPlan, load
 from autosplit.parsing import shown
 from autosplit.running.engine import Engine
+from autosplit.running.pipeline import Replan
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.service import ShapedService
 from autosplit.tracing.importing import same_function
@@ -195,7 +196,7 @@ class Repository:
         if before is not None:
             self._remove(before)
 
-    def _replan(self, loaded: LoadedPlan, kept: ExitStack) -> DevicesLeft | None:
+    def _replan(self, loaded: LoadedPlan, kept: ExitStack) -> Replan | None:
         """What a pipeline asks when it loses a device. Raises: UsageError: no profile is stored."""
         if self._devices is None:
             return None
@@ -203,8 +204,7 @@ class Repository:
         if profile is None:
             name = loaded.traced.graph.name
             raise UsageError(f"no profile of '{name}' is stored for {self._devices}; run autosplit profile, or omit --devices")
-        replanner = kept.enter_context(closing(Replanner([loaded.traced], loaded.plan, profile)))
-        return DevicesLeft(replanner, loaded.machine)
+        return kept.enter_context(devices_left([loaded.traced], loaded.plan, profile, loaded.machine))
 
     def _unload(self, name: str) -> None:
         model = self._served.pop(name, None)
