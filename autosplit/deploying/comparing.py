@@ -78,30 +78,6 @@ def run_beside(
     baselines of backends that compile for long run too. Where a device is lost, all runs anew without it, by a plan from the
     same profile, and a note gives the reason.
     """
-    lost: list[str] = []
-    while True:
-        try:
-            report = _run_beside(subjects, plan, machine, constraints, with_baselines, setup, budget, progress)
-            return replace(report, notes=(*lost, *report.notes))
-        except BackendError as failure:
-            traced, profile = subjects[plan.microbatch]
-            if not failure.device or profile is None or setup.hosts is not None:
-                raise
-            plan, machine = plan_without(failure, traced, plan, machine, profile, constraints)
-            lost.append(f"device '{failure.device}' was lost, and all ran anew without it: {failure}")
-
-
-def _run_beside(
-    subjects: Mapping[int, Subject],
-    plan: Plan,
-    machine: Machine,
-    constraints: Constraints | None,
-    with_baselines: bool,
-    setup: Setup,
-    budget: Budget,
-    progress: Progress,
-) -> RunReport:
-    """``run_beside`` on devices that stay."""
     traced, profile = subjects[plan.microbatch]
     notes: list[str] = []
     if profile is not None and not plan.prediction.throughput_per_s:
@@ -109,13 +85,22 @@ def _run_beside(
             plan = predict(plan, traced.graph, machine, profile)
         except ProfileError as failure:
             notes.append(f"the plan has no prediction: {failure}")
-    with ExitStack() as stack:
-        setup = replace(setup, workspace=setup.workspace or stack.enter_context(Workspace()))
-        beside = Baselines()
-        if with_baselines:
-            beside = _baselines(subjects, plan, machine, constraints, setup, budget, between(progress, 0.0, COMPILING_SHARE))
-            progress = between(progress, COMPILING_SHARE, 1.0)
-        report = compare(subjects, plan, beside, machine, constraints, setup=setup, budget=budget, progress=progress)
+    try:
+        with ExitStack() as stack:
+            here = replace(setup, workspace=setup.workspace or stack.enter_context(Workspace()))
+            beside, left = Baselines(), progress
+            if with_baselines:
+                beside = _baselines(subjects, plan, machine, constraints, here, budget, between(progress, 0.0, COMPILING_SHARE))
+                left = between(progress, COMPILING_SHARE, 1.0)
+            report = compare(subjects, plan, beside, machine, constraints, setup=here, budget=budget, progress=left)
+    except BackendError as failure:
+        if not failure.device or profile is None or setup.hosts is not None:
+            raise
+        lost = f"device '{failure.device}' was lost, and all ran anew without it: {failure}"
+        plan, machine = plan_without(failure, traced, plan, machine, profile, constraints)
+        asked = subjects, plan, machine, constraints, with_baselines
+        report = run_beside(*asked, setup=setup, budget=budget, progress=progress)
+        return replace(report, notes=(lost, *report.notes))
     peers = Baselines() if profile is None else predicted_peers(traced.graph, plan, machine, profile)
     return replace(report, notes=tuple(notes), peers=peers)
 
