@@ -70,7 +70,7 @@ class Grid:
     def of(cls, buckets: Sequence[Bucket], rows: str | None = None, exact: Collection[str] = ()) -> "Grid":
         """The arrays of some buckets, which have the same dimensions."""
         dims = tuple(buckets[0].sizes)
-        sizes = np.array([[bucket.sizes[dim] for dim in dims] for bucket in buckets]).reshape(len(buckets), len(dims))
+        sizes = np.array([[bucket.sizes[dim] for dim in dims] for bucket in buckets])
         seconds, is_exact = np.array([bucket.seconds for bucket in buckets]), np.array([dim in exact for dim in dims], bool)
         return cls(buckets, dims, sizes, seconds, is_exact, rows)
 

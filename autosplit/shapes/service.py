@@ -111,13 +111,12 @@ class ShapedService(Service):
             raise UsageError(f"{limits}, but are {max_wait_s} and {queue_capacity}")
         self.family = family
         self._max_wait_s, self._capacity = max_wait_s, queue_capacity
-        self._exact = frozenset(family.unpaddable)
         self.seen = Counter[tuple[int, ...]]()
         self.why_not_joined = ""
         rows = rows_of(family)
         if rows is not None:
             self.why_not_joined = _mixing_rows(family, engine)
-        self.grid = Grid.of(measured(family, engine), None if self.why_not_joined else rows, self._exact)
+        self.grid = Grid.of(measured(family, engine), None if self.why_not_joined else rows, family.unpaddable)
         self._room = 1 + sum(len(stage.devices) * stage.streams for stage in engine.wiring.stages)
         """Batches under way at most: as many as are computed at once, and one that is ready."""
         self._waiting: list[_Waiting] = []
@@ -233,7 +232,7 @@ class ShapedService(Service):
 
     def _without_variant(self, sizes: At) -> str:
         """Why a request within the ranges has no variant that takes it."""
-        exact = [dim for dim in sizes if dim in self._exact]
+        exact = [dim for dim in sizes if dim in self.family.unpaddable]
         there = {dim: sorted({bucket.sizes[dim] for bucket in self.grid.buckets}) for dim in exact}
         told = "; ".join(f"'{dim}' is {sizes[dim]}, and the variants have {there[dim]}" for dim in exact)
         reason = next(iter(self.family.unpaddable.values()))
