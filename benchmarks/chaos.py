@@ -32,9 +32,8 @@ from autosplit.devices.limits import affinity
 from autosplit.devices.processes import spawn_worker
 from autosplit.errors import DeadlineError, RefusedError, StageError, WorkerError
 from autosplit.running.engine import Engine
-from autosplit.running.inprocess import InProcess
 from autosplit.running.modules import PythonFunction
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.pipeline import InProcess, Pipeline
 from autosplit.running.stage import StagePlacement
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.tensorspec import TensorSpec

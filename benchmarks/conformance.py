@@ -26,7 +26,7 @@ from autosplit.backends.base import Runnable, get_backend
 from autosplit.backends.eager import program_runnable
 from autosplit.backends.hardvalues import NUM_DRAWS, draw
 from autosplit.compat.torchparts import pytree
-from autosplit.deploying.calling import as_call
+from autosplit.deploying.service import as_call
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.differing import difference
 from autosplit.tracing.loading import load_model

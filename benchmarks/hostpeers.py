@@ -24,7 +24,7 @@ import autosplit
 from autosplit.clusters.raynodes import Node, connected
 from autosplit.commands.console import say
 from autosplit.compat.torchparts import pytree
-from autosplit.deploying.calling import as_call
+from autosplit.deploying.service import as_call
 from autosplit.devices.processes import receive, spawn_worker
 from autosplit.errors import WorkerError
 from autosplit.tables import bytes_text, seconds_text

@@ -30,7 +30,7 @@ from torch import nn
 
 import autosplit
 from autosplit.backends.workspace import Workspace
-from autosplit.deploying.calling import as_call
+from autosplit.deploying.service import as_call
 from autosplit.devices.limits import affinity
 from autosplit.tracing.loading import load_model
 from autosplit.values.plan import UNKNOWN, Plan, Stage

@@ -38,8 +38,8 @@ import torch
 import autosplit
 from autosplit.backends.base import installed
 from autosplit.backends.workspace import Workspace
-from autosplit.deploying.calling import as_call
 from autosplit.deploying.networks import deploy
+from autosplit.deploying.service import as_call
 from autosplit.devices.limits import affinity
 from autosplit.errors import AutosplitError
 from autosplit.files import write_atomic

@@ -1,4 +1,4 @@
-"""The protocol of backends, and how to get one by name.
+"""The base of backends, and how to get one by name.
 
 A backend takes a stage in two steps. The host calls ``prepare`` once a stage, which leaves files beside the stage (an ONNX
 file, a compiled library). Each worker calls ``load``, which turns the stage's folder into a function: replicas repeat no work.
@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Protocol, TypeVar, cast
 
 import torch
 
@@ -31,32 +31,28 @@ Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """One call of a stage, on one thread at a time: from inputs, which are only read, to outputs with the strides of their specs."""
 
 
-class Backend(Protocol):
-    """A runtime that can run a stage."""
+class Backend(ABC):
+    """A runtime that can run a stage.
 
-    @property
-    def name(self) -> str:
-        """The name in plans and on the command line."""
+    Attributes:
+        name: the name in plans and on the command line.
+        exact: whether f32 outputs equal eager's bit for bit; eager's own bits depend on the number of threads.
+        native: whether what ``prepare`` writes is native code, which runs when it is loaded.
+        lacks: each precision that it cannot compute in, with the reason.
+        assumed: what requests must hold for it to compute as torch does.
+    """
 
-    @property
-    def exact(self) -> bool:
-        """True if f32 outputs equal eager's bit for bit; eager's own bits depend on the number of threads."""
-
-    @property
-    def lacks(self) -> Mapping[Precision, str]:
-        """Each precision that it cannot compute in, with the reason."""
-
-    @property
-    def assumed(self) -> Assumed:
-        """What requests must hold for it to compute as torch does."""
-
-    @property
-    def native(self) -> bool:
-        """True if what ``prepare`` writes is native code, which runs when it is loaded."""
+    name: str
+    exact = False
+    native = False
+    lacks: Mapping[Precision, str] = {}
+    assumed: Assumed = "any"
 
     def missing(self) -> str | None:
         """None if it can run here, else one line: the missing package and the way to install it."""
+        return None
 
+    @abstractmethod
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
         """Write the files that ``load`` needs into the folder of a saved stage, unless they are there.
 
@@ -65,6 +61,7 @@ class Backend(Protocol):
         Raises: BackendError: the stage is refused.
         """
 
+    @abstractmethod
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
     ) -> Runnable:
@@ -76,11 +73,17 @@ class Backend(Protocol):
         """
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
-        """Prepare and load a stage in memory. Raises: BackendError: the stage is refused."""
+        """Prepare a stage in a temporary folder, and load it from there. Raises: BackendError: the stage is refused."""
+        with scratch_folder() as folder:
+            save_stage(program, folder / "stage")
+            self.prepare(program, folder / "stage", precision)
+            return self.load(folder / "stage", threads, precision)
 
+    @abstractmethod
     def refuses_kind(self, kind: str) -> str | None:
         """None if it runs on this kind of accelerator (``cuda``), else the reason and a backend that does."""
 
+    @abstractmethod
     def place(
         self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
     ) -> tuple[Runnable, bool]:
@@ -92,24 +95,16 @@ class Backend(Protocol):
         """
 
 
-class AcceleratorBackend(ABC):
+class AcceleratorBackend(Backend):
     """Base of backends of other packages: a runtime of one kind of accelerator that takes a saved stage. It needs ``name``,
     ``kind`` and ``place``."""
 
-    name: str
     kind: str
-    exact = False
-    native = False
-    assumed: Assumed = "any"
     lacks: Mapping[Precision, str] = dict.fromkeys(("tf32", "bf16", "f16"), "its package does not say that it can")
-
-    def missing(self) -> str | None:
-        """None: its package is installed."""
-        return None
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
         """Write nothing: ``place`` reads the saved stage."""
-        require_precision(cast(Backend, self), precision)
+        require_precision(self, precision)
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
@@ -117,42 +112,24 @@ class AcceleratorBackend(ABC):
         """Raise BackendError: it does not run on cores."""
         raise BackendError(f"backend '{self.name}' runs on {self.kind} devices only; use eager on cores")
 
-    def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
-        """Raise BackendError: it does not run on cores."""
-        return self.load(Path(), threads, precision)
-
     def refuses_kind(self, kind: str) -> str | None:
         """Refuse all kinds of devices but its own."""
         return None if kind == self.kind else f"it runs on {self.kind} devices only; use eager there"
 
-    @abstractmethod
-    def place(
-        self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
-    ) -> tuple[Runnable, bool]:
-        """Put the saved stage on an accelerator: see ``Backend.place``."""
 
-
-class FileBackend(ABC):
+class FileBackend(Backend):
     """Base of backends that load files, which an exporter or a compiler writes in a process apart."""
 
-    name: str
     assumed: Assumed = "ids"
     """The assumption on requests with which it computes as torch does, and which ``load`` checks."""
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
         """Write the files of a stage in a process apart. A stage that is not saved in the folder is saved elsewhere for that."""
-        require_precision(cast(Backend, self), precision)
+        require_precision(self, precision)
         if not self.is_prepared(folder, precision):
             doing = f"while {self.name} prepared stage '{program.name}'"
             saved = folder.absolute() if is_saved(folder) else None
             convert(_write, program, self.name, folder.absolute(), precision, doing=doing, saved=saved)
-
-    def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
-        """Prepare a stage in a temporary folder, and load it from there."""
-        with scratch_folder() as folder:
-            save_stage(program, folder / "stage")
-            self.prepare(program, folder / "stage", precision)
-            return cast(Backend, self).load(folder / "stage", threads, precision)
 
     @abstractmethod
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
@@ -235,10 +212,10 @@ class Streams(Protocol):
         """Run one request to its end."""
 
 
-@runtime_checkable
-class StreamingBackend(Backend, Protocol):
+class StreamingBackend(Backend):
     """A backend that computes several requests at once in one process with one copy of the weights."""
 
+    @abstractmethod
     def load_streams(self, folder: Path, threads: int, streams: int, precision: Precision = "f32") -> Streams:
         """Load a prepared stage for ``streams`` requests at once, each on its share of ``threads``. Raises: as ``load``."""
 

@@ -1,6 +1,5 @@
 """Torch eager: it runs the traced ATen graph itself and takes every op; other backends are checked against its results."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -11,21 +10,13 @@ from autosplit.backends.lowering import HALVES, in_precision, lowered
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram, load_stage, place_stage, save_stage
-from autosplit.tracing.valueranges import Assumed
 
 
-class EagerBackend:
+class EagerBackend(Backend):
     """Runs the generated forward of the stage's graph, which frees each value after its last use."""
 
     name = "eager"
     exact = True
-    native = False
-    assumed: Assumed = "any"
-    lacks: Mapping[Precision, str] = {}
-
-    def missing(self) -> str | None:
-        """Return None: torch is always installed."""
-        return None
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
         """Write the lowered stage, so that replicas share its weights; in f32 and tf32 the saved stage is enough."""

@@ -49,7 +49,6 @@ class InductorBackend(FileBackend):
     """One AOTInductor library a stage."""
 
     name = "inductor"
-    exact = False
     native = True
     lacks: Mapping[Precision, str] = dict.fromkeys(("tf32", "f16"), "autosplit compiles it in f32 and bf16")
 

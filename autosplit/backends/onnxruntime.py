@@ -61,8 +61,6 @@ class OnnxRuntimeBackend(FileBackend):
     """One InferenceSession a stage, CPU provider."""
 
     name = "onnxruntime"
-    exact = False
-    native = False
     lacks: Mapping[Precision, str] = {
         "bf16": "its CPU provider has no matrix products and convolutions in bfloat16",
         "f16": "autosplit exports its files in f32",

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from autosplit.backends.base import Backend, Done, FileBackend, Precision, Runnable, Streams, require_precision
+from autosplit.backends.base import Backend, Done, FileBackend, Precision, Runnable, StreamingBackend, Streams, require_precision
 from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
 from autosplit.backends.limiting import check_of, with_check
 from autosplit.backends.onnxfile import ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx, require_numpy
@@ -47,12 +47,10 @@ WEIGHTLESS: Mapping[str, Any] = {"CACHE_MODE": "OPTIMIZE_SIZE"}
 """Settings of a compiled blob without weights."""
 
 
-class OpenVinoBackend(FileBackend):
+class OpenVinoBackend(FileBackend, StreamingBackend):
     """One compiled model and one infer request a stage, on the CPU plug-in."""
 
     name = "openvino"
-    exact = False
-    native = False
     assumed: Assumed = "narrow"
     lacks: Mapping[Precision, str] = dict.fromkeys(("tf32", "f16"), "its plug-in for cores has f32 and bf16")
 

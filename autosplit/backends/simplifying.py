@@ -16,6 +16,7 @@ from autosplit.backends.translating import GROUPED
 from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.operators import defined_in
+from autosplit.tracing.programs import Observer
 from autosplit.tracing.splitting import StageProgram, part_of
 from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, fake_mode, spec_of
 
@@ -68,24 +69,15 @@ def is_custom(node: fx.Node) -> bool:
 
 def specs_of(program: StageProgram) -> Mapping[str, TensorSpec]:
     """The specs of all values of a stage, from its inputs' alone."""
-    found = _Specs(program.module)
-    with fake_mode([]), torch.no_grad():
-        found.run(*(empty_like_spec(spec) for spec in program.inputs))
-    return found.specs
+    found: dict[str, TensorSpec] = {}
 
-
-class _Specs(fx.Interpreter):
-    """Runs a graph and keeps the specs of its values."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.specs: dict[str, TensorSpec] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
+    def see(node: fx.Node, value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            self.specs[n.name] = spec_of(n.name, value)
-        return value
+            found[node.name] = spec_of(node.name, value)
+
+    with fake_mode([]), torch.no_grad():
+        Observer(program.module, see).run(*map(empty_like_spec, program.inputs))
+    return found
 
 
 def _divide(node: fx.Node, root: fx.Node) -> None:

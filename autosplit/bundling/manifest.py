@@ -42,7 +42,13 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A part at the sizes of one variant: its values and files, as in the part itself."""
+    """A part at the sizes of one variant.
+
+    Attributes:
+        inputs, outputs: the values that it reads and makes.
+        input_orders, output_orders: for a runtime of dense tensors, the order of dimensions in which each value is dense.
+        files: the name of each file by its role.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -52,21 +58,18 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A stage of a plan, ready to run.
+class Part(Form):
+    """A stage of a plan, ready to run; its own values and files are those of variant 0, the largest.
 
     Attributes:
         name: the stage's name.
         backend: the backend that its files are for.
-        devices: the devices of the plan, one for each replica; ``mapping`` finds devices of the loading machine for them.
+        devices: the devices of the plan, one for each replica; ``mapped_devices`` finds devices of the loading machine for them.
         threads, streams, load_s: as in the plan's stage.
-        inputs, outputs: the values that it reads and makes.
-        input_orders, output_orders: for a runtime of dense tensors, the order of dimensions in which each value is dense.
-        files: the name of each file by its role.
         weights: the weights that its program or library takes from the weights file.
         weight_bytes: bytes of weights that it holds when it is loaded.
         operators: the modules of custom operators that it calls, which the loading process must have imported.
-        variants: the part at the sizes of variant 1 and so on; its own values and files are those of variant 0, the largest.
+        variants: the part at the sizes of variant 1 and so on.
     """
 
     name: str
@@ -75,11 +78,6 @@ class Part:
     threads: int
     streams: int
     load_s: float
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    input_orders: tuple[tuple[int, ...], ...]
-    output_orders: tuple[tuple[int, ...], ...]
-    files: Mapping[str, str]
     weights: tuple[StoredWeight, ...]
     weight_bytes: int
     operators: tuple[str, ...] = ()
@@ -126,7 +124,7 @@ class Network:
         precision, microbatch, queue_depth: as in the plan.
         inputs, outputs: the names of the values that a request gives and gets, in order.
         parts: in topological order.
-        answer: the containers in which the model returns its outputs (see ``containers``).
+        answer: the containers in which the model returns its outputs (see ``bundler.output_containers``).
         ranges: the sizes of its requests.
     """
 

@@ -17,15 +17,13 @@ from autosplit.bundling.bundlecheck import filled
 from autosplit.bundling.bundlepart import BundlePart
 from autosplit.bundling.driver import Fitter
 from autosplit.bundling.manifest import WEIGHTS, Manifest, Network, Part, check_files
-from autosplit.bundling.mapping import mapped_devices
 from autosplit.bundling.packing import unpacked
 from autosplit.bundling.partchain import as_one_stage
 from autosplit.devices.discovering import PACKAGES, Devices, as_machine, cpu_name, discover
 from autosplit.devices.limits import affinity
 from autosplit.errors import BundleError, MissingExtraError, PlanError, UsageError, raise_faults
 from autosplit.running.engine import Engine
-from autosplit.running.inprocess import InProcess
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.pipeline import InProcess, Pipeline
 from autosplit.running.stage import StagePlacement, Variant
 from autosplit.running.wiring import faults_of
 from autosplit.values.machine import Device, parse_device
@@ -218,3 +216,26 @@ def _devices(network: Network, devices: Devices | None) -> tuple[Device, ...]:
     if all(device.kind == "cpu" and set(device.cores) <= here for device in planned):
         return tuple(planned)
     return discover().devices
+
+
+def mapped_devices(parts: Sequence[Part], there: Sequence[Device]) -> list[tuple[Device, ...]]:
+    """The devices of each part, one for each replica.
+
+    A device that the plan names and that is there stays. Otherwise the plan's devices, in the order of their first part, are
+    mapped to the present devices: several to one where there are fewer, one each where there are enough. Each device that is
+    left over becomes a replica of the part with the most seconds for each replica.
+    """
+    planned = list(dict.fromkeys(name for part in parts for name in part.devices))
+    by_name = {device.name: device for device in there}
+    if all(name in by_name for name in planned):
+        target = {name: by_name[name] for name in planned}
+    else:
+        count = min(len(planned), len(there))
+        target = {name: there[position * count // len(planned)] for position, name in enumerate(planned)}
+    found = [list(dict.fromkeys(target[name] for name in part.devices)) for part in parts]
+    used = {device for devices in found for device in devices}
+    for device in there:
+        if device not in used:
+            loads_s = [part.load_s / len(devices) for part, devices in zip(parts, found, strict=True)]
+            found[loads_s.index(max(loads_s))].append(device)
+    return [tuple(devices) for devices in found]

@@ -19,7 +19,8 @@ import torch
 from autosplit import errors
 from autosplit.errors import AutosplitError, RefusedError, StageError, WorkerError
 from autosplit.reports.results import StageStats
-from autosplit.running.admission import Admission, FixedPace
+from autosplit.running.admission import Admission
+from autosplit.running.inflight import Pace
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
 from autosplit.running.request import Request
@@ -97,7 +98,7 @@ class HostsTransport:
         self._route, self._events, self._replace = route, events, replace
         self._running: dict[int, Request] = {}
         self.restarts = 0
-        self.pace = FixedPace(route.max_in_flight)
+        self.pace = Pace(route.max_in_flight)
 
     def start(self, admission: Admission) -> None:
         """Take requests."""

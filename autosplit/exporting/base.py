@@ -156,7 +156,6 @@ TARGETS: Mapping[str, str] = {
     "onnxruntime-layers": "annotated_onnx",
     "vllm": "vllm_partition",
     "accelerate": "accelerate_map",
-    "tvm-json": "tvm_json",
     "torch-pipelining": "torch_pipelining",
     "openvino": "openvino_ir",
     "aotinductor": "aotinductor_package",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from autosplit.generating.sequences import Generation
 from autosplit.reports.results import LatencyStats
-from autosplit.running.answers import NUM_TIMES
+from autosplit.running.request import NUM_TIMES
 from autosplit.tables import seconds_text
 
 

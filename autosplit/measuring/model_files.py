@@ -19,6 +19,7 @@ from autosplit.measuring.attribution import value_names
 from autosplit.measuring.cut_cost import Cut, loses_at_cuts, save_cut
 from autosplit.measuring.stage_timer import INPUTS
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.programs import Observer
 from autosplit.tracing.splitting import StageProgram, split, unsplit
 from autosplit.tracing.verifying import own_storage
 from autosplit.values.graph import Graph
@@ -195,20 +196,12 @@ def _added(parts: Sequence[Samples | None]) -> Samples | None:
 
 def stage_values(traced: Traced, names: Collection[str]) -> dict[str, torch.Tensor]:
     """The named values of one run of the model on its example inputs."""
-    runner = _Recorder(traced.program, names)
+    found: dict[str, torch.Tensor] = {}
+
+    def see(node: fx.Node, value: Any) -> None:
+        if node.name in names:
+            found[node.name] = value
+
     with torch.inference_mode():
-        runner.run(*traced.example_inputs)
-    return runner.kept
-
-
-class _Recorder(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, names: Collection[str]) -> None:
-        super().__init__(module)
-        self.kept: dict[str, torch.Tensor] = {}
-        self._names = names
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.name in self._names:
-            self.kept[n.name] = value
-        return value
+        Observer(traced.program, see).run(*traced.example_inputs)
+    return found

@@ -349,7 +349,10 @@ def _entries(graph: Graph, root: Path, path: Path) -> list[Entry]:
     try:
         if data["graph"]["hash"] != graph.hash:
             raise ProfileError(f"profile file '{path}' is of another model ({data['graph']['hash']})")
-        entries = [_entry(entry) for entry in data["entries"]]
+        entries = [
+            Entry(setting_from_dict(one), measured_from_dict(one), tuple(map(stage_from_dict, one["stages"])))
+            for one in data["entries"]
+        ]
         for entry in entries:
             empty = Profile.empty(graph, entry.measured.provenance.precision)
             replace(empty, measured={entry.setting: entry.measured}, stages=entry.stages).verify()
@@ -360,10 +363,6 @@ def _entries(graph: Graph, root: Path, path: Path) -> list[Entry]:
 
 def _links(root: Path, path: Path) -> list[Link]:
     return from_plain(list[Link], read_mapping(path, "links", SCHEMA, ProfileError, root)["links"])
-
-
-def _entry(data: Mapping[str, Any]) -> Entry:
-    return Entry(setting_from_dict(data), measured_from_dict(data), tuple(stage_from_dict(stage) for stage in data["stages"]))
 
 
 def _json(value: Any, indent: str = "") -> str:

@@ -9,21 +9,21 @@ The modules, in the order of their use::
     statusblock     shared memory: deadlines and numbers of requests, and the state of each worker
     messages        what the host and a worker say to each other
     stageworker     the loop of one stage replica: messages, requests; nullworker: the same loop in a thread
-    stagerings      a worker's ends of its rings; lookahead: requests begun early
-    provisioner     puts the stages on their devices, all or none
-    request         one request, made of tensors that fit; answers: gives answers to callers
+    stagerings      a worker's ends of its rings, and requests begun early
+    provisioner     puts the stages on their devices, all or none; keptfiles: the files that a restart needs
+    request         one request, made of tensors that fit, with copies of its inputs while it waits, and its answer
     waitingroom     the queue of requests, and callers that wait for a place there
     admission       which requests are sent, wait in the queue or are refused; Transport: what carries them
-    inflight        the requests between the first stage and their answer, and their numbers; flow: where requests are
-    hostrings       the host's ends of the rings: InputRings, ResultRings; inputcopies: the inputs of waiting requests
-    recovery        kills hanging workers, replaces dead ones and replays; restarts: when; keptfiles: the files they need
-    monitor         latency, times and health of workers
+    inflight        the requests between the first stage and their answer, their numbers, and how many there may be
+    hostrings       the host's ends of the rings: InputRings, ResultRings
+    monitor         places and times of requests, times and health of workers
+    recovery        kills hanging workers, replaces dead ones, at once or after a pause, and replays
     ringtransport   workers and rings, with one thread that takes results and sees to workers
     localstage      a stage that is loaded in the caller's process; turns: callers compute their requests themselves
     callertransport one stage in the caller's process: several requests at once, in threads of the runtime or one for each copy
     swapping        stages with other weights
     engine          Engine: a network that takes requests, over any transport
-    pipeline        Pipeline: an engine over workers; inprocess: InProcess: an engine over the caller's process
+    pipeline        Pipeline: an engine over workers; InProcess: an engine over the caller's process
     awaiting        awaits requests in event loops
     recording       record(): what a pipeline did, as a timeline
 

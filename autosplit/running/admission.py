@@ -7,16 +7,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from autosplit.compat.futures import SafeCondition
 from autosplit.errors import AutosplitError, RefusedError
 from autosplit.reports.results import StageStats
-from autosplit.running.answers import Answers
+from autosplit.running.inflight import Pace
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
-from autosplit.running.request import AnswerFuture, Request
+from autosplit.running.request import AnswerFuture, Answers, Request
 from autosplit.running.waitingroom import AdmissionQueue, WaitingRoom
 from autosplit.running.wiring import Wiring
 
@@ -43,21 +42,6 @@ def wait_until(
 def closed() -> RefusedError:
     """The refusal of a request that came too late."""
     return RefusedError("the request was refused: the pipeline is closed")
-
-
-class Paced(Protocol):
-    """The most requests in flight, and the number of answers to collect at once, for now."""
-
-    size: int
-    batch_to_collect: int
-
-
-@dataclass(slots=True)
-class FixedPace:
-    """A pace that does not change with the load; answers are collected one by one."""
-
-    size: int
-    batch_to_collect: int = 1
 
 
 class CallersTurns(Protocol):
@@ -89,7 +73,7 @@ class Transport(Protocol):
         """The stages."""
 
     @property
-    def pace(self) -> Paced:
+    def pace(self) -> Pace:
         """The most requests in flight."""
 
     @property

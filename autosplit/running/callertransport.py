@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from autosplit.errors import AutosplitError, PlanError, RefusedError
 from autosplit.reports.results import StageStats
-from autosplit.running.admission import Admission, FixedPace, wait_until
-from autosplit.running.inputcopies import InputCopies
+from autosplit.running.admission import Admission, wait_until
+from autosplit.running.inflight import Pace
 from autosplit.running.localstage import LocalStage, Work, serve
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
-from autosplit.running.request import Request
+from autosplit.running.request import InputCopies, Request
 from autosplit.running.turns import Turns
 from autosplit.running.wiring import Wiring, require_here
 from autosplit.values.machine import HOST_KINDS
@@ -63,7 +63,7 @@ class CallerTransport:
             if device.kind not in HOST_KINDS:
                 raise PlanError(f"the caller's process computes on cores, and '{device.name}' is an accelerator; use workers")
         self.wiring = wiring
-        self.pace = FixedPace(len(stage.devices))
+        self.pace = Pace(len(stage.devices))
         self._stages: list[LocalStage] = []
         self._idle: deque[_Place] = deque()
         self._num_places = 0
@@ -92,7 +92,7 @@ class CallerTransport:
         if self._failures:
             raise self._failures[0]
         self._stages.sort(key=lambda stage: stage.replica)
-        self.pace = FixedPace(self._num_places)
+        self.pace = Pace(self._num_places)
         self._copies = InputCopies(self.wiring, admission.queue_capacity + self.pace.size)
         self._run(self._watch)
 

@@ -18,10 +18,9 @@ from autosplit.devices.limits import refusals_named
 from autosplit.errors import BRIEF, AutosplitError, BackendError, PlanError, RefusedError, UsageError, listed, raise_faults
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.running.admission import Admission, Occupancy, Transport, closed
-from autosplit.running.answers import Answers
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import BatchCounts, WorkerHealth, latency_of, run_stats
-from autosplit.running.request import AnswerFuture, Intake, Request, Tensors, monotonic_deadline
+from autosplit.running.request import AnswerFuture, Answers, Intake, Request, Tensors, monotonic_deadline
 from autosplit.running.stage import StagePlacement
 from autosplit.running.swapping import with_swapped_weights
 from autosplit.running.wiring import Wiring

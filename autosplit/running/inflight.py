@@ -36,15 +36,15 @@ class Pace:
 
     Args:
         least: requests in flight at most, as long as answers come slowly.
-        most: most requests that the rings hold.
+        most: most requests that the rings hold; None for a pace that does not change, with answers that are taken one by one.
 
     Attributes:
         size: requests in flight at most, for now.
         batch_to_collect: answers that come within ``SOON_NS``, at most half of those in flight; 1 at first.
     """
 
-    def __init__(self, least: int, most: int) -> None:
-        self._least, self._most = least, most
+    def __init__(self, least: int, most: int | None = None) -> None:
+        self._least, self._most = least, most or least
         self.size = least
         self.batch_to_collect = 1
 

@@ -22,11 +22,10 @@ from autosplit.devices.processes import anonymous_bytes
 from autosplit.errors import AutosplitError, BackendError, DeadlineError, RefusedError, StageError
 from autosplit.reports.results import StageStats
 from autosplit.running import statusblock
-from autosplit.running.answers import NUM_TIMES
 from autosplit.running.copying import CopyPool
 from autosplit.running.messages import Ready, WorkerEvent
 from autosplit.running.monitor import WorkerHealth, stage_stats, worker_health
-from autosplit.running.request import MatchingTensors, Request
+from autosplit.running.request import NUM_TIMES, MatchingTensors, Request
 from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import STATUS_WORDS

@@ -1,9 +1,10 @@
-"""Pipeline: an engine over worker processes."""
+"""Pipeline: an engine over worker processes; InProcess: an engine over one stage in the caller's own process."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from autosplit.errors import AutosplitError, BackendError, UsageError
+from autosplit.running.callertransport import CallerTransport
 from autosplit.running.engine import Engine
 from autosplit.running.ringtransport import RingTransport
 from autosplit.running.stage import StagePlacement
@@ -66,3 +67,21 @@ class Pipeline(Engine):
             raise BackendError(text, backend=failure.backend, device=failure.device) from None
         self._note_replanned(what, stages)
         return found
+
+
+class InProcess(Engine):
+    """One stage in this process, without rings and workers; arguments as for ``Pipeline``.
+
+    Raises: PlanError: as CallerTransport. BackendError: the stage could not be loaded.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StagePlacement],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        queue_capacity: int | None = None,
+        groups: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        super().__init__(CallerTransport, wire(stages, inputs, outputs), queue_capacity, groups)

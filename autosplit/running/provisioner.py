@@ -23,12 +23,10 @@ from autosplit.running.messages import Ready, RingPort, StatesHandle, WorkerConf
 from autosplit.running.modules import StageFolder
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
-from autosplit.running.stage import StagePlacement
 from autosplit.running.stageworker import StageWorker
 from autosplit.running.statusblock import SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
 from autosplit.running.wiring import Wiring
 from autosplit.tracing.splitting import saved_states
-from autosplit.tracing.tensorspec import TensorSpec
 
 LOAD_TIMEOUT_S = 300.0
 RELOAD_LEAST_S = 30.0
@@ -210,7 +208,8 @@ def provision(wiring: Wiring, stopping: threading.Event | None = None) -> Deploy
         shared = Counter(core for stage in wiring.stages for device in stage.devices for core in device.cores)
         for number, (stage, replica) in enumerate(workers):
             configs.append(_config_of(wiring, rings, status_block, number, stage, replica, shared))
-            specs = _states_of(wiring.stages[stage])
+            module = wiring.stages[stage].module  # nobody knows what a function keeps
+            specs = saved_states(module.folder) if isinstance(module, StageFolder) else ()
             configs[-1] = replace(configs[-1], states=StatesHandle.create(specs) if specs else None)
     except BaseException:
         Deployment(wiring, tuple(rings), status_block, configs).close()
@@ -218,11 +217,6 @@ def provision(wiring: Wiring, stopping: threading.Event | None = None) -> Deploy
     deployment = Deployment(wiring, tuple(rings), status_block, configs, stopping=stopping)
     deployment.start()
     return deployment
-
-
-def _states_of(stage: StagePlacement) -> Sequence[TensorSpec]:
-    """The states of a stage. Only a saved stage has any: nobody knows what a function keeps."""
-    return saved_states(stage.module.folder) if isinstance(stage.module, StageFolder) else ()
 
 
 def _config_of(

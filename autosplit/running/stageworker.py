@@ -18,10 +18,9 @@ from autosplit.devices.forking import freed_memory_returned
 from autosplit.devices.processes import anonymous_bytes, reset_peak
 from autosplit.errors import AutosplitError, BackendError, DeviceError
 from autosplit.running import statusblock
-from autosplit.running.lookahead import Lookahead
 from autosplit.running.messages import Ready, WorkerConfig
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, VARIANT, Slot
-from autosplit.running.stagerings import StageRings
+from autosplit.running.stagerings import Lookahead, StageRings
 from autosplit.running.statusblock import StatusBlock, WorkerStatus
 from autosplit.tracing.splitting import states_in
 from autosplit.tracing.tensorspec import check_outputs

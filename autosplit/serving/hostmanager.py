@@ -17,9 +17,8 @@ from autosplit.errors import RefusedError, UsageError
 from autosplit.reports.status import Beacon
 from autosplit.running.awaiting import Awaiting
 from autosplit.running.engine import Engine
-from autosplit.running.inprocess import InProcess
 from autosplit.running.monitor import WorkerHealth
-from autosplit.running.pipeline import Pipeline, Replan
+from autosplit.running.pipeline import InProcess, Pipeline, Replan
 from autosplit.running.recording import record_all
 from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.running.stage import StagePlacement

@@ -16,8 +16,8 @@ import torch
 from autosplit.backends.checking import tolerance
 from autosplit.backends.workspace import Workspace
 from autosplit.compat.torchparts import pytree
-from autosplit.deploying.calling import as_call
 from autosplit.deploying.networks import deploy
+from autosplit.deploying.service import as_call
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.errors import AutosplitError, UsageError
 from autosplit.planning.baselines import baselines_of, unmet_demands

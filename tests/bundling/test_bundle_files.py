@@ -24,8 +24,7 @@ from autosplit.bundling.bundler import write_bundle
 from autosplit.bundling.crosscheck import check_bundle
 from autosplit.bundling.dumps import differences_of, example_inputs, read_dump, write_dump
 from autosplit.bundling.manifest import WEIGHTS, Part, check_files, read_manifest
-from autosplit.bundling.mapping import mapped_devices
-from autosplit.bundling.openbundle import load_bundle
+from autosplit.bundling.openbundle import load_bundle, mapped_devices
 from autosplit.bundling.packing import pack
 from autosplit.commands.bundleoptions import Bundle
 from autosplit.commands.bundles import bundle
@@ -422,7 +421,7 @@ def test_inputs_of_another_network_are_refused(folder, tmp_path):
 
 
 def part_of(name, devices, load_s):
-    return Part(name, "eager", devices, 1, 1, load_s, (), (), (), (), {}, (), 0)
+    return Part((), (), (), (), {}, name, "eager", devices, 1, 1, load_s, (), 0)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from autosplit.running.admission import Admission
-from autosplit.running.answers import Answers
-from autosplit.running.request import AnswerFuture, Finished
+from autosplit.running.request import AnswerFuture, Answers, Finished
 
 
 def admission() -> Any:

@@ -27,9 +27,7 @@ def plan_of(traced: Traced, backend: str) -> Plan:
     return Plan(Source(""), traced.graph.hash, "", (Stage("stage0", tuple(traced.graph.index), ("cpu:0",), backend),), UNKNOWN)
 
 
-@pytest.mark.parametrize(
-    "target", ["onnxruntime", "onnxruntime-layers", "openvino", "triton", "ray-serve", "tvm-json", "torch-pipelining"]
-)
+@pytest.mark.parametrize("target", ["onnxruntime", "onnxruntime-layers", "openvino", "triton", "ray-serve", "torch-pipelining"])
 def test_a_crash_in_an_export_leaves_no_folder(ending: Traced, target: str, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="was killed by SIGSEGV while"):
         write_export(target, Job(ending, plan_of(ending, "eager")), tmp_path / "out")

@@ -16,7 +16,6 @@ import yaml
 from torch import nn
 from torch.export.pt2_archive._package import load_pt2
 
-from autosplit.errors import PlanError
 from autosplit.exporting import aotinductor_package, triton_repository
 from autosplit.exporting.aotinductor_package import compiled_files
 from autosplit.exporting.base import Job, get_target, write_export
@@ -141,43 +140,6 @@ def test_a_transposed_value_travels_between_ranks_row_major_and_is_read_as_in_th
         assert [list(value.stride()) for value in sent] == [entry["stride"] for entry in last["inputs"]]
         [found] = torch.export.load(folder / "rank1.pt2").module()(*sent)
         assert torch.equal(found, turning.run(x))
-
-
-def test_tvms_json_connects_the_stages_as_the_plan_does(traced: Traced, plan: Plan, tmp_path: Path) -> None:
-    job = Job(traced, plan)
-    write_export("tvm-json", job, tmp_path / "tvm")
-    data = json.loads((tmp_path / "tvm" / "pipeline_config.json").read_text())
-    assert set(data) == {"module_connection", "input_connection", "param_connection"}
-    assert data["input_connection"][1] == {"global_interface_name": "scale", "mod_idx": 2, "module_interface_name": "scale"}
-    first = data["module_connection"][0]
-    assert (first["dev"], first["cpu_affinity"]) == ("1,0", "0")
-    inputs = requests()
-    named = dict(zip(traced.graph.inputs, inputs, strict=True))
-    links = data["input_connection"]
-    given = {(link["mod_idx"], link["module_interface_name"]): named[link["global_interface_name"]] for link in links}
-    found = {}
-    for module, program in zip(data["module_connection"], job.programs, strict=True):
-        made = program.module(*[given[module["mod_idx"], spec.name] for spec in program.inputs])
-        for output in module["output"]:
-            for target in output["dependencies"]:
-                if "global_output_index" in target:
-                    found[target["global_output_index"]] = made[output["output_idx"]]
-                else:
-                    given[target["mod_idx"], target["input_name"]] = made[output["output_idx"]]
-    for number, value in enumerate(expected(traced, inputs)):
-        np.testing.assert_array_equal(found[number].detach().numpy(), value)
-
-
-def test_tvm_refuses_an_input_of_two_stages(traced: Traced, plan: Plan, tmp_path: Path) -> None:
-    class Twice(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.relu() + x
-
-    both = trace(load_model(Twice().eval(), inputs=(torch.ones(2, 2),)))
-    ops = [op.name for op in both.graph.ops]
-    stages = tuple(Stage(f"stage{n}", (op,), ("cpu:0",)) for n, op in enumerate(ops))
-    with pytest.raises(PlanError, match="input 'x' of the model is read by stages 'stage0', 'stage1'"):
-        write_export("tvm-json", Job(both, Plan(Source(""), both.graph.hash, "", stages, UNKNOWN)), tmp_path / "tvm")
 
 
 def test_openvino_runs_the_stages_and_the_whole_model(traced: Traced, plan: Plan, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_every_target_names_what_it_cannot_express(traced: Traced, halves: Plan,
         assert not faults or ("stage 'stage0'" in faults[0] and f"2 {word}" in faults[0])
 
 
-@pytest.mark.parametrize(("name", "kinds"), [("tvm-json", {"cuda"}), ("openvino", {"npu"}), ("executorch", set())])
+@pytest.mark.parametrize(("name", "kinds"), [("openvino", {"npu"}), ("executorch", set())])
 def test_a_kind_of_device_that_a_target_lacks_is_refused(halves: Plan, name: str, kinds: set[str]) -> None:
     for kind in ("cuda", "npu"):
         faults = get_target(name).accepts(replace(halves, stages=(replace(halves.stages[0], devices=(f"{kind}:0",)),)))

@@ -15,8 +15,7 @@ from pipelines import double, local, request
 
 from autosplit.errors import DeadlineError, RefusedError
 from autosplit.running.awaiting import Awaiting
-from autosplit.running.inprocess import InProcess
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.pipeline import InProcess, Pipeline
 
 pytestmark = pytest.mark.timeout(60)
 

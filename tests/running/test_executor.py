@@ -22,10 +22,9 @@ from autosplit.devices.processes import MemoryHeld
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running import admission, monitor
 from autosplit.running.copying import CopyPool
-from autosplit.running.inprocess import InProcess
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.modules import LocalFunction
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.pipeline import InProcess, Pipeline
 from autosplit.running.recovery import Recovery
 from autosplit.running.stage import StagePlacement
 from autosplit.running.stageworker import StageWorker

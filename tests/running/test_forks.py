@@ -15,8 +15,7 @@ sys.path[:0] = {path!r}
 import torch
 from pipelines import Gate, double, local, request
 from autosplit.errors import RefusedError
-from autosplit.running.inprocess import InProcess
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.pipeline import InProcess, Pipeline
 from autosplit.serving.chaining import Chain
 
 def refused(call, *arguments):

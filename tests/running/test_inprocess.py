@@ -13,9 +13,8 @@ from pipelines import Gate, double, fail_on_7, local, request
 from autosplit.errors import DeadlineError, PlanError, RefusedError, StageError, UsageError
 from autosplit.running import turns
 from autosplit.running.engine import Engine
-from autosplit.running.inprocess import InProcess
 from autosplit.running.localstage import LocalStage
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.pipeline import InProcess, Pipeline
 from autosplit.running.recording import record
 from autosplit.serving.session import Session
 

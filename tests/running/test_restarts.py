@@ -17,7 +17,7 @@ from autosplit.errors import BackendError, DeadlineError, RefusedError, UsageErr
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.restarts import LONGEST_PAUSE_S, WINDOW_S, RestartHistory
+from autosplit.running.recovery import LONGEST_PAUSE_S, WINDOW_S, RestartHistory
 from autosplit.running.stage import StagePlacement
 from autosplit.serving.hostmanager import HostManager
 
@@ -225,8 +225,8 @@ def test_close_waits_for_no_stage_that_never_ends_to_load(drain: bool) -> None:
 
 
 def test_close_waits_for_no_pause_before_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autosplit.running.restarts.FIRST_PAUSE_S", 40.0)
-    monkeypatch.setattr("autosplit.running.restarts.LONGEST_PAUSE_S", 40.0)
+    monkeypatch.setattr("autosplit.running.recovery.FIRST_PAUSE_S", 40.0)
+    monkeypatch.setattr("autosplit.running.recovery.LONGEST_PAUSE_S", 40.0)
     died = threading.Event()
 
     def on_load(count: int) -> None:

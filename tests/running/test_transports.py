@@ -15,9 +15,8 @@ from pipelines import at_widths, fail_on_7, local, request
 from autosplit.errors import StageError
 from autosplit.running import callertransport
 from autosplit.running.engine import Engine
-from autosplit.running.inprocess import InProcess
 from autosplit.running.modules import LocalFunction, positional
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.pipeline import InProcess, Pipeline
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -13,8 +13,7 @@ import pytest
 from pipelines import double, local, request
 
 from autosplit.errors import DeadlineError, RefusedError, UsageError
-from autosplit.running.inprocess import InProcess
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.pipeline import InProcess, Pipeline
 from autosplit.running.waitingroom import WaitingRoom
 
 pytestmark = pytest.mark.timeout(30)

@@ -18,9 +18,8 @@ from torch import nn
 from autosplit.errors import AutosplitError, BackendError, DeviceError, ModelError, PlanError, UsageError
 from autosplit.files import content_hash
 from autosplit.measuring import measure
-from autosplit.running.inprocess import InProcess
 from autosplit.running.modules import StageFolder
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.pipeline import InProcess, Pipeline
 from autosplit.serving.connections import ModulePorts
 from autosplit.serving.hostmanager import HostManager
 from autosplit.serving.pipelineconfig import PipelineConfig
