@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autosplit.compat.futures import DoneFuture, SafeFuture
-from autosplit.errors import AutosplitError, DeadlineError, UsageError, raise_faults
+from autosplit.errors import SHOWN_FAULTS, AutosplitError, DeadlineError, UsageError, raise_faults
 from autosplit.running.wiring import Wiring
 from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
@@ -201,7 +201,9 @@ class Intake:
         if variant is None or any(value.dtype != dtype for value, (_, _, dtype) in zip(inputs, self._checks, strict=True)):
             faults = differences(self._layouts[variant or 0], inputs)
             if len(self._layouts) > 1 and variant is None:
-                sizes = "; ".join(", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in specs) for specs in self._layouts)
-                faults.append(f"requests must have exactly the shapes of one of {len(self._layouts)} variants: {sizes}")
+                shown = self._layouts[:SHOWN_FAULTS]
+                sizes = "; ".join(", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in specs) for specs in shown)
+                rest = " and smaller ones" * (len(shown) < len(self._layouts))
+                faults.append(f"requests must have exactly the shapes of one of {len(self._layouts)} variants: {sizes}{rest}")
             raise_faults(UsageError, "the inputs do not fit the pipeline", faults)
         return variant or 0

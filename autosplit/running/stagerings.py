@@ -29,7 +29,7 @@ class StageRings:
     def output_slots(self, variant: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Position of each output that a ring takes, and a tensor of the shape and dtype that its slots have."""
         for ends, index in self._sinks:
-            yield from zip(index, _any_ring(ends).slots[0].views[variant], strict=True)
+            yield from zip(index, _any_ring(ends).slots[0].views(variant), strict=True)
 
     def inputs(self, slots: Sequence[Slot]) -> list[Any]:
         """The stage's inputs, as views of the slots."""
