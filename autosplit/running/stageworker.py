@@ -63,7 +63,7 @@ def serve_stage(control: Connection, config: WorkerConfig) -> None:
         start = time.perf_counter()
         try:
             PROVIDERS.update(config.providers)
-            for module in dict.fromkeys(one.module for one in config.stage.at_each_size()):
+            for module in {id(one.module): one.module for one in config.stage.at_each_size()}.values():
                 module.import_packages()
             before_bytes = anonymous_bytes(os.getpid())
             workers.append(StageWorker(config, control))

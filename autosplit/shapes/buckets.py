@@ -23,7 +23,6 @@ LEAST_GAIN = 0.03
 MOST_VARIANTS = 16
 """Most variants of a stage. Each is loaded at the start, and takes memory beside the weights."""
 
-
 MOST_LISTED = 16
 """Buckets of a dimension that a sentence lists."""
 

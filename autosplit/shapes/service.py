@@ -40,7 +40,6 @@ from autosplit.values.shapes import Traffic, write_traffic
 NUM_TRIALS, TRIALS_S = 3, 0.1
 """Requests by which the seconds of each variant are measured, of which the fastest counts; fewer once they took so long."""
 
-
 MOST_TIMED = 16
 """Variants that are timed when a service starts."""
 

@@ -109,11 +109,8 @@ def test_saved_stage_keeps_its_free_axes(family: Family, workspace: Workspace) -
 @settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(1, 4), st.integers(2, 8))
 def test_layouts_by_arithmetic_are_those_of_a_trace(family: Family, batch: int, seq: int) -> None:
-    assert family.symbolic is not None
-    sizes = {"batch": batch, "seq": seq}
-    traced = family.make(sizes)
-    [found] = family.symbolic.layouts([family.variants[0].specs[name] for name in traced.graph.values], [sizes])
-    assert found == tuple(traced.specs[name] for name in traced.graph.values)
+    specs, sizes = family.make(at := {"batch": batch, "seq": seq}).specs, family.symbolic
+    assert sizes is not None and sizes.layouts(list(family.variants[0].specs.values()), [at]) == [tuple(specs.values())]
 
 
 def test_stage_whose_inputs_lack_a_size_names_it_and_gets_variants(family: Family) -> None:
@@ -191,10 +188,9 @@ def test_swapped_weights_keep_one_program(family: Family, tmp_path: Path) -> Non
 
 
 def test_plan_file_keeps_the_dynamic_backends_and_says_many_sizes_in_short(family: Family, tmp_path: Path) -> None:
-    plan = _plan(family, "onnxruntime", 2)
-    assert plan.shapes is not None
     many = {"batch": (1, 2, 4), "seq": tuple(range(2, 30))}
-    plan = replace(plan, shapes=replace(plan.shapes, buckets=many, sizes={"batch": "1..4", "seq": "2..29"}))
+    shapes = Shapes({}, {"batch": "1..4", "seq": "2..29"}, many, dynamic=("onnxruntime",))
+    plan = replace(_plan(family, "onnxruntime", 2), shapes=shapes)
     write_plan(plan, family.graph, tmp_path / "plan.yaml")
     assert "seq: 2..29" in (tmp_path / "plan.yaml").read_text().partition("buckets:")[2]
     read = read_plan(tmp_path / "plan.yaml").resolve(family.graph)
