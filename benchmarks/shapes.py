@@ -48,7 +48,7 @@ from autosplit.scratch import scratch_folder
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.buckets import Buckets, choose_buckets, fit_times
 from autosplit.shapes.service import ShapedService
-from autosplit.shapes.timing import DYNAMIC_GAIN, MOST_DYNAMIC, most_variants
+from autosplit.shapes.timing import MOST_DYNAMIC, most_variants
 from autosplit.tracing.family import Family, resized
 from autosplit.tracing.loading import load_model
 from autosplit.values.machine import Machine, parse_device, union
@@ -194,7 +194,7 @@ def buckets_for(subject: Subject, ready: Prepared, sizes: list[int], backend: st
     traffic = Traffic((subject.dim,), {(size,): float(count) for size, count in sorted(Counter(sizes).items())})
     choose = partial(choose_buckets, fit_times(measured), traffic, {subject.dim: ready.family.allowed[subject.dim]})
     most, _ = most_variants(ready.family, cores(), backend)
-    return choose(most=max(1, most // len(subject.batches))), choose(most=MOST_DYNAMIC, least_gain=DYNAMIC_GAIN)
+    return choose(most=max(1, most // len(subject.batches))), choose(most=MOST_DYNAMIC, each_size=True)
 
 
 def _timed_s(call: Callable[[], Any]) -> float:
@@ -221,7 +221,7 @@ def deployed(family: Family, backend: str, stack: ExitStack, dynamic: bool, join
     workspace, host = stack.enter_context(Workspace()), stack.enter_context(HostManager())
     shapes = Shapes({}, {}, {}, dynamic=(backend,) if dynamic else ())
     plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN, shapes=shapes)
-    engine = deploy(host, traced.graph.name, traced, plan, machine, workspace, family.variants[1:], family.symbolic)
+    engine = deploy(host, traced.graph.name, family, plan, machine, workspace)
     return stack.enter_context(ShapedService(family, engine))
 
 

@@ -18,14 +18,12 @@ from autosplit.bundling.packing import pack
 from autosplit.bundling.weightpool import WeightPool
 from autosplit.deploying.networks import split_each_size
 from autosplit.devices.discovering import cpu_name, versions
-from autosplit.errors import TraceError, UsageError
+from autosplit.errors import UsageError
 from autosplit.files import hidden_beside, unwritable
 from autosplit.progress import Progress, quiet
 from autosplit.scratch import scratch_folder
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.family import Family
-from autosplit.tracing.freesizes import freed
-from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.family import Family, as_family
 from autosplit.values.machine import HOST, host_of
 from autosplit.values.plan import Plan
 from autosplit.values.shapes import sizes_text
@@ -83,7 +81,7 @@ def fill_bundle(
         num_parts = sum(len(plan.stages) for _, plan in networks.values())
         for name, (_, plan) in networks.items():
             drafts[name] = []
-            for programs, stage in zip(_programs(families[name], plan), plan.stages, strict=True):
+            for programs, stage in zip(split_each_size(families[name], plan), plan.stages, strict=True):
                 number = sum(map(len, drafts.values()))
                 progress("bundle", number / num_parts, f"network '{name}', {stage.name} for {stage.backend}")
                 place = scratch / f"part{number}"
@@ -125,18 +123,7 @@ def family_of(model: Traced | Family, plan: Plan) -> Family:
         return model if plan.shapes is None else model.only(plan.shapes.variants)
     if plan.shapes is not None:
         raise UsageError("the plan is for requests of several sizes, and the model is traced for one; trace it with sizes=")
-    return Family((model,), ({},), {}, {}, {})
-
-
-def _programs(family: Family, plan: Plan) -> list[tuple[StageProgram, ...]]:
-    """The program of each stage at each size; the first of several takes every size where the plan says so."""
-    dynamic, found = () if plan.shapes is None else plan.shapes.dynamic, split_each_size(family.variants, plan)
-    if dynamic and family.symbolic is None:
-        raise TraceError(f"model '{family.graph.name}' has no export with symbolic sizes, so a stage takes one size")
-    return [
-        (freed(first, family.symbolic), *others) if others and stage.backend in dynamic and family.symbolic else (first, *others)
-        for stage, (first, *others) in zip(plan.stages, found, strict=True)
-    ]
+    return as_family(model)
 
 
 def _network(family: Family, plan: Plan, answer: Mapping[str, Any], parts: Sequence[Part]) -> Network:

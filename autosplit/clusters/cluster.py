@@ -12,7 +12,7 @@ from autosplit.deploying.replanning import Replanner
 from autosplit.measuring.store import Store
 from autosplit.running.engine import Engine
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.resizing import Resizable
+from autosplit.tracing.family import Family
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
@@ -35,20 +35,11 @@ class Cluster(Fleet):
         return hostprofile.measure(traced, self, backends, precision, None if store is None else Store(store), remeasure)
 
     def engine_factory(
-        self,
-        variants: Sequence[Traced] = (),
-        plan: Plan | None = None,
-        profile: Profile | None = None,
-        symbolic: Resizable | None = None,
+        self, model: Traced | Family | None = None, plan: Plan | None = None, profile: Profile | None = None
     ) -> Callable[..., Engine]:
         """What makes pipelines on these hosts, in place of ``Pipeline``.
 
-        With variants, plan and profile, a pipeline plans anew for the hosts that are left when one is lost.
-
-        Args:
-            variants: the model at each size of the plan, the largest first; one for a plan of one size.
-            plan, profile: as for ``Replanner``.
-            symbolic: as for ``place``.
+        With model, plan and profile (as for ``Replanner``), a pipeline plans anew for the hosts that are left when one is lost.
         """
-        replan = Replanner(variants, plan, profile, symbolic) if variants and plan and profile else None
+        replan = Replanner(model, plan, profile) if model and plan and profile else None
         return functools.partial(HostsPipeline, self, replan=replan)

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -58,20 +59,23 @@ class Frame(NamedTuple):
     num_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
 class FrameBuffer:
-    """Memory for the tensors of one frame: for each variant the tensors and the bytes of each, which share their memory."""
+    """Memory for the tensors of one frame.
 
-    tensors: tuple[tuple[torch.Tensor, ...], ...]
-    buffers: tuple[tuple[memoryview, ...], ...]
+    Args:
+        layouts: the layouts of the tensors for each variant.
 
-    @staticmethod
-    def of(layouts: Sequence[Sequence[TensorSpec]]) -> "FrameBuffer":
-        """A slot for tensors in one of these layouts."""
+    Attributes:
+        tensors: variant to the tensors, views of the memory that are made once.
+        buffers: variant to the bytes of each tensor.
+    """
+
+    def __init__(self, layouts: Sequence[Sequence[TensorSpec]]) -> None:
         most_bytes = [max(map(storage_bytes, specs)) for specs in zip(*layouts, strict=True)]
         memory = [torch.empty(num_bytes, dtype=torch.uint8) for num_bytes in most_bytes]
-        tensors = tuple(tuple(map(view_storage, memory, specs)) for specs in layouts)
-        return FrameBuffer(tensors, tuple(tuple(map(bytes_of, *pair)) for pair in zip(tensors, layouts, strict=True)))
+        tensors = cache(lambda variant: tuple(map(view_storage, memory, layouts[variant])))
+        self.tensors: Callable[[int], tuple[torch.Tensor, ...]] = tensors
+        self.buffers = cache(lambda variant: tuple(map(bytes_of, tensors(variant), layouts[variant])))
 
 
 def bytes_of(tensor: torch.Tensor, spec: TensorSpec) -> memoryview:
@@ -145,7 +149,7 @@ class Connection:
         self.peer = peer
         self._sock, self._receiver, self._layouts = sock, receiver, tuple(map(tuple, layouts))
         self._num_bytes = [sum(map(extent_bytes, specs)) for specs in layouts]
-        self._free = deque(FrameBuffer.of(layouts) for _ in range(num_slots))
+        self._free = deque(FrameBuffer(self._layouts) for _ in range(num_slots))
         self._num_slots, self._num_credits, self._credits = num_slots, num_credits, num_credits
         self._owed, self._tell_at = 0, max(1, num_slots // 2)
         """Slots that are free and that the other end does not know of, and how many of them it is told of at once."""
@@ -299,7 +303,7 @@ class Connection:
                             self._changed.notify()
                 elif frame.kind == REQUEST:
                     slot = self._free.popleft()
-                    for buffer in slot.buffers[frame.variant]:
+                    for buffer in slot.buffers(frame.variant):
                         receive_into(self._sock, buffer)
                     self._receiver.request(self, frame, slot)
                 elif frame.kind == ERROR:

@@ -117,7 +117,7 @@ class _Returns(Receiver):
         if frame.variant != variant:
             raise ConnectionError(f"it answered request {frame.number} with tensors of variant {frame.variant}, not {variant}")
         values = {}
-        for spec, tensor in zip(self.outputs[frame.variant], slot.tensors[frame.variant], strict=True):
+        for spec, tensor in zip(self.outputs[frame.variant], slot.tensors(frame.variant), strict=True):
             values[spec.name] = empty_like_spec(spec)
             copy_into(values[spec.name], tensor)
         connection.release(slot)

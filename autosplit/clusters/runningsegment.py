@@ -93,7 +93,7 @@ class RunningSegment(Receiver):
             self._running[frame.number] = None
         deadline_ns = left_ns(frame.left_s)
         try:
-            tensors = MatchingTensors(slot.tensors[frame.variant])
+            tensors = MatchingTensors(slot.tensors(frame.variant))
             future = self.pipeline.submit_unbounded(
                 tensors, priority=frame.priority, deadline_ns=deadline_ns, variant=frame.variant
             )

@@ -1,7 +1,7 @@
 """Footprints: the measured memory of stages. Their plan runs some requests, and the kernel says what each worker held at most."""
 
 from collections import ChainMap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +17,7 @@ from autosplit.reports.results import StageStats
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.family import as_family
 from autosplit.values.machine import Machine, kind_of
 from autosplit.values.plan import Plan, Stage
 from autosplit.values.profile import Profile
@@ -39,7 +40,7 @@ class Footprints:
 
     machine: Machine
     workspace: Workspace | None = None
-    variants: tuple[Traced, ...] = ()
+    variants: Sequence[Traced] = ()
     known: dict[str, dict[StageKey, Footprint]] = field(default_factory=dict)
 
     def of(self, traced: Traced) -> dict[StageKey, Footprint]:
@@ -90,7 +91,7 @@ class Footprints:
             workspace = self.workspace or opened.enter_context(Workspace())
             host = opened.enter_context(HostManager())
             opened.enter_context(suppress(AutosplitError, OSError))  # a run of the plan reports the failure
-            engine = deploy(host, traced.graph.name, traced, plan, free, workspace, self.variants)
+            engine = deploy(host, traced.graph.name, as_family(traced, self.variants), plan, free, workspace)
             for one in (traced, *self.variants):
                 engine.run_many([one.example_inputs] * (NUM_WINDOWS * engine.max_in_flight))
             self.note(traced, plan, engine.stats().stages)

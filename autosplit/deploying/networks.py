@@ -20,7 +20,8 @@ from autosplit.running.stage import StagePlacement, Variant
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.freesizes import freed
+from autosplit.tracing.family import Family, as_family
+from autosplit.tracing.freesizes import at_sizes, freed
 from autosplit.tracing.resizing import Resizable
 from autosplit.tracing.splitting import StageProgram, split
 from autosplit.tracing.tensorspec import spec_of
@@ -33,36 +34,30 @@ SHARING = ("eager", "onnxruntime")
 
 
 def place(
-    traced: Traced,
-    plan: Plan,
-    machine: Machine,
-    workspace: Workspace,
-    *,
-    capped: bool = False,
-    variants: Sequence[Traced] = (),
-    symbolic: Resizable | None = None,
+    model: Traced | Family, plan: Plan, machine: Machine, workspace: Workspace, *, capped: bool = False
 ) -> list[StagePlacement]:
     """The plan's stages as the runtime takes them.
 
     Args:
-        traced: the model, at its largest sizes if it has several.
+        model: the model; of a family, each size is a variant of every stage over the same weights. A stage on one of the plan's
+            ``dynamic`` backends takes all sizes in one program.
         plan: the plan.
         machine: the devices.
         workspace: where stages are saved.
         capped: the host has memory caps. Where it or the machine has, a plan whose memory nobody counted is counted first.
-        variants: the model at other sizes, each a variant of every stage over the same weights.
-        symbolic: the export with symbolic sizes: a stage on one of the plan's ``dynamic`` backends takes all sizes.
     Raises: PlanError: the plan does not fit the model or the machine, a variant has other ops or weights, or a stage with states
         has replicas. BackendError: a backend refuses a stage. DeviceError: a device is not here. TraceError: a stage cannot take
         all sizes.
     """
     check_here(machine)
+    family = as_family(model)
+    traced = family.variants[0]
     machine = machine_of([plan], machine)
     capped = capped or any(device.memory_bytes is not None for device in machine.devices)
     if capped and any(stage.memory is None for stage in plan.stages):
         plan = count(traced.graph, plan, values_of(traced))
     plan.verify(traced.graph, machine)
-    programs = split_each_size((traced, *variants), plan)
+    programs = split_each_size(family, plan)
     found = []
     for number, (stage, precision, (program, *others)) in enumerate(zip(plan.stages, plan.precisions, programs, strict=True)):
         devices = tuple(machine[name] for name in stage.devices)
@@ -71,19 +66,18 @@ def place(
                 f"stage '{stage.name}' has {len(devices)} replicas and keeps states such as '{program.states[0]}', of which each "
                 "replica would know a part; plan with Constraints(max_replicas=1), and open the plan several times"
             )
-        dynamic = symbolic is not None and plan.shapes is not None and stage.backend in plan.shapes.dynamic
-        module = _module(workspace, freed(program, symbolic) if dynamic and symbolic else program, stage, precision, devices)
-        fixes = others and not dynamic and stage.backend in FROM_ONNX
-        free = _saved_free(workspace, program, symbolic, module.folder) if fixes else None
+        module = _module(workspace, program, stage, precision, devices)
+        fixes = others and not program.free and stage.backend in FROM_ONNX
+        free = _saved_free(workspace, program, family.symbolic, module.folder) if fixes else None
         sizes = [
             Variant(
-                module if dynamic else _module(workspace, other, stage, precision, devices, module.folder, free),
+                module if program.free else _module(workspace, other, stage, precision, devices, module.folder, free),
                 other.inputs,
                 other.outputs,
             )
             for other in others
         ]
-        own_bytes = 0 if dynamic or stage.backend in SHARING else len(others) * program.weight_bytes
+        own_bytes = 0 if program.free or stage.backend in SHARING else len(others) * program.weight_bytes
         found.append(
             StagePlacement(
                 name=stage.name,
@@ -103,18 +97,27 @@ def place(
     return found
 
 
-def split_each_size(variants: Sequence[Traced], plan: Plan) -> list[tuple[StageProgram, ...]]:
-    """The program of each stage at the sizes of each variant, the largest first.
+def split_each_size(family: Family, plan: Plan) -> list[tuple[StageProgram, ...]]:
+    """The program of each stage at the sizes of each variant, the largest first; of a stage that takes all sizes, one program.
 
-    Raises: PlanError: a variant has other ops or weights. BackendError: a backend refuses a stage.
+    Raises: PlanError: a variant has other ops or weights. BackendError: a backend refuses a stage. TraceError: a stage cannot
+        take all sizes.
     """
-    dynamic = plan.shapes is not None and {stage.backend for stage in plan.stages} <= set(plan.shapes.dynamic)
-    for one in variants[: 1 if dynamic else None]:  # one program is for all
+    dynamic, symbolic = () if plan.shapes is None or len(family.sizes) == 1 else plan.shapes.dynamic, family.symbolic
+    if dynamic and symbolic is None:
+        raise TraceError(f"model '{family.graph.name}' has no export with symbolic sizes, so a stage takes one size")
+    traced = family.variants[:1] if {stage.backend for stage in plan.stages} <= set(dynamic) else family.variants
+    for one in traced:
         require_right(one, plan)
-    found = list(zip(*(split(one, [stage.ops for stage in plan.stages]) for one in variants), strict=True))
-    for first, *others in found:
+    found = list[tuple[StageProgram, ...]]()
+    parts = zip(*(split(one, [stage.ops for stage in plan.stages]) for one in traced), strict=True)
+    for stage, (first, *others) in zip(plan.stages, parts, strict=True):
+        if symbolic is not None and stage.backend in dynamic:
+            found.append(at_sizes(freed(first, symbolic), symbolic, family.sizes))
+            continue
         for other in others:
             _require_same_weights(first, other)
+        found.append((first, *others))
     return found
 
 
@@ -166,22 +169,19 @@ def _module(
 def deploy(
     host: HostManager,
     name: str,
-    traced: Traced,
+    model: Traced | Family,
     plan: Plan,
     machine: Machine,
     workspace: Workspace,
-    variants: Sequence[Traced] = (),
-    symbolic: Resizable | None = None,
     replan: Replan | None = None,
 ) -> Engine:
     """The plan as a network of a host, waiting for requests: flat tensors for ``graph.inputs``, answers for ``graph.outputs``.
 
-    With ``variants``, the model at other sizes, requests may have the shapes of each of them; ``symbolic`` as for ``place``,
-    ``replan`` as for ``Pipeline``.
-    Raises: PlanError, BackendError as ``place``; WorkerError: a worker could not load its stage.
+    Requests may have the shapes of each variant of a family; ``replan`` as for ``Pipeline``.
+    Raises: PlanError, BackendError, TraceError as ``place``; WorkerError: a worker could not load its stage.
     """
-    stages = place(traced, plan, machine, workspace, capped=host.capped, variants=variants, symbolic=symbolic)
-    return host.add_network(name, stages, traced.graph.inputs, traced.graph.outputs, process=plan.process, replan=replan)
+    stages = place(model, plan, machine, workspace, capped=host.capped)
+    return host.add_network(name, stages, model.graph.inputs, model.graph.outputs, process=plan.process, replan=replan)
 
 
 def machine_of_plan(plan: Plan, devices: Devices | None = None) -> Machine:

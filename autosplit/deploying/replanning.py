@@ -15,7 +15,7 @@ from autosplit.running.pipeline import Replan
 from autosplit.running.stage import StagePlacement
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.resizing import Resizable
+from autosplit.tracing.family import Family, as_family
 from autosplit.values.constraints import Constraints, Objective
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
@@ -29,23 +29,22 @@ class Replanner:
     """Finds the best plan of a model on other devices than those of its plan.
 
     Args:
-        variants: the model, traced for the plan's microbatch, or at each size of a plan for several, the largest first.
+        model: traced for the plan's microbatch, or at each size of a plan for several.
         plan: the plan that runs; its objective, microbatch, queue depth, precision and sizes stay.
         profile: seconds of the ops on all devices.
-        symbolic: as for ``place``.
         constraints: demands on the plan; by default only its objective.
     """
 
     def __init__(
         self,
-        variants: Sequence[Traced],
+        model: Traced | Family,
         plan: Plan,
         profile: Profile,
-        symbolic: Resizable | None = None,
         constraints: Constraints | None = None,
     ) -> None:
-        self._traced, *self._others = variants
-        self._plan, self._profile, self._symbolic = plan, profile, symbolic
+        self._family = as_family(model)
+        self._traced = self._family.variants[0]
+        self._plan, self._profile = plan, profile
         objective: Objective = "latency" if plan.objective == "latency" else "throughput"
         self._constraints = constraints or Constraints(objective=objective)
         self._workspace = Workspace()
@@ -56,15 +55,12 @@ class Replanner:
         Raises: InfeasibleError: its devices cannot hold the model. ProfileError: they were not measured. BackendError: a
             backend refuses a stage.
         """
-        plan = self.plan_on(machine)
         try:
-            return self._placed(plan, machine)
-        except TraceError:  # a stage of the new cut cannot take all sizes in one program
-            if plan.shapes is None:
-                raise
-            return self._placed(replace(plan, shapes=replace(plan.shapes, dynamic=())), machine)
+            return place(self._family, self.plan_on(machine), machine, self._workspace)
+        except TraceError:  # a stage of the new cut cannot take all sizes in one program, as the whole model does
+            return place(self._family, self.plan_on(machine, num_stages=1), machine, self._workspace)
 
-    def plan_on(self, machine: Machine) -> Plan:
+    def plan_on(self, machine: Machine, num_stages: int | None = None) -> Plan:
         """The best plan on a machine. Raises: InfeasibleError, ProfileError: as the call."""
         from autosplit.planning.caps import plan_within_caps  # solvers take a second to load, and few devices are lost
 
@@ -75,7 +71,7 @@ class Replanner:
             self._plan.source,
             machine,
             measured_backends(profile, machine),
-            self._constraints,
+            self._constraints if num_stages is None else replace(self._constraints, num_stages=num_stages),
             queue_depth=self._plan.queue_depth,
             microbatch=self._plan.microbatch,
             time_limit_s=TIME_LIMIT_S,
@@ -83,9 +79,6 @@ class Replanner:
         )
         account = Account(self._traced.graph, values_of(self._traced), footprints_of(profile))
         return replace(plan_within_caps(question, account), shapes=self._plan.shapes)
-
-    def _placed(self, plan: Plan, machine: Machine) -> Sequence[StagePlacement]:
-        return place(self._traced, plan, machine, self._workspace, variants=self._others, symbolic=self._symbolic)
 
     def close(self) -> None:
         """Remove the stage files."""
@@ -103,7 +96,7 @@ def plan_without(
         left = machine.without(failure.device)
         if all(failure.device not in stage.devices for stage in plan.stages):
             return plan, left
-        with closing(Replanner([traced], plan, profile, constraints=constraints)) as replanner:
+        with closing(Replanner(traced, plan, profile, constraints)) as replanner:
             return replanner.plan_on(left), left
     except AutosplitError as reason:
         text = f"{failure}. The devices that are left cannot take its stages: {reason}"
@@ -111,9 +104,7 @@ def plan_without(
 
 
 @contextmanager
-def devices_left(
-    variants: Sequence[Traced], plan: Plan, profile: Profile, machine: Machine, symbolic: Resizable | None = None
-) -> Iterator[Replan]:
+def devices_left(model: Traced | Family, plan: Plan, profile: Profile, machine: Machine) -> Iterator[Replan]:
     """What a pipeline on this machine asks when it loses a device: the stages of the best plan on those that are left.
 
     Arguments as for ``Replanner``; ``machine`` has the devices that the user named.
@@ -126,5 +117,5 @@ def devices_left(
         left = left.without(lost)
         return replanner(left)
 
-    with closing(Replanner(variants, plan, profile, symbolic)) as replanner:
+    with closing(Replanner(model, plan, profile)) as replanner:
         yield stages_without

@@ -13,7 +13,7 @@ from autosplit.errors import UsageError, names, raise_faults
 from autosplit.progress import Progress
 from autosplit.running.engine import Engine
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.resizing import Resizable
+from autosplit.tracing.family import Family
 from autosplit.values.machine import Machine
 from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH, Plan
 from autosplit.values.profile import Profile
@@ -50,16 +50,9 @@ class Hosts(Protocol):
         """Profile a model on all of them. The folder ``store`` keeps what was measured."""
 
     def engine_factory(
-        self,
-        variants: Sequence[Traced] = (),
-        plan: Plan | None = None,
-        profile: Profile | None = None,
-        symbolic: Resizable | None = None,
+        self, model: Traced | Family | None = None, plan: Plan | None = None, profile: Profile | None = None
     ) -> Callable[..., Engine]:
-        """A function that opens pipelines there. With model, plan and profile, these plan anew when a host is lost.
-
-        The model is given as its variants, the largest first; ``symbolic`` as for ``place``.
-        """
+        """A function that opens pipelines there. With model, plan and profile, these plan anew when a host is lost."""
 
 
 @checked

@@ -52,7 +52,7 @@ def side_by_side(generators: Sequence[Generator], plan: Plan) -> Generator:
 
 def _opened(family: Family, plan: Plan, devices: Devices | None, num_replicas: int) -> Generator:
     """One pipeline as a generator."""
-    engine, opened = open_engine(family.variants, plan, devices)
+    engine, opened = open_engine(family, plan, devices)
     kept = ExitStack()
     with opened:
         generator = generator_on(engine, family, plan, num_replicas, kept)

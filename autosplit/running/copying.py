@@ -8,11 +8,14 @@ first write to 600 KB of new memory takes ten times as long as copying 600 KB.
 import ctypes
 import weakref
 from collections import deque
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
-from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, extent_bytes, is_laid_out
+from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, extent_bytes, is_laid_out, storage_bytes
 
 KEPT_BYTES = 64 << 20
 """The most memory that is kept for the answers of one value; larger answers get new memory each time."""
@@ -42,51 +45,55 @@ class Copier:
 
 
 class CopyPool:
-    """Private copies of tensors of one spec, in memory that is used again once no caller holds the copy.
+    """Private copies of tensors of one value, in memory that is used again once no caller holds the copy.
 
     Args:
-        spec: the tensors' layout.
+        specs: the layout at the sizes of each variant. An array that is kept has room for each of them; the pages of it that no
+            request wrote take no memory.
         max_kept: the most arrays to keep, within ``KEPT_BYTES``.
     """
 
-    def __init__(self, spec: TensorSpec, max_kept: int) -> None:
-        self._spec = spec
-        self._dtype = spec.torch_dtype
-        self._copier = Copier(spec)
-        num_bytes = extent_bytes(spec)
-        self._max_kept = min(max_kept, KEPT_BYTES // num_bytes) if num_bytes else 0
+    def __init__(self, specs: Sequence[TensorSpec], max_kept: int) -> None:
+        self._specs, self._dtype = specs, specs[0].torch_dtype
+        self._num_bytes = max(map(storage_bytes, specs))
+        self._max_kept = min(max_kept, KEPT_BYTES // self._num_bytes) if self._num_bytes else 0
         self._kept: deque[tuple[Any, weakref.ref[Any]]] = deque()
+        self._copiers = cache(lambda variant: Copier(specs[variant]))
+        self._views = cache(lambda variant: _view_of(specs[variant]))
 
-    def copy(self, source: torch.Tensor) -> torch.Tensor:
-        """A copy of ``source``, which has the spec's shape and dtype. Not for several threads at once."""
-        tensor = self.empty()
-        self._copier.copy(tensor, source)
+    def copy(self, source: torch.Tensor, variant: int = 0) -> torch.Tensor:
+        """A copy of ``source``, which has the shape and dtype of the variant's spec. Not for several threads at once."""
+        tensor = self.empty(variant)
+        self._copiers(variant).copy(tensor, source)
         return tensor
 
-    def empty(self) -> torch.Tensor:
+    def empty(self, variant: int = 0) -> torch.Tensor:
         """Memory for one tensor, with any contents. Not for several threads at once."""
         for _ in range(min(_TRIES, len(self._kept))):
             array, lent = self._kept[0]
             self._kept.rotate(-1)
             if lent() is None:
                 self._kept.pop()
-                return self._lend(array)
-        tensor = empty_like_spec(self._spec)
+                return self._lend(array, variant)
         if len(self._kept) >= self._max_kept:
-            return tensor
-        return self._lend(_array(tensor))
+            return empty_like_spec(self._specs[variant])
+        return self._lend(torch.empty(self._num_bytes, dtype=torch.uint8).numpy(), variant)
 
-    def _lend(self, array: Any) -> torch.Tensor:
+    def _lend(self, array: Any, variant: int) -> torch.Tensor:
         """Keep the array, and lend its memory as a tensor. The tensor and its views hold a NumPy view, which ends with them."""
-        view = array.view()
+        shape, dtype, offset_bytes, strides = self._views(variant)
+        view = np.ndarray(shape, dtype, array, offset_bytes, strides)
         self._kept.append((array, weakref.ref(view)))
         tensor = torch.from_numpy(view)
         return tensor if tensor.dtype == self._dtype else tensor.view(self._dtype)
 
 
-def _array(tensor: torch.Tensor) -> Any:
-    """The tensor as a NumPy array, as integers if NumPy does not have its dtype."""
-    try:
-        return tensor.numpy()
-    except TypeError:
-        return tensor.view(_INTEGERS[tensor.itemsize]).numpy()
+def _view_of(spec: TensorSpec) -> tuple[tuple[int, ...], Any, int, tuple[int, ...]]:
+    """Shape, dtype, offset and strides in bytes of a NumPy array of this layout; integers stand for a dtype of torch alone."""
+    dtype = spec.torch_dtype if spec.in_numpy else _INTEGERS[spec.torch_dtype.itemsize]
+    return (
+        spec.shape,
+        torch.empty(0, dtype=dtype).numpy().dtype,
+        spec.offset_bytes,
+        tuple(dtype.itemsize * one for one in spec.stride),
+    )

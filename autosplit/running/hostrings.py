@@ -67,7 +67,7 @@ class InputRings:
         found: dict[int, torch.Tensor] = {position: request.values[name] for name, position in self._passed}
         for ends, index in self._ends:
             slot = ends[request.sequence % len(ends)].ring.slot(request.sequence)
-            found |= {position: view.clone() for position, view in zip(index, slot.views[request.variant], strict=True)}
+            found |= {position: view.clone() for position, view in zip(index, slot.views(request.variant), strict=True)}
         request.inputs = tuple([found.get(position, _UNREAD) for position in range(self._num_inputs)])
 
     def _skip(self, sequence: int) -> None:
@@ -81,10 +81,10 @@ class InputRings:
 
 @dataclass(slots=True)
 class ResultRing:
-    """The receiving end of one ring that leads to the host: its values by name for each variant, and its next request."""
+    """The receiving end of one ring that leads to the host: its values by name, and its next request."""
 
     end: RingEnd
-    copies: list[dict[str, CopyPool]]
+    copies: dict[str, CopyPool]
     first: int
     every: int
     next: int
@@ -113,8 +113,8 @@ class ResultRing:
             return
         request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
         if slot.header[FLAG] == DATA:
-            for (name, copies), value in zip(self.copies[request.variant].items(), slot.tensors, strict=True):
-                request.values[name] = copies.copy(value)
+            for (name, copies), value in zip(self.copies.items(), slot.tensors, strict=True):
+                request.values[name] = copies.copy(value, request.variant)
         elif request.error is None:
             request.error = error_of(slot, request.number)
         self.end.release(request.sequence)
@@ -138,7 +138,7 @@ class ResultRings:
             for first, ring in enumerate(rings if channel.target == HOST else ()):
                 end = RingEnd(ring, sends=False)
                 most = 4 * wiring.most_in_flight
-                copies = [{spec.name: CopyPool(spec, most) for spec in specs} for specs in channel.layouts]
+                copies = {specs[0].name: CopyPool(specs, most) for specs in zip(*channel.layouts, strict=True)}
                 self._rings.append(ResultRing(end, copies, first, channel.every, first))
         self._ring_fds = {ring.end.fd for ring in self._rings}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

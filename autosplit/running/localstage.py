@@ -82,9 +82,11 @@ class LocalStage:
             self._loaded = list[_Loaded]()
             with states_in({}):
                 loaded = stage.load_each_size(replica, shared=len(stage.devices) > 1)
+            most, outputs = 4 * wiring.most_in_flight, zip(*(one.outputs for one, _, _ in loaded), strict=True)
+            pools = [CopyPool(specs, most) for specs in outputs]
             for one, run, is_new in loaded:
                 same = None if is_new else next(found for found in self._loaded if found.stage.module == one.module)
-                self._loaded.append(_loaded(one, run, wiring, same))
+                self._loaded.append(_loaded(one, run, wiring, pools, same))
         except AutosplitError:
             raise
         except Exception as failure:
@@ -176,7 +178,7 @@ class LocalStage:
         loaded = self._loaded[request.variant]
         check_outputs(outputs, len(loaded.announced), loaded.announced)
         for (name, copies), value in zip(loaded.targets, outputs, strict=True):
-            request.values[name] = value if copies is None else copies.copy(value)
+            request.values[name] = value if copies is None else copies.copy(value, request.variant)
         for name, position in self._passed:
             request.values[name] = request.inputs[position].clone()
 
@@ -224,18 +226,19 @@ class LocalStage:
         return loaded.stage.failure_text(self.replica, request.number, inputs, trace)
 
 
-def _loaded(stage: StagePlacement, run: "Runnable", wiring: Wiring, same: _Loaded | None) -> _Loaded:
-    """Warm up the stage at the sizes of one variant; ``same`` is a variant with the same function."""
+def _loaded(stage: StagePlacement, run: "Runnable", wiring: Wiring, pools: Sequence[CopyPool], same: _Loaded | None) -> _Loaded:
+    """Warm up the stage at the sizes of one variant.
+
+    ``pools`` has memory for copies of each output at all sizes, and ``same`` is a variant with the same function.
+    """
+    sources = [(wiring.inputs.index(spec.name), spec) for spec in stage.inputs]
+    if same is not None:
+        return same._replace(stage=stage, sources=sources, announced=announced(stage.outputs))
     contexts: Sequence[Context] = getattr(run, "contexts", ())
     run = run if stage.module.kind in FROM_ONNX else _with_threads_kept(run)
-    if same is not None:
-        shared = [pool is not None for _, pool in same.targets]
-    else:
-        stage.warm_up(run)
-        shared = _shared_outputs(run, stage) if stage.module.warms_up else [True] * len(stage.outputs)
-    most = 4 * wiring.most_in_flight
-    targets = [(spec.name, CopyPool(spec, most) if used else None) for spec, used in zip(stage.outputs, shared, strict=True)]
-    sources = [(wiring.inputs.index(spec.name), spec) for spec in stage.inputs]
+    stage.warm_up(run)
+    shared = _shared_outputs(run, stage) if stage.module.warms_up else [True] * len(stage.outputs)
+    targets = [(spec.name, pool if used else None) for spec, pool, used in zip(stage.outputs, pools, shared, strict=True)]
     return _Loaded(stage, run, contexts, sources, targets, announced(stage.outputs))
 
 

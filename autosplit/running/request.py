@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autosplit.compat.futures import DoneFuture, SafeFuture
-from autosplit.errors import AutosplitError, DeadlineError, RefusedError, UsageError, raise_faults
+from autosplit.errors import SHOWN_FAULTS, AutosplitError, DeadlineError, RefusedError, UsageError, raise_faults
 from autosplit.running.copying import CopyPool
 from autosplit.running.wiring import Wiring
 from autosplit.tracing.tensorspec import differences, is_dense, kind_of
@@ -215,8 +215,10 @@ class Intake:
         if variant is None or any(value.dtype != dtype for value, (_, _, dtype) in zip(inputs, self._checks, strict=True)):
             faults = differences(self._layouts[variant or 0], inputs)
             if len(self._layouts) > 1 and variant is None:
-                sizes = "; ".join(", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in specs) for specs in self._layouts)
-                faults.append(f"requests must have exactly the shapes of one of {len(self._layouts)} variants: {sizes}")
+                shown = self._layouts[:SHOWN_FAULTS]
+                sizes = "; ".join(", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in specs) for specs in shown)
+                rest = " and smaller ones" * (len(shown) < len(self._layouts))
+                faults.append(f"requests must have exactly the shapes of one of {len(self._layouts)} variants: {sizes}{rest}")
             raise_faults(UsageError, "the inputs do not fit the pipeline", faults)
         return variant or 0
 
@@ -230,16 +232,17 @@ class InputCopies:
     """
 
     def __init__(self, wiring: Wiring, most: int) -> None:
+        layouts = wiring.input_layouts
         self._pools = [
-            [CopyPool(specs[name], most) if name in specs else None for name in wiring.inputs] for specs in wiring.input_layouts
+            CopyPool([specs[name] for specs in layouts], most) if name in wiring.input_specs else None for name in wiring.inputs
         ]
 
     def hold(self, request: Request) -> None:
         """Copy the inputs of a request, unless its caller keeps them or they were copied. Not for several threads at once."""
         if request.caller_keeps_inputs or request.holds_inputs:
             return
-        pairs = zip(self._pools[request.variant], request.inputs, strict=True)
-        copies = [pool.copy(value) if pool is not None else value.clone() for pool, value in pairs]
+        pairs = zip(self._pools, request.inputs, strict=True)
+        copies = [pool.copy(value, request.variant) if pool is not None else value.clone() for pool, value in pairs]
         request.inputs = MatchingTensors(copies) if request.inputs.__class__ is MatchingTensors else tuple(copies)
         request.holds_inputs = True
 

@@ -35,6 +35,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -88,26 +89,29 @@ class RingHandle:
 
 
 class Slot:
-    """One slot: its header words, and its bytes as views of tensors, for each variant, or as room for the text of an error."""
+    """One slot: its header words, and its bytes as views of tensors, for each variant, or as room for the text of an error.
+
+    The views of a variant are made at its first request: there may be thousands of variants.
+    """
 
     def __init__(
         self, layouts: Sequence[Sequence[TensorSpec]], header: memoryview, payload: torch.Tensor, offsets: Sequence[int]
     ) -> None:
         self.header = header
         self.text = payload.numpy().data
-        self.views = [
-            [view_storage(payload[offset:], spec) for spec, offset in zip(specs, offsets, strict=True)] for specs in layouts
-        ]
-        self._copiers = [[Copier(spec) for spec in specs] for specs in layouts]
+        self.views = cache(
+            lambda variant: [view_storage(payload[at:], one) for one, at in zip(layouts[variant], offsets, strict=True)]
+        )
+        self._copiers = cache(lambda variant: [Copier(spec) for spec in layouts[variant]])
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensors that were written, as views."""
-        return self.views[self.header[VARIANT]]
+        return self.views(self.header[VARIANT])
 
     def write(self, tensors: Sequence[torch.Tensor], variant: int = 0) -> None:
         """Copy the tensors in; they have the shapes and dtypes of the variant's layout."""
-        for copier, target, source in zip(self._copiers[variant], self.views[variant], tensors, strict=True):
+        for copier, target, source in zip(self._copiers(variant), self.views(variant), tensors, strict=True):
             copier.copy(target, source)
         self.header[VARIANT] = variant
         self.header[FLAG] = DATA

@@ -132,7 +132,7 @@ class StagePlacement:
         for one in self.at_each_size():
             known = next((run for other, run, _ in found if other.module == one.module), None)
             found.append((one, one.load(replica, shared=shared) if known is None else known, known is None))
-            if self.variants:
+            if self.variants and known is None:
                 gc.collect()  # a graph that was read is a ring of nodes, whose memory the next one takes
         return found
 

@@ -43,7 +43,7 @@ class StageRings:
         """Position of each output that a ring takes, and a tensor of the shape and dtype that its slots have."""
         for ends, index in self._sinks:
             ring = next(end for end in ends if end is not None).ring  # all rings of a port have the same layout
-            yield from zip(index, ring.slots[0].views[variant], strict=True)
+            yield from zip(index, ring.slots[0].views(variant), strict=True)
 
     def inputs(self, slots: Sequence[Slot]) -> list[Any]:
         """The stage's inputs, as views of the slots."""

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,8 @@ def serve_stage(control: Connection, config: WorkerConfig) -> None:
         start = time.perf_counter()
         try:
             PROVIDERS.update(config.providers)
-            for one in config.stage.at_each_size():
-                one.module.import_packages()
+            for module in {id(one.module): one.module for one in config.stage.at_each_size()}.values():
+                module.import_packages()
             before_bytes = anonymous_bytes(os.getpid())
             workers.append(StageWorker(config, control))
             note = workers[0].load()
@@ -93,10 +94,9 @@ class StageWorker:
         self._events: deque[tuple[int, ...]] = deque(maxlen=KEPT_EVENTS)
         self._sequence: int | None = None
         self._stages = config.stage.at_each_size()
-        self._announced = [
-            [(position, view.shape, view.dtype) for position, view in self._rings.output_slots(variant)]
-            for variant in range(len(self._stages))
-        ]
+        self._announced = cache(
+            lambda variant: [(position, view.shape, view.dtype) for position, view in self._rings.output_slots(variant)]
+        )
 
     def load(self) -> str:
         """Load the stage at each size; return its note about itself, or ''."""
@@ -205,7 +205,7 @@ class StageWorker:
         """Make the outputs of a request, which fit their slots, or the text of the error."""
         try:
             outputs = make()
-            check_outputs(outputs, len(self._config.stage.outputs), self._announced[slots[0].header[VARIANT]])
+            check_outputs(outputs, len(self._config.stage.outputs), self._announced(slots[0].header[VARIANT]))
             return DATA, outputs
         except Exception:
             return ERROR, self._explain(sequence, slots, traceback.format_exc())

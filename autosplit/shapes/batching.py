@@ -53,7 +53,7 @@ class Grid:
     Attributes:
         buckets: the variants.
         dims: the names of the dimensions.
-        sizes: bucket and dimension to its size.
+        sizes: bucket and dimension to its size; ``steps`` are the different ones of each dimension, ascending.
         seconds: bucket to the seconds of a request that fills it.
         is_exact: dimension to whether it must not be padded.
         rows: the dimension along which requests are joined; None joins none.
@@ -62,6 +62,7 @@ class Grid:
     buckets: Sequence[Bucket]
     dims: tuple[str, ...]
     sizes: NDArray[np.int64]
+    steps: Sequence[NDArray[np.int64]]
     seconds: NDArray[np.float64]
     is_exact: NDArray[np.bool_]
     rows: str | None
@@ -72,13 +73,23 @@ class Grid:
         dims = tuple(buckets[0].sizes)
         sizes = np.array([[bucket.sizes[dim] for dim in dims] for bucket in buckets])
         seconds, is_exact = np.array([bucket.seconds for bucket in buckets]), np.array([dim in exact for dim in dims], bool)
-        return cls(buckets, dims, sizes, seconds, is_exact, rows)
+        return cls(buckets, dims, sizes, list(map(np.unique, sizes.T)), seconds, is_exact, rows)
 
-    def holding(self, requests: Sequence[At]) -> NDArray[np.bool_]:
-        """Request and bucket to whether the bucket holds the request alone."""
-        wanted = np.array([[sizes[dim] for dim in self.dims] for sizes in requests])[:, None, :]
-        held: NDArray[np.bool_] = np.all(np.where(self.is_exact, wanted == self.sizes, wanted <= self.sizes), axis=2)
-        return held
+    def holding(self, requests: Sequence[At]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """The places of buckets that hold the first request, and for each request and place whether that holds the request alone.
+
+        Of thousands of buckets only few are taken: along each dimension but that of rows, those of the largest size and of the
+        next one to each request.
+        """
+        wanted = np.array([[sizes[dim] for dim in self.dims] for sizes in requests])
+        near = np.ones(len(self.buckets), bool)
+        for column, dim, steps, sizes in zip(self.sizes.T, self.dims, self.steps, wanted.T, strict=True):
+            if dim != self.rows:
+                near &= np.isin(column, steps[[*np.searchsorted(steps[:-1], sizes), -1]])
+        places = np.flatnonzero(near)
+        there, wanted = self.sizes[places], wanted[:, None, :]
+        held = np.all(np.where(self.is_exact, wanted == there, wanted <= there), axis=2)
+        return places[held[0]], held[:, held[0]]
 
 
 def asked(grid: Grid, sizes: At) -> Asked | None:
@@ -88,8 +99,8 @@ def asked(grid: Grid, sizes: At) -> Asked | None:
     >>> asked(Grid.of(found), {"seq": 20}), asked(Grid.of(found, exact=["seq"]), {"seq": 20})
     (Asked(sizes={'seq': 20}, alone_s=0.2), None)
     """
-    [held] = grid.holding([sizes])
-    return Asked(sizes, float(grid.seconds[held].min())) if held.any() else None
+    places, _ = grid.holding([sizes])
+    return Asked(sizes, float(grid.seconds[places].min())) if len(places) else None
 
 
 def choose(waiting: Sequence[Asked], grid: Grid) -> tuple[Bucket, list[int]]:
@@ -110,9 +121,8 @@ def choose(waiting: Sequence[Asked], grid: Grid) -> tuple[Bucket, list[int]]:
     True
     """
     looked = waiting[: MOST_LOOKED if grid.rows is not None else 1]
-    held = grid.holding([one.sizes for one in looked])
-    places = np.flatnonzero(held[0])
-    taken, alone_s = held[:, places], np.zeros(len(places))
+    places, taken = grid.holding([one.sizes for one in looked])
+    alone_s = np.zeros(len(places))
     left = grid.sizes[places, grid.dims.index(grid.rows)] if grid.rows is not None else np.zeros(len(places), int)
     for fits, one in zip(taken, looked, strict=True):
         num_rows = one.sizes[grid.rows] if grid.rows is not None else 0
@@ -159,14 +169,15 @@ def joined(family: Family, bucket: Bucket, requests: Sequence[Sequence[torch.Ten
 
     One request is padded along every axis.
     """
-    traced = family.variants[bucket.variant]
+    largest = family.variants[0]
     found = []
-    for position, name in enumerate(traced.graph.inputs):
-        parts, spec = [inputs[position] for inputs in requests], traced.specs[name]
-        if len(parts) == 1 and parts[0].shape == spec.shape:
+    for position, name in enumerate(largest.graph.inputs):
+        parts, spec, axes = [inputs[position] for inputs in requests], largest.specs[name], family.dims.get(name, {})
+        shape = torch.Size([bucket.sizes[axes[axis]] if axis in axes else size for axis, size in enumerate(spec.shape)])
+        if len(parts) == 1 and parts[0].shape == shape:
             found.append(parts[0])
             continue
-        whole = torch.zeros(spec.shape, dtype=spec.torch_dtype)
+        whole = torch.zeros(shape, dtype=spec.torch_dtype)
         start = 0
         for part in parts:
             place = whole.narrow(0, start, part.shape[0]) if part.dim() else whole

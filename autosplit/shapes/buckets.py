@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.errors import UsageError
-from autosplit.values.shapes import Sizes, Traffic, sizes_text, variants_of
+from autosplit.values.shapes import Sizes, Traffic, sizes_text, thinned, variants_of
 
 LEAST_GAIN = 0.03
 """One more bucket must save at least this share of the expected seconds."""
 
 MOST_VARIANTS = 16
 """Most variants of a stage. Each is loaded at the start, and takes memory beside the weights."""
-
 
 MOST_LISTED = 16
 """Buckets of a dimension that a sentence lists."""
@@ -139,9 +138,9 @@ def choose_buckets(
     *,
     exact: Mapping[str, str] | None = None,
     most: int = MOST_VARIANTS,
-    least_gain: float = LEAST_GAIN,
+    each_size: bool = False,
 ) -> Buckets:
-    """The buckets with the fewest expected seconds, as many as each saves the share ``least_gain`` of them.
+    """The buckets with the fewest expected seconds, as many as each saves the share ``LEAST_GAIN`` of them.
 
     Args:
         times: seconds of a request.
@@ -149,6 +148,7 @@ def choose_buckets(
         allowed: dimension to the sizes that requests may have: the largest is always a bucket.
         exact: dimension to the reason why it may not be padded: each of its allowed sizes is a bucket.
         most: most variants, as memory allows.
+        each_size: make a bucket of each size, whatever it saves; of more than ``most`` combinations, of some (``thinned``).
     Raises: UsageError: sizes that may not be padded need more than ``most`` variants.
     """
     fixed = {dim: tuple(sizes) for dim, sizes in allowed.items() if dim in (exact or {}) or len(sizes) == 1}
@@ -160,6 +160,8 @@ def choose_buckets(
             "Give the sizes that come, such as --seq-len 32,64,128"
         )
     grid = {dim: fixed.get(dim, (sizes[-1],)) for dim, sizes in allowed.items()}
+    if each_size:
+        grid = {dim: tuple(sizes) for dim, sizes in thinned(allowed, most, fixed).items()}
     exact_s = sum(share * times.seconds(sizes) for sizes, share in traffic.shares.items())
     longest_s = times.seconds([sizes[-1] for sizes in allowed.values()])
     expected_s, limit, gain = _expected_s(times, traffic, grid), "", 0.0
@@ -167,15 +169,15 @@ def choose_buckets(
         tried = [
             _settled(times, traffic, {**grid, dim: best_along(times, traffic, grid, dim, len(grid[dim]) + 1)}, fixed)
             for dim in grid
-            if dim not in fixed and len(grid[dim]) < len(traffic.along(dim).keys() | {allowed[dim][-1]})
+            if dim not in fixed and not traffic.along(dim).keys() <= set(grid[dim])
         ]
         costs = [_expected_s(times, traffic, one) for one in tried]
         best_s = min(costs, default=expected_s)
         gain = 1 - best_s / expected_s
         if not tried:
             limit = "there are no more sizes"
-        elif gain < least_gain:
-            limit = f"less than {100 * least_gain:g}%"
+        elif gain < LEAST_GAIN:
+            limit = f"less than {100 * LEAST_GAIN:g}%"
         elif prod(map(len, tried[costs.index(best_s)].values())) > most:
             limit = f"at most {most} variants"
         else:

@@ -222,7 +222,7 @@ def _contest(
             progress("run", 0.5 * number / len(plans), f"loading '{name}'")
             try:
                 own = family.only(plan.shapes.variants) if plan.shapes is not None else family
-                engine = deploy(host, name, own.variants[0], plan, machine, workspace, own.variants[1:], own.symbolic)
+                engine = deploy(host, name, own, plan, machine, workspace)
                 service = opened.enter_context(ShapedService(own, engine))
                 runners[name] = _Runner(plan, service, *_checked(service, family, requests, plan))
                 runners[name].run(calls, 2 * IN_FLIGHT)

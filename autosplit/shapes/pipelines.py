@@ -1,6 +1,5 @@
 """``open_pipeline``: a plan as a running service, for requests of one size or of any size within ranges."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 from autosplit.arguments import checked
@@ -18,7 +17,6 @@ from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.service import ShapedService
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family
-from autosplit.tracing.resizing import Resizable
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
@@ -51,11 +49,11 @@ def open_pipeline(
     if not isinstance(traced, Family):
         if plan.shapes is not None:
             raise UsageError("the plan is for requests of several sizes, and the model is traced for one; trace it with sizes=")
-        single = open_engine((traced,), plan, devices, hosts, profile)
+        single = open_engine(traced, plan, devices, hosts, profile)
         end_idle()
         return Service(traced, *single)
     family = traced if plan.shapes is None else traced.only(plan.shapes.variants)
-    engine, opened = open_engine(family.variants, plan, devices, hosts, profile, family.symbolic)
+    engine, opened = open_engine(family, plan, devices, hosts, profile)
     end_idle()
     with opened:
         kept = ExitStack()
@@ -65,26 +63,21 @@ def open_pipeline(
 
 
 def open_engine(
-    variants: Sequence[Traced],
+    model: Traced | Family,
     plan: Plan,
     devices: Devices | None,
     hosts: Hosts | None = None,
     profile: Profile | None = None,
-    symbolic: Resizable | None = None,
 ) -> tuple[Engine, ExitStack]:
-    """The plan as a running network of flat tensors, at the sizes of the variants, and what closes it.
-
-    The first variant is the largest. ``symbolic`` is for plans that take every size in one program (``Family.symbolic``). Other
-    arguments and errors are those of ``open_pipeline``.
-    """
+    """The plan as a running network of flat tensors, and what closes it; arguments and errors as for ``open_pipeline``."""
     machine = hosts.machine if hosts is not None else machine_of_plan(plan, devices)
-    engine_factory = hosts.engine_factory(variants, plan, profile, symbolic) if hosts is not None else Pipeline
+    engine_factory = hosts.engine_factory(model, plan, profile) if hosts is not None else Pipeline
     with ExitStack() as opened:
         workspace = opened.enter_context(Workspace())
         replan = None
         if profile is not None and hosts is None:
-            replan = opened.enter_context(devices_left(variants, plan, profile, machine, symbolic))
+            replan = opened.enter_context(devices_left(model, plan, profile, machine))
         host = opened.enter_context(HostManager(engine_factory=engine_factory))
-        engine = deploy(host, variants[0].graph.name, variants[0], plan, machine, workspace, variants[1:], symbolic, replan)
+        engine = deploy(host, model.graph.name, model, plan, machine, workspace, replan)
         workspace.keep_files_only()
         return engine, opened.pop_all()

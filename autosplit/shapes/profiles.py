@@ -6,7 +6,6 @@ So the planner cuts for the traffic, and not for the longest request.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
-from autosplit.values.shapes import Shapes, Traffic, even_traffic, sizes_text
+from autosplit.values.shapes import Shapes, Traffic, even_traffic, sizes_text, thinned
 
 
 def measure_sizes(
@@ -85,9 +84,8 @@ def shapes_of(family: Family, plan: Plan, shapes: Shapes | None) -> Shapes:
         for program in split(family.variants[0], [stage.ops for stage in plan.stages]):
             freed(program, family.symbolic)
     except TraceError:
-        most = int(MOST_VARIANTS ** (1 / len(shapes.buckets)))
-        steps = {dim: 1 if dim in shapes.unpaddable else ceil(len(found) / most) for dim, found in shapes.buckets.items()}
-        return replace(shapes, buckets={dim: found[:: -steps[dim]][::-1] for dim, found in shapes.buckets.items()}, dynamic=())
+        few = thinned(shapes.buckets, MOST_VARIANTS, shapes.unpaddable)
+        return replace(shapes, buckets={dim: tuple(found) for dim, found in few.items()}, dynamic=())
     return shapes
 
 

@@ -40,7 +40,6 @@ from autosplit.values.shapes import Traffic, write_traffic
 NUM_TRIALS, TRIALS_S = 3, 0.1
 """Requests by which the seconds of each variant are measured, of which the fastest counts; fewer once they took so long."""
 
-
 MOST_TIMED = 16
 """Variants that are timed when a service starts."""
 
@@ -67,7 +66,7 @@ def measured(
     """
     known_s = dict[tuple[int, ...], float]()
     step = -(-len(family.variants) // MOST_TIMED)
-    for traced, sizes in list(zip(family.variants, family.sizes, strict=True))[::step]:
+    for traced, sizes in zip(family.variants[::step], family.sizes[::step], strict=True):
         times_s = list[float]()
         while len(times_s) < NUM_TRIALS and sum(times_s) < TRIALS_S:
             begun_s = time.perf_counter()
@@ -85,7 +84,7 @@ class ShapedService(Service):
 
     Args:
         family: the variants, whose padding was checked.
-        engine: runs them: ``deploy(..., variants=family.variants[1:])``.
+        engine: runs them: ``deploy`` of the family.
         max_wait_s: seconds for which a request may wait for others though the stages have room; 0 joins only what waits anyway.
         queue_capacity: requests that may wait before ``submit`` blocks or refuses.
         opened: closes the engine and what it needs; by default others do.

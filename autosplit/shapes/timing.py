@@ -18,7 +18,7 @@ from autosplit.planning.baselines import UNCERTAIN, baseline_plan
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Tensors
 from autosplit.serving.hostmanager import HostManager
-from autosplit.shapes.buckets import LEAST_GAIN, MOST_VARIANTS, Buckets, Times, choose_buckets, fit_times
+from autosplit.shapes.buckets import MOST_VARIANTS, Buckets, Times, choose_buckets, fit_times
 from autosplit.shapes.service import measured
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
@@ -35,8 +35,8 @@ ERROR = 0.15
 MEMORY_SHARE = 0.5
 """Share of the free memory, where no device has a cap, that the variants of all stages and replicas may take."""
 
-DYNAMIC_GAIN, MOST_DYNAMIC = 0.001, 256
-"""As ``LEAST_GAIN`` and ``MOST_VARIANTS``, where a bucket costs no program of its own, but only views of tensors."""
+MOST_DYNAMIC = 1 << 12
+"""As ``MOST_VARIANTS``, where one program takes every size, and a variant is only the layouts of a few tensors."""
 
 Seconds = dict[tuple[int, ...], float]
 """Sizes to the seconds of a request."""
@@ -184,8 +184,7 @@ def _timed(
         plan = replace(plan, shapes=Shapes({}, {}, {}, dynamic=(backend,)))
     assert setup.workspace is not None
     with HostManager(engine_factory=Pipeline if setup.hosts is None else setup.hosts.engine_factory()) as host:
-        traced, *others = one.variants
-        engine = deploy(host, backend, traced, plan, machine, setup.workspace, others, one.symbolic)
+        engine = deploy(host, backend, one, plan, machine, setup.workspace)
         right = {"check": partial(_require_right, tolerance(setup.precision))} if dynamic else {}
         return {tuple(bucket.sizes.values()): bucket.seconds for bucket in measured(one, engine, **right)}
 
@@ -224,7 +223,7 @@ def _bucketed(
         allowed=family.allowed,
         exact=family.unpaddable,
         most=most,
-        least_gain=DYNAMIC_GAIN if dynamic else LEAST_GAIN,
+        each_size=dynamic,
     )
     known_s = _fastest(curves)
     times = fit_times(known_s)

@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
 from typing import Any, Protocol
 
@@ -49,6 +50,25 @@ TIED = re.compile(r"The values of (\w+) = .* and (\w+) = .* must always be equal
 """What torch says of two dimensions that are one."""
 
 
+class Traces(Sequence[Traced]):
+    """The traces of a model at given sizes, each made when it is first asked for.
+
+    Args:
+        at: makes the trace at one size, or finds it.
+        sizes: one for each trace.
+    """
+
+    def __init__(self, at: Callable[[At], Traced], sizes: Sequence[At]) -> None:
+        self._places, self._made = range(len(sizes)), cache(lambda place: at(sizes[place]))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, place: Any) -> Any:
+        found = self._places[place]
+        return self._made(found) if isinstance(found, int) else [self._made(one) for one in found]
+
+
 @dataclass(frozen=True, eq=False)
 class Family:
     """The traces of a model at several sizes.
@@ -67,7 +87,7 @@ class Family:
         symbolic: the export with symbolic sizes, of which stages for every size are made; None where torch made none.
     """
 
-    variants: tuple[Traced, ...]
+    variants: Sequence[Traced]
     sizes: tuple[At, ...]
     allowed: Mapping[str, Sizes]
     dims: Places
@@ -96,15 +116,23 @@ class Family:
 
     def at(self, sizes: At) -> Traced:
         """The trace at these sizes. Raises: UsageError: a size that is not allowed. TraceError: the model has other ops there."""
-        faults = [fault for dim, size in sizes.items() if (fault := size_fault(dim, size, self.allowed[dim]))]
-        raise_faults(UsageError, f"'{self.variants[0].graph.name}' has no such variant", faults)
-        known = next((variant for variant, at in zip(self.variants, self.sizes, strict=True) if at == sizes), None)
-        return self.make(sizes) if known is None else known
+        self._require(sizes)
+        return self.variants[self.sizes.index(sizes)] if sizes in self.sizes else self.make(sizes)
 
     def only(self, sizes: Sequence[At]) -> "Family":
-        """The family of the variants with these sizes, and of the largest one; errors as for ``at``."""
-        wanted = [self.largest, *(at for at in sizes if at != self.largest)]
-        return replace(self, variants=tuple(map(self.at, wanted)), sizes=tuple(wanted))
+        """The family of the variants with these sizes, and of the largest one; errors as for ``at``.
+
+        With a symbolic export, a variant is traced when it is first asked for.
+        """
+        wanted = (self.largest, *(at for at in sizes if at != self.largest))
+        for at in wanted:
+            self._require(at)
+        traces = tuple(map(self.at, wanted)) if self.symbolic is None else Traces(self.at, wanted)
+        return replace(self, variants=traces, sizes=wanted)
+
+    def _require(self, sizes: At) -> None:
+        faults = [fault for dim, size in sizes.items() if (fault := size_fault(dim, size, self.allowed[dim]))]
+        raise_faults(UsageError, f"'{self.variants[0].graph.name}' has no such variant", faults)
 
     def sizes_of(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
         """The sizes of a request, one tensor for each input of the graph.
@@ -126,6 +154,11 @@ class Family:
     def __repr__(self) -> str:
         ranges = ", ".join(f"{dim} {sizes_text(sizes)}" for dim, sizes in self.allowed.items())
         return f"Family({self.variants[0].graph.name!r}, {ranges}, {len(self.variants)} variants)"
+
+
+def as_family(model: Traced | Family, others: Sequence[Traced] = ()) -> Family:
+    """A trace, and ``others`` at smaller sizes, as a family whose dimensions have no names; a family is itself."""
+    return model if isinstance(model, Family) else Family((model, *others), ({},) * (1 + len(others)), {}, {}, {})
 
 
 def resized(tensor: torch.Tensor, axes: Mapping[int, str], sizes: At) -> torch.Tensor:

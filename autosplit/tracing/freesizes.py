@@ -4,9 +4,8 @@ A static program holds numbers in views and ranges. Here each number that depend
 from the shapes of the inputs, by the expressions of the symbolic export (``resizing``).
 """
 
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -16,11 +15,8 @@ from torch import fx
 
 from autosplit.compat.torchparts import expression_of
 from autosplit.errors import TraceError
-from autosplit.tracing.resizing import Resizable, Size
+from autosplit.tracing.resizing import OPERATIONS, Resizable, Size
 from autosplit.tracing.splitting import StageProgram
-
-OPERATIONS: Mapping[str, Callable[..., Any]] = {"Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv}
-"""Python's operation by the name of the class of an expression."""
 
 VIEW, RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
 """A view needs the strides of the trace, which runtimes with free sizes do not keep."""
@@ -52,6 +48,19 @@ def freed(program: StageProgram, symbolic: Resizable) -> StageProgram:
         if copy.target is VIEW:
             copy.target = RESHAPE
     return replace(program, module=fx.GraphModule(program.module, graph, class_name="Free"), free=free)
+
+
+def at_sizes(program: StageProgram, symbolic: Resizable, each: Sequence[Mapping[str, int]]) -> tuple[StageProgram, ...]:
+    """A stage of every size with the values that it reads and makes at each of several sizes, the largest first.
+
+    Raises: TraceError: a value of the stage has another shape in the symbolic export.
+    """
+    names, num_inputs = (*program.inputs, *program.outputs), len(program.inputs)
+    first, *others = symbolic.layouts(names, each)
+    for own, derived in zip(names, first, strict=True):
+        if own.shape != derived.shape:
+            raise TraceError(f"'{own.name}' has shape {own.shape}, and {derived.shape} in the export with symbolic sizes")
+    return program, *(replace(program, inputs=specs[:num_inputs], outputs=specs[num_inputs:]) for specs in others)
 
 
 def _free_axes(value: torch.Tensor, symbols: Mapping[str, Any]) -> dict[int, str]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from autosplit.arguments import checked
-from autosplit.errors import SHOWN_FAULTS, PlanError, raise_faults
+from autosplit.errors import SHOWN_FAULTS, PlanError, UsageError, raise_faults
 from autosplit.files import content_hash, read_mapping, validated, write_atomic
 from autosplit.parsing import shown
 from autosplit.values.constraints import Objective, matching_ops
@@ -27,9 +27,12 @@ from autosplit.values.plan import QUEUE_DEPTH, UNKNOWN, Plan, Prediction, Proces
 from autosplit.values.residency import Residency, least_bytes
 from autosplit.values.samples import Precision, backend_fault
 from autosplit.values.sequences import Sequences
-from autosplit.values.shapes import Shapes
+from autosplit.values.shapes import Shapes, parse_sizes, sizes_text
 
 SCHEMA = 1
+MOST_LISTED = 16
+"""Most numbers of consecutive buckets that a file lists; of more it says the first and the last."""
+
 MAX_PATTERNS, MAX_PATTERN = 200, 200
 """Most patterns of ops in a plan, and most characters of one: each is compared with every op of the graph."""
 
@@ -91,9 +94,23 @@ def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
 
 
 def _shapes_entry(shapes: Shapes) -> dict[str, Any]:
-    """The section of a plan with its sizes and buckets; the file of the plan holds lists for tuples."""
-    buckets = {dim: list(found) for dim, found in shapes.buckets.items()}
+    """The section of a plan with its sizes and buckets: lists for tuples, and ``16..512`` for many numbers without gaps."""
+    buckets: dict[str, Any] = {dim: list(found) for dim, found in shapes.buckets.items()}
+    for dim, found in buckets.items():
+        if len(found) > MOST_LISTED and found == list(every := range(found[0], found[-1] + 1)):
+            buckets[dim] = sizes_text(every)
     return {**asdict(shapes), "buckets": buckets, "dynamic": list(shapes.dynamic)}
+
+
+def _listed_buckets(entry: Any) -> Any:
+    """The section of a plan with its sizes, with numbers in place of ``16..512``."""
+    buckets = entry.get("buckets") if isinstance(entry, dict) else None
+    if not isinstance(buckets, dict) or not any(isinstance(found, str) for found in buckets.values()):
+        return entry
+    try:
+        return {**entry, "buckets": {dim: tuple(parse_sizes(found)) for dim, found in buckets.items()}}
+    except UsageError as failure:
+        raise ValueError(str(failure)) from None
 
 
 class _Strict(BaseModel):
@@ -176,7 +193,7 @@ class PlanFile(_Strict):
     precision: Precision = "f32"
     process: Process = "workers"
     loads_s: dict[str, float] = {}
-    shapes: Shapes | None = None
+    shapes: Annotated[Shapes | None, BeforeValidator(_listed_buckets)] = None
     sequences: Sequences | None = None
     why: Explanation | None = None
 

@@ -4,7 +4,7 @@ A *dimension* has a name, such as ``seq``; its *sizes* are a ``range`` or a tupl
 """
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, product
@@ -142,12 +142,25 @@ class Traffic:
 
 
 def even_traffic(allowed: Mapping[str, Sizes], most: int = MAX_EVEN) -> Traffic:
-    """Traffic with all sizes alike; of more than ``most`` combinations, some at equal distances, with the largest."""
-    thinned = {name: list(sizes) for name, sizes in allowed.items()}
-    while prod(map(len, thinned.values())) > max(most, 1):
-        longest = max(thinned, key=lambda name: len(thinned[name]))
-        thinned[longest] = thinned[longest][::-2][::-1]
-    return Traffic(tuple(allowed), dict.fromkeys(product(*thinned.values()), 1.0))
+    """Traffic with all sizes alike; of more than ``most`` combinations, some (see ``thinned``)."""
+    return Traffic(tuple(allowed), dict.fromkeys(product(*thinned(allowed, most).values()), 1.0))
+
+
+def thinned(allowed: Mapping[str, Sizes], most: int, kept: Collection[str] = ()) -> dict[str, Sizes]:
+    """Sizes at equal distances, the largest among them, of which there are at most ``most`` combinations.
+
+    The dimensions ``kept`` keep all of their sizes, even if these alone have more combinations.
+
+    >>> thinned({"batch": (1, 2), "seq": range(2, 9)}, 8)
+    {'batch': (1, 2), 'seq': range(2, 10, 2)}
+    """
+    found = dict(allowed)
+    while prod(map(len, found.values())) > most:
+        longest = max((name for name in found if name not in kept), key=lambda name: len(found[name]), default=None)
+        if longest is None or len(found[longest]) == 1:
+            break
+        found[longest] = found[longest][::-2][::-1]
+    return found
 
 
 @checked

@@ -33,7 +33,7 @@ class Log(Receiver):
         self.came: queue.Queue[Any] = queue.Queue()
 
     def request(self, connection: Connection, frame: Frame, slot: FrameBuffer) -> None:
-        self.came.put((frame, [tensor.clone() for tensor in slot.tensors[frame.variant]], slot))
+        self.came.put((frame, [tensor.clone() for tensor in slot.tensors(frame.variant)], slot))
 
     def error(self, connection: Connection, frame: Frame, text: str) -> None:
         self.came.put((frame.number, text))
@@ -89,7 +89,7 @@ def test_tensors_keep_their_values_and_strides(value: torch.Tensor) -> None:
         frame, [found, other], slot = log.next()
     assert (frame.number, frame.priority, frame.left_s) == (7, -2, 0.0)
     assert torch.equal(found, value) and torch.equal(other, torch.ones(2))
-    assert slot.tensors[0][0].stride() == value.stride()
+    assert slot.tensors(0)[0].stride() == value.stride()
 
 
 def test_a_sender_waits_for_credits_and_says_other_things_meanwhile() -> None:

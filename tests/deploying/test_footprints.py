@@ -122,7 +122,7 @@ def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits() -> None:
     assert len(found.stages) == 2 and all(stage.memory is not None for stage in found.stages)
     beside = Baselines({"one device": one_stage(traced, names[0])})
     tight = machine.with_memory(dict.fromkeys(names, traced.graph.weight_bytes + 1))  # holds all weights, and nothing beside them
-    with closing(Replanner([traced], found, profile)) as replan:
+    with closing(Replanner(traced, found, profile)) as replan:
         assert len(replan(tight)) == 2
     report = compare({1: (traced, profile)}, found, beside, capped, setup=setup, budget=Budget(num_rounds=1, num_requests=8))
     assert "device 'null:0' would hold" in report.left_out["one device"]

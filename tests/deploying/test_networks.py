@@ -17,6 +17,7 @@ from autosplit.errors import PlanError, UsageError
 from autosplit.running.engine import Engine
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.family import as_family
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 
@@ -80,7 +81,7 @@ def test_answers_are_right_at_each_size_over_one_copy_of_the_weights(backend: st
     held = []
     for variants in ((), family[1:]):
         with Workspace() as workspace, HostManager() as host:
-            engine = deploy(host, "deep", family[0], plan_of(family[0], backend), ONE, workspace, variants)
+            engine = deploy(host, "deep", as_family(family[0], variants), plan_of(family[0], backend), ONE, workspace)
             require_answers(engine, module, [8] if not variants else [1, 8, 4, 4, 2, 1, 8])
             held += held_bytes(engine)
             counted = engine.wiring.stages[0].needs_bytes(ONE.devices[0].name)
@@ -93,7 +94,7 @@ def test_new_weights_reach_every_size(module: Deep, family: list[Traced], tmp_pa
     changed = Deep().eval()
     changed.load_state_dict({name: value + 0.01 for name, value in module.state_dict().items()})
     with Workspace() as workspace, HostManager() as host:
-        stages = place(family[0], plan_of(family[0], "eager", 2), ONE, workspace, variants=family[1:])
+        stages = place(as_family(family[0], family[1:]), plan_of(family[0], "eager", 2), ONE, workspace)
         groups = {"all": [stage.name for stage in stages]}
         engine = host.add_network("deep", stages, family[0].graph.inputs, family[0].graph.outputs, groups=groups)
         require_answers(engine, module, [1, 8, 2])
@@ -110,4 +111,4 @@ def test_weights_that_depend_on_the_size_are_refused() -> None:
 
     sizes = [autosplit.trace(Sized().eval(), torch.randn(size, 4)) for size in (4, 2)]
     with Workspace() as workspace, pytest.raises(PlanError, match="is another one at other sizes"):
-        place(sizes[0], plan_of(sizes[0], "eager"), ONE, workspace, variants=sizes[1:])
+        place(as_family(sizes[0], sizes[1:]), plan_of(sizes[0], "eager"), ONE, workspace)

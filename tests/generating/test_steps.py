@@ -50,7 +50,7 @@ def engine(family, cut):
     plan = Plan(family.variants[0].source, family.graph.hash, "", stages, UNKNOWN)
     with ExitStack() as opened:
         workspace, host = opened.enter_context(Workspace()), opened.enter_context(HostManager())
-        yield deploy(host, "steps", family.variants[0], plan, machine_of_plan(plan), workspace, family.variants[1:])
+        yield deploy(host, "steps", family, plan, machine_of_plan(plan), workspace)
 
 
 def padded(ids, slots, positions):

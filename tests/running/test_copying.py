@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(60)
 @given(tensors())
 def test_a_copy_is_equal_and_laid_out_alike_in_new_and_in_kept_memory(value: torch.Tensor) -> None:
     spec = spec_of("x", value)
-    copies = CopyPool(spec, max_kept=1)
+    copies = CopyPool([spec], max_kept=1)
     for _ in range(3):
         copy = copies.copy(value)
         assert spec_of("x", copy) == spec and copy.dtype == value.dtype
@@ -44,7 +44,7 @@ def test_a_target_takes_any_layout_of_its_shape(target: torch.Tensor, value: tor
 @given(st.integers(0, 3), st.lists(st.integers(-1, 5), max_size=40))
 def test_no_copy_changes_while_it_or_a_view_of_it_is_held(max_kept: int, steps: list[int]) -> None:
     """Steps: -1 makes a copy and holds it (every other one through a view only), k lets go of the k-th held one."""
-    copies = CopyPool(spec_of("x", torch.zeros(8)), max_kept)
+    copies = CopyPool([spec_of("x", torch.zeros(8))], max_kept)
     held: list[tuple[int, torch.Tensor]] = []
     for number, step in enumerate(steps):
         if step < 0:
@@ -56,7 +56,7 @@ def test_no_copy_changes_while_it_or_a_view_of_it_is_held(max_kept: int, steps: 
 
 
 def test_memory_is_used_again_and_no_more_than_asked_is_kept() -> None:
-    copies = CopyPool(spec_of("x", torch.zeros(1000)), max_kept=2)
+    copies = CopyPool([spec_of("x", torch.zeros(1000))], max_kept=2)
     value = torch.ones(1000)
     first = copies.copy(value)
     place = first.data_ptr()
@@ -65,12 +65,12 @@ def test_memory_is_used_again_and_no_more_than_asked_is_kept() -> None:
     del first
     assert copies.copy(value).data_ptr() == place
     assert len(copies._kept) == 2
-    assert CopyPool(TensorSpec("x", (1 << 30,), (1,), "float32"), max_kept=2)._max_kept == 0
+    assert CopyPool([TensorSpec("x", (1 << 30,), (1,), "float32")], max_kept=2)._max_kept == 0
 
 
 def test_a_copy_can_be_trained_on() -> None:
     """Answers are ordinary tensors, not those of inference mode."""
-    copy = CopyPool(spec_of("x", torch.ones(2)), 1).copy(torch.ones(2, requires_grad=True))
+    copy = CopyPool([spec_of("x", torch.ones(2))], 1).copy(torch.ones(2, requires_grad=True))
     assert not copy.requires_grad and not copy.is_inference()
     weight = torch.ones(2, requires_grad=True)
     (weight * copy).sum().backward()

@@ -72,6 +72,18 @@ def test_two_dimensions_make_a_grid():
     assert found.expected_s < found.longest_s
 
 
+def test_each_size_has_a_bucket_where_these_cost_nothing():
+    allowed = {"batch": range(1, 5), "seq": range(1, 65)}
+    times, traffic = Times((0.0, 1.0, 0.0, 0.0), {}), even_traffic(allowed)
+    found = choose_buckets(times, traffic, allowed, most=256, each_size=True)
+    assert found.grid == {dim: tuple(sizes) for dim, sizes in allowed.items()}
+    assert (found.waste, found.next_gain, found.limit) == (pytest.approx(0), 0.0, "there are no more sizes")
+    fewer = choose_buckets(times, traffic, allowed, most=255, each_size=True)
+    assert fewer.grid == {"batch": (1, 2, 3, 4), "seq": tuple(range(2, 65, 2))}
+    exact = choose_buckets(times, traffic, allowed, exact={"seq": "it may not be padded"}, most=64, each_size=True)
+    assert exact.grid == {"batch": (4,), "seq": tuple(range(1, 65))}
+
+
 def test_dimension_that_may_not_be_padded_has_a_bucket_for_each_size():
     allowed = {"batch": range(1, 5), "seq": (8, 16)}
     found = choose_buckets(

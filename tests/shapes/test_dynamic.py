@@ -8,6 +8,9 @@ from pathlib import Path
 import onnxruntime
 import pytest
 import torch
+from fuzzing import examples
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import autosplit
@@ -103,6 +106,13 @@ def test_saved_stage_keeps_its_free_axes(family: Family, workspace: Workspace) -
     assert loaded.module.code == program.module.code
 
 
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 4), st.integers(2, 8))
+def test_layouts_by_arithmetic_are_those_of_a_trace(family: Family, batch: int, seq: int) -> None:
+    specs, sizes = family.make(at := {"batch": batch, "seq": seq}).specs, family.symbolic
+    assert sizes is not None and sizes.layouts(list(family.variants[0].specs.values()), [at]) == [tuple(specs.values())]
+
+
 def test_stage_whose_inputs_lack_a_size_names_it_and_gets_variants(family: Family) -> None:
     ops = [op.name for op in family.graph.ops]
     joined = max(place for place, op in enumerate(family.graph.ops) if "linear" in op.operator)
@@ -117,10 +127,9 @@ def test_stage_whose_inputs_lack_a_size_names_it_and_gets_variants(family: Famil
     assert shapes_of(family, replace(plan, stages=tuple(parts)), asked).buckets == {"batch": (1, 2, 3, 4), "seq": (2, 4, 6, 8)}
     names = ("null:0", "null:1")  # each takes one part a thousand times faster, so that a new plan has the same cut
     costs_s = {(op, name): 1.0 if (name == names[0]) == (n > joined) else 1e-3 for n, op in enumerate(ops) for name in names}
-    variants = [family.at(sizes) for sizes in plan.shapes.variants]  # type: ignore[union-attr]
-    with closing(Replanner(variants, plan, Profile.given(family.graph, costs_s), family.symbolic)) as replan:
-        stages = replan(Machine.of(map(parse_device, names)))
-    assert [len({one.module for one in stage.at_each_size()}) for stage in stages] == [len(variants)] * 2
+    with closing(Replanner(family.only(asked.variants), plan, Profile.given(family.graph, costs_s))) as replan:
+        [stage] = replan(Machine.of(map(parse_device, names)))
+    assert len({one.module for one in stage.at_each_size()}) == 1 and len(stage.variants) == 4 * 7 - 1
 
 
 def _plan(family: Family, backend: str, num_stages: int, process: Process = "workers") -> Plan:
@@ -130,16 +139,17 @@ def _plan(family: Family, backend: str, num_stages: int, process: Process = "wor
     parts = [part for part in (ops[:cut], ops[cut:]) if part]
     stages = tuple(Stage(f"part{number}", tuple(part), ("cpu:0",), backend) for number, part in enumerate(parts))
     sizes = {dim: sizes_text(found) for dim, found in family.allowed.items()}
-    shapes = Shapes({}, sizes, {"batch": (1, 3, 4), "seq": (2, 5, 8)}, unpaddable=family.unpaddable, dynamic=(backend,))
+    buckets = {dim: tuple(found) for dim, found in family.allowed.items()}
+    shapes = Shapes({}, sizes, buckets, unpaddable=family.unpaddable, dynamic=(backend,))
     return Plan(family.variants[0].source, family.graph.hash, "", stages, UNKNOWN, process=process, shapes=shapes)
 
 
 @pytest.mark.parametrize(("process", "num_stages"), [("workers", 2), ("caller", 1)])
-def test_plan_with_dynamic_stages_takes_any_size(family: Family, process: Process, num_stages: int) -> None:
+def test_plan_with_dynamic_stages_takes_each_size_unpadded(family: Family, process: Process, num_stages: int) -> None:
     with autosplit.open_pipeline(family, _plan(family, "eager", num_stages, process)) as service:
         assert isinstance(service, ShapedService)
-        modules = {one.module for one in service.pipeline.wiring.stages[0].at_each_size()}
-        assert len(modules) == 1
+        variants = service.pipeline.wiring.stages[0].at_each_size()
+        assert (len(variants), len({one.module for one in variants})) == (4 * 7, 1)
         for sizes in SIZES:
             traced = family.at(sizes)
             assert torch.allclose(service(*traced.example_inputs), traced.run(*traced.example_inputs), atol=1e-5)
@@ -177,9 +187,12 @@ def test_swapped_weights_keep_one_program(family: Family, tmp_path: Path) -> Non
         assert torch.equal(answer, torch.arange(float(seq))[None, :, None].expand(batch, seq, 6))
 
 
-def test_plan_file_keeps_the_dynamic_backends(family: Family, tmp_path: Path) -> None:
-    plan = _plan(family, "onnxruntime", 2)
+def test_plan_file_keeps_the_dynamic_backends_and_says_many_sizes_in_short(family: Family, tmp_path: Path) -> None:
+    many = {"batch": (1, 2, 4), "seq": tuple(range(2, 30))}
+    shapes = Shapes({}, {"batch": "1..4", "seq": "2..29"}, many, dynamic=("onnxruntime",))
+    plan = replace(_plan(family, "onnxruntime", 2), shapes=shapes)
     write_plan(plan, family.graph, tmp_path / "plan.yaml")
+    assert "seq: 2..29" in (tmp_path / "plan.yaml").read_text().partition("buckets:")[2]
     read = read_plan(tmp_path / "plan.yaml").resolve(family.graph)
     assert (read.shapes, read.hash) == (plan.shapes, plan.hash)
     assert read.hash != replace(plan, shapes=replace(read.shapes, dynamic=())).hash

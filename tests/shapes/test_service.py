@@ -67,7 +67,7 @@ def deployed(family: Family) -> Iterator[Engine]:
     stages = (Stage("all", tuple(op.name for op in traced.graph.ops), (ONE.devices[0].name,)),)
     plan = Plan(traced.source, traced.graph.hash, "", stages, UNKNOWN, process="caller")
     with Workspace() as workspace, HostManager() as host:
-        yield deploy(host, "bert", traced, plan, ONE, workspace, family.variants[1:])
+        yield deploy(host, "bert", family, plan, ONE, workspace)
 
 
 @pytest.fixture(scope="module")
