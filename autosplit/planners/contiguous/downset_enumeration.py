@@ -13,8 +13,17 @@ import numpy as np
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.contiguous.downset_table import BEST, NUM_ENTRIES, NUM_SETS, NUM_TOO_WIDE, SIZE, DownSetTable
-from autosplit.planners.contiguous.maximal_blocks import has_room, must_fill
-from autosplit.planners.contiguous.pruning import NUM_READY, NUM_TAKEN, Enumeration, Rules, fits, most_left, must_take
+from autosplit.planners.contiguous.pruning import (
+    NUM_READY,
+    NUM_TAKEN,
+    Enumeration,
+    Rules,
+    fits,
+    has_room,
+    most_left,
+    must_fill,
+    must_take,
+)
 from autosplit.planners.jit import compiled, inner, whole
 from autosplit.planners.loads import (
     ROUNDING,

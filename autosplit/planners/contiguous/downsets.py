@@ -24,8 +24,7 @@ from autosplit.planners.contiguous.downset_table import (
     new_sets,
 )
 from autosplit.planners.contiguous.linear import Chain
-from autosplit.planners.contiguous.maximal_blocks import maximal_blocks_suffice, most_added
-from autosplit.planners.contiguous.pruning import Enumeration, Rules
+from autosplit.planners.contiguous.pruning import Enumeration, Rules, maximal_blocks_suffice, most_added
 from autosplit.planners.items import MANY_ITEMS, Items
 from autosplit.planners.loads import empty_block
 

@@ -14,9 +14,7 @@ from autosplit.planners.clock import CELL_S, spend
 from autosplit.planners.items import Items
 from autosplit.planners.jit import allocating
 from autosplit.planners.loads import Ints
-from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
-from autosplit.planners.noncontiguous.memory_caps import capped_sweep
-from autosplit.planners.noncontiguous.narrow_orders import narrow_order
+from autosplit.planners.noncontiguous.sweeps import Sweep, capped_sweep, narrow_order, sweep_of
 
 NUM_BUCKETS = 1000
 """Buckets of the load of one device; the loads in them are exact."""
