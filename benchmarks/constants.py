@@ -29,7 +29,8 @@ GIVEN = {
     """,
     "follows from two buffers": "costs.streaming.NUM_PASSES",
     "memory": """
-        planners.contiguous.downsets.MAX_SETS planners.contiguous.downsets.MAX_ENTRIES planners.contiguous.downsets.MAX_WORDS
+        planners.contiguous.downsets.MAX_SETS planners.contiguous.downsets.MAX_SET_BYTES
+        planners.contiguous.downsets.MAX_ENTRIES
         planners.delays.MOST_CELLS planners.latency.cut_vertices.MOST_ASSIGNMENTS
         planners.noncontiguous.column_generation.TABLE_CELLS planners.noncontiguous.resplitting.MAX_CELLS
         planners.jit.NUM_VERSIONS

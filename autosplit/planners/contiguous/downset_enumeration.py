@@ -12,7 +12,7 @@ Candidates are the items that are ready: the last set's, and those that the last
 import numpy as np
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.contiguous.downset_table import BEST, NUM_ENTRIES, NUM_SETS, NUM_TOO_WIDE, SIZE, DownSetTable
+from autosplit.planners.contiguous.downset_table import BEST, NUM_ENTRIES, NUM_SETS, SIZE, DownSetTable
 from autosplit.planners.contiguous.pruning import (
     NUM_READY,
     NUM_TAKEN,
@@ -87,12 +87,10 @@ def _alive(sets: DownSetTable, number: int, limit: float) -> bool:
 def _go_to(costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int) -> None:
     """Make a set the current one by flipping the items in which it differs; removals come first, from the last item on."""
     num_words = len(walk.bits)
-    first, kept = sets.first_word[number], sets.words.shape[1]
-    full = ~np.uint64(0)
     for adding in range(2):
         for step in range(num_words):
             word = step if adding else num_words - 1 - step
-            goal = full if word < first else (sets.words[number, word - first] if word < first + kept else np.uint64(0))
+            goal = sets.words[number, word]
             change = (goal & ~walk.bits[word]) if adding else (walk.bits[word] & ~goal)
             while change:
                 bit = 0
@@ -250,7 +248,7 @@ def _reach(
     costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, limit: Floats
 ) -> int:
     """Extend every entry of the set ``number`` by the block that ends at the current set. Returns: -1 where the table is full."""
-    goal_set = -2
+    goal_set = -1
     for move in range(len(rules.takes)):
         top = widest_load(costs, block, rules.takes, move, rules.width)
         if not top < limit[0] * (1 - ROUNDING) or top < rules.least * (1 - ROUNDING):
@@ -266,35 +264,24 @@ def _reach(
                 full = True
                 if sets.tally[NUM_SETS] + 1 >= len(sets.words) or sets.tally[NUM_ENTRIES] + 1 >= len(sets.entry_value):
                     return -1
-                if goal_set == -2:
+                if goal_set < 0:
                     goal_set = _find(sets, walk)
-                if goal_set >= 0:
-                    _improve(rules, sets, walk, goal_set, usage, value, entry, move, limit)
+                _improve(rules, sets, walk, goal_set, usage, value, entry, move, limit)
             entry = sets.entry_next[entry]
     return 0
 
 
 @inner
 def _find(sets: DownSetTable, walk: Enumeration) -> int:
-    """The number of the current set, which is added if it is new; -1, and counted, where it is too wide for the table."""
-    full = ~np.uint64(0)
-    first, last = 0, len(walk.bits) - 1
-    while first < last and walk.bits[first] == full:
-        first += 1
-    while last > first and walk.bits[last] == 0:
-        last -= 1
-    kept = sets.words.shape[1]
-    if last - first >= kept:
-        sets.tally[NUM_TOO_WIDE] += 1
-        return -1
+    """The number of the current set, which is added if it is new."""
     size = len(sets.table)
     slot = int(np.int64(walk.hashed[0] & np.uint64(size - 1)))
     while sets.table[slot] >= 0:
         number = sets.table[slot]
-        if sets.key[number] == walk.hashed[0] and sets.first_word[number] == first:
+        if sets.key[number] == walk.hashed[0]:
             same = True
-            for word in range(first, last + 1):
-                same = same and sets.words[number, word - first] == walk.bits[word]
+            for word in range(len(walk.bits)):
+                same = same and sets.words[number, word] == walk.bits[word]
             if same:
                 return int(number)
         slot = slot + 1 if slot + 1 < size else 0
@@ -302,9 +289,7 @@ def _find(sets: DownSetTable, walk: Enumeration) -> int:
     sets.tally[NUM_SETS] += 1
     sets.table[slot] = number
     sets.key[number] = walk.hashed[0]
-    sets.first_word[number] = first
-    for word in range(first, last + 1):
-        sets.words[number, word - first] = walk.bits[word]
+    sets.words[number] = walk.bits
     sets.next_of_size[number] = sets.of_size[walk.state[NUM_TAKEN]]
     sets.of_size[walk.state[NUM_TAKEN]] = number
     return int(number)
