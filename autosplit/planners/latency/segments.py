@@ -20,7 +20,7 @@ from autosplit.planners.bounds import work_bound_s
 from autosplit.planners.clock import now
 from autosplit.planners.cpsat.solver import SCALE, TERMS_PER_SECOND, solve
 from autosplit.planners.delays import Delays, critical_path_s
-from autosplit.planners.latency.cut_vertices import cut_vertex_bound_s
+from autosplit.planners.latency.cut_vertices import CutVertices
 
 
 def shortest_schedule_s(
@@ -149,8 +149,8 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
             bound_s = shortest_schedule_s(part, Delays(part, max_replicas), most_seconds, least_s, left_s, seed)
             known[key] = max(least_s, min(bound_s, most_seconds))
         lengths[fork] = goal, known[key]
-    path_s = max(critical_path_s(problem, delays, lengths), cut_vertex_bound_s(problem, delays, segments, lengths, limit_s))
-    return max(path_s, work_bound_s(problem))
+    path_s = critical_path_s(problem, delays, CutVertices(problem, delays, segments, lengths, limit_s).after)
+    return max(min(path_s, limit_s), work_bound_s(problem))
 
 
 def _segments(problem: Problem) -> dict[int, list[int]]:
