@@ -105,13 +105,14 @@ def _go_to(costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, 
                 item = 64 * word + bit
                 change_of_count = whole(1 if adding else -1)
                 _flip(rules, walk, item, change_of_count)
-                _count(rules, walk, item, change_of_count)
                 shift(costs, block, item, change_of_count)
 
 
 @inner
 def _flip(rules: Rules, walk: Enumeration, item: int, change: int) -> None:
-    """Put an item into the current set (change = 1) or take it out (-1), and update the ready items."""
+    """Put an item into the current set (change = 1) or take it out (-1), and update the values and the ready items."""
+    for p in range(rules.values.shape[1]):
+        walk.done_value[p] += change * rules.values[item, p]
     walk.bits[item // 64] ^= np.uint64(1) << np.uint64(item % 64)
     walk.hashed[0] ^= walk.hash_of[item]
     walk.state[NUM_TAKEN] += change
@@ -145,13 +146,6 @@ def _set_ready(walk: Enumeration, item: int, change: int) -> None:
 
 
 @inner
-def _count(rules: Rules, walk: Enumeration, item: int, change: int) -> None:
-    """Update the values of the current set."""
-    for p in range(rules.values.shape[1]):
-        walk.done_value[p] += change * rules.values[item, p]
-
-
-@inner
 def _extend(
     costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, limit: Floats, most: int
 ) -> int:
@@ -174,15 +168,10 @@ def _extend(
                 if must_take(rules, walk, item) or (rules.maximal and must_fill(costs, block, rules, walk, item, limit[0])):
                     walk.cursor[depth] = walk.high[depth]
             continue
-        # 2. skip the candidate if every block with it is above the limit
+        # 2. take the candidate; enter the superset and go deeper, unless every block that contains this one is above the limit
         item = int(walk.candidates[walk.cursor[depth]])
         steps += 1
-        if not _least_with(costs, block, item) < limit[0] * (1 - ROUNDING) * rules.widest:
-            walk.cursor[depth] = walk.high[depth] if must_take(rules, walk, item) else walk.cursor[depth] + 1
-            continue
-        # 3. take the candidate; enter the superset and go deeper, unless every block that contains this one is above the limit
         _save(walk, depth)
-        _count(rules, walk, item, one)
         _flip(rules, walk, item, one)
         add(costs, block, item)
         if price(costs, block) < limit[0] * (1 - ROUNDING) * rules.widest:
@@ -199,16 +188,6 @@ def _extend(
             if must_take(rules, walk, item):
                 walk.cursor[depth] = walk.high[depth]
     return status if status < 0 else steps
-
-
-@inner
-def _least_with(costs: Costs, block: GrowingBlock, item: int) -> float:
-    """A lower bound on the load of every block with this item, from the sums before it is added."""
-    least = np.inf
-    for k in range(len(block.work)):
-        work = block.work[k] + costs.compute_s[item, k]
-        least = min(least, max(work, block.surely[k]) if costs.overlap else work + block.surely[k])
-    return float(least)
 
 
 @inner

@@ -158,7 +158,7 @@ def _segments(problem: Problem) -> dict[int, list[int]]:
 
     Ops after which there is no work are left out: many graphs have ends that take no time.
     """
-    after = problem.readers
+    after = list(problem.readers)
     works = problem.compute_s.min(axis=1) > 0
     for op in reversed(range(problem.num_ops)):
         after[op] = [reader for reader in after[op] if works[reader]]
