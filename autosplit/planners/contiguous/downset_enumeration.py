@@ -25,17 +25,7 @@ from autosplit.planners.contiguous.pruning import (
     must_take,
 )
 from autosplit.planners.jit import compiled, inner, whole
-from autosplit.planners.loads import (
-    ROUNDING,
-    Costs,
-    GrowingBlock,
-    add,
-    price,
-    remove,
-    reset,
-    shift,
-    widest_load,
-)
+from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, add, price, remove, reset, shift, widest_load
 
 DONE, PAUSED, FULL, HOPELESS = range(4)
 

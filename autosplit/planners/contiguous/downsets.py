@@ -13,15 +13,7 @@ import numpy as np
 from autosplit.costs.problem import Floats
 from autosplit.planners.clock import now
 from autosplit.planners.contiguous.downset_enumeration import DONE, FULL, HOPELESS, PAUSED, run
-from autosplit.planners.contiguous.downset_table import (
-    BEST,
-    NUM_SETS,
-    DownSetTable,
-    begin,
-    grown,
-    members_of,
-    new_sets,
-)
+from autosplit.planners.contiguous.downset_table import BEST, NUM_SETS, DownSetTable, begin, grown, members_of, new_sets
 from autosplit.planners.contiguous.linear import Chain
 from autosplit.planners.contiguous.pruning import Enumeration, Rules, maximal_blocks_suffice, most_added
 from autosplit.planners.items import MANY_ITEMS, Items
