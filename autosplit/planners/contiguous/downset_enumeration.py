@@ -258,7 +258,8 @@ def _find(sets: DownSetTable, walk: Enumeration) -> int:
     sets.tally[NUM_SETS] += 1
     sets.table[slot] = number
     sets.key[number] = walk.hashed[0]
-    sets.words[number] = walk.bits
+    for word in range(len(walk.bits)):
+        sets.words[number, word] = walk.bits[word]
     sets.next_of_size[number] = sets.of_size[walk.state[NUM_TAKEN]]
     sets.of_size[walk.state[NUM_TAKEN]] = number
     return int(number)
