@@ -15,7 +15,7 @@ from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Floats, Problem, rows_of
 from autosplit.planners.clock import now, spend
 from autosplit.planners.items import Table
-from autosplit.planners.jit import allocating, inner, whole
+from autosplit.planners.jit import allocating, inner
 from autosplit.planners.loads import Ints
 
 
@@ -105,69 +105,61 @@ def plan_of(times: Times, order: Ints, device: Ints) -> OrderPlan:
 
 
 @inner
-def row_latency_s(times: Times, plan: OrderPlan, num_blocks: int) -> float:
+def row_latency_s(times: Times, plan: OrderPlan, num_blocks: int) -> float:  # noqa: C901 - one compiled loop
     """Seconds of a plan whose blocks are known, in which every value is made before it is read."""
     plan.free[:] = 0.0
     plan.seen[:num_blocks] = -1
-    plan.ready[:num_blocks] = plan.moved[:num_blocks] = 0.0
-    num_ops, host = len(plan.order), len(times.send) - 1
-    _send(times, plan, num_ops, whole(-1), host)
-    _arrive(times, plan, num_ops, whole(-1), host, 0.0)
-    last, place = 0.0, 0
-    for block in range(num_blocks):
-        here, first, work = plan.block_device[block], place, 0.0
+    plan.ready[:num_blocks] = 0.0
+    plan.moved[:num_blocks] = 0.0
+    num_ops, host, last, place = len(plan.order), len(times.send) - 1, 0.0, 0
+    for block in range(-1, num_blocks):  # the host, whose values are the last row of ``made``, comes first
+        here, first, work, end, sent = host, -1, 0.0, 0.0, 0.0
+        if block >= 0:
+            here, first = plan.block_device[block], place
         while place < num_ops and plan.home[plan.order[place]] == block:
-            op = plan.order[place]
-            work += times.compute[op, here]
-            plan.moved[block] += _send(times, plan, op, block, here)
+            work += times.compute[plan.order[place], here]
             place += 1
-        moved = plan.moved[block]
-        end = max(plan.free[here], plan.ready[block]) + (max(work, moved) if times.overlap else work + moved)
-        plan.free[here] = end
+        # 1. what the block sends; each receiver is charged its own share
         for position in range(first, place):
-            last = max(last, _arrive(times, plan, plan.order[position], block, here, end))
+            maker = plan.order[position] if position >= 0 else num_ops
+            for slot in range(times.made_start[maker], times.made_start[maker + 1]):
+                net, dearest, to_host = times.made[slot], 0.0, False
+                for entry in range(times.reader_start[net], times.reader_start[net + 1]):
+                    reader, target = times.readers[entry], host
+                    if reader >= 0:
+                        goal = plan.home[reader]
+                        if goal == block or plan.seen[goal] == net:
+                            continue
+                        plan.seen[goal] = net
+                        target = plan.block_device[goal]
+                        taken = times.receive[here, target] + times.num_bytes[net] * times.receive_per_byte[here, target]
+                        plan.moved[goal] += taken
+                    elif to_host:
+                        continue
+                    else:
+                        to_host = True
+                    cost = times.send[here, target] + times.num_bytes[net] * times.send_per_byte[here, target]
+                    dearest = max(dearest, cost) if times.once else dearest + cost
+                sent += dearest
+        # 2. when it ends
+        if block >= 0:
+            moved = plan.moved[block] + sent
+            end = max(plan.free[here], plan.ready[block]) + (max(work, moved) if times.overlap else work + moved)
+            plan.free[here] = end
+        # 3. when its readers may begin
+        for position in range(first, place):
+            maker = plan.order[position] if position >= 0 else num_ops
+            for slot in range(times.made_start[maker], times.made_start[maker + 1]):
+                net = times.made[slot]
+                for entry in range(times.reader_start[net], times.reader_start[net + 1]):
+                    reader = times.readers[entry]
+                    if reader < 0:
+                        last = max(last, end + times.delay[here, host])
+                    elif plan.home[reader] != block:
+                        goal = plan.home[reader]
+                        plan.ready[goal] = max(plan.ready[goal], end + times.delay[here, plan.block_device[goal]])
+        last = max(last, end)
     return float(last)
-
-
-@inner
-def _send(times: Times, plan: OrderPlan, maker: int, block: int, here: int) -> float:
-    """Seconds to send the values of an op, or of the host, to other blocks and to the host; each receiver is charged its own."""
-    host, sent = len(times.send) - 1, 0.0
-    for slot in range(times.made_start[maker], times.made_start[maker + 1]):
-        net, dearest, to_host = times.made[slot], 0.0, False
-        for entry in range(times.reader_start[net], times.reader_start[net + 1]):
-            reader, target = times.readers[entry], host
-            if reader >= 0:
-                goal = plan.home[reader]
-                if goal == block or plan.seen[goal] == net:
-                    continue
-                plan.seen[goal] = net
-                target = plan.block_device[goal]
-                plan.moved[goal] += times.receive[here, target] + times.num_bytes[net] * times.receive_per_byte[here, target]
-            elif to_host:
-                continue
-            else:
-                to_host = True
-            cost = times.send[here, target] + times.num_bytes[net] * times.send_per_byte[here, target]
-            dearest = max(dearest, cost) if times.once else dearest + cost
-        sent += dearest
-    return sent
-
-
-@inner
-def _arrive(times: Times, plan: OrderPlan, maker: int, block: int, here: int, end: float) -> float:
-    """Delay the blocks that read what an op, or the host, has made by ``end``. Returns: when the host has all that it reads."""
-    last, host = end, len(times.send) - 1
-    for slot in range(times.made_start[maker], times.made_start[maker + 1]):
-        net = times.made[slot]
-        for entry in range(times.reader_start[net], times.reader_start[net + 1]):
-            reader = times.readers[entry]
-            if reader < 0:
-                last = max(last, end + times.delay[here, host])
-            elif plan.home[reader] != block:
-                goal = plan.home[reader]
-                plan.ready[goal] = max(plan.ready[goal], end + times.delay[here, plan.block_device[goal]])
-    return last
 
 
 MOVE_S = 2e-7

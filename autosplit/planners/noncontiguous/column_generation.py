@@ -77,9 +77,6 @@ class RestrictedMaster:
 MOST_STATES = 60_000
 """Most states of a sweep; without levels of bytes eight for each item, if that is more."""
 
-FAR = 0.97
-"""If the bound is below this share of the best plan, the first target is halfway between the two."""
-
 TABLE_CELLS = 120_000_000
 """Most cells of a table of states and values, 8 bytes each."""
 
@@ -316,7 +313,7 @@ def rising_bound(
     grains = _grains(bound)
     columns: list[list[Members]] = [[] for _ in graph.classes]
     prices = bound.prices
-    reach, level = 1.0 if bound.bound_s > FAR * value_s else 0.5, 0
+    reach, level = 1.0, 0
     while now() < deadline and graph.num_items <= MANY_ITEMS:
         value_s, home = best()
         if bound.bound_s >= value_s * (1.0 - TOLERANCE):
@@ -335,7 +332,7 @@ def rising_bound(
         report(bound.bound_s * (1.0 - TOLERANCE), "columns")
         if outcome == "stalled" and level + 1 < len(grains):
             level += 1
-        elif outcome == "halted" and bound.bound_s > FAR * value_s and level + 1 < len(grains) and best()[0] == value_s:
+        elif outcome == "halted" and level + 1 < len(grains) and best()[0] == value_s:
             level, reach = level + 1, 0.8 * reach
         elif outcome == "refuted":
             reach = min(1.0, 1.3 * reach)

@@ -22,9 +22,6 @@ from autosplit.planners.noncontiguous.hypergraph import fits, loads_s, with_nets
 from autosplit.planners.noncontiguous.resplitting import resplit
 from autosplit.planners.noncontiguous.sweeps import narrow_order
 
-HEAVIEST = 0.4
-"""Largest group, as a share of the smallest memory cap."""
-
 
 def coarsened(graph: Items, num_items: int, *, seed: int, home: Ints | None = None) -> tuple[Items, Ints]:
     """A graph with about ``num_items`` items, and the new item of each old one; the graph itself if it has no more items.
@@ -52,8 +49,7 @@ def coarsened(graph: Items, num_items: int, *, seed: int, home: Ints | None = No
     cheapest = np.lexsort((np.cumsum(open_s) * rng.uniform(0.5, 1.0, graph.num_items), stretch))
     cut = np.zeros(graph.num_items, dtype=np.bool_)
     cut[cheapest[np.flatnonzero(np.diff(stretch[cheapest], prepend=-1))]] = True
-    filled = np.floor(np.cumsum(c.num_bytes[order]) / max(HEAVIEST * c.memory_bytes.min(), 1e-300))
-    unlike = np.column_stack([home, filled[np.argsort(order)], np.isfinite(c.compute_s)])[order]
+    unlike = np.column_stack([home, np.isfinite(c.compute_s)])[order]
     cut[:-1] |= (unlike[1:] != unlike[:-1]).any(axis=1)
     group = np.empty(graph.num_items, dtype=np.int64)
     group[order] = np.cumsum(np.append(0, cut[:-1]))
@@ -80,11 +76,8 @@ PATIENCE = 6
 ITEMS_A_DEVICE = 5
 """Items for each device of the coarsest graph."""
 
-SLOW, MOST_MOVED = 3.0, 3
-"""A group of items starts on a device on which it takes at most ``SLOW`` times its least time; most groups that are moved."""
-
-NEAR = 0.01
-"""Share by which a load may exceed the best one, for each finer graph still to come."""
+MOST_MOVED = 3
+"""Most groups that are moved before a walk from the best assignment."""
 
 
 def descend(graph: Items, home: Ints, *, seed: int, patience: int, halt: Callable[[], bool]) -> tuple[float, Ints]:
@@ -122,8 +115,8 @@ def descend(graph: Items, home: Ints, *, seed: int, patience: int, halt: Callabl
 def descents(graph: Items, starts: list[Ints], *, seed: int, halt: Callable[[], bool]) -> Iterator[tuple[float, Ints]]:
     """Better and better assignments: from the starts, then in turn from random ones and from the best with some items moved.
 
-    Each round walks on a coarse graph and carries the assignment to finer ones (a V-cycle, Karypis et al., 1999), as long as it
-    is about as good as the best one. Each size of graph gets about the same time.
+    Each round walks on a coarse graph and carries the assignment to finer ones (a V-cycle, Karypis et al., 1999). Each size of
+    graph gets about the same time.
 
     Args:
         graph: items, nets and devices.
@@ -155,7 +148,7 @@ def descents(graph: Items, starts: list[Ints], *, seed: int, halt: Callable[[], 
                 best_s, best = value_s, home
                 yield value_s, home
             level += 1
-            if level == len(sizes) or value_s > best_s * (1.0 + NEAR * (len(sizes) - level)) or halt():
+            if level == len(sizes) or halt():
                 break
 
 
@@ -176,8 +169,7 @@ def start_from(graph: Items, home: Ints | None, size: int, seed: int) -> Ints:
     rng = np.random.default_rng(seed)
     coarse, group = coarsened(graph, size, seed=seed, home=home)
     place = np.full(coarse.num_items, -1, dtype=np.int64) if home is None else gathered(home, group)
-    work_s, num_bytes = coarse.costs.compute_s[:, coarse.class_of], coarse.costs.num_bytes
-    able = work_s <= np.minimum(SLOW * work_s.min(axis=1, keepdims=True), np.finfo(np.float64).max)
+    able, num_bytes = np.isfinite(coarse.costs.compute_s[:, coarse.class_of]), coarse.costs.num_bytes
     left_bytes = coarse.costs.memory_bytes[coarse.class_of]
     np.subtract.at(left_bytes, place[place >= 0], num_bytes[place >= 0])
     for item in rng.permutation(coarse.num_items)[: None if home is None else rng.integers(1, MOST_MOVED + 1)]:
