@@ -24,12 +24,13 @@ GIVEN = {
         costs.cost.TOLERANCE costs.cost.CLOSED costs.workloads.COST_TOLERANCE costs.workloads.SMALLEST costs.workloads.LARGEST
         costs.workloads.MAX_ID planners.loads.ROUNDING planners.incumbent.ROUNDING planners.incumbent.CLOSE
         planners.cpsat.solver.SCALE planners.cpsat.solver.MOST_STEPS planners.cpsat.slots.MEMORY_STEPS
-        planners.cpsat.sharing.STEPS planners.cpsat.sharing.MOST_STEPS planners.noncontiguous.frontier.MAX_OPEN
+        planners.cpsat.sharing.STEPS planners.cpsat.sharing.MOST_STEPS planners.noncontiguous.sweeps.MAX_OPEN
         planning.plans.CLOSE
     """,
     "follows from two buffers": "costs.streaming.NUM_PASSES",
     "memory": """
-        planners.contiguous.downsets.MAX_SETS planners.contiguous.downsets.MAX_ENTRIES planners.contiguous.downsets.MAX_WORDS
+        planners.contiguous.downsets.MAX_SETS planners.contiguous.downsets.MAX_SET_BYTES
+        planners.contiguous.downsets.MAX_ENTRIES
         planners.delays.MOST_CELLS planners.latency.cut_vertices.MOST_ASSIGNMENTS
         planners.noncontiguous.column_generation.TABLE_CELLS planners.noncontiguous.resplitting.MAX_CELLS
         planners.jit.NUM_VERSIONS
@@ -70,7 +71,7 @@ GIVEN = {
         planning.sharing.MAX_SUBSETS planners.pareto.NUM_LIMITS planners.cpsat.integer_program.LONGEST_REFUTATION_S
     """,
     "compiled into machine code, so not varied here; its comment in the code has the reason": """
-        planners.contiguous.maximal_blocks.MOST_READY planners.latency.order_annealing.LONGEST_PATH
+        planners.contiguous.pruning.MOST_READY planners.latency.order_annealing.LONGEST_PATH
     """,
 }
 """Kind to the numbers that are not tuned, or not by the problems below."""

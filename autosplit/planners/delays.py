@@ -1,6 +1,6 @@
 """Delays: the least time between two ops on different devices, and the longest path of ops, which bounds every latency."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -91,7 +91,11 @@ def by_class(problem: Problem, table: Floats) -> Floats:
     return found
 
 
-def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tuple[int, float]] | None = None) -> float:
+After = Callable[[int, Floats], tuple[int, Floats] | None]
+"""From an op and its least end in seconds, by class and bytes, to a later op and the least end of that."""
+
+
+def critical_path_s(problem: Problem, delays: Delays, after: After = lambda op, end_s: None) -> float:
     """A bound on every latency: the longest path of ops, each on the device that is best for it and for its way there.
 
     For each op, each class of devices and each amount of bytes, a dynamic program holds the least time at which the op ends on
@@ -102,13 +106,12 @@ def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tupl
     Args:
         problem: the ops in topological order.
         delays: between ops on two devices.
-        lengths: ``lengths[op] = other, seconds`` says that at least so many seconds pass from the end of ``op`` to the end of
-            ``other``.
+        after: says what else is known of a later op. Arrays have the shape (num_classes, steps of bytes + 1).
     """
     firsts = problem.representatives
     binds, size, most = byte_steps(problem, delays)
     ends: list[Floats] = []
-    least_s, last_s = np.zeros(problem.num_ops), 0.0
+    known_s, last_s = dict[int, Floats](), 0.0
     for op in range(problem.num_ops):
         begin_s = np.zeros((len(firsts), int(most.max()) + 1))
         if (HOST, op) in delays.edges:
@@ -117,14 +120,13 @@ def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tupl
             moved_s = (ends[maker][:, -1:] + delays.between_classes(maker, op)).min(axis=0)
             stay_s = np.minimum(_shifted(ends[maker], size[op], binds), moved_s[:, None])
             np.maximum(begin_s, stay_s, out=begin_s)
-        end_s = np.maximum(begin_s + problem.compute_s[op, firsts, None], least_s[op])
+        end_s = np.maximum(begin_s + problem.compute_s[op, firsts, None], known_s.pop(op, 0.0))
         for k in np.flatnonzero(binds):
             end_s[k, : size[op]] = inf
             end_s[k, most[k] + 1 :] = end_s[k, most[k]] if size[op] <= most[k] else inf
         ends.append(end_s)
-        if lengths and op in lengths:
-            goal, seconds = lengths[op]
-            least_s[goal] = max(least_s[goal], float(end_s.min()) + seconds)
+        if (found := after(op, end_s)) is not None:
+            known_s[found[0]] = np.maximum(found[1], known_s.get(found[0], 0.0))
         out_s = delays.between(op, HOST)[firsts, 0] if (op, HOST) in delays.edges else 0.0
         last_s = max(last_s, float((end_s[:, -1] + out_s).min()))
     return last_s

@@ -13,8 +13,7 @@ from autosplit.errors import InfeasibleError
 from autosplit.planners import clock, infeasible, jit
 from autosplit.planners.clock import LEAST_S, halfway, now
 from autosplit.planners.clusters import forced_clusters
-from autosplit.planners.contiguous.chains import improve_chains
-from autosplit.planners.contiguous.first_chain import offer_first_chain
+from autosplit.planners.contiguous.chains import improve_chains, offer_first_chain
 from autosplit.planners.cpsat.integer_program import find_any_plan, solve_integer_program
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent, Solver

@@ -40,7 +40,7 @@ def chains() -> None:
     items = contract(small_problem(), Demands())
     linear.best_chain(items, inf, inf)
     downsets.best_chain(items, inf, inf)
-    grown(new_sets(4, 4, 1, 5))
+    grown(new_sets(4, 4, 5))
 
 
 def orders() -> None:
@@ -58,8 +58,8 @@ def any_sets() -> None:
     home = np.array([0, 1, 0, 0, 0])
     tight = replace(graph, costs=graph.costs._replace(num_bytes=np.ones(5), memory_bytes=np.full(2, 3.0)))
     resplitting.resplit(tight, home, 0, 1, limit_s=100.0, lean=0.5, seed=0)
-    values = np.ones(5, dtype=np.int64)
-    for pricer in column_generation.pricers_of(graph, tries=2) or ():
+    values, pricers = np.ones(5, dtype=np.int64), column_generation.pricers_of(graph, tries=2)
+    for pricer in (*pricers, *column_generation.capped_pricers(tight, pricers)):
         pricer.profile(values, 20.0)
         pricer.best_set(values, 20.0, 1)
 

@@ -12,21 +12,20 @@ Candidates are the items that are ready: the last set's, and those that the last
 import numpy as np
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.contiguous.downset_table import BEST, NUM_ENTRIES, NUM_SETS, NUM_TOO_WIDE, SIZE, DownSetTable
-from autosplit.planners.contiguous.maximal_blocks import has_room, must_fill
-from autosplit.planners.contiguous.pruning import NUM_READY, NUM_TAKEN, Enumeration, Rules, fits, most_left, must_take
-from autosplit.planners.jit import compiled, inner, whole
-from autosplit.planners.loads import (
-    ROUNDING,
-    Costs,
-    GrowingBlock,
-    add,
-    price,
-    remove,
-    reset,
-    shift,
-    widest_load,
+from autosplit.planners.contiguous.downset_table import BEST, NUM_ENTRIES, NUM_SETS, SIZE, DownSetTable
+from autosplit.planners.contiguous.pruning import (
+    NUM_READY,
+    NUM_TAKEN,
+    Enumeration,
+    Rules,
+    fits,
+    has_room,
+    most_left,
+    must_fill,
+    must_take,
 )
+from autosplit.planners.jit import compiled, inner, whole
+from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, add, price, remove, reset, shift, widest_load
 
 DONE, PAUSED, FULL, HOPELESS = range(4)
 
@@ -78,12 +77,10 @@ def _alive(sets: DownSetTable, number: int, limit: float) -> bool:
 def _go_to(costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int) -> None:
     """Make a set the current one by flipping the items in which it differs; removals come first, from the last item on."""
     num_words = len(walk.bits)
-    first, kept = sets.first_word[number], sets.words.shape[1]
-    full = ~np.uint64(0)
     for adding in range(2):
         for step in range(num_words):
             word = step if adding else num_words - 1 - step
-            goal = full if word < first else (sets.words[number, word - first] if word < first + kept else np.uint64(0))
+            goal = sets.words[number, word]
             change = (goal & ~walk.bits[word]) if adding else (walk.bits[word] & ~goal)
             while change:
                 bit = 0
@@ -98,13 +95,14 @@ def _go_to(costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, 
                 item = 64 * word + bit
                 change_of_count = whole(1 if adding else -1)
                 _flip(rules, walk, item, change_of_count)
-                _count(rules, walk, item, change_of_count)
                 shift(costs, block, item, change_of_count)
 
 
 @inner
 def _flip(rules: Rules, walk: Enumeration, item: int, change: int) -> None:
-    """Put an item into the current set (change = 1) or take it out (-1), and update the ready items."""
+    """Put an item into the current set (change = 1) or take it out (-1), and update the values and the ready items."""
+    for p in range(rules.values.shape[1]):
+        walk.done_value[p] += change * rules.values[item, p]
     walk.bits[item // 64] ^= np.uint64(1) << np.uint64(item % 64)
     walk.hashed[0] ^= walk.hash_of[item]
     walk.state[NUM_TAKEN] += change
@@ -138,13 +136,6 @@ def _set_ready(walk: Enumeration, item: int, change: int) -> None:
 
 
 @inner
-def _count(rules: Rules, walk: Enumeration, item: int, change: int) -> None:
-    """Update the values of the current set."""
-    for p in range(rules.values.shape[1]):
-        walk.done_value[p] += change * rules.values[item, p]
-
-
-@inner
 def _extend(
     costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, limit: Floats, most: int
 ) -> int:
@@ -167,15 +158,10 @@ def _extend(
                 if must_take(rules, walk, item) or (rules.maximal and must_fill(costs, block, rules, walk, item, limit[0])):
                     walk.cursor[depth] = walk.high[depth]
             continue
-        # 2. skip the candidate if every block with it is above the limit
+        # 2. take the candidate; enter the superset and go deeper, unless every block that contains this one is above the limit
         item = int(walk.candidates[walk.cursor[depth]])
         steps += 1
-        if not _least_with(costs, block, item) < limit[0] * (1 - ROUNDING) * rules.widest:
-            walk.cursor[depth] = walk.high[depth] if must_take(rules, walk, item) else walk.cursor[depth] + 1
-            continue
-        # 3. take the candidate; enter the superset and go deeper, unless every block that contains this one is above the limit
         _save(walk, depth)
-        _count(rules, walk, item, one)
         _flip(rules, walk, item, one)
         add(costs, block, item)
         if price(costs, block) < limit[0] * (1 - ROUNDING) * rules.widest:
@@ -192,16 +178,6 @@ def _extend(
             if must_take(rules, walk, item):
                 walk.cursor[depth] = walk.high[depth]
     return status if status < 0 else steps
-
-
-@inner
-def _least_with(costs: Costs, block: GrowingBlock, item: int) -> float:
-    """A lower bound on the load of every block with this item, from the sums before it is added."""
-    least = np.inf
-    for k in range(len(block.work)):
-        work = block.work[k] + costs.compute_s[item, k]
-        least = min(least, max(work, block.surely[k]) if costs.overlap else work + block.surely[k])
-    return float(least)
 
 
 @inner
@@ -241,7 +217,7 @@ def _reach(
     costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, limit: Floats
 ) -> int:
     """Extend every entry of the set ``number`` by the block that ends at the current set. Returns: -1 where the table is full."""
-    goal_set = -2
+    goal_set = -1
     for move in range(len(rules.takes)):
         top = widest_load(costs, block, rules.takes, move, rules.width)
         if not top < limit[0] * (1 - ROUNDING) or top < rules.least * (1 - ROUNDING):
@@ -257,35 +233,24 @@ def _reach(
                 full = True
                 if sets.tally[NUM_SETS] + 1 >= len(sets.words) or sets.tally[NUM_ENTRIES] + 1 >= len(sets.entry_value):
                     return -1
-                if goal_set == -2:
+                if goal_set < 0:
                     goal_set = _find(sets, walk)
-                if goal_set >= 0:
-                    _improve(rules, sets, walk, goal_set, usage, value, entry, move, limit)
+                _improve(rules, sets, walk, goal_set, usage, value, entry, move, limit)
             entry = sets.entry_next[entry]
     return 0
 
 
 @inner
 def _find(sets: DownSetTable, walk: Enumeration) -> int:
-    """The number of the current set, which is added if it is new; -1, and counted, where it is too wide for the table."""
-    full = ~np.uint64(0)
-    first, last = 0, len(walk.bits) - 1
-    while first < last and walk.bits[first] == full:
-        first += 1
-    while last > first and walk.bits[last] == 0:
-        last -= 1
-    kept = sets.words.shape[1]
-    if last - first >= kept:
-        sets.tally[NUM_TOO_WIDE] += 1
-        return -1
+    """The number of the current set, which is added if it is new."""
     size = len(sets.table)
     slot = int(np.int64(walk.hashed[0] & np.uint64(size - 1)))
     while sets.table[slot] >= 0:
         number = sets.table[slot]
-        if sets.key[number] == walk.hashed[0] and sets.first_word[number] == first:
+        if sets.key[number] == walk.hashed[0]:
             same = True
-            for word in range(first, last + 1):
-                same = same and sets.words[number, word - first] == walk.bits[word]
+            for word in range(len(walk.bits)):
+                same = same and sets.words[number, word] == walk.bits[word]
             if same:
                 return int(number)
         slot = slot + 1 if slot + 1 < size else 0
@@ -293,9 +258,8 @@ def _find(sets: DownSetTable, walk: Enumeration) -> int:
     sets.tally[NUM_SETS] += 1
     sets.table[slot] = number
     sets.key[number] = walk.hashed[0]
-    sets.first_word[number] = first
-    for word in range(first, last + 1):
-        sets.words[number, word - first] = walk.bits[word]
+    for word in range(len(walk.bits)):
+        sets.words[number, word] = walk.bits[word]
     sets.next_of_size[number] = sets.of_size[walk.state[NUM_TAKEN]]
     sets.of_size[walk.state[NUM_TAKEN]] = number
     return int(number)

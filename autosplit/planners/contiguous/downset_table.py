@@ -11,20 +11,20 @@ from autosplit.planners.loads import Ints
 
 Words = NDArray[np.uint64]
 
-NUM_SETS, NUM_ENTRIES, SIZE, BEST, NUM_TOO_WIDE = range(5)
-"""Places in ``tally``: sets and entries in use, the size of set at work, the best entry of all items, sets too wide to keep."""
+NUM_SETS, NUM_ENTRIES, SIZE, BEST = range(4)
+"""Places in ``tally``: sets and entries in use, the size of set at work, the best entry of all items."""
 
 
 class DownSetTable(NamedTuple):
     """The down-sets that were reached, and the entries of each: the best value for each usage of devices.
 
-    A down-set is kept as its words between the first that is not full and the last that is not empty. Entries form linked lists:
+    Entries form linked lists:
 
         table[hash] -> set -> head[set] -> entry -> entry_next[entry] -> ... -> -1
                                            entry_usage, entry_value, entry_from, entry_move
 
     Attributes:
-        words, first_word: bits of each set, and the number of its first word.
+        words: bits of each set.
         key, table: hash of each set, and the hash table of set numbers (-1 where empty).
         head: first entry of each set.
         of_size, next_of_size: the first set of each size, and the next set of the same size.
@@ -34,7 +34,6 @@ class DownSetTable(NamedTuple):
     """
 
     words: Words
-    first_word: Ints
     key: Words
     table: Ints
     head: Ints
@@ -49,11 +48,10 @@ class DownSetTable(NamedTuple):
     tally: Ints
 
 
-def new_sets(num_sets: int, num_entries: int, num_words: int, num_items: int) -> DownSetTable:
+def new_sets(num_sets: int, num_entries: int, num_items: int) -> DownSetTable:
     """An empty table for the given numbers of sets and entries."""
     return DownSetTable(
-        words=np.zeros((num_sets, num_words), dtype=np.uint64),
-        first_word=np.zeros(num_sets, dtype=np.int64),
+        words=np.zeros((num_sets, (num_items + 63) // 64), dtype=np.uint64),
         key=np.zeros(num_sets, dtype=np.uint64),
         table=np.full(4 * num_sets, -1, dtype=np.int64),
         head=np.full(num_sets, -1, dtype=np.int64),
@@ -65,7 +63,7 @@ def new_sets(num_sets: int, num_entries: int, num_words: int, num_items: int) ->
         entry_move=np.full(num_entries, -1, dtype=np.int64),
         entry_set=np.zeros(num_entries, dtype=np.int64),
         entry_next=np.full(num_entries, -1, dtype=np.int64),
-        tally=np.array([0, 0, 0, -1, 0], dtype=np.int64),
+        tally=np.array([0, 0, 0, -1], dtype=np.int64),
     )
 
 
@@ -81,7 +79,7 @@ def grown(sets: DownSetTable) -> DownSetTable:
     """The table with twice the room for what is full."""
     num_sets = 2 * len(sets.words) if sets.tally[NUM_SETS] + 1 >= len(sets.words) else len(sets.words)
     num_entries = 2 * len(sets.entry_value) if sets.tally[NUM_ENTRIES] + 1 >= len(sets.entry_value) else len(sets.entry_value)
-    new = new_sets(num_sets, num_entries, sets.words.shape[1], len(sets.of_size) - 1)
+    new = new_sets(num_sets, num_entries, len(sets.of_size) - 1)
     for name in DownSetTable._fields:
         if name != "table":
             old = getattr(sets, name)
@@ -92,11 +90,7 @@ def grown(sets: DownSetTable) -> DownSetTable:
 
 def members_of(sets: DownSetTable, number: int, num_items: int) -> NDArray[np.bool_]:
     """Which items a down-set contains, shape (num_items,)."""
-    words = np.zeros((num_items + 63) // 64 + sets.words.shape[1], dtype=np.uint64)
-    first = int(sets.first_word[number])
-    words[:first] = ~np.uint64(0)
-    words[first : first + sets.words.shape[1]] = sets.words[number]
-    return np.unpackbits(words.view(np.uint8), bitorder="little")[:num_items].astype(bool)
+    return np.unpackbits(sets.words[number].view(np.uint8), bitorder="little")[:num_items].astype(bool)
 
 
 @compiled

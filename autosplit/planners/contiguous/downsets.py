@@ -13,26 +13,14 @@ import numpy as np
 from autosplit.costs.problem import Floats
 from autosplit.planners.clock import now
 from autosplit.planners.contiguous.downset_enumeration import DONE, FULL, HOPELESS, PAUSED, run
-from autosplit.planners.contiguous.downset_table import (
-    BEST,
-    NUM_SETS,
-    NUM_TOO_WIDE,
-    DownSetTable,
-    begin,
-    grown,
-    members_of,
-    new_sets,
-)
+from autosplit.planners.contiguous.downset_table import BEST, NUM_SETS, DownSetTable, begin, grown, members_of, new_sets
 from autosplit.planners.contiguous.linear import Chain
-from autosplit.planners.contiguous.maximal_blocks import maximal_blocks_suffice, most_added
-from autosplit.planners.contiguous.pruning import Enumeration, Rules
+from autosplit.planners.contiguous.pruning import Enumeration, Rules, maximal_blocks_suffice, most_added
 from autosplit.planners.items import MANY_ITEMS, Items
 from autosplit.planners.loads import empty_block
 
-MAX_SETS, MAX_ENTRIES = 3_000_000, 8_000_000
-"""Most down-sets and entries of a table: 300 and 60 bytes each, up to 1.4 GB together."""
-MAX_WORDS = 24
-"""Most 64-bit words of a down-set in the table; full words at its start and empty ones at its end are not kept."""
+MAX_SETS, MAX_SET_BYTES, MAX_ENTRIES = 3_000_000, 500_000_000, 8_000_000
+"""Most down-sets, bytes of their bits and entries of a table: up to 1.4 GB together."""
 SLICE_STEPS = 600_000
 """Steps of a walk between two looks at the clock."""
 STEPS_OF_A_SET = tuple(SLICE_STEPS * 4**power for power in range(4))
@@ -73,7 +61,7 @@ def best_chain(items: Items, limit_s: float, deadline: float) -> ChainSearch:
         last = items.num_items - 1
         blocks = tuple((tuple(sorted(last - item for item in block)), takes) for block, takes in reversed(chain.blocks))
         chain = Chain(blocks, chain.value_s)
-    complete = chosen.code == DONE and chosen.sets.tally[NUM_TOO_WIDE] == 0 and not (chosen.rules.maximal and chain is not None)
+    complete = chosen.code == DONE and not (chosen.rules.maximal and chain is not None)
     return ChainSearch(chain, complete, int(chosen.sets.tally[NUM_SETS]))
 
 
@@ -81,13 +69,12 @@ class _Way:
     """The search from one end of the chain, in slices; ``code`` says how the last slice ended."""
 
     def __init__(self, items: Items, limit_s: float) -> None:
-        num_words = (items.num_items + 63) // 64
         self.items, self.costs = items, items.costs
         self.rules = _rules(items)
         sums = np.zeros(3 * len(items.classes) + 1 + self.rules.values.shape[1])
         self.block = empty_block(self.costs, sums)
-        self.walk = _enumeration(items, num_words, sums)
-        self.sets = new_sets(1 << 12, 1 << 13, min(num_words, MAX_WORDS), items.num_items)
+        self.walk = _enumeration(items, sums)
+        self.sets = new_sets(1 << 12, 1 << 13, items.num_items)
         begin(self.sets)
         self.limit = np.array([limit_s])
         self.code, self.most_of_a_set = PAUSED, STEPS_OF_A_SET[0]
@@ -102,7 +89,8 @@ class _Way:
                 self.code, self.most_of_a_set = FULL, 4 * most
                 continue
             if self.code == FULL:
-                if len(self.sets.words) >= MAX_SETS or len(self.sets.entry_value) >= MAX_ENTRIES:
+                words = self.sets.words
+                if len(words) >= MAX_SETS or words.nbytes >= MAX_SET_BYTES or len(self.sets.entry_value) >= MAX_ENTRIES:
                     return
                 self.sets = grown(self.sets)
 
@@ -124,7 +112,7 @@ def _rules(items: Items) -> Rules:
     )  # fmt: skip
 
 
-def _enumeration(items: Items, num_words: int, sums: Floats) -> Enumeration:
+def _enumeration(items: Items, sums: Floats) -> Enumeration:
     count, classes = items.num_items, len(items.classes)
     done_value = sums[3 * classes + 1 :]
     waiting = np.bincount(items.after.data, minlength=count).astype(np.int64)
@@ -135,7 +123,7 @@ def _enumeration(items: Items, num_words: int, sums: Floats) -> Enumeration:
     place[sources] = np.arange(len(sources))
     random = np.random.default_rng(0)
     return Enumeration(
-        np.zeros(num_words, dtype=np.uint64), random.integers(1, 2**63, count, dtype=np.uint64), waiting, ready, place,
+        np.zeros((count + 63) // 64, dtype=np.uint64), random.integers(1, 2**63, count, dtype=np.uint64), waiting, ready, place,
         np.array([len(sources), 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
         np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
         sums, np.zeros((count + 2, len(sums))), done_value, np.zeros(len(done_value)),

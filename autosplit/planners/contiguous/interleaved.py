@@ -19,17 +19,7 @@ from autosplit.planners.contiguous.linear import topological_orders
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items
 from autosplit.planners.jit import compiled
-from autosplit.planners.loads import (
-    Costs,
-    GrowingBlock,
-    Ints,
-    add,
-    empty_block,
-    price,
-    remove,
-    reset,
-    shift,
-)
+from autosplit.planners.loads import Costs, GrowingBlock, Ints, add, empty_block, price, remove, reset, shift
 
 NUM_CUTS = 96
 """Cuts of each look; all cuts where there are no more."""

@@ -1,9 +1,8 @@
 """A bound on latency along the ops that every path passes, which knows the bytes of all ops between two of them.
 
 From an op to the one where all its paths meet, each op between the two is on the device of the first, on that of the second, or
-on another one of some class. The least time of each such assignment counts, with the bytes that it puts on either device. A
-dynamic program over (class of the device, bytes on it since a sample came there) adds the parts up, so a device that is full has
-to be left.
+on another one of some class. The least time of each such assignment counts, with the bytes that it puts on either device.
+``critical_path_s`` adds the parts up, so a device that is full has to be left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,47 +31,6 @@ Lengths = Mapping[int, tuple[int, float]]
 """``lengths[op] = other, seconds``: at least so many seconds pass from the end of ``op`` to the end of ``other``."""
 
 
-def cut_vertex_bound_s(
-    problem: Problem, delays: Delays, parts: Mapping[int, Sequence[int]], lengths: Lengths, limit_s: float = inf
-) -> float:
-    """No schedule of one sample that takes less than ``limit_s`` is shorter, in seconds; 0 where blocks may have replicas.
-
-    Args:
-        problem: the ops in topological order.
-        delays: between ops on two devices.
-        parts: an op to all ops between it and the op where its paths meet, both included, in order.
-        lengths: known bounds.
-        limit_s: schedules that take longer do not count.
-    """
-    binds, size, most = byte_steps(problem, delays)
-    if delays.max_replicas > 1:
-        return 0.0
-    firsts = problem.representatives
-    cut, shortest_s = _start(problem, parts, lengths)
-    assignments = _Assignments(problem, delays, size, lengths, limit_s - shortest_s)
-    least_s = np.full((len(firsts), int(most.max()) + 1), inf)
-    for k, device in enumerate(firsts):
-        came_s = float(delays.between(HOST, cut)[0, device]) if (HOST, cut) in delays.edges else 0.0
-        if size[cut] <= most[k] or not binds[k]:
-            least_s[k, size[cut] * binds[k] :] = came_s + problem.compute_s[cut, device]
-    while cut in parts:
-        found = np.full_like(least_s, inf)
-        for k, goal in product(range(len(firsts)), repeat=2):
-            alone = k == goal and len(problem.device_classes[k]) == 1
-            for last in ([FIRST] if k == goal else []) + ([] if alone else [SECOND]):
-                for before, after, seconds in assignments.of(parts[cut], k, goal, last) if np.isfinite(least_s[k, -1]) else ():
-                    left, taken = int(most[k]) - before * bool(binds[k]), (after if last else before) * bool(binds[goal])
-                    if left < 0 or taken > most[goal]:
-                        continue
-                    known_s = least_s[k, left : left + 1] if last else least_s[k, : found.shape[1] - taken]
-                    found[goal, taken:] = np.minimum(found[goal, taken:], known_s + seconds)
-        for k in np.flatnonzero(binds).tolist():
-            found[k, most[k] + 1 :] = found[k, most[k]]
-        least_s, cut = found, int(parts[cut][-1])
-    out_s = delays.between(cut, HOST)[firsts, 0] if (cut, HOST) in delays.edges else 0.0
-    return min(limit_s, float((least_s[:, -1] + out_s).min()))
-
-
 def _start(problem: Problem, parts: Mapping[int, Sequence[int]], lengths: Lengths) -> tuple[int, float]:
     """The op from which the cut vertices in turn take longest, and the seconds that they take at least."""
     rest_s = problem.compute_s.min(axis=1)
@@ -97,11 +55,27 @@ def _undominated(before: NDArray[np.int64], after: NDArray[np.int64], seconds: F
     return assignments
 
 
-class _Assignments:
-    """The assignments between two cut vertices that exceed the known length of such a part by no more than a slack."""
+class CutVertices:
+    """Bounds from an op to the one where its paths meet: by bytes along the ops that every path passes, else by known lengths.
 
-    def __init__(self, problem: Problem, delays: Delays, size: NDArray[np.int64], lengths: Lengths, slack_s: float) -> None:
-        self.problem, self.delays, self.size, self.lengths, self.slack_s = problem, delays, size, lengths, slack_s
+    Args:
+        problem: the ops in topological order.
+        delays: between ops on two devices.
+        parts: an op to all ops between it and the op where its paths meet, both included, in order.
+        lengths: known bounds.
+        limit_s: schedules that take longer do not count, so assignments that leave less than the other parts need are left out.
+    """
+
+    def __init__(
+        self, problem: Problem, delays: Delays, parts: Mapping[int, Sequence[int]], lengths: Lengths, limit_s: float = inf
+    ) -> None:
+        self.problem, self.delays, self.parts, self.lengths = problem, delays, parts, lengths
+        self._binds, self._size, self._most = byte_steps(problem, delays)
+        cut, shortest_s = _start(problem, parts, lengths)
+        self.slack_s, self._passed = limit_s - shortest_s, set[int]()
+        while delays.max_replicas == 1 and cut in parts:
+            self._passed.add(cut)
+            cut = parts[cut][-1]
         self._compute_s = problem.compute_s[:, problem.representatives]
         tables = problem.transfers.arrays()
         self._send, self._send_byte, self._take, self._take_byte, self._delay = (by_class(problem, table) for table in tables)
@@ -111,7 +85,37 @@ class _Assignments:
             if net.producer != HOST:
                 self._made[net.producer].append(net)
 
-    def of(self, ops: Sequence[int], k: int, goal: int, last: int) -> list[Assignment]:
+    def after(self, op: int, end_s: Floats) -> tuple[int, Floats] | None:
+        """The op where the paths from an op meet, and the least seconds at which it ends; None if nothing is known.
+
+        Args:
+            op: where the paths part.
+            end_s: the least seconds at which it ends, by class and bytes, as in ``critical_path_s``.
+        """
+        if op in self._passed:
+            return self.parts[op][-1], self._through(self.parts[op], end_s)
+        if op in self.lengths:
+            goal, seconds = self.lengths[op]
+            return goal, np.full_like(end_s, end_s.min() + seconds)
+        return None
+
+    def _through(self, ops: Sequence[int], end_s: Floats) -> Floats:
+        """The least seconds at which the last op of a part ends, by class and bytes, for those of the first op."""
+        found, most, binds = np.full_like(end_s, inf), self._most, self._binds
+        for k, goal in product(np.flatnonzero(np.isfinite(end_s[:, -1])).tolist(), range(len(end_s))):
+            alone = k == goal and len(self.problem.device_classes[k]) == 1
+            for last in ([FIRST] if k == goal else []) + ([] if alone else [SECOND]):
+                for before, after, seconds in self._of(ops, k, goal, last):
+                    left, taken = int(most[k]) - before * bool(binds[k]), (after if last else before) * bool(binds[goal])
+                    if left < 0 or taken > most[goal]:
+                        continue
+                    known_s = end_s[k, left : left + 1] if last else end_s[k, : found.shape[1] - taken]
+                    found[goal, taken:] = np.minimum(found[goal, taken:], known_s + seconds)
+        for k in np.flatnonzero(binds).tolist():
+            found[k, most[k] + 1 :] = found[k, most[k]]
+        return found
+
+    def _of(self, ops: Sequence[int], k: int, goal: int, last: int) -> list[Assignment]:
         """The assignments from the first op, on class ``k``, to the last op, on class ``goal`` with label ``last``."""
         taken = np.bincount([k, goal] if last == SECOND else [k], minlength=self._compute_s.shape[1])
         others = [[j] for j, members in enumerate(self.problem.device_classes) if len(members) > taken[j]]
@@ -120,7 +124,7 @@ class _Assignments:
             [(tuple(place[op] for op in net.consumers if op in place), net.num_bytes) for net in self._made[maker]]
             for maker in ops[:-1]
         ]
-        least_s, size = self.lengths.get(ops[0], (0, 0.0))[1], self.size[list(ops)]
+        least_s, size = self.lengths.get(ops[0], (0, 0.0))[1], self._size[list(ops)]
         key = str((made, k, goal, last, least_s)), self._compute_s[list(ops[1:])].tobytes(), size.tobytes()
         if key not in self._known and len(ops) - 2 <= MOST_BETWEEN:
             for classes in [[k], [goal], *others], [[k], [goal], [j for group in others for j in group]]:

@@ -1,23 +1,128 @@
 """Schedule one sample: blocks that bring it through as soon as possible, branches side by side on several devices.
 
-Everything on one device, list schedules and the best plan known are the starts. Annealing moves ops and blocks of them. The bound
-is the longest path, with what CP-SAT proves of the parts between forks and joins.
+Everything on one device, list schedules (HEFT, Topcuoglu et al., 2002) and the best plan known are the starts. Annealing moves
+ops and blocks of them. The bound is the longest path, with what CP-SAT proves of the parts between forks and joins.
 """
 
-from collections.abc import Iterator
+from bisect import bisect, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autosplit.costs.cost import block_of
-from autosplit.costs.problem import Problem
+from autosplit.costs.problem import HOST, Block, Floats, Problem, rows_of
 from autosplit.planners.clock import halfway, now
 from autosplit.planners.clusters import Clusters, forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, list_schedule
+from autosplit.planners.items import topological_order
 from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.row_annealing import anneal_rows
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """The device and the start of each op in seconds, both of shape (num_ops,)."""
+
+    device: NDArray[np.int64]
+    start_s: Floats
+
+
+def list_schedule(
+    problem: Problem, delays: Delays, devices: Sequence[int], caution: float = 1.0, deadline: float = inf
+) -> Timetable | None:
+    """HEFT on some devices; None where an op can run on none of them, or after the deadline.
+
+    A full device takes no more ops while another one can.
+
+    Args:
+        problem: the ops in topological order.
+        delays: between ops on two devices.
+        devices: the devices that may be used.
+        caution: factor of the delays while a device is chosen.
+        deadline: as a second of ``now()``.
+    """
+    allowed = problem.compute_s[:, list(devices)]
+    if np.isinf(allowed).all(axis=1).any():
+        return None
+    mean = np.where(np.isfinite(allowed), allowed, 0).sum(axis=1) / np.isfinite(allowed).sum(axis=1)
+    tables = delays.between_devices
+    fixed_s, byte_s, delay_s = (float(table[np.ix_(devices, devices)].mean()) for table in tables)
+    rank = np.zeros(problem.num_ops)
+    for op in reversed(range(problem.num_ops)):
+        moved = ((*delays.edges[op, reader], reader) for reader in problem.readers[op])
+        rank[op] = mean[op] + max((count * fixed_s + size * byte_s + delay_s + rank[r] for count, size, r in moved), default=0.0)
+    busy: dict[int, list[tuple[float, float]]] = {device: [] for device in devices}
+    compute_s, sizes, caps = problem.compute_s.tolist(), problem.op_bytes.tolist(), problem.memory_bytes.tolist()
+    held = [0.0] * problem.num_devices
+    place, start_s, end_s = np.full(problem.num_ops, -1), np.zeros(problem.num_ops), np.zeros(problem.num_ops)
+    for op in sorted(range(problem.num_ops), key=lambda op: (-rank[op], op)):
+        if now() > deadline:
+            return None
+        best_s, chosen = inf, (-1, 0.0)
+        ready_s = delays.between(HOST, op)[0].copy() if (HOST, op) in delays.edges else np.zeros(problem.num_devices)
+        for maker in problem.makers[op]:
+            (count, size), there = delays.edges[maker, op], place[maker]
+            came_s = count * tables[0][there] + size * tables[1][there] + tables[2][there]
+            np.maximum(ready_s, end_s[maker] + caution * came_s, out=ready_s)
+        waits_s, own_s = ready_s.tolist(), compute_s[op]
+        able = [device for device in devices if own_s[device] < inf]
+        roomy = [device for device in able if held[device] + sizes[op] <= caps[device]]
+        for device in roomy or able:
+            begin_s = _gap(busy[device], waits_s[device], own_s[device])
+            if begin_s + own_s[device] < best_s:
+                best_s, chosen = begin_s + own_s[device], (device, begin_s)
+        place[op], start_s[op], end_s[op] = *chosen, best_s
+        held[chosen[0]] += sizes[op]
+        insort(busy[chosen[0]], (chosen[1], best_s))
+    return Timetable(place, start_s)
+
+
+def _gap(busy: Sequence[tuple[float, float]], ready_s: float, work_s: float) -> float:
+    """The first time from ``ready_s`` on at which the device is idle for ``work_s``."""
+    begin_s = ready_s
+    for place in range(max(0, bisect(busy, (ready_s, inf)) - 1), len(busy)):
+        from_s, to_s = busy[place]
+        if begin_s + work_s <= from_s:
+            return begin_s
+        begin_s = max(begin_s, to_s)
+    return begin_s
+
+
+def blocks_of(problem: Problem, table: Timetable) -> tuple[Block, ...]:
+    """The ops of a timetable as blocks in a legal order.
+
+    An op joins the last block of its device where that is legal and neither has to wait for the other's transfers.
+
+    Args:
+        problem: the ops in topological order.
+        table: devices and times.
+    """
+    pairs = {*problem.edges, *problem.order}
+    before = rows_of(((target, source) for source, target in pairs), problem.num_ops)
+    sends, receives = np.zeros((2, problem.num_ops), dtype=bool)
+    for op in range(problem.num_ops):
+        for maker in before[op]:
+            if table.device[maker] != table.device[op]:
+                sends[maker] = receives[op] = True
+    home = np.full(problem.num_ops, -1)
+    blocks: list[tuple[int, list[int]]] = []
+    last: dict[int, int] = {}
+    for op in topological_order(rows_of(pairs, problem.num_ops), table.start_s).tolist():
+        device = int(table.device[op])
+        block = last.get(device, -1)
+        waits = block >= 0 and (receives[op] or sends[blocks[block][1][-1]])
+        if block < 0 or waits or any(home[maker] > block for maker in before[op]):
+            block = last[device] = len(blocks)
+            blocks.append((device, []))
+        blocks[block][1].append(op)
+        home[op] = block
+    return tuple(Block(tuple(sorted(ops)), (device,)) for device, ops in blocks)
+
 
 SECONDS_TO_VERIFY = 1.5e-4
 """Seconds for each op that are kept free to evaluate and verify the answer."""

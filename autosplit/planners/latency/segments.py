@@ -8,18 +8,102 @@ A segment may contain others; a path takes the longer of the two.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
+from math import floor, inf
 
 import networkx
 import numpy as np
+from ortools.sat.python import cp_model
 
 from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.problem import Net, Problem
 from autosplit.planners.bounds import work_bound_s
 from autosplit.planners.clock import now
+from autosplit.planners.cpsat.solver import SCALE, TERMS_PER_SECOND, solve
 from autosplit.planners.delays import Delays, critical_path_s
-from autosplit.planners.latency.cut_vertices import cut_vertex_bound_s
-from autosplit.planners.latency.timetable import shortest_schedule_s
+from autosplit.planners.latency.cut_vertices import CutVertices
+
+
+def shortest_schedule_s(
+    problem: Problem, delays: Delays, limit_s: float, bound_s: float, time_limit_s: float, seed: int
+) -> float:
+    """A bound on the seconds of every schedule, at most ``limit_s``.
+
+    Args:
+        problem: its groups share a device; it has no values of the host, and its memory caps do not count.
+        delays: between ops on two devices.
+        limit_s: schedules that are not shorter do not count.
+        bound_s: a known bound.
+        time_limit_s: for the solver.
+        seed: of the solver.
+    """
+    if len(delays.edges) * problem.num_devices**2 > TERMS_PER_SECOND * time_limit_s or limit_s <= 0:
+        return bound_s
+    model = _Model(problem, delays, limit_s, bound_s)
+    solver, status = solve(model.model, now() + time_limit_s, seed)
+    return limit_s if status == cp_model.INFEASIBLE else max(bound_s, solver.BestObjectiveBound() / model.scale)
+
+
+class _Model:
+    """The variables of the CP-SAT model, and its constraints by kind."""
+
+    def __init__(self, problem: Problem, delays: Delays, limit_s: float, bound_s: float) -> None:
+        self.problem, self.delays = problem, delays
+        self.model = cp_model.CpModel()
+        self.scale = SCALE / limit_s
+        horizon = int(SCALE) + 1
+        self.makespan = self.model.NewIntVar(min(floor(bound_s * self.scale * (1 - TOLERANCE)), horizon), horizon, "makespan")
+        self.start = [self.model.NewIntVar(0, horizon, "") for _ in range(problem.num_ops)]
+        self.end = [self.model.NewIntVar(0, horizon, "") for _ in range(problem.num_ops)]
+        self.on: list[dict[int, cp_model.IntVar]] = []
+        self.rows: list[list[cp_model.IntervalVar]] = [[] for _ in problem.devices]
+        self._place()
+        for row in self.rows:
+            self.model.AddNoOverlap(row)
+        for maker, reader in delays.edges:
+            self._delay(maker, reader)
+        self.model.AddMaxEquality(self.makespan, self.end)
+        self.model.Minimize(self.makespan)
+
+    def _steps(self, seconds: float) -> int:
+        """Seconds in steps, rounded down, and cut off above the horizon, since the solver's numbers are finite."""
+        return floor(min(seconds * self.scale * (1 - 1e-12), SCALE + 2))
+
+    def _place(self) -> None:
+        for op, costs in enumerate(self.problem.compute_s):
+            self.on.append({int(device): self.model.NewBoolVar("") for device in np.flatnonzero(np.isfinite(costs))})
+            self.model.AddExactlyOne(self.on[op].values())
+            for device, flag in self.on[op].items():
+                size = self._steps(float(costs[device]))
+                self.rows[device].append(self.model.NewOptionalIntervalVar(self.start[op], size, self.end[op], flag, ""))
+        for group in self.problem.groups:
+            for op in group[1:]:
+                for device in range(self.problem.num_devices):
+                    one, other = self.on[group[0]].get(device), self.on[op].get(device)
+                    if one is not None and other is not None:
+                        self.model.Add(one == other)
+                    elif one is not None or other is not None:
+                        self.model.Add((one if one is not None else other) == 0)
+
+    def _delay(self, maker: int, reader: int) -> None:
+        """No reader starts before its value arrives."""
+        table = self.delays.between(maker, reader)
+        self.model.Add(self.start[reader] >= self.end[maker])
+        apart = table[~np.eye(len(table), dtype=bool)]
+        if not apart.any():
+            return
+        if (apart == apart[0]).all():
+            other = self.model.NewBoolVar("")
+            for device, flag in self.on[maker].items():
+                there = self.on[reader].get(device)
+                self.model.AddBoolOr([flag.Not(), other] if there is None else [flag.Not(), there, other])
+            self.model.Add(self.start[reader] >= self.end[maker] + self._steps(float(apart[0]))).OnlyEnforceIf(other)
+            return
+        for device, flag in self.on[maker].items():
+            for place, there in self.on[reader].items():
+                wait = self._steps(float(table[device, place]))
+                if wait:
+                    self.model.Add(self.start[reader] >= self.end[maker] + wait).OnlyEnforceIf(flag, there)
+
 
 MOST_OPS = 2000
 """Most ops of a graph whose segments are looked at. In larger graphs only all work spread over all devices counts."""
@@ -65,8 +149,8 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
             bound_s = shortest_schedule_s(part, Delays(part, max_replicas), most_seconds, least_s, left_s, seed)
             known[key] = max(least_s, min(bound_s, most_seconds))
         lengths[fork] = goal, known[key]
-    path_s = max(critical_path_s(problem, delays, lengths), cut_vertex_bound_s(problem, delays, segments, lengths, limit_s))
-    return max(path_s, work_bound_s(problem))
+    path_s = critical_path_s(problem, delays, CutVertices(problem, delays, segments, lengths, limit_s).after)
+    return max(min(path_s, limit_s), work_bound_s(problem))
 
 
 def _segments(problem: Problem) -> dict[int, list[int]]:
@@ -74,7 +158,7 @@ def _segments(problem: Problem) -> dict[int, list[int]]:
 
     Ops after which there is no work are left out: many graphs have ends that take no time.
     """
-    after = problem.readers
+    after = list(problem.readers)
     works = problem.compute_s.min(axis=1) > 0
     for op in reversed(range(problem.num_ops)):
         after[op] = [reader for reader in after[op] if works[reader]]

@@ -7,18 +7,12 @@
 Search (``row_annealing`` goes on where a hypergraph does not say all):
 
     local_search        iterated local search (Lourenço, Martin and Stützle, 2003) over coarse and fine graphs
-    coarsening          the coarse graphs (Karypis et al., 1999)
     resplitting         its neighbourhood: the items of two devices divided anew by a dynamic program
 
 Proof:
 
     column_generation   bounds from prices on items (Gilmore and Gomory, 1961; Wentges, 1997)
-    restricted_master   its linear program over the sets known so far
     pricing             its subproblem: the set of most value that one device holds
 
-Both are dynamic programs over a sweep along the items:
-
-    narrow_orders       orders of the items along which few nets are open
-    frontier            the states of a sweep along such an order
-    memory_caps         a sweep whose states know bytes too: a relaxed decision diagram (Bergman et al., 2016)
+Both are dynamic programs over ``sweeps`` along the items, on which few nets are open.
 """

@@ -2,33 +2,80 @@
 
 Give every item a price. If all devices together cannot hold the price of all items, each within a load T, then T is too low. For
 any prices, the least T that is not refuted is a bound; ``pricing`` computes it exactly. With compute as the price it is the cut
-profile. Better prices are the duals of a linear program that covers all items
-with device sets of load at most T (Gilmore and Gomory, 1961), stabilized by staying near the best prices (Wentges, 1997).
+profile. Better prices are the duals of the restricted master, a linear program that covers all items with the known sets of load
+at most T (Gilmore and Gomory, 1961), stabilized by staying near the best prices (Wentges, 1997).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from ortools.linear_solver import pywraplp
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Floats
 from autosplit.planners.clock import CELL_S, halfway, now, spend
 from autosplit.planners.items import MANY_ITEMS, Items
 from autosplit.planners.loads import Ints
-from autosplit.planners.noncontiguous.frontier import sweep_of
 from autosplit.planners.noncontiguous.hypergraph import load_s, with_nets
-from autosplit.planners.noncontiguous.memory_caps import capped_sweep
-from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_order
 from autosplit.planners.noncontiguous.pricing import ROOM, Pricer
-from autosplit.planners.noncontiguous.restricted_master import Members, RestrictedMaster
+from autosplit.planners.noncontiguous.sweeps import capped_sweep, cheap_nets, narrow_order, sweep_of
+
+Members = NDArray[np.bool_]
+
+
+@dataclass
+class RestrictedMaster:
+    """The linear program: the largest share of every item that the devices can hold together, using the known sets."""
+
+    solver: Any
+    share: Any
+    rows: list[Any]
+    limits: list[Any]
+    columns: list[list[Members]]
+    seen: set[tuple[int, bytes]]
+
+    @staticmethod
+    def of(num_items: int, counts: Sequence[int]) -> "RestrictedMaster":
+        """A program without sets, for the given number of devices of each class."""
+        solver = pywraplp.Solver.CreateSolver("GLOP")
+        share = solver.NumVar(0, solver.infinity(), "share")
+        rows = [solver.Constraint(0, solver.infinity()) for _ in range(num_items)]
+        for row in rows:
+            row.SetCoefficient(share, -1)
+        limits = [solver.Constraint(-solver.infinity(), count) for count in counts]
+        solver.Objective().SetCoefficient(share, 1)
+        solver.Objective().SetMaximization()
+        return RestrictedMaster(solver, share, rows, limits, [[] for _ in counts], set())
+
+    def add(self, kind: int, members: Members) -> bool:
+        """Add a set that a device of a class can hold. Returns: whether it is new."""
+        key = kind, members.tobytes()
+        if key in self.seen or not members.any():
+            return False
+        self.seen.add(key)
+        self.columns[kind].append(members)
+        column = self.solver.NumVar(0, self.solver.infinity(), "")
+        self.limits[kind].SetCoefficient(column, 1)
+        for item in np.flatnonzero(members):
+            self.rows[item].SetCoefficient(column, 1)
+        return True
+
+    def solve(self) -> tuple[float, Floats]:
+        """The share, and the price of each item; prices add up to 1. If the solver gives up: 0 and equal prices."""
+        if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
+            return 0.0, np.full(len(self.rows), 1 / len(self.rows))
+        prices = np.maximum([-row.dual_value() for row in self.rows], 0.0)
+        if not 0.0 < prices.sum() < np.inf:
+            prices = np.ones(len(self.rows))
+        return float(self.share.solution_value()), prices / prices.sum()
+
 
 MOST_STATES = 60_000
 """Most states of a sweep; without levels of bytes eight for each item, if that is more."""
-
-FAR = 0.97
-"""If the bound is below this share of the best plan, the first target is halfway between the two."""
 
 TABLE_CELLS = 120_000_000
 """Most cells of a table of states and values, 8 bytes each."""
@@ -266,7 +313,7 @@ def rising_bound(
     grains = _grains(bound)
     columns: list[list[Members]] = [[] for _ in graph.classes]
     prices = bound.prices
-    reach, level = 1.0 if bound.bound_s > FAR * value_s else 0.5, 0
+    reach, level = 1.0, 0
     while now() < deadline and graph.num_items <= MANY_ITEMS:
         value_s, home = best()
         if bound.bound_s >= value_s * (1.0 - TOLERANCE):
@@ -285,7 +332,7 @@ def rising_bound(
         report(bound.bound_s * (1.0 - TOLERANCE), "columns")
         if outcome == "stalled" and level + 1 < len(grains):
             level += 1
-        elif outcome == "halted" and bound.bound_s > FAR * value_s and level + 1 < len(grains) and best()[0] == value_s:
+        elif outcome == "halted" and level + 1 < len(grains) and best()[0] == value_s:
             level, reach = level + 1, 0.8 * reach
         elif outcome == "refuted":
             reach = min(1.0, 1.3 * reach)

@@ -1,22 +1,71 @@
 """Iterated local search on coarse and fine graphs (Lourenço, Martin and Stützle, 2003): two devices after another are resplit.
 
 Devices above the target are resplit with others. In between, any two devices are resplit so that one of them becomes as light as
-the other allows, which carries slack to where it is needed.
+the other allows, which carries slack to where it is needed. A coarse graph has an item for each run of items along an order in
+which few nets are open; an assignment of the runs costs the same as that of their items. It is the first half of multilevel
+partitioning (Karypis, Aggarwal, Kumar and Shekhar, 1999).
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from math import inf
 
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
+from autosplit.costs.problem import HOST, rows_of
 from autosplit.planners.clock import now
 from autosplit.planners.items import Items
 from autosplit.planners.loads import Ints
-from autosplit.planners.noncontiguous.coarsening import coarsened
-from autosplit.planners.noncontiguous.hypergraph import fits, loads_s
+from autosplit.planners.noncontiguous.hypergraph import fits, loads_s, with_nets
 from autosplit.planners.noncontiguous.resplitting import resplit
+from autosplit.planners.noncontiguous.sweeps import narrow_order
+
+
+def coarsened(graph: Items, num_items: int, *, seed: int, home: Ints | None = None) -> tuple[Items, Ints]:
+    """A graph with about ``num_items`` items, and the new item of each old one; the graph itself if it has no more items.
+
+    Each stretch of the order with an equal share of the work is cut once, where the nets that are open cost little.
+
+    Args:
+        graph: items, nets and devices.
+        num_items: how many stretches.
+        seed: of the order, of the stretches and of factors that make each coarse graph different.
+        home: only items of one device are joined, so that the assignment is one of the coarse graph too.
+    """
+    if num_items >= graph.num_items:
+        return graph, np.arange(graph.num_items)
+    c, rng, open_s = graph.costs, np.random.default_rng(seed), np.zeros(graph.num_items)
+    order = narrow_order(graph, np.ones(graph.num_items, dtype=np.bool_), seed=seed)
+    home = np.zeros(graph.num_items, dtype=np.int64) if home is None else home
+    order = order[np.argsort(home[order], kind="stable")]
+    place = np.argsort(order)[graph.pins.data]
+    for end, sign in ((np.minimum, 1.0), (np.maximum, -1.0)) if len(graph.pins) else ():
+        np.add.at(open_s, end.reduceat(place, graph.pins.start[:-1]), sign * c.send_s.max(axis=1))
+    work_s = c.compute_s.min(axis=1)[order]
+    done = np.cumsum(work_s + (work_s.mean() or 1.0))
+    stretch = (done / done[-1] * (num_items - 1) + rng.random()).astype(np.int64)
+    cheapest = np.lexsort((np.cumsum(open_s) * rng.uniform(0.5, 1.0, graph.num_items), stretch))
+    cut = np.zeros(graph.num_items, dtype=np.bool_)
+    cut[cheapest[np.flatnonzero(np.diff(stretch[cheapest], prepend=-1))]] = True
+    unlike = np.column_stack([home, np.isfinite(c.compute_s)])[order]
+    cut[:-1] |= (unlike[1:] != unlike[:-1]).any(axis=1)
+    group = np.empty(graph.num_items, dtype=np.int64)
+    group[order] = np.cumsum(np.append(0, cut[:-1]))
+    return contracted(graph, group), group
+
+
+def contracted(graph: Items, group: Ints) -> Items:
+    """The hypergraph of groups. Nets within a group vanish, and nets with the same groups become one."""
+    c, members = graph.costs, rows_of(zip(group.tolist(), range(graph.num_items), strict=True), int(group.max()) + 1)
+    compute_s, num_bytes = np.zeros((len(members), len(graph.classes))), np.zeros(len(members))
+    np.add.at(compute_s, group, c.compute_s)
+    np.add.at(num_bytes, group, c.num_bytes)
+    nets = ((group[graph.pins[net]], bool(c.producer[net] == HOST), c.send_s[net]) for net in range(len(graph.pins)))
+    coarse = replace(graph, ops=tuple(map(graph.expand, members)), costs=c._replace(num_bytes=num_bytes))
+    return with_nets(coarse, nets, compute_s)
+
 
 STEPS = (0.01, 0.003, 0.001, 0.0003, 0.0001)
 """Shares of the best load by which the target is below it; one is drawn for each try."""
@@ -27,11 +76,8 @@ PATIENCE = 6
 ITEMS_A_DEVICE = 5
 """Items for each device of the coarsest graph."""
 
-SLOW, MOST_MOVED = 3.0, 3
-"""A group of items starts on a device on which it takes at most ``SLOW`` times its least time; most groups that are moved."""
-
-NEAR = 0.01
-"""Share by which a load may exceed the best one, for each finer graph still to come."""
+MOST_MOVED = 3
+"""Most groups that are moved before a walk from the best assignment."""
 
 
 def descend(graph: Items, home: Ints, *, seed: int, patience: int, halt: Callable[[], bool]) -> tuple[float, Ints]:
@@ -69,8 +115,8 @@ def descend(graph: Items, home: Ints, *, seed: int, patience: int, halt: Callabl
 def descents(graph: Items, starts: list[Ints], *, seed: int, halt: Callable[[], bool]) -> Iterator[tuple[float, Ints]]:
     """Better and better assignments: from the starts, then in turn from random ones and from the best with some items moved.
 
-    Each round walks on a coarse graph and carries the assignment to finer ones (a V-cycle, Karypis et al., 1999), as long as it
-    is about as good as the best one. Each size of graph gets about the same time.
+    Each round walks on a coarse graph and carries the assignment to finer ones (a V-cycle, Karypis et al., 1999). Each size of
+    graph gets about the same time.
 
     Args:
         graph: items, nets and devices.
@@ -102,7 +148,7 @@ def descents(graph: Items, starts: list[Ints], *, seed: int, halt: Callable[[], 
                 best_s, best = value_s, home
                 yield value_s, home
             level += 1
-            if level == len(sizes) or value_s > best_s * (1.0 + NEAR * (len(sizes) - level)) or halt():
+            if level == len(sizes) or halt():
                 break
 
 
@@ -123,8 +169,7 @@ def start_from(graph: Items, home: Ints | None, size: int, seed: int) -> Ints:
     rng = np.random.default_rng(seed)
     coarse, group = coarsened(graph, size, seed=seed, home=home)
     place = np.full(coarse.num_items, -1, dtype=np.int64) if home is None else gathered(home, group)
-    work_s, num_bytes = coarse.costs.compute_s[:, coarse.class_of], coarse.costs.num_bytes
-    able = work_s <= np.minimum(SLOW * work_s.min(axis=1, keepdims=True), np.finfo(np.float64).max)
+    able, num_bytes = np.isfinite(coarse.costs.compute_s[:, coarse.class_of]), coarse.costs.num_bytes
     left_bytes = coarse.costs.memory_bytes[coarse.class_of]
     np.subtract.at(left_bytes, place[place >= 0], num_bytes[place >= 0])
     for item in rng.permutation(coarse.num_items)[: None if home is None else rng.integers(1, MOST_MOVED + 1)]:

@@ -35,31 +35,35 @@ class _Partition:
         self.interrupted = False
 
     def run(self) -> None:
-        graph = self.graph
-        start = self._home()
-        for device in range(graph.num_devices):
-            self._offer(np.full(graph.num_items, device, dtype=np.int64), "start")
-        fastest = np.array([members[0] for members in graph.classes])[graph.costs.compute_s.argmin(axis=1)]
-        self._offer(fastest, "start")
         if counts_work():  # one thread: the order of looks at the clock decides the answer
-            self._search(start, fastest, halfway(self.deadline))
-            rising_bound(graph, self._best, self.incumbent.prove, self.deadline)
+            self._search(halfway(self.deadline))
+            rising_bound(self.graph, self._best, self.incumbent.prove, self.deadline)
             return
         proof = Thread(target=self._prove, daemon=True)
         try:
             proof.start()
-            self._search(start, fastest, self.deadline)
+            self._search(self.deadline)
             proof.join()
         except BaseException:
             self.interrupted = True  # the proof ends when it next asks
             raise
 
-    def _search(self, start: Ints | None, fastest: Ints, until: float) -> None:
-        """Look for better plans from the best one, or from every item on its fastest device."""
-        if self.graph.exact:
-            self._descend([] if start is None else [start], until)
-        else:
-            self._search_beyond(fastest if start is None else start, until)
+    def _search(self, until: float) -> None:
+        """Walk from the best plan, or from every item on its fastest device.
+
+        If the hypergraph costs less than the problem, annealing by the true evaluator goes on from the last plans.
+        """
+        fastest = np.array([members[0] for members in self.graph.classes])[self.graph.costs.compute_s.argmin(axis=1)]
+        start = self._home()
+        self._offer(fastest, "start")
+        starts = [fastest if start is None else start]
+        walk_until = until if self.graph.exact else halfway(until)
+        for _, home in descents(self.graph, starts, seed=self.incumbent.seed, halt=lambda: self._is_over() or now() > walk_until):
+            self._offer(home, "resplitting")
+            starts = [*starts[-2:], home]
+        if not self.graph.exact:
+            rows = [blocks_at(self.graph, home) for home in starts]
+            anneal_rows(self.incumbent, until, rows, endless=True, halt=lambda: self.interrupted)
 
     def _offer(self, home: Ints, method: str) -> None:
         self.incumbent.offer(blocks_at(self.graph, home), method)
@@ -83,16 +87,3 @@ class _Partition:
         while self._best()[0] == inf and not self._is_over():
             Event().wait(0.01)
         rising_bound(self.graph, self._best, self.incumbent.prove, self.deadline)
-
-    def _descend(self, starts: list[Ints], until: float) -> list[Ints]:
-        """Offer what descents find; returns the last ones found."""
-        for _, home in descents(self.graph, starts, seed=self.incumbent.seed, halt=lambda: self._is_over() or now() > until):
-            self._offer(home, "resplitting")
-            starts = [*starts[-2:], home]
-        return starts
-
-    def _search_beyond(self, start: Ints, until: float) -> None:
-        """Look for good starts on the hypergraph, which costs no more than the problem, then anneal by the true evaluator."""
-        starts = self._descend([start], halfway(until))
-        rows = [blocks_at(self.graph, home) for home in starts]
-        anneal_rows(self.incumbent, until, rows, endless=True, halt=lambda: self.interrupted)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from autosplit.costs.problem import Floats
 from autosplit.planners.jit import allocating
 from autosplit.planners.loads import Ints
-from autosplit.planners.noncontiguous.frontier import Sweep
+from autosplit.planners.noncontiguous.sweeps import Sweep
 
 ROOM = 1.3
 """The table covers values up to this many times the even share of a device; it grows only where a set reaches its end."""

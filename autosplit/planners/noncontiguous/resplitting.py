@@ -14,18 +14,13 @@ from autosplit.planners.clock import CELL_S, spend
 from autosplit.planners.items import Items
 from autosplit.planners.jit import allocating
 from autosplit.planners.loads import Ints
-from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
-from autosplit.planners.noncontiguous.memory_caps import capped_sweep
-from autosplit.planners.noncontiguous.narrow_orders import narrow_order
+from autosplit.planners.noncontiguous.sweeps import Sweep, narrow_order, sweep_of
 
 NUM_BUCKETS = 1000
 """Buckets of the load of one device; the loads in them are exact."""
 
 MAX_CELLS = 30_000_000
 """Most states times buckets; 6 bytes each."""
-
-BYTE_LEVELS = 4
-"""Levels of bytes to distinguish where caps bind, if that leaves few enough cells."""
 
 
 def resplit(
@@ -45,14 +40,10 @@ def resplit(
     c, kinds = graph.costs, graph.class_of[[one, other]]
     members = (home == one) | (home == other)
     order = narrow_order(graph, members, seed=seed, tries=2)
-    max_states = MAX_CELLS // NUM_BUCKETS
-    sweep = sweep_of(graph, order, members, *kinds, max_states=max_states)
+    sweep = sweep_of(graph, order, members, *kinds, max_states=MAX_CELLS // NUM_BUCKETS)
     if sweep is None or not len(order) or limit_s <= 0.0:
         return None
-    room = np.minimum(c.memory_bytes[kinds], total_bytes := c.num_bytes[order].sum())
-    if (room < total_bytes).any():
-        finer = capped_sweep(sweep, c.num_bytes, room[0], BYTE_LEVELS)
-        sweep = finer if finer.num_states <= max_states else sweep
+    room = np.minimum(c.memory_bytes[kinds], c.num_bytes[order].sum())
     spend(sweep.num_states * NUM_BUCKETS * CELL_S)
     sides, load_1, load_0 = _divide(
         sweep, np.ascontiguousarray(c.compute_s[order, kinds[0]]), np.ascontiguousarray(c.compute_s[order, kinds[1]]),

@@ -19,9 +19,8 @@ from autosplit.planners import delays
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.latency.evaluation import plan_of, times_of
-from autosplit.planners.latency.list_scheduling import blocks_of, list_schedule
-from autosplit.planners.latency.order_annealing import _walk, anneal_order, is_plain
+from autosplit.planners.latency.order_annealing import _walk, anneal_order, is_plain, plan_of, times_of
+from autosplit.planners.latency.scheduling import blocks_of, list_schedule
 from autosplit.planners.portfolio import solve
 from autosplit.planners.row_annealing import anneal_rows
 from autosplit.values.constraints import Demands

@@ -10,9 +10,8 @@ from fuzzing import examples
 from problems import random_problem
 
 from autosplit.costs.workloads import read_workload
-from autosplit.planners.noncontiguous.coarsening import coarsened
 from autosplit.planners.noncontiguous.hypergraph import fits, hypergraph_of, loads_s
-from autosplit.planners.noncontiguous.local_search import descents, start_from
+from autosplit.planners.noncontiguous.local_search import coarsened, descents, start_from
 
 
 @pytest.mark.parametrize("seed", range(examples(12)))

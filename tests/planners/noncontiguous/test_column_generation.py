@@ -11,8 +11,8 @@ from problems import random_problem
 from autosplit.planners.noncontiguous import column_generation
 from autosplit.planners.noncontiguous.column_generation import ColumnBound, _only, pricers_of, rising_bound
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
-from autosplit.planners.noncontiguous.narrow_orders import cheap_nets
 from autosplit.planners.noncontiguous.pricing import Pricer
+from autosplit.planners.noncontiguous.sweeps import cheap_nets
 from autosplit.values.constraints import Demands
 
 

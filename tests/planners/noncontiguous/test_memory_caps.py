@@ -12,9 +12,9 @@ from autosplit.planners.items import Items
 from autosplit.planners.noncontiguous.column_generation import pricers_of, rising_bound
 from autosplit.planners.noncontiguous.hypergraph import fits, hypergraph_of, load_s, loads_s
 from autosplit.planners.noncontiguous.local_search import start_from
-from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.pricing import Pricer
 from autosplit.planners.noncontiguous.resplitting import resplit
+from autosplit.planners.noncontiguous.sweeps import capped_sweep
 
 
 def drawn(seed, num_ops=7) -> Items:

@@ -18,12 +18,11 @@ from autosplit.errors import InfeasibleError
 from autosplit.planners.clock import time_limit
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.noncontiguous.column_generation import pricers_of, refuted_s
-from autosplit.planners.noncontiguous.frontier import sweep_of
 from autosplit.planners.noncontiguous.hypergraph import blocks_at, home_of, hypergraph_of, load_s, loads_s
 from autosplit.planners.noncontiguous.local_search import descend, start_from
-from autosplit.planners.noncontiguous.narrow_orders import narrow_order
 from autosplit.planners.noncontiguous.partitioning import partition
 from autosplit.planners.noncontiguous.resplitting import resplit
+from autosplit.planners.noncontiguous.sweeps import narrow_order, sweep_of
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 

@@ -1,0 +1,369 @@
+"""Sweeps over the items of a hypergraph that keep few nets open: the order, the states along it, and states that know bytes too.
+
+Items are taken one after the other, each to side 1 or side 0. A net is open between its first and its last item. The state is,
+for each open net, whether its items so far are all on side 0, all on side 1, or on both:
+
+    item      a   b   c   d   e              after c the open nets are x and y: at most 3 x 3 states
+    net x     o---+-------o
+    net y         o-----------o
+
+Graphs of models are narrow: 2 to 11 nets are open at a time if the order is chosen well. Dynamic programs over the states price
+device sets exactly (``pricing``) and divide the items of two devices (``resplitting``).
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosplit.costs.cost import TOLERANCE
+from autosplit.costs.problem import HOST, Floats
+from autosplit.planners.items import Items
+from autosplit.planners.jit import allocating
+from autosplit.planners.loads import Ints
+
+
+def narrow_order(graph: Items, members: NDArray[np.bool_], *, tries: int = 1, seed: int = 0) -> Ints:
+    """The members in an order with few open nets: greedy with random ties or, of several tries, the best; the first without."""
+    rows = graph.pins.start, graph.pins.data, graph.costs.net_start, graph.costs.nets
+    best: tuple[float, Ints] | None = None
+    for number in range(tries):
+        chance = number > 0 or tries == 1
+        order, area = _greedy_order(*rows, members, seed + number, chance)
+        if best is None or area < best[0]:
+            best = float(area), order
+    return best[1] if best else np.zeros(0, dtype=np.int64)
+
+
+def cheap_nets(graph: Items, order: Ints, k: int, most: float) -> NDArray[np.bool_]:
+    """The nets to leave out for a narrow sweep: those that cost class ``k`` least at the widest place, until all states fit.
+
+    Nets only add to loads, so that a bound without them holds with them.
+    """
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    nets = [place[graph.pins[net]] for net in range(len(graph.pins))]
+    first, last = np.array([pins.min() for pins in nets]), np.array([pins.max() for pins in nets])
+    num_open = np.zeros(len(order), dtype=np.int64)
+    for net in range(len(graph.pins)):
+        num_open[first[net] : last[net]] += 1
+    dropped = np.zeros(len(graph.pins), dtype=np.bool_)
+    while (2.0**num_open).sum() > most:
+        widest = int(num_open.argmax())
+        there = np.flatnonzero(~dropped & (first <= widest) & (widest < last))
+        net = int(there[graph.costs.send_s[there, k].argmin()])
+        dropped[net] = True
+        num_open[first[net] : last[net]] -= 1
+    return dropped
+
+
+@allocating
+def _greedy_order(  # noqa: C901 - one compiled loop
+    net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, members: Any, seed: int, random: bool
+) -> tuple[Ints, float]:
+    """Take the item that opens the fewest nets less those that it closes. Returns the order and the sum of 3^(open nets)."""
+    # 1. pins of each net that are members, and those still to come
+    np.random.seed(seed)
+    num_items, num_nets = len(item_start) - 1, len(net_start) - 1
+    left, total = np.zeros(num_nets, np.int64), np.zeros(num_nets, np.int64)
+    for net in range(num_nets):
+        for entry in range(net_start[net], net_start[net + 1]):
+            if members[net_pins[entry]]:
+                total[net] += 1
+        left[net] = total[net]
+    waiting = members.copy()
+    count = 0
+    for item in range(num_items):
+        count += members[item]
+    order = np.zeros(count, np.int64)
+    touched = np.zeros(num_items, np.bool_)
+    near = np.zeros(num_items, np.int64)
+    num_near, num_open, area = 0, 0, 0.0
+    for position in range(count):
+        # 2. of the waiting items that share an open net, the one that opens the fewest nets less those that it closes
+        best, best_key, kept = -1, np.inf, 0
+        for entry in range(num_near):
+            item = near[entry]
+            if not waiting[item]:
+                continue
+            near[kept] = item
+            kept += 1
+            key = 0.0
+            for spot in range(item_start[item], item_start[item + 1]):
+                net = item_nets[spot]
+                if left[net] == total[net]:
+                    key += 1.0 if left[net] > 1 else 0.0
+                elif left[net] == 1:
+                    key -= 1.0
+            if random:
+                key += 0.9 * np.random.random()
+            if key < best_key:
+                best, best_key = item, key
+        num_near = kept
+        # 3. where there is none, the waiting item with the fewest nets
+        if best < 0:
+            for item in range(num_items):
+                if waiting[item]:
+                    key = float(item_start[item + 1] - item_start[item])
+                    if random:
+                        key += 2.0 * np.random.random()
+                    if key < best_key:
+                        best, best_key = item, key
+        # 4. take it: the other items of the nets that it opens come near
+        order[position] = best
+        waiting[best] = False
+        for spot in range(item_start[best], item_start[best + 1]):
+            net = item_nets[spot]
+            if left[net] == total[net]:
+                num_open += 1
+                for entry in range(net_start[net], net_start[net + 1]):
+                    other = net_pins[entry]
+                    if waiting[other] and not touched[other]:
+                        touched[other] = True
+                        near[num_near] = other
+                        num_near += 1
+            left[net] -= 1
+            if left[net] == 0:
+                num_open -= 1
+        area += 3.0 ** min(num_open, 40)
+    return order, area
+
+
+BOTH = 2
+"""State of an open net with items on both sides; 0 and 1 are the sides."""
+
+MAX_OPEN = 30
+"""Most open nets: states are numbers in base 3 with 64 bits, and far too many long before that."""
+
+
+class Sweep(NamedTuple):
+    """The states along an order of items, and the steps between them.
+
+    Attributes:
+        order: the items, in the order in which they are taken.
+        layer: where the states of each position start, shape (num_steps + 2,); position 0 has one state, numbered 0.
+        into: where the steps into each state start, shape (num_states + 1,). States are numbered through all positions.
+        source: the state that each step comes from.
+        side: the side that it gives the item.
+        cost_1: what side 1 pays for nets on this step, in seconds.
+        cost_0: what side 0 pays.
+    """
+
+    order: Ints
+    layer: Ints
+    into: Ints
+    source: Ints
+    side: NDArray[np.int8]
+    cost_1: Floats
+    cost_0: Floats
+
+    @property
+    def num_states(self) -> int:
+        """The number of states."""
+        return len(self.into) - 1
+
+    @property
+    def width(self) -> int:
+        """The most states of one position."""
+        return int(np.diff(self.layer).max())
+
+
+def sweep_of(
+    graph: Items, order: Ints, members: NDArray[np.bool_], class_1: int, class_0: int, *, max_states: int = 2_000_000
+) -> Sweep | None:
+    """The states along an order, or None where there are more than ``max_states``.
+
+    Args:
+        graph: items and nets.
+        order: the members, in the order of the sweep.
+        members: the items that are divided; all others are on a third side.
+        class_1, class_0: of the devices that pay as side 1 and as side 0.
+        max_states: limit over all positions.
+    """
+    c = graph.costs
+    found: Any = _states(
+        order, graph.pins.start, graph.pins.data, c.net_start, c.nets, c.producer == HOST, members,
+        np.ascontiguousarray(c.send_s[:, class_1]), np.ascontiguousarray(c.send_s[:, class_0]), max_states,
+    )  # fmt: skip
+    layer, into, source, side, cost_1, cost_0 = found
+    return None if len(layer) < len(order) + 2 else Sweep(order, layer, into, source, side, cost_1, cost_0)
+
+
+@allocating
+def _states(  # noqa: C901 - one compiled loop
+    order: Ints, net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, net_outside: Any, members: Any,
+    price_1: Floats, price_0: Floats, max_states: int,
+) -> Any:  # fmt: skip
+    """The arrays of the sweep; they end early where there are too many states."""
+    # 1. pins of each net that are still to come; a net with a pin that is not a member has an end outside
+    num_nets, num_steps = len(net_start) - 1, len(order)
+    left = np.zeros(num_nets, np.int64)
+    outside = net_outside.copy()
+    for net in range(num_nets):
+        for entry in range(net_start[net], net_start[net + 1]):
+            if members[net_pins[entry]]:
+                left[net] += 1
+            else:
+                outside[net] = True
+    slot_of = np.full(num_nets, -1, np.int64)
+    slots = np.zeros(MAX_OPEN, np.int64)
+    num_slots = 0
+    codes = np.zeros(1, np.int64)
+    layer = np.zeros(num_steps + 2, np.int64)
+    layer[1] = 1
+    size = 1024
+    into, source = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    side, cost_1, cost_0 = np.zeros(size, np.int8), np.zeros(size), np.zeros(size)
+    num_states, num_edges = 1, 0
+    digits = np.zeros(MAX_OPEN + 64, np.int64)
+    for step in range(num_steps):
+        item = order[step]
+        # 2. give a slot, a digit of the state, to each net that the item opens
+        nets = item_nets[item_start[item] : item_start[item + 1]]
+        old_slots = num_slots
+        for net in nets:
+            if slot_of[net] < 0:
+                if num_slots == MAX_OPEN:
+                    return layer[: step + 1], into[:1], source[:0], side[:0], cost_1[:0], cost_0[:0]
+                slot_of[net] = num_slots
+                slots[num_slots] = net
+                num_slots += 1
+            left[net] -= 1
+        # 3. from each state, the item goes to side 0 or 1: the digits of its nets turn, and a net that turns is paid
+        count = len(codes)
+        fresh, paid_1, paid_0 = np.zeros(2 * count, np.int64), np.zeros(2 * count), np.zeros(2 * count)
+        for state in range(count):
+            for choice in range(2):
+                code = codes[state]
+                for slot in range(old_slots):
+                    digits[slot] = code % 3
+                    code //= 3
+                bill_1, bill_0 = 0.0, 0.0
+                for net in nets:
+                    slot = slot_of[net]
+                    opening = slot >= old_slots
+                    turning = not opening and digits[slot] != choice and digits[slot] != BOTH
+                    if outside[net] and (opening or turning):
+                        if choice == 1:
+                            bill_1 += price_1[net]
+                        else:
+                            bill_0 += price_0[net]
+                    elif turning:
+                        bill_1 += price_1[net]
+                        bill_0 += price_0[net]
+                    if opening:
+                        digits[slot] = choice
+                    elif turning:
+                        digits[slot] = BOTH
+                code = 0
+                for slot in range(num_slots - 1, -1, -1):
+                    if left[slots[slot]] > 0:
+                        code = code * 3 + digits[slot]
+                fresh[2 * state + choice] = code
+                paid_1[2 * state + choice], paid_0[2 * state + choice] = bill_1, bill_0
+        # 4. equal codes are one state; its edges are listed together
+        rank = np.argsort(fresh, kind="mergesort")
+        codes = np.zeros(2 * count, np.int64)
+        found = 0
+        while num_edges + 2 * count + 1 > len(source):
+            source, side = np.append(source, source), np.append(side, side)
+            cost_1, cost_0 = np.append(cost_1, cost_1), np.append(cost_0, cost_0)
+        for place in range(2 * count):
+            edge = rank[place]
+            if place == 0 or fresh[edge] != codes[found - 1]:
+                codes[found] = fresh[edge]
+                found += 1
+                if num_states + found + 1 > len(into):
+                    into = np.append(into, into)
+                into[num_states + found - 1] = num_edges
+            source[num_edges] = layer[step] + edge // 2
+            side[num_edges] = edge % 2
+            cost_1[num_edges], cost_0[num_edges] = paid_1[edge], paid_0[edge]
+            num_edges += 1
+        codes = codes[:found]
+        num_states += found
+        layer[step + 2] = num_states
+        # 5. free the slots of the nets that the item closes
+        kept = 0
+        for slot in range(num_slots):
+            net = slots[slot]
+            if left[net] > 0:
+                slots[kept] = net
+                slot_of[net] = kept
+                kept += 1
+        num_slots = kept
+        if num_states > max_states:
+            return layer[: step + 1], into[:1], source[:0], side[:0], cost_1[:0], cost_0[:0]
+    into[num_states] = num_edges
+    return layer, into[: num_states + 1], source[:num_edges], side[:num_edges], cost_1[:num_edges], cost_0[:num_edges]
+
+
+def capped_sweep(sweep: Sweep, item_bytes: Floats, room_bytes: float, num_levels: int) -> Sweep:
+    """The sweep without most of the sets whose bytes on side 1 are above the cap, and with all of those below it.
+
+    Args:
+        sweep: along all items.
+        item_bytes: what each item keeps in memory, shape (num_items,).
+        room_bytes: what side 1 may hold.
+        num_levels: levels of bytes into which a state is divided; more levels are more exact and take longer.
+    """
+    found: Any = _capped(sweep, np.ascontiguousarray(item_bytes[sweep.order]), room_bytes * (1.0 + TOLERANCE), num_levels)
+    return Sweep(sweep.order, *found)
+
+
+@allocating
+def _capped(sweep: Sweep, step_bytes: Floats, room_bytes: float, num_levels: int) -> Any:
+    """The arrays of the new sweep. The last level of a state is for paths that the remaining items cannot bring above the cap."""
+    _, layer, into, source, side, cost_1, cost_0 = sweep
+    # 1. the bytes of all items from each step on
+    num_steps = len(step_bytes)
+    left = np.zeros(num_steps + 1)
+    for step in range(num_steps - 1, -1, -1):
+        left[step] = left[step + 1] + step_bytes[step]
+    size = 2 * len(source) + 1024
+    new_layer, new_into, new_source = np.zeros(num_steps + 2, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    new_side, new_1, new_0 = np.zeros(size, np.int8), np.zeros(size), np.zeros(size)
+    new_layer[1], num_states, num_edges = 1, 1, 0
+    old_number, old_bytes = np.zeros((1, num_levels + 1), np.int64), np.zeros((1, num_levels + 1))
+    old_number[:] = -1
+    old_number[0, 0] = 0
+    for step in range(num_steps):
+        base, first, after = layer[step], layer[step + 1], layer[step + 2]
+        number = np.full((after - first, num_levels + 1), -1, np.int64)
+        least = np.full((after - first, num_levels + 1), np.inf)
+        for state in range(first, after):
+            # 2. make room for all steps into the state
+            most = 2 * (num_levels + 1) * (into[state + 1] - into[state])
+            while num_edges + most + num_levels + 2 > len(new_source) or num_states + num_levels + 2 > len(new_into):
+                new_into, new_source = np.append(new_into, new_into), np.append(new_source, new_source)
+                new_side, new_1, new_0 = np.append(new_side, new_side), np.append(new_1, new_1), np.append(new_0, new_0)
+            # 3. for each level, list the steps that end in it; they are one state, with the fewest of their bytes
+            for level in range(num_levels + 1):
+                begun = num_edges
+                for edge in range(into[state], into[state + 1]):
+                    parent, add = source[edge] - base, step_bytes[step] if side[edge] == 1 else 0.0
+                    for past in range(num_levels + 1):
+                        if old_number[parent, past] < 0:
+                            continue
+                        held = old_bytes[parent, past] + add
+                        goal = num_levels
+                        if held + left[step + 1] > room_bytes:
+                            share = held / max(room_bytes, 1e-300)  # a device may hold nothing but ops without weights
+                            goal = min(num_levels - 1, int(share * num_levels)) if held <= room_bytes else -1
+                        if goal != level:
+                            continue
+                        new_source[num_edges], new_side[num_edges] = old_number[parent, past], side[edge]
+                        new_1[num_edges], new_0[num_edges] = cost_1[edge], cost_0[edge]
+                        num_edges += 1
+                        least[state - first, level] = min(least[state - first, level], held)
+                if num_edges > begun:
+                    number[state - first, level] = num_states
+                    new_into[num_states] = begun
+                    num_states += 1
+        new_layer[step + 2] = num_states
+        old_number, old_bytes = number, least
+    new_into[num_states] = num_edges
+    return (
+        new_layer, new_into[: num_states + 1], new_source[:num_edges], new_side[:num_edges], new_1[:num_edges],
+        new_0[:num_edges],
+    )  # fmt: skip
