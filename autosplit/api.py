@@ -46,7 +46,7 @@ from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.shapes import Traffic
-from autosplit.versions import version_of
+from autosplit.versions import makers
 
 if TYPE_CHECKING:
     from autosplit.searching.candidates import SearchResult
@@ -183,7 +183,7 @@ def _search(
 
 
 def _with_versions(found: "SearchResult") -> "SearchResult":
-    return replace(found, plan=replace(found.plan, versions={name: version_of(name) for name in ("autosplit", "torch")}))
+    return replace(found, plan=replace(found.plan, versions=makers()))
 
 
 def _keep(found: "SearchResult", setup: Setup) -> None:
