@@ -350,8 +350,8 @@ def auto(
             progress("trace", 0.0, "loading the model and capturing its graph")
             traced = trace(model, inputs=inputs)
             progress("trace", 1.0, "done")
-        announce(asked, expectation(machine, setup, budget))
         wanted = wanted.verify(traced.graph, machine)
+        announce(asked, expectation(machine, setup, budget))
         profile = measure(traced, machine, traffic=traffic, setup=setup, then_search=True)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)
         try:

@@ -89,6 +89,7 @@ def auto(given: runoptions.Auto) -> None:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         wanted.require_consistent(machine)
         traced = trace(given, progress, given.model, generate=sequences)
+        wanted.verify(traced.graph, machine)
         say(expectation(machine, setup, budget))
         result = api.auto(traced, machine, wanted, traffic=traffic, setup=setup, budget=budget)
     report = result.report

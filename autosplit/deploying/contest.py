@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from autosplit.deploying.bench import Bench
 from autosplit.errors import AutosplitError
-from autosplit.planning.baselines import UNCERTAIN, Baselines
+from autosplit.planning.baselines import UNCERTAIN, Baselines, uncertainty
 from autosplit.progress import Progress, quiet
 from autosplit.reports.judging import leader, still_running
 from autosplit.reports.outcomes import PLAN, Outcome
@@ -28,8 +28,8 @@ none that is predicted far behind: the first round decides.
 SCREEN_S = 0.2
 """Seconds of a short run."""
 
-LOADING_TIME, BEHIND = 0.5, 1 / UNCERTAIN
-"""Share of ``Budget.compare_s`` after which no baseline is loaded that is predicted below ``BEHIND`` times the plan."""
+LOADING_TIME = 0.5
+"""Share of ``Budget.compare_s`` after which no baseline is loaded that is predicted further behind than predictions err."""
 
 NO_TIME = "the time went to others that promised more, and a larger budget runs more"
 """Why a baseline is left out that a larger budget would run."""
@@ -108,7 +108,7 @@ class Contest:
     def _no_time(self, candidate: Plan, plan: Plan, late_s: float) -> str:
         """Why there is no time for a baseline; '' if there is."""
         share = _predicted_share(candidate, plan)
-        if 0 < share < BEHIND and (self._is_small or time.monotonic() > late_s):
+        if 0 < share * uncertainty(plan.prediction.latency_s) < 1 and (self._is_small or time.monotonic() > late_s):
             return f"{NO_TIME} ({share:.2f} times as good as the plan, as predicted)"
         num_rivals = len(self.bench.loaded.keys() - {PLAN, self.keep})
         return NO_TIME if self._is_small and num_rivals >= MOST_BESIDE else ""
