@@ -46,7 +46,7 @@ from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.shapes import Traffic
-from autosplit.versions import version_of
+from autosplit.versions import makers
 
 if TYPE_CHECKING:
     from autosplit.searching.candidates import SearchResult
@@ -183,7 +183,7 @@ def _search(
 
 
 def _with_versions(found: "SearchResult") -> "SearchResult":
-    return replace(found, plan=replace(found.plan, versions={name: version_of(name) for name in ("autosplit", "torch")}))
+    return replace(found, plan=replace(found.plan, versions=makers()))
 
 
 def _keep(found: "SearchResult", setup: Setup) -> None:
@@ -350,8 +350,8 @@ def auto(
             progress("trace", 0.0, "loading the model and capturing its graph")
             traced = trace(model, inputs=inputs)
             progress("trace", 1.0, "done")
-        announce(asked, expectation(machine, setup, budget))
         wanted = wanted.verify(traced.graph, machine)
+        announce(asked, expectation(machine, setup, budget))
         profile = measure(traced, machine, traffic=traffic, setup=setup, then_search=True)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)
         try:

@@ -77,35 +77,30 @@ def load(
     path = Path(path)
     file = read_plan(path)
     family: Family | None = None
-    if file.sequences is not None:
-        if isinstance(model, Traced):
-            raise UsageError(f"plan '{path}' is of a generator; give the module or its spec")
-        named = _require_named(path, file, model) if model is None or isinstance(model, str | Path) else model
-        family = trace(named, generate=file.sequences, trust=trust, trust_backends=file.model.trusted)
-        traced = family.variants[0]
-    elif file.shapes is not None:
-        raise_faults(PlanError, f"plan '{path}' is wrong", file.shapes.faults)
-        if isinstance(model, Traced):
-            raise UsageError(f"plan '{path}' is for requests of several sizes; give the module or its spec")
-        named = _require_named(path, file, model) if model is None or isinstance(model, str | Path) else model
+    source, sequences, shapes = file.model, file.sequences, file.shapes
+    named = _require_named(path, file, model) if model is None or isinstance(model, str | Path) else model
+    if shapes is not None:
+        raise_faults(PlanError, f"plan '{path}' is wrong", shapes.faults)
+    if isinstance(named, Traced):
+        if sequences is not None or shapes is not None:
+            kind = "for requests of several sizes" if sequences is None else "of a generator"
+            raise UsageError(f"plan '{path}' is {kind}; give the module or its spec")
+        traced = named
+    elif sequences is not None:
+        family = trace(named, generate=sequences, trust=trust, trust_backends=source.trusted)
+    elif shapes is not None:
         family = trace(
             named,
             inputs=inputs,
             trust=trust,
-            values=file.model.values,
-            trust_backends=file.model.trusted,
-            shapes=None if model is None or isinstance(model, str | Path) else file.shapes.dims,
-            sizes=file.shapes.sizes,
-        ).only(file.shapes.variants)
-        traced = family.variants[0]
-    elif isinstance(model, Traced):
-        traced = model
-    elif model is not None and not isinstance(model, str | Path):
-        traced = trace(model, inputs=inputs)
-    else:
-        source = file.model
+            values=source.values,
+            trust_backends=source.trusted,
+            shapes=None if isinstance(named, str) else shapes.dims,
+            sizes=shapes.sizes,
+        ).only(shapes.variants)
+    elif isinstance(named, str):
         traced = trace(
-            _require_named(path, file, model),
+            named,
             inputs=inputs,
             batch=file.microbatch,
             seq_len=source.seq_len,
@@ -114,6 +109,10 @@ def load(
             values=source.values,
             trust_backends=source.trusted,
         )
+    else:
+        traced = trace(named, inputs=inputs)
+    if family is not None:
+        traced = family.variants[0]
     plan = file.resolve(traced.graph)
     plan = replace(plan, source=replace(plan.source, spec=traced.source.spec))  # not one that the file names beside a module
     machine = Machine.of(map(parse_device, file.devices)) if devices is None else as_machine(devices)

@@ -34,7 +34,7 @@ from autosplit.searching.correcting import Span, slowdowns, spans_of
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
-from autosplit.versions import version_of
+from autosplit.versions import makers
 
 PART_S = 1.0
 """Seconds for one question to the planner, unless the budget has its own limit."""
@@ -169,7 +169,7 @@ def share(
     with progress_shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)
         traced, ways, cheapest = dict[str, Traced](), list[list[Plan]](), list[Mapping[str, Floats]]()
-        notes, known = list[str](), {name: version_of(name) for name in ("autosplit", "torch")}
+        notes = list[str]()
         for tenant in tenants:
             model = models[tenant.name]
             progress("trace", 0.0, f"loading '{tenant.name}' and capturing its graph")
@@ -190,7 +190,7 @@ def share(
             )
             account = Footprints(machine, setup.workspace).account(one, profile)
             found = ways_of(question, tenant, account, len(tenants))
-            ways.append([with_estimates(replace(plan, versions=known), profile) for plan in found])
+            ways.append([with_estimates(replace(plan, versions=makers()), profile) for plan in found])
             notes += [f"'{tenant.name}': {note}" for note in profile.notes]
             cheapest.append(cheapest_s(question))
         graphs = [one.graph for one in traced.values()]

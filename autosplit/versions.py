@@ -14,6 +14,11 @@ def version_of(package: str) -> str:
         return ""
 
 
+def makers() -> dict[str, str]:
+    """The versions of autosplit and torch, which plans and exports name."""
+    return {name: version_of(name) for name in ("autosplit", "torch")}
+
+
 def added(group: str) -> Mapping[str, str]:
     """Name to import path (``module:object``) of what installed packages add as entry points of a group; imports nothing."""
     return _added(group, tuple(sys.path))

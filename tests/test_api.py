@@ -93,13 +93,12 @@ def test_a_plan_that_cuts_requests_runs_beside_baselines_that_do_not() -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
-def test_both_throughput_and_latency_are_measured_in_rounds_and_the_stages_in_full_ones(objective: str) -> None:
+def test_both_figures_are_measured_in_rounds_and_the_stages_in_full_ones(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autosplit.deploying.contest.SCREEN_S", 0.0)  # rounds are short here, and the budget is not
     traced = traced_of("autosplit.examples.mlp:mlp?depth=4&width=64")
     seconds = {(op.name, device.name): 1e-4 for op in traced.graph.ops for device in TWO.devices}
     profile = Profile.given(traced.graph, seconds)
-    plan = replace(
-        autosplit.search(traced, profile, TWO, Constraints(num_stages=2), budget=Budget(search_s=0)).plan, objective=objective
-    )
+    plan = replace(autosplit.search(traced, profile, TWO, Constraints(num_stages=2), budget=0).plan, objective=objective)
     report = autosplit.run(traced, plan, TWO, profile=profile, budget=Budget(num_requests=40, num_rounds=4))
     full, alone = len(report.plan.rounds_per_s), len(report.plan.alone_s)
     assert (full >= 4, alone) == (True, 3) if objective == "throughput" else (full, alone >= 4) == (3, True)
@@ -237,9 +236,7 @@ def test_what_people_write_first_is_understood() -> None:
         autosplit.run(found.traced, found.plan, names, budget=-5)
 
 
-def test_a_plan_whose_function_is_named_by_its_file_is_run_as_the_user_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_of_a_function_in_a_file_runs_as_the_user_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal names what is accepted, whether the call named a model or not."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "detectors.py").write_text(
@@ -254,12 +251,16 @@ def test_a_plan_whose_function_is_named_by_its_file_is_run_as_the_user_names_it(
     for given in (None, "detectors.py:other"):
         with pytest.raises(UsageError, match=r"pass --model 'detectors\.py:net'( if you trust it)?$"):
             autosplit.load("plan.yaml", given)
+    monkeypatch.chdir("/")
+    assert autosplit.load(tmp_path / "plan.yaml", f"{tmp_path}/detectors.py:net").plan.hash == plan.hash
 
 
 def test_demands_that_contradict_each_other_are_refused_before_a_trace() -> None:
     module = torch.nn.Linear(2, 2)  # in training mode, which a trace refuses
-    with pytest.raises(UsageError, match="num_stages 3 is above max_stages 2"):
-        autosplit.auto(module, TWO, Constraints(num_stages=3, max_stages=2), inputs=torch.ones(1, 2))
+    few, barred = Constraints(num_stages=3, max_stages=2), Constraints(pins={"linear": "cpu:0"}, forbids={"linear": ("cpu:0",)})
+    for demands, fault in ((few, "num_stages 3 is above max_stages 2"), (barred, "'linear' is pinned to 'cpu:0' and forbidden")):
+        with pytest.raises(UsageError, match=fault):
+            autosplit.auto(module, TWO, demands, inputs=torch.ones(1, 2))
     with pytest.raises(UsageError, match="names device 'cpu:77', which is not one of"):
         autosplit.auto(module, TWO, Constraints(pins={"x": "cpu:77"}), inputs=torch.ones(1, 2))
 

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from autosplit.commands.console import err, say, show
+from autosplit.commands.console import err, show, write
 from autosplit.commands.options import seconds
+from autosplit.commands.report import table
 from autosplit.commands.serveoptions import Bench
 from autosplit.commands.serving import read_token
 from autosplit.errors import MissingExtraError, UsageError
 from autosplit.progress import bars
+from autosplit.values.planfile import read_plan
 
 NUM_SIMULATED = 2000
 """Requests of a simulation for a rate."""
@@ -24,7 +26,6 @@ def bench(given: Bench) -> None:
         from autosplit.webservice.load import find_target, load_at_rate, load_in_flight, measure_http_s
     except ModuleNotFoundError as failure:
         raise MissingExtraError(f"bench needs '{failure.name}'; install it: pip install 'autosplit[serve]'") from None
-    from autosplit.commands.report import table
 
     target = find_target(given.url, given.model, read_token(given.token_file))
     added_s = measure_http_s(target, rates[0]) if given.plan is not None and rates[0] is not None else 0.0
@@ -43,9 +44,7 @@ def bench(given: Bench) -> None:
         {"url": target.url, "http_s": added_s, "loads": rows},
         table(rows, hide=["in_flight" if given.rate else "rate_per_s"]),
     )
-    if given.picture is not None:
-        _draw(given.picture, rows)
-        say(f"wrote {given.picture}")
+    write(given.picture, lambda: _drawn(rows))
 
 
 def _rates(text: str) -> list[float | None]:
@@ -66,7 +65,6 @@ def _predicted(path: Path | None, rate: float | None, http_s: float) -> dict[str
     from autosplit.costs.schedule import poisson_arrivals, simulate
     from autosplit.costs.simulation import SimStage
     from autosplit.values.machine import HOST
-    from autosplit.values.planfile import read_plan
 
     file = read_plan(path)
     before, stages = HOST, []
@@ -81,10 +79,9 @@ def _predicted(path: Path | None, rate: float | None, http_s: float) -> dict[str
     return {f"predicted_p{percent}_s": http_s + found.latency_s(percent / 100) for percent in (50, 99)}
 
 
-def _draw(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Latency against answered requests a second, beside the prediction."""
+def _drawn(rows: list[dict[str, Any]]) -> str:
+    """Latency against answered requests a second, beside the prediction, as SVG."""
     from autosplit.figures.picture import bare, colour, sheet
-    from autosplit.files import write_atomic
 
     figure, axes = sheet(7.0, 4.0)
     for number, quantile in enumerate(("p50", "p99")):
@@ -104,4 +101,4 @@ def _draw(path: Path, rows: list[dict[str, Any]]) -> None:
     axes.set_ylim(bottom=0)
     figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=9)
     bare(axes)
-    write_atomic(path, figure.svg())
+    return figure.svg()

@@ -1,11 +1,14 @@
 """Make a bundle of plans, show it, or verify it."""
 
+import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from autosplit.commands.bundleoptions import Bundle
 from autosplit.commands.console import err, load_plan, say, show
+from autosplit.commands.report import table
 from autosplit.errors import UsageError
 from autosplit.progress import bars
 
@@ -69,8 +72,6 @@ def _verify(given: Bundle, path: Path) -> None:
 
 
 def _run(given: Bundle, path: Path) -> None:
-    import time
-
     from autosplit.bundling.dumps import example_inputs, read_dump, write_dump
     from autosplit.bundling.openbundle import load_bundle, policy_of
 
@@ -109,10 +110,7 @@ def _run(given: Bundle, path: Path) -> None:
 
 
 def _compare(given: Bundle, one: Path, other: Path) -> None:
-    from dataclasses import asdict
-
     from autosplit.bundling.dumps import differences_of, read_dump
-    from autosplit.commands.report import table
 
     found = differences_of(read_dump(one), read_dump(other))
     first = next((row for row in found if row.absolute), None)
@@ -127,10 +125,7 @@ def _compare(given: Bundle, one: Path, other: Path) -> None:
 
 
 def _show_manifest(given: Bundle, path: Path, manifest: Any) -> None:
-    from dataclasses import asdict
-
     from autosplit.bundling.showing import rows, summary
-    from autosplit.commands.report import table
 
     data = {"bundle": str(path), "summary": summary(path, manifest), "parts": rows(manifest), **asdict(manifest)}
     show(given, data, table(rows(manifest), summary(path, manifest)))

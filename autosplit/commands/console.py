@@ -5,17 +5,24 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from autosplit.commands import options
 from autosplit.commands.exchangeoptions import Evaluate
+from autosplit.commands.report import table
 from autosplit.errors import StageError
+from autosplit.files import write_atomic
 from autosplit.parsing import json_safe
 from autosplit.progress import Progress
 from autosplit.terminal import Terminal
+from autosplit.values.dot import graph_dot
+from autosplit.values.graph import Graph
+from autosplit.values.plan import Plan
+from autosplit.values.planfile import write_plan as write_plan_file
+from autosplit.values.timeline import chrome_trace
 
 WIDTH = 140
 """Columns of the output if it is not a terminal and COLUMNS is not set."""
@@ -80,8 +87,7 @@ def trace(given: options.Profile | Evaluate, progress: Progress, model: str, wei
         if generate is not None:
             chosen = {"generate": generate, "trust_backends": given.trusted}
     traced = api.trace(model, trust=given.trust, **chosen)
-    for note in traced.notes:
-        say(f"note: {note}")
+    say_notes(traced.notes)
     say_kept(given)
     progress("trace", 1.0, "done")
     return traced
@@ -101,10 +107,7 @@ def keep_plan(path: Path) -> Callable[[Any], None]:
     """A function for ``Setup.keep``, which writes the plan that was found before a command was stopped."""
 
     def keep(found: Any) -> None:
-        from autosplit.values.planfile import write_plan
-
-        write_plan(found.plan, found.traced.graph, path)
-        say(f"wrote {path}: the best plan so far, which was not compared with its baselines")
+        write_plan(found.plan, found.traced.graph, path, ": the best plan so far, which was not compared with its baselines")
 
     return keep
 
@@ -112,6 +115,12 @@ def keep_plan(path: Path) -> Callable[[Any], None]:
 def say(text: str) -> None:
     """Print a line on stderr."""
     err.print(text, highlight=False, soft_wrap=True)
+
+
+def say_notes(notes: Iterable[str]) -> None:
+    """Print notes on stderr, a line each."""
+    for note in notes:
+        say(f"note: {note}")
 
 
 class LogLines(logging.Handler):
@@ -122,22 +131,22 @@ class LogLines(logging.Handler):
         say(self.format(record))
 
 
-def write_trace(path: Path | None, traced: Any, report: Any) -> None:
-    """Write the Chrome trace of a run, if a path is given."""
-    from autosplit.reports.runreport import run_trace
-
+def write(path: Path | None, text: Callable[[], str], more: str = "") -> None:
+    """Write a text to a file and say so, with ``more`` behind, if a path is given."""
     if path is not None:
-        _write_trace(path, run_trace(report, traced.graph))
+        write_atomic(path, text())
+        say(f"wrote {path}{more}")
 
 
-def write_picture(path: Path | None, report: Any) -> None:
-    """Draw the plan and its baselines, if a path is given."""
-    if path is not None:
-        from autosplit.figures import plot_baselines
-        from autosplit.files import write_atomic
+def write_plan(plan: Plan, graph: Graph, path: Path, more: str = "") -> None:
+    """Write a plan file and say so, with ``more`` behind."""
+    write_plan_file(plan, graph, path)
+    say(f"wrote {path}{more}")
 
-        write_atomic(path, plot_baselines(report).svg())
-        say(f"wrote {path}")
+
+def write_trace(path: Path | None, trace: Callable[[], Any]) -> None:
+    """Write a Chrome trace, if a path is given."""
+    write(path, lambda: json.dumps(trace()), "; open it in https://ui.perfetto.dev")
 
 
 def log(given: options.Output) -> Callable[[str], None] | None:
@@ -147,8 +156,6 @@ def log(given: options.Output) -> Callable[[str], None] | None:
 
 def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) -> None:
     """Add an explanation to the data and the views."""
-    from autosplit.commands.report import table
-
     data["explanation"] = explanation.to_dict()
     rows = explanation.rows()
     capped = any(row.get("cap_bytes") is not None for row in rows)
@@ -157,7 +164,6 @@ def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) ->
 
 def add_forecast(given: Any, plan: Any, family: Any, profile: Any, machine: Any, data: dict[str, Any], views: list[Any]) -> None:
     """Add the forecast of a generator to the data and the views, and with ``--explain`` what bounds each phase."""
-    from autosplit.commands.report import table
     from autosplit.generating.bounds import memory_bytes_per_s, phase_rows
     from autosplit.generating.forecast import forecast, host_text
 
@@ -178,7 +184,6 @@ def add_simulation(
 
     ``in_seconds`` says whether times are in seconds: a workload file has a time unit of its own.
     """
-    from autosplit.commands.report import table
     from autosplit.costs.schedule import poisson_arrivals
 
     count = given.num_simulated
@@ -212,29 +217,14 @@ def simulation_of(plan: Any, graph: Any, profile: Any, machine: Any) -> Callable
     )
 
 
-def write_dot(path: Path | None, graph: Any, plan: Any) -> None:
+def write_dot(path: Path | None, graph: Graph, plan: Plan) -> None:
     """Write the graph with the plan's stages for Graphviz, if a path is given."""
-    from autosplit.files import write_atomic
-    from autosplit.values.dot import graph_dot
-
-    if path is not None:
-        write_atomic(path, graph_dot(graph, plan))
-        say(f"wrote {path}")
+    write(path, lambda: graph_dot(graph, plan))
 
 
 def write_simulation(path: Path | None, schedule: Any) -> None:
     """Write the Chrome trace of a simulation, if a path is given."""
-    from autosplit.values.timeline import chrome_trace
-
-    if path is not None:
-        _write_trace(path, chrome_trace(schedule.actions))
-
-
-def _write_trace(path: Path, trace: dict[str, Any]) -> None:
-    from autosplit.files import write_atomic
-
-    write_atomic(path, json.dumps(trace))
-    say(f"wrote {path}; open it in https://ui.perfetto.dev")
+    write_trace(path, lambda: chrome_trace(schedule.actions))
 
 
 def require_equal(fault: str) -> None:

@@ -4,14 +4,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from autosplit.commands.console import add_simulation, err, load_plan, say, show, simulation_of, trace, write_simulation
+from autosplit.commands import options
+from autosplit.commands.console import add_simulation, err, load_plan, say_notes, show, simulation_of, trace, write_simulation
 from autosplit.commands.exchangeoptions import Evaluate
-from autosplit.commands.options import seconds
+from autosplit.commands.machines import named_machine
+from autosplit.commands.report import left_out_lines, plan_table, table
 from autosplit.commands.workloadfiles import evaluate_workload
 from autosplit.errors import UsageError
+from autosplit.planning.estimating import sources
 from autosplit.progress import bars
 
-FOR_WORKLOADS = ("format", "num_devices", "bandwidth", "overlap")
+FOR_WORKLOADS = ("format", *options.FOR_WORKLOADS)
 """Flags for a planner's workload file."""
 
 FOR_MODELS = ("run", "rounds", "batch", "seq_len", "trust", "backend", "time_limit")
@@ -38,18 +41,13 @@ def evaluate(given: Evaluate) -> None:
 def _evaluate_plan(given: Evaluate, path: Path) -> None:
     """Predict a plan file, edited or not, and show its stages; on other devices, here or not, if the flags describe some."""
     from autosplit import api, keeping
-    from autosplit.commands.report import plan_table
     from autosplit.deploying.setup import Setup
-    from autosplit.devices.discovering import absent_devices, machine_for
-    from autosplit.planning.estimating import require_costs, sources
 
     given.require_default((*FOR_WORKLOADS, "split", "cluster", *FOR_MODELS), "a plan names its own stages")
     other = any(given.is_given(flag) for flag in FOR_MACHINES)
     with bars(err) as progress:
         setup = Setup(store=given.store, progress=progress, profile_of=given.profile_of)
-        machine = machine_for(given.devices, given.machine, given.memory, here=False) if other else None
-        if machine is not None:
-            require_costs(machine, absent_devices(machine), given.profile_of)
+        machine = named_machine(given, here=False) if other else None
         weights = machine is not None and bool(sources(machine))
         loaded = load_plan(path, given.model, progress, devices=machine, weights=weights)
         if machine is None:
@@ -63,8 +61,7 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
             "are not here, give --machine with a file that states their speeds"
         )
     plan = api.predict(loaded.plan, profile, loaded.traced, loaded.machine)
-    for note in profile.notes if machine is not None else ():
-        say(f"note: {note}")
+    say_notes(profile.notes if machine is not None else ())
     data: dict[str, Any] = {"plan": str(path), **asdict(plan.prediction), "stages": plan.rows(), "method": plan.method}
     views = [plan_table(plan, given.verbose)]
     simulation = simulation_of(plan, loaded.traced.graph, profile, loaded.machine)
@@ -76,10 +73,7 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
 def _evaluate_split(given: Evaluate) -> None:
     """Judge a split of a model beside the best split under the same rules; with ``--run``, measure both too."""
     from autosplit.backends.base import get_backend
-    from autosplit.commands.report import left_out_lines, table
     from autosplit.deploying.setup import Setup
-    from autosplit.devices.discovering import absent_devices, machine_for
-    from autosplit.planning.estimating import require_costs, sources
     from autosplit.splitjudge import judge, measured_rows, run_judged
 
     for_others = (*FOR_WORKLOADS, "simulate", "arrival_rate", "trace", "model", "cluster")
@@ -89,16 +83,14 @@ def _evaluate_split(given: Evaluate) -> None:
     if Path(given.split).suffix and not Path(given.split).exists():
         raise UsageError(f"split file '{given.split}' does not exist")
     get_backend(given.backend)
-    machine = machine_for(given.devices, given.machine, given.memory, here=given.run)
-    require_costs(machine, absent_devices(machine), given.profile_of)
+    machine = named_machine(given, here=given.run)
     with bars(err) as progress:
         setup = Setup(store=given.store, progress=progress, profile_of=given.profile_of)
         traced = trace(given, progress, given.subject, weights=given.run or bool(sources(machine)))
-        limit_s = seconds(given.time_limit)
+        limit_s = options.seconds(given.time_limit)
         judged = judge(traced, given.split, machine, backend=given.backend, setup=setup, time_limit_s=limit_s)
         report = run_judged(traced, judged, machine, setup=setup, num_rounds=given.rounds) if given.run else None
-    for note in judged.split.notes:
-        say(f"note: {note}")
+    say_notes(judged.split.notes)
     data: dict[str, Any] = {"model": traced.graph.name, **judged.to_dict()}
     rows = judged.rows()
     if report is not None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosplit.commands.console import err, load_plan, log, say, say_kept, show
+from autosplit.commands.console import err, load_plan, log, say, say_kept, show, write_plan
 from autosplit.commands.generateoptions import Generate
 from autosplit.commands.machines import opened_machine
 from autosplit.commands.starting import start
@@ -25,7 +25,6 @@ def generate(given: Generate) -> None:
     from autosplit.generating.sampling import Sampling
     from autosplit.generating.texts import load_texts
     from autosplit.generation import generator
-    from autosplit.values.planfile import write_plan
 
     texts = load_texts(given.model)
     prompts, reader = given.prompts(texts), None if given.prompt_ids else texts
@@ -51,8 +50,7 @@ def generate(given: Generate) -> None:
     with opened:
         say(str(opened.plan))
         if given.output is not None and opened.plan is not None and opened.graph is not None:
-            write_plan(opened.plan, opened.graph, given.output)
-            say(f"wrote {given.output}; autosplit serve {given.output} answers other programs")
+            write_plan(opened.plan, opened.graph, given.output, f"; autosplit serve {given.output} answers other programs")
         if len(prompts) > 1 or given.json or given.sound:
             answers = opened.generate(prompts, **sampling | {"eos": [*sampling["eos"], *ends]})
             told = [" ".join(map(str, one)) if reader is None else reader.decoded(one) for one in answers]

@@ -7,10 +7,23 @@ from typing import TYPE_CHECKING
 from autosplit.commands import options
 from autosplit.commands.console import say
 from autosplit.errors import UsageError
+from autosplit.planning.estimating import require_costs
 from autosplit.values.machine import Machine
 
 if TYPE_CHECKING:
     from autosplit.deploying.setup import Hosts
+
+
+def named_machine(given: options.Devices, devices: str | None = None, here: bool = True) -> Machine:
+    """The devices that a command names on one machine; arguments as for ``opened_machine``.
+
+    Raises: ProfileError: the times of a device that is not here are not known. Other errors as ``machine_for``.
+    """
+    from autosplit.devices.discovering import absent_devices, machine_for
+
+    machine = machine_for(given.devices or (None if given.machine else devices), given.machine, given.memory, here=here)
+    require_costs(machine, absent_devices(machine), getattr(given, "profile_of", ""))
+    return machine
 
 
 @contextlib.contextmanager
@@ -23,19 +36,18 @@ def opened_machine(
         given: the command's options.
         devices: names of the devices to use if the options name none.
         here: as for ``machine_for``.
-    Raises: UsageError: a cluster and a machine file. Other errors as ``machine_for`` and ``Cluster``.
+    Raises: UsageError: a cluster and a machine file. Other errors as ``named_machine`` and ``Cluster``.
     """
-    from autosplit.devices.discovering import machine_for, parse_memory
-
-    named = given.devices or (None if given.machine else devices)
     if given.cluster is None:
-        yield machine_for(named, given.machine, given.memory, here=here), None
+        yield named_machine(given, devices, here), None
         return
     from autosplit.clusters.cluster import Cluster
+    from autosplit.devices.discovering import parse_memory
 
     if given.machine is not None:
         raise UsageError("devices are given twice, by --cluster and by a machine file; leave one of them out")
     say(f"cluster {given.cluster}: looking for its nodes")
+    named = given.devices or devices
     with Cluster(given.cluster) as cluster:
         machine = cluster.machine if named is None else cluster.machine.only(name.strip() for name in named.split(","))
         if given.memory is not None:

@@ -3,7 +3,9 @@
 from dataclasses import asdict
 
 from autosplit.commands import options, showoptions
-from autosplit.commands.console import err, say, say_reused, show, trace
+from autosplit.commands.console import err, say, say_notes, say_reused, show, trace
+from autosplit.commands.machines import opened_machine
+from autosplit.commands.report import table
 from autosplit.commands.starting import start
 from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars
@@ -41,7 +43,6 @@ def devices(given: showoptions.Shown) -> None:
         _hosts(given, given.cluster)
         return
     from autosplit.backends.base import states
-    from autosplit.commands.report import table
     from autosplit.devices.discovering import describe
 
     found = describe(states())
@@ -54,7 +55,6 @@ def _conformance(given: showoptions.Shown) -> None:
     """The operators that were tried for the installed versions, and what backends compute otherwise than eager."""
     from autosplit.backends import faultstore
     from autosplit.backends.base import installed
-    from autosplit.commands.report import table
 
     tables = {backend: faultstore.table(backend) for backend in faultstore.TRIED if backend in installed()}
     rows = faultstore.rows(tables)
@@ -73,7 +73,6 @@ def _conformance(given: showoptions.Shown) -> None:
 def _hosts(given: options.Clustered, name: str) -> None:
     """The hosts of a cluster, their devices, and the links between them."""
     from autosplit.clusters.cluster import Cluster
-    from autosplit.commands.report import table
     from autosplit.costs.wires import Wires
 
     say(f"cluster {name}: looking for its nodes")
@@ -103,8 +102,6 @@ def profile(given: options.Measure) -> None:
         raise UsageError("no model is named: autosplit profile MODEL measures one, autosplit profile --accuracy needs none")
     start_s = start(lambda: given.backends)
     from autosplit import api, keeping
-    from autosplit.commands.machines import opened_machine
-    from autosplit.commands.report import table
 
     started = keeping.now()
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
@@ -115,8 +112,7 @@ def profile(given: options.Measure) -> None:
     say_reused(measured, given.store, started)
     say(f"seconds of each step: {', '.join(f'{text} {seconds:.1f}' for text, seconds in timed.seconds.items())}")
     notes = [*traced.notes, *measured.notes]
-    for note in measured.notes:
-        say(f"note: {note}")
+    say_notes(measured.notes)
     data = {"model": traced.graph.name, "graph": traced.graph.hash, "profile": measured.hash, "ops": len(traced.graph.ops)}
     rows = measured.summary()
     data |= {"settings": rows, "links": [asdict(link) for link in measured.links], "notes": notes}
@@ -127,7 +123,6 @@ def profile(given: options.Measure) -> None:
 
 def _accuracy(given: options.Measure) -> None:
     """All runs of the store, predicted against measured."""
-    from autosplit.commands.report import table
     from autosplit.measuring.store import open_store
 
     found = open_store(given.store).accuracy()

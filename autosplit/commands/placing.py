@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from autosplit.commands.console import err, load_plan, log, say, show, trace
+from autosplit.commands.console import err, load_plan, log, say, show, trace, write, write_plan
 from autosplit.commands.machines import opened_machine
 from autosplit.commands.options import Output, PlansModel, Profile
 from autosplit.commands.pairs import pins_of
+from autosplit.commands.report import table
 from autosplit.errors import UsageError
 from autosplit.progress import bars
 
@@ -60,10 +61,7 @@ def _site(text: str) -> str | tuple[str, ...]:
 def annotate(given: Annotate) -> None:
     """Put every op of a model on a device: by patterns, by a default, or by cost."""
     import autosplit.annotation as annotation
-    from autosplit.commands.report import table
-    from autosplit.files import write_atomic
     from autosplit.placing.precisions import errors_of
-    from autosplit.values.planfile import write_plan
 
     places = given.places()
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
@@ -94,18 +92,14 @@ def annotate(given: Annotate) -> None:
     try:
         show(given, data, *views)
     finally:
-        for path, draw in ((given.picture, lambda: placed.picture().svg()), (given.dot, placed.dot)):
-            if path is not None:
-                write_atomic(path, draw())
-                say(f"wrote {path}")
+        write(given.picture, lambda: placed.picture().svg())
+        write(given.dot, placed.dot)
         if given.output is not None:
             write_plan(placed.plan(), traced.graph, given.output)
-            say(f"wrote {given.output}")
 
 
 def memory(given: Memory) -> None:
     """Show what each stage of a plan holds: weights, values, what its backend takes, slots of rings, its process."""
-    from autosplit.commands.report import table
     from autosplit.deploying.footprints import Footprints
     from autosplit.memory.stages import stage_memories
     from autosplit.tracing.aliasing import values_of

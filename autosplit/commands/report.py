@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
@@ -12,9 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from autosplit import tables
-from autosplit.reports.runreport import RunReport
 from autosplit.terminal import visible
 from autosplit.values.plan import Plan
+
+if TYPE_CHECKING:
+    from autosplit.reports.runreport import RunReport
 
 WRAP_AT = 20
 """Text is not wrapped in columns narrower than this."""
@@ -122,7 +124,7 @@ def plan_table(plan: Plan, verbose: bool = False) -> Group:
     return table(plan.rows(), plan.predicted(verbose), hide=() if verbose else ("first", "last"))
 
 
-def run_table(report: RunReport, verbose: bool = False) -> Group:
+def run_table(report: "RunReport", verbose: bool = False) -> Group:
     """The workers of the plan to use: what they spend their time on, predicted beside measured."""
     title = f"{report.model}: '{report.chosen}', {report.request}"
     memory = ("resident_bytes", "proportional_bytes", "predicted_bytes", "held_bytes")
@@ -130,14 +132,14 @@ def run_table(report: RunReport, verbose: bool = False) -> Group:
     return table(report.stage_rows(), title, hide=hide)
 
 
-def peers_table(report: RunReport) -> Group:
+def peers_table(report: "RunReport") -> Group:
     """The splits of other tools, predicted, the fastest one first; and why other splits are left out."""
     left_out = "\n".join(left_out_lines(report.peers.left_out))
     nothing = "" if report.peers.plans or left_out else "No measurement of this model is stored here, so nothing is predicted."
     return table(report.peer_rows(), f"{report.model}: the rules of other tools, predicted", left_out or nothing)
 
 
-def baselines_table(report: RunReport, verbose: bool = False) -> Group:
+def baselines_table(report: "RunReport", verbose: bool = False) -> Group:
     """The plan beside its baselines, the best one first with the chosen one marked, and why that one was chosen."""
     hide = () if verbose else ("stages", "backend", "rounds", "max_error")
     below = "\n".join([f"* {report.sentence}", report.call, report.errors, *left_out_lines(report.left_out)])

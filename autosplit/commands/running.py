@@ -1,6 +1,7 @@
 """Run a plan beside its baselines, or write it for another runtime."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from autosplit.commands import runoptions, showoptions
 from autosplit.commands.console import (
@@ -11,32 +12,38 @@ from autosplit.commands.console import (
     require_equal,
     say,
     say_kept,
+    say_notes,
     say_reused,
     show,
     trace,
+    write,
     write_dot,
-    write_picture,
+    write_plan,
     write_trace,
 )
 from autosplit.commands.exchangeoptions import Export
 from autosplit.commands.machines import opened_machine
+from autosplit.commands.report import baselines_table, peers_table, plan_table, run_table, table
 from autosplit.commands.shaping import planned_sequences, sequences_of, traffic_of
 from autosplit.commands.starting import start
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars, step_times_text
+from autosplit.values.graph import Graph
+from autosplit.values.plan import Plan
+from autosplit.values.planfile import read_plan
+
+if TYPE_CHECKING:
+    from autosplit.reports.runreport import RunReport
 
 
 def run(given: runoptions.Run) -> None:
     """Run a plan, checked against the unsplit model, beside its baselines: the same model run as it usually is."""
-    from autosplit.values.planfile import read_plan
-
     file = read_plan(given.plan)
     sequences = planned_sequences(given, file.sequences)
     start(lambda: file.backends)
     from autosplit import api
     from autosplit.backends.base import get_backend
-    from autosplit.commands.report import baselines_table, peers_table, run_table
     from autosplit.deploying.setup import Budget, Setup
     from autosplit.errors import each
 
@@ -54,16 +61,13 @@ def run(given: runoptions.Run) -> None:
             setup = Setup(store=given.store, progress=progress, observe=observe, hosts=hosts)
             budget = Budget(num_rounds=given.rounds, num_requests=given.requests)
             report = api.run(subject, plan, machine, traffic=traffic, baselines=given.baselines, setup=setup, budget=budget)
-    for note in (*traced.notes, *report.notes):
-        say(f"note: {note}")
+    say_notes((*traced.notes, *report.notes))
     data = {**report.to_dict(), "plan": str(given.plan)}
     try:
         peers = [peers_table(report)] if given.peers else []
         show(given, data, run_table(report, given.verbose), baselines_table(report, given.verbose), *peers)
     finally:
-        write_trace(given.trace, traced, report)
-        write_dot(given.dot, traced.graph, plan)
-        write_picture(given.picture, report)
+        _write(given, report, traced.graph, plan)
         if given.report is not None:
             from autosplit.pages.writing import write_run
 
@@ -77,9 +81,7 @@ def auto(given: runoptions.Auto) -> None:
     traffic = traffic_of(given, given.sizes, sequences)
     start_s = start(lambda: given.backends)
     from autosplit import api, keeping
-    from autosplit.commands.report import baselines_table, peers_table, plan_table, run_table
     from autosplit.deploying.comparing import expectation
-    from autosplit.values.planfile import write_plan
 
     started, budget = keeping.now(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as drawn:
@@ -87,36 +89,39 @@ def auto(given: runoptions.Auto) -> None:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         wanted.require_consistent(machine)
         traced = trace(given, progress, given.model, generate=sequences)
+        wanted.verify(traced.graph, machine)
         say(expectation(machine, setup, budget))
         result = api.auto(traced, machine, wanted, traffic=traffic, setup=setup, budget=budget)
     report = result.report
     say(step_times_text(progress.seconds if given.verbose else progress.steps_s))
     say_reused(result.profile, given.store, started)
     notes = [*result.profile.notes, *report.notes]
-    for note in notes:
-        if note not in traced.notes:  # these were said when it was traced
-            say(f"note: {note}")
+    say_notes(note for note in notes if note not in traced.notes)  # these were said when it was traced
     data = {**report.to_dict(), "plan": str(given.output), "notes": notes, "step_seconds": progress.steps_s}
     try:
-        show(
-            given,
-            data,
-            plan_table(result.plan, given.verbose),
-            run_table(report),
-            baselines_table(report, given.verbose),
-            *([peers_table(report)] if given.peers else []),
-        )
+        peers = [peers_table(report)] if given.peers else []
+        plan = plan_table(result.plan, given.verbose)
+        show(given, data, plan, run_table(report), baselines_table(report, given.verbose), *peers)
     finally:
         write_plan(replace(result.plan, chosen=report.chosen), result.traced.graph, given.output)
-        say(f"wrote {given.output}")
-        write_trace(given.trace, result.traced, report)
-        write_dot(given.dot, result.traced.graph, result.plan)
-        write_picture(given.picture, report)
+        _write(given, report, result.traced.graph, result.plan)
         if given.report is not None:
             from autosplit.pages.writing import write_report
 
             say(f"wrote {write_report(result, given.report, constraints=wanted, store=given.store)}")
     require_equal(report.best.fault)
+
+
+def _write(given: runoptions.Run | runoptions.Auto, report: "RunReport", graph: Graph, plan: Plan) -> None:
+    """Write the files of a run that the flags name, but for its page."""
+    from autosplit.reports.runreport import run_trace
+
+    write_trace(given.trace, lambda: run_trace(report, graph))
+    write_dot(given.dot, graph, plan)
+    if given.picture is not None:
+        from autosplit.figures import plot_baselines
+
+        write(given.picture, plot_baselines(report).svg)
 
 
 def report(given: showoptions.Report) -> None:
@@ -130,7 +135,6 @@ def report(given: showoptions.Report) -> None:
 def export(given: Export) -> None:
     """Write a plan for another runtime, or list the runtimes with --to list."""
     from autosplit import api, keeping
-    from autosplit.commands.report import table
     from autosplit.deploying.setup import Setup
     from autosplit.exporting.base import TARGETS, get_target, require_exportable
 
@@ -148,8 +152,7 @@ def export(given: Export) -> None:
         progress("export", 0.0, f"writing '{given.folder}' for {given.to}")
         profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.store))
         exported = api.export(loaded.family or loaded.traced, loaded.plan, given.folder, given.to, profile=profile)
-    for note in exported.notes:
-        say(f"note: {note}")
+    say_notes(exported.notes)
     files = sorted(str(path.relative_to(given.folder)) for path in given.folder.rglob("*") if path.is_file())
     data = {"folder": str(given.folder), "files": files, "notes": exported.notes}
     show(given, data, f"{given.folder}: {', '.join(files)}")

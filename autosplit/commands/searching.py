@@ -12,20 +12,23 @@ from autosplit.commands.console import (
     err,
     keep_plan,
     log,
-    say,
+    say_notes,
     say_reused,
     show,
     simulation_of,
     trace,
     write_dot,
+    write_plan,
     write_simulation,
 )
 from autosplit.commands.machines import opened_machine
+from autosplit.commands.report import plan_table, table
 from autosplit.commands.shaping import sequences_of, traffic_of
 from autosplit.commands.sharing import is_for_several, search_several
 from autosplit.commands.starting import start
 from autosplit.commands.workloadfiles import search_workload
 from autosplit.errors import UsageError
+from autosplit.planning.estimating import sources
 from autosplit.progress import bars
 
 
@@ -42,25 +45,19 @@ def search(given: options.Plans) -> None:
     traffic = traffic_of(given, given.sizes, sequences)
     start(lambda: given.backends)
     from autosplit import api, keeping
-    from autosplit.commands.report import plan_table, table
     from autosplit.deploying.footprints import Footprints
-    from autosplit.devices.discovering import absent_devices
-    from autosplit.planning.estimating import require_costs, sources
-    from autosplit.values.planfile import write_plan
 
     started, budget = keeping.now(), given.spending()
     with opened_machine(given, here=budget.search_s > 0) as (machine, hosts), bars(err) as progress:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         wanted.require_consistent(machine)
-        require_costs(machine, absent_devices(machine), setup.profile_of)
         traced = trace(given, progress, given.model, weights=bool(sources(machine)), generate=sequences)
         wanted.verify(traced.graph, machine)
         measured = api.measure(traced, machine, traffic=traffic, setup=setup, then_search=True)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
     notes = [*wanted.notes(traced.graph), *measured.notes, *keeping.keep_search(found, setup)]
     say_reused(measured, given.store, started)
-    for note in notes:
-        say(f"note: {note}")
+    say_notes(notes)
     data = {"plan": str(given.output), "summary": found.plan.summary(), **asdict(found.plan.prediction)}
     data |= {"method": found.plan.method, "status": found.plan.status, "loads_s": dict(found.plan.loads_s)}
     data |= {"stages": found.plan.rows(), "candidates": found.rows(), "notes": [*traced.notes, *notes]}
@@ -85,7 +82,6 @@ def search(given: options.Plans) -> None:
         picked = dict(enumerate(front.values())).get(-1 if given.pick is None else given.pick, found.plan)
         for path, plan in {given.output: picked, **front}.items():
             write_plan(plan, found.traced.graph, path)
-            say(f"wrote {path}")
         write_dot(given.dot, found.traced.graph, picked)
         write_simulation(given.trace, simulated)
     if given.pick is not None and given.pick >= len(front):

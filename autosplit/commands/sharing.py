@@ -8,11 +8,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from autosplit.commands import options
-from autosplit.commands.console import err, log, require_equal, say, show, trace
+from autosplit.commands.console import err, log, require_equal, say_notes, show, trace, write_plan
 from autosplit.commands.machines import opened_machine
+from autosplit.commands.report import table
 from autosplit.commands.starting import start
 from autosplit.errors import UsageError
 from autosplit.files import read_data, validated
+from autosplit.planning.estimating import sources
 from autosplit.progress import bars
 
 FOR_ONE = (
@@ -69,16 +71,11 @@ def search_several(given: options.Plans) -> None:
     given.require_default(FOR_ONE, "several models are planned by their rates, for the devices of one host")
     entries = _entries(given)
     start(lambda: given.backends)
-    from autosplit.commands.report import table
-    from autosplit.devices.discovering import absent_devices
-    from autosplit.planning.estimating import require_costs, sources
     from autosplit.sharedhost import share
-    from autosplit.values.planfile import write_plan
 
     budget = given.spending()
     with opened_machine(given, here=budget.search_s > 0) as (machine, _), bars(err) as progress:
         setup = given.setup(progress, log(given))
-        require_costs(machine, absent_devices(machine), setup.profile_of)
         weights = bool(sources(machine))
         models = {
             name: trace(replace(given, **entry.sizes), progress, entry.model, weights=weights) for name, entry in entries.items()
@@ -92,8 +89,7 @@ def search_several(given: options.Plans) -> None:
             setup=setup,
             budget=budget,
         )
-    for note in found.notes:
-        say(f"note: {note}")
+    say_notes(found.notes)
     paths = {name: given.output.with_stem(f"{given.output.stem}-{number}") for number, name in enumerate(entries)}
     rows = found.rows()
     data: dict[str, Any] = {"factor": found.sharing.factor, "saturation": found.sharing.saturation}
@@ -105,5 +101,4 @@ def search_several(given: options.Plans) -> None:
     finally:
         for name, plan in found.plans.items():
             write_plan(plan, found.traced[name].graph, paths[name])
-            say(f"wrote {paths[name]}")
     require_equal("; ".join(found.faults))

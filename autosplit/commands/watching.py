@@ -14,6 +14,7 @@ from rich.live import Live
 
 from autosplit.commands import showoptions
 from autosplit.commands.console import out, show
+from autosplit.commands.report import table
 from autosplit.parsing import MALFORMED, MAX_REASON, json_safe
 from autosplit.progress import Progress, bars
 from autosplit.reports.health import Health, at_work, device_rows, lines, network_rows, worker_rows
@@ -49,8 +50,6 @@ def status(given: showoptions.Status) -> None:
 
 
 def _views(hosts: Sequence[Health]) -> list[RenderableType]:
-    from autosplit.commands.report import table
-
     views: list[RenderableType] = []
     for host in hosts:
         try:
@@ -110,8 +109,6 @@ class Watcher:
                 before, then = health, now
 
     def _show(self, health: Health, before: Health | None, elapsed_s: float) -> None:
-        from autosplit.commands.report import table
-
         if not self._console.is_terminal:
             for line in lines(health, before, elapsed_s):
                 self._console.print(line, highlight=False, soft_wrap=True)

@@ -7,10 +7,11 @@ from time import monotonic
 from typing import Any
 
 from autosplit.commands import options
-from autosplit.commands.console import add_explanation, add_simulation, err, log, say, show, write_simulation
+from autosplit.commands.console import add_explanation, add_simulation, err, log, show, write, write_simulation
 from autosplit.commands.exchangeoptions import Evaluate
+from autosplit.commands.report import table
 from autosplit.errors import InfeasibleError, PlanError, UsageError
-from autosplit.files import read_data, write_atomic
+from autosplit.files import read_data
 from autosplit.parsing import json_safe, parse_json
 from autosplit.progress import bars
 
@@ -26,7 +27,6 @@ PLAN_SHARE = 2 / 3
 
 def search_workload(given: options.Plans) -> None:
     """Plan a workload file and show the loads of its devices."""
-    from autosplit.commands.report import table
     from autosplit.planners.pareto import pareto, values_of
     from autosplit.planners.portfolio import solve
     from autosplit.planning.explaining import explain_blocks
@@ -78,9 +78,7 @@ def search_workload(given: options.Plans) -> None:
     try:
         show(given, data, *views)
     finally:
-        if given.output != options.PLAN_FILE:
-            write_atomic(given.output, json.dumps(json_safe(data), indent=1))
-            say(f"wrote {given.output}")
+        write(given.output if given.output != options.PLAN_FILE else None, lambda: json.dumps(json_safe(data), indent=1))
         write_simulation(given.trace, simulated)
 
 
@@ -123,7 +121,6 @@ def _placed(problem: Any, solution: Any) -> dict[str, Any]:
 
 def evaluate_workload(given: Evaluate) -> None:
     """Judge a split of a planner's workload file by its loads."""
-    from autosplit.commands.report import table
     from autosplit.costs.cost import evaluate as compute_loads
     from autosplit.costs.workloads import read_split
 

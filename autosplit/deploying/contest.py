@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from autosplit.deploying.bench import Bench
 from autosplit.errors import AutosplitError
-from autosplit.planning.baselines import UNCERTAIN, Baselines
+from autosplit.planning.baselines import UNCERTAIN, Baselines, uncertainty
 from autosplit.progress import Progress, quiet
 from autosplit.reports.judging import leader, still_running
 from autosplit.reports.outcomes import PLAN, Outcome
@@ -21,15 +21,15 @@ from autosplit.values.plan import Plan
 MOST_BESIDE = 4
 """Most baselines that run in the rounds, beside the plan and the baseline to keep. Where there are more, short runs decide.
 
-Where a round is as short as a short run, the budget is small. No short runs are made then: the first round decides. At most
-twice as many are loaded then, and once loading is late, no more than this.
+Where a round is as short as a short run, the budget is small. No short runs are made then, no more than these are loaded, and
+none that is predicted far behind: the first round decides.
 """
 
 SCREEN_S = 0.2
 """Seconds of a short run."""
 
-LOADING_TIME, BEHIND = 0.5, 1 / UNCERTAIN
-"""Share of ``Budget.compare_s`` after which no baseline is loaded that is predicted below ``BEHIND`` times the plan."""
+LOADING_TIME = 0.5
+"""Share of ``Budget.compare_s`` after which no baseline is loaded that is predicted further behind than predictions err."""
 
 NO_TIME = "the time went to others that promised more, and a larger budget runs more"
 """Why a baseline is left out that a larger budget would run."""
@@ -79,13 +79,13 @@ class Contest:
         Args:
             plans: the plan first, then its baselines in the order in which to load them.
             traced: microbatch to the model traced for it.
-            late_s: the monotonic time after which only those are loaded that may win: the profile does not know them, or
-                predicts them no further behind the plan than predictions err.
+            late_s: the monotonic time after which, as in a small budget from the beginning, only those are loaded that may win:
+                the profile does not know them, or predicts them no further behind the plan than predictions err.
         Raises: AutosplitError, OSError: the plan cannot be loaded.
         """
         reasons = dict[str, str]()
         for number, (name, candidate) in enumerate(plans.items()):
-            if name not in (PLAN, self.keep) and (why := self._no_time(candidate, plans[PLAN], time.monotonic() > late_s)):
+            if name not in (PLAN, self.keep) and (why := self._no_time(candidate, plans[PLAN], late_s)):
                 reasons[name] = why
                 continue
             self.progress("run", number / len(plans), f"loading '{name}'")
@@ -105,14 +105,13 @@ class Contest:
         """Whether a round is as short as a short run."""
         return self.round_s <= SCREEN_S
 
-    def _no_time(self, candidate: Plan, plan: Plan, late: bool) -> str:
+    def _no_time(self, candidate: Plan, plan: Plan, late_s: float) -> str:
         """Why there is no time for a baseline; '' if there is."""
         share = _predicted_share(candidate, plan)
-        if late and 0 < share < BEHIND:
+        if 0 < share * uncertainty(plan.prediction.latency_s) < 1 and (self._is_small or time.monotonic() > late_s):
             return f"{NO_TIME} ({share:.2f} times as good as the plan, as predicted)"
         num_rivals = len(self.bench.loaded.keys() - {PLAN, self.keep})
-        enough = self._is_small and num_rivals >= (MOST_BESIDE if late else 2 * MOST_BESIDE)
-        return NO_TIME if enough else ""
+        return NO_TIME if self._is_small and num_rivals >= MOST_BESIDE else ""
 
     def screen(self, name: str) -> dict[str, str]:
         """Run a loaded baseline and the plan for a short time. If there are too many, unload the worst and say why."""
@@ -136,10 +135,11 @@ class Contest:
     def run(self, num_rounds: int, num_items: int | None) -> dict[str, Outcome]:
         """Full rounds first, then rounds of requests alone, so that the workers' times are from full rounds only.
 
-        The figure that the objective does not ask for is taken of all plans, in ``NUM_BESIDE`` rounds. ``num_items``: items of
-        the plan in all full rounds, None for as many as ``round_s`` holds.
+        The figure that the objective does not ask for is taken of all plans, in ``NUM_BESIDE`` rounds, or one in a small budget.
+        ``num_items``: items of the plan in all full rounds, None for as many as ``round_s`` holds.
         """
-        bench, few, by_latency = self.bench, min(NUM_BESIDE, num_rounds), self.objective == "latency"
+        few, by_latency = 1 if self._is_small else min(NUM_BESIDE, num_rounds), self.objective == "latency"
+        bench = self.bench
         num_full, full_s = (few, self.round_s / 2) if by_latency else (num_rounds, self.round_s)
         alone_s = self.round_s / 2 if by_latency else min(ALONE_S, self.round_s / 2)
         items = round(full_s * bench.loaded[PLAN].pace_per_s) if num_items is None else num_items // num_full
@@ -167,10 +167,10 @@ class Contest:
 
         The rounds end as soon as one plan is ahead of all others by more than the spread of their ratios, or when the time is
         over; plans that are still not separated count as tied. A plan with wrong numbers runs once. The plan runs in all
-        ``num_rounds``, and so does the baseline to keep, unless requests are slow.
+        ``num_rounds``, and so does the baseline to keep, unless requests are slow or the budget is small.
         """
         loaded = self.bench.loaded
-        keep = {PLAN} if loaded[PLAN].slow else {PLAN, self.keep}
+        keep = {PLAN} if loaded[PLAN].slow or self._is_small else {PLAN, self.keep}
         right = {name for name, entry in loaded.items() if name in keep or not entry.fault}
         running, turns = list(loaded), num_rounds * len(loaded)
         for number in range(2 * num_rounds if self.decide else num_rounds):

@@ -26,7 +26,7 @@ from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
-from autosplit.versions import version_of
+from autosplit.versions import makers
 
 SCHEMA = 1
 ABOUT = "export.json"
@@ -210,7 +210,7 @@ def write_export(name: str, job: Job, folder: Path) -> list[str]:
             "spec": job.plan.source.spec,
             "plan": job.plan.hash,
             "notes": notes,
-            "versions": {"python": platform.python_version(), **{name: version_of(name) for name in ("autosplit", "torch")}},
+            "versions": {"python": platform.python_version(), **makers()},
         }
         write_json(building / ABOUT, about)
     return notes

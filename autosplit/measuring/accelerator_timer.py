@@ -92,7 +92,7 @@ class AcceleratorTimer:
         probe = self._ops if ops else None
         samples: list[float] = []
         began = time.perf_counter()
-        while budget.more(len(samples), time.perf_counter() - began):
+        while budget.more(samples, time.perf_counter() - began):
             self._start.record(self.run.computing)
             self._accelerator.enqueue(self.run.computing, self._context.compute)
             self._end.record(self.run.computing)

@@ -94,8 +94,9 @@ class MeasuringWorker:
         Raises: BackendError: the backend fails or gives wrong numbers.
         """
         self._timer = None
-        if (folder, backend, threads) in self._ready:
-            self._timer, prepared = self._ready[folder, backend, threads]
+        ready = self._ready.get((folder, backend, threads))
+        if ready is not None and (ready[1].eager_s or not eager):
+            self._timer, prepared = ready
             return prepared
         if not keep or self._accelerator is not None:
             self._drop()

@@ -16,7 +16,7 @@ from autosplit.backends.apart import limited
 from autosplit.backends.workspace import Workspace
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.processes import prepare_to_spawn
-from autosplit.errors import BackendError
+from autosplit.errors import AutosplitError, BackendError
 from autosplit.measuring.cache_lookup import footprints_of, look_up, look_up_links
 from autosplit.measuring.cut_cost import typical_cut
 from autosplit.measuring.links import measure_links, open_rings
@@ -189,17 +189,18 @@ class _Measurement:
             stack.enter_context(limited(watch=watch))
             keep = room_to_keep(self.traced.graph.weight_bytes * sum(map(len, groups)))
             rounds = Rounds(workers, self.machine, model, self.stamps, {}, round_s, keep)
-            warming = {}
+            loading = []
             for backend in dict.fromkeys(group[0].backend for group in groups):
                 steps.next()
                 self._prepare(backend, model)
-                whole = backend in self.files and groups[0][0].device not in self.piece_bytes
-                if backend == "eager" == groups[0][0].backend and whole:  # while exporters work
-                    arguments = {one.device: rounds.prepare_arguments(one, model.folder) for one in groups[0]}
-                    warming = workers.begin(MeasuringWorker.prepare, arguments)
+                group = next(group for group in groups if group[0].backend == backend)
+                if self._may_load(group, group is groups[0], keep):  # while exporters work
+                    arguments = {one.device: rounds.prepare_arguments(one, model.folder) for one in group}
+                    loading.append(workers.begin(MeasuringWorker.prepare, arguments))
             steps.next()
-            with suppress(DeviceFaults):  # the first round fails too, and has the reason
-                workers.results(warming)
+            for begun in loading:
+                with suppress(AutosplitError):  # the first round fails too, and has the reason
+                    workers.results(begun)
             once()
             rounds = replace(rounds, calibration_s=self._calibrate(workers))
             for group in groups:
@@ -228,6 +229,13 @@ class _Measurement:
             self.files[backend] = model.prepare(backend)
         except BackendError as failure:
             self._leave_out({setting: str(failure) for setting in self.stamps if setting.backend == backend})
+
+    def _may_load(self, group: Sequence[Setting], is_first: bool, keep: bool) -> bool:
+        """Whether a group may be loaded before its round: whole, for good, and without asking for times in eager."""
+        files, backend = self.files.get(group[0].backend), group[0].backend
+        stays = is_first or (keep and not any(is_accelerator(self.machine[one.device]) for one in group))
+        whole = files is not None and not files.refused and group[0].device not in self.piece_bytes
+        return stays and whole and (backend == "eager" or "eager" in self.files)
 
     def _calibrate(self, workers: Workers) -> dict[str, float]:
         """Run the calibration kernel on one device after the other: later runs repeat it with idle neighbours too."""

@@ -1,5 +1,6 @@
 """Time a stage on CPU cores: whole passes and passes op by op in turn, so that drift of the machine hits both."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -35,13 +36,16 @@ SWEPT_BYTES = 4 << 20
 LONG_S = 0.2
 """After this many seconds fewer passes are enough. So long a pass needs no other one to warm up or to wake the core."""
 
+CERTAIN, LEAST_CERTAIN = 0.005, 5
+"""Passes end once the standard error of their median is below this share of it, as after so many passes at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassBudget:
-    """The passes to make: until ``seconds`` are over or ``most`` are made, but at least ``least``; the last ``most`` are kept.
+    """The passes to make: until their median is certain, ``seconds`` are over, or ``most`` are made, but at least ``least``.
 
-    ``least_long`` passes are enough where they took ``LONG_S``. Devices that start together must be busy together, so passes go
-    on for at least ``overlap_s``.
+    The last ``most`` are kept. ``least_long`` passes are enough where they took ``LONG_S``. Devices that start together must be
+    busy together, so passes go on for at least ``overlap_s``.
     """
 
     seconds: float
@@ -50,10 +54,26 @@ class PassBudget:
     overlap_s: float = 0.3
     least_long: int = 2
 
-    def more(self, done: int, elapsed_s: float) -> bool:
-        """Whether another pass is due after ``done`` passes in ``elapsed_s`` seconds."""
+    def more(self, samples_s: Sequence[float], elapsed_s: float) -> bool:
+        """Whether another pass is due after passes of these seconds, which took ``elapsed_s`` in all."""
         least = min(self.least, self.least_long) if elapsed_s > LONG_S else self.least
-        return done < least or elapsed_s < min(self.overlap_s, self.seconds) or (done < self.most and elapsed_s < self.seconds)
+        if len(samples_s) < least or elapsed_s < min(self.overlap_s, self.seconds):
+            return True
+        return len(samples_s) < self.most and elapsed_s < self.seconds and not is_certain(samples_s)
+
+
+def is_certain(samples_s: Sequence[float]) -> bool:
+    """Whether the standard error of the median is below ``CERTAIN`` of it.
+
+    It is that of a normal distribution, whose spread is taken from the median distance to the median, so that single slow passes
+    do not count.
+
+    >>> is_certain([1.0, 1.01, 0.99, 1.0, 1.0]), is_certain([1.0, 1.1, 0.9, 1.0, 1.1]), is_certain([1.0])
+    (True, False, False)
+    """
+    middle_s = statistics.median(samples_s) if len(samples_s) >= LEAST_CERTAIN else 0.0
+    distance_s = 1.4826 * statistics.median(abs(one_s - middle_s) for one_s in samples_s)
+    return math.sqrt(math.pi / 2 / len(samples_s)) * distance_s < CERTAIN * middle_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +172,7 @@ class Timer:
         probe = self._probe if ops else None
         samples: list[float] = []
         start, waited_s = time.perf_counter(), run_queue_s(self._threads)
-        while budget.more(len(samples), time.perf_counter() - start):
+        while budget.more(samples, time.perf_counter() - start):
             samples.append(self._pass())
             if probe is not None:
                 probe.sample(self._inputs)
@@ -189,7 +209,7 @@ def cut_s(stages: Sequence[tuple[Runnable, Sequence[torch.Tensor]]], budget: Pas
     for run, inputs in stages:
         run(inputs)
     start = time.perf_counter()
-    while budget.more(len(extra), time.perf_counter() - start):
+    while budget.more(extra, time.perf_counter() - start):
         taken = []
         for run, inputs in stages:
             swept.add_(1)

@@ -33,6 +33,11 @@ Below it the caller's process is tried too. For a request of 95 ms its gain is w
 """
 
 
+def uncertainty(request_s: float) -> float:
+    """The factor by which predictions may err for requests that take so long; 0 where that is not known."""
+    return UNCERTAIN_QUICK if 0 < request_s < QUICK_S else UNCERTAIN
+
+
 @dataclass(frozen=True, slots=True)
 class Baselines:
     """The baselines to run beside a plan, by name, and those that cannot win or run, with the reason."""
@@ -268,7 +273,7 @@ def out_of_reach(
         unit: what is counted per second.
     """
     best_per_s = max([planned_per_s, *(plan.prediction.throughput_per_s for plan in plans.values())])
-    uncertain = UNCERTAIN_QUICK if min(alone_s.values(), default=QUICK_S) < QUICK_S else UNCERTAIN
+    uncertain = uncertainty(min(alone_s.values(), default=0.0))
     reasons = {}
     for name, plan in plans.items():
         stage = plan.stages[0]

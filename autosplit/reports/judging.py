@@ -158,13 +158,13 @@ def still_running(rates: Mapping[str, Sequence[float]], keep: Collection[str]) -
 
 
 def leader(rates: Mapping[str, Sequence[float]]) -> str:
-    """The plan that is ahead of each other one by more than the spread of their ratios, round by round; '' if none is.
+    """The plan that is ahead of each other one by more than the spread of their ratios, or has no rival; '' before three rounds.
 
     >>> leader({"plan": [9.0, 9.1, 9.0], "fast": [10.0, 10.1, 10.2]}), leader({"plan": [9.0, 9.1], "fast": [10.0, 10.1]})
     ('fast', '')
+    >>> leader({"plan": [9.0, 9.1, 9.2], "level": [9.1, 9.0, 9.1]}), leader({"plan": [9.0, 9.4, 9.0], "rival": [9.5, 9.0, 8.9]})
+    ('plan', '')
     """
     best = max(rates, key=lambda name: median(rates[name]))
-    ratios = (
-        Ratio.of([a / b for a, b in zip(rates[best], other, strict=False)]) for name, other in rates.items() if name != best
-    )
-    return best if len(rates) > 1 and all(ratio.clear for ratio in ratios) else ""
+    ratios = [Ratio.of([a / b for a, b in zip(rates[best], rates[name], strict=False)]) for name in rates if name != best]
+    return best if ratios and all(one.clear or (one.num_rounds > 2 and one.low * RIVAL > 1) for one in ratios) else ""

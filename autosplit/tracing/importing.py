@@ -32,19 +32,22 @@ def import_function(place: str, attribute: str, subject: str) -> Any:
 
 
 def same_function(one: str, other: str) -> bool:
-    """Whether two specs name one function, seen from the current folder.
+    """Whether two specs name one function, seen from the current folder; the folder of a whole path may have been another then.
 
     >>> same_function("models/mine.py:net?depth=2", "models.mine:net?depth=2"), same_function("mine:net", "mine:head")
     (True, False)
+    >>> same_function("/home/me/models/mine.py:net", "models/mine.py:net"), same_function("/home/me/mine.py:net", "x/mine.py:net")
+    (True, False)
     """
-    return _dotted(one) == _dotted(other)
+    short, long = sorted((_dotted(one), _dotted(other)), key=len)
+    return long == short or ("/" in (one[:1], other[:1]) and long.endswith(f".{short}"))
 
 
 def _dotted(spec: str) -> str:
     place, colon, rest = spec.partition(":")
     if not place.endswith(".py"):
         return spec
-    path = Path.cwd() / place
+    path = (Path.cwd() / place).resolve()
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return ".".join(path.with_suffix("").parts) + colon + rest

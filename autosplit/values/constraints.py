@@ -182,7 +182,12 @@ class Constraints(Demands):
 
     def require_consistent(self, machine: Machine) -> "Constraints":
         """Return the constraints. Raises: UsageError: with every fault that shows without a graph, as for ``verify``."""
-        raise_faults(UsageError, "the constraints do not fit", self._faults(sys.maxsize, machine))
+        both = [
+            f"'{pattern}' is pinned to '{device}' and forbidden there; drop one of them"
+            for pattern, device in self.pins.items()
+            if device in self.forbids.get(pattern, ())
+        ]
+        raise_faults(UsageError, "the constraints do not fit", [*self._faults(sys.maxsize, machine), *both])
         return self
 
     def _faults(self, num_ops: int, machine: Machine) -> list[str]:

@@ -213,7 +213,7 @@ def test_a_backend_that_says_too_little_shares_its_time_as_eager_took_it(traced,
     ratio = profile.op_s(last, device, "eager") / profile.op_s(first, device, "eager")
     assert profile.op_s(last, device, "onnxruntime") / profile.op_s(first, device, "onnxruntime") == pytest.approx(ratio)
     assert profile.measured[Setting(device, "onnxruntime", 1)].source == "proportional"
-    assert [eager for *_, eager, _ in pool.prepares()] == [False] * 5 * len(CORES)
+    assert [eager for *_, eager, _ in pool.prepares()] == [False] * 6 * len(CORES)
 
 
 def test_without_eager_the_worker_times_its_ops_in_the_first_round(traced, machine, pool) -> None:
@@ -273,7 +273,7 @@ def test_more_devices_than_are_timed_at_once_are_timed_in_groups(traced, machine
     monkeypatch.setattr(settings, "MAX_AT_ONCE", 1)
     profile = fake_measure(traced, machine, ("eager", "onnxruntime"))
     assert len(profile.measured) == 2 * len(CORES) and not profile.notes
-    assert pool.kinds() == ["prepare"] + ["prepare", "ops"] * 4 + ["prepare", "whole"] * 4
+    assert pool.kinds() == ["prepare"] * 2 + ["prepare", "ops"] * 4 + ["prepare", "whole"] * 4
 
 
 def test_a_second_run_measures_nothing_and_another_model_or_count_does(traced, machine, pool, tmp_path) -> None:

@@ -88,7 +88,12 @@ def test_what_a_profiler_cannot_be_given_is_timed_as_a_whole(tmp_path, given: to
     ],
 )
 def test_rounds_end_by_time_or_number_but_overlap(done: int, elapsed_s: float, more: bool) -> None:
-    assert PassBudget(2.0).more(done, elapsed_s) is more
+    assert PassBudget(2.0).more([1.0 + number % 3 for number in range(done)], elapsed_s) is more
+
+
+@pytest.mark.parametrize(("done", "elapsed_s", "more"), [(4, 0.9, True), (5, 0.2, True), (5, 0.9, False)])
+def test_rounds_end_once_the_median_is_certain(done: int, elapsed_s: float, more: bool) -> None:
+    assert PassBudget(2.0).more([1.0, 1.001, 9.0, 1.0, 1.001][:done], elapsed_s) is more
 
 
 def test_of_a_long_model_few_passes_are_made(traced: Traced, program: StageProgram, tmp_path: Path, monkeypatch) -> None:
