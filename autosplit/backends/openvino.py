@@ -8,6 +8,7 @@ import contextlib
 import io
 import math
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -42,6 +43,9 @@ COPIED_BYTES = 1 << 20
 After memory is bound, an inference takes 60 to 120 us longer: a keyword spotter of 102 us took 206 us with both bound for each
 request, and 144 us with copies. For an input of 600 KB both took equally long.
 """
+
+_FIRST = threading.Lock()
+"""Held by the thread that makes the core: copies in one process are loaded by a thread each."""
 
 WEIGHTLESS: Mapping[str, Any] = {"CACHE_MODE": "OPTIMIZE_SIZE"}
 """Settings of a compiled blob without weights."""
@@ -314,9 +318,15 @@ def open_ir(stage: OnnxStage, weights: Path, chosen: Mapping[str, Any], blob: Pa
             raise BackendError(f"OpenVINO refuses the stage: {_reason(str(failure))}") from None
 
 
-@cache
 def core() -> Any:
-    """The process's only ``Core``: after models of two Cores are freed, Ctrl-C is a segmentation fault (in 2026.4).
+    """The process's only ``Core``: after models of two Cores are freed, Ctrl-C is a segmentation fault (in 2026.4)."""
+    with _FIRST:
+        return _core()
+
+
+@cache
+def _core() -> Any:
+    """Make the core; not for several threads at once.
 
     OpenVINO reports its first import over the network, from a thread that stays. Without that package it does not.
     """

@@ -53,7 +53,8 @@ class Grid:
     Attributes:
         buckets: the variants.
         dims: the names of the dimensions.
-        sizes: bucket and dimension to its size; ``steps`` are the different ones of each dimension, ascending.
+        sizes: bucket and dimension to its size.
+        steps: for each dimension its different sizes, ascending, and the place among them of each bucket's.
         seconds: bucket to the seconds of a request that fills it.
         is_exact: dimension to whether it must not be padded.
         rows: the dimension along which requests are joined; None joins none.
@@ -62,7 +63,7 @@ class Grid:
     buckets: Sequence[Bucket]
     dims: tuple[str, ...]
     sizes: NDArray[np.int64]
-    steps: Sequence[NDArray[np.int64]]
+    steps: Sequence[tuple[NDArray[np.int64], NDArray[np.intp]]]
     seconds: NDArray[np.float64]
     is_exact: NDArray[np.bool_]
     rows: str | None
@@ -73,7 +74,7 @@ class Grid:
         dims = tuple(buckets[0].sizes)
         sizes = np.array([[bucket.sizes[dim] for dim in dims] for bucket in buckets])
         seconds, is_exact = np.array([bucket.seconds for bucket in buckets]), np.array([dim in exact for dim in dims], bool)
-        return cls(buckets, dims, sizes, list(map(np.unique, sizes.T)), seconds, is_exact, rows)
+        return cls(buckets, dims, sizes, [np.unique(one, return_inverse=True) for one in sizes.T], seconds, is_exact, rows)
 
     def holding(self, requests: Sequence[At]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
         """The places of buckets that hold the first request, and for each request and place whether that holds the request alone.
@@ -83,9 +84,11 @@ class Grid:
         """
         wanted = np.array([[sizes[dim] for dim in self.dims] for sizes in requests])
         near = np.ones(len(self.buckets), bool)
-        for column, dim, steps, sizes in zip(self.sizes.T, self.dims, self.steps, wanted.T, strict=True):
+        for dim, (steps, places), sizes in zip(self.dims, self.steps, wanted.T, strict=True):
             if dim != self.rows:
-                near &= np.isin(column, steps[[*np.searchsorted(steps[:-1], sizes), -1]])
+                next_to = np.zeros(len(steps), bool)
+                next_to[steps[:-1].searchsorted(sizes)] = next_to[-1] = True
+                near &= next_to[places]
         places = np.flatnonzero(near)
         there, wanted = self.sizes[places], wanted[:, None, :]
         held = np.all(np.where(self.is_exact, wanted == there, wanted <= there), axis=2)

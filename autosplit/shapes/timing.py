@@ -218,12 +218,7 @@ def _bucketed(
     A fit to more sizes than it has terms is checked by these.
     """
     choose = partial(
-        choose_buckets,
-        traffic=traffic,
-        allowed=family.allowed,
-        exact=family.unpaddable,
-        most=most,
-        each_size=dynamic,
+        choose_buckets, traffic=traffic, allowed=family.allowed, exact=family.unpaddable, most=most, each_size=dynamic
     )
     known_s = _fastest(curves)
     times = fit_times(known_s)

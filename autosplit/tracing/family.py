@@ -8,6 +8,7 @@ compared, and must have the ops of the others.
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -190,8 +191,14 @@ def trace_family(
         return found if inputs_at is None else replace(found, args=inputs_at(sizes))
 
     with architectures.without_caches(None if model.source.spec else model.module):
-        make, symbolic = _maker(model_of, axes, allowed)
         largest, low = {dim: sizes[-1] for dim, sizes in allowed.items()}, _apart(allowed)
+        try:
+            make, symbolic = _maker(model_of, axes, allowed)
+        except TraceError as failure:
+            own = {dim: leaf.shape[axis] for name, leaf in named_tensors(model) for axis, dim in shapes.get(name, {}).items()}
+            if dim := _refused(model_of, own, largest):
+                raise TraceError(f"model '{model.name}' takes '{dim}' {own[dim]}, and not {largest[dim]}: {failure}") from failure
+            raise
         variants = [make(at, 1) for at in (largest, low)]
         for at in _with_ones(allowed):
             make(at, 1)
@@ -329,6 +336,16 @@ def _once(make: Make, first: Traced, largest: At) -> Make:
         return known[at]
 
     return found
+
+
+def _refused(model_of: Callable[[At], Model], own: At, largest: At) -> str:
+    """The dimension for which a model cannot be traced at its largest sizes: it can at its ``own`` size of that; '' if none."""
+    for dim in own:
+        if own[dim] != largest[dim]:
+            with suppress(TraceError):
+                trace(model_of({**largest, dim: own[dim]}), num_draws=0)
+                return dim
+    return ""
 
 
 def _symbolic(model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapping[str, Sizes]) -> Any:

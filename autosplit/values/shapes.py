@@ -72,13 +72,15 @@ def size_fault(name: str, size: int, sizes: Sizes) -> str:
     "'seq' is 600, and sizes are 16..512; trace or search again with --seq-len 16..600 (sizes={'seq': '16..600'})"
     >>> size_fault("batch", 0, range(1, 17)), size_fault("seq", 16, range(16, 513))
     ("the request is empty: 'batch' is 0, and sizes are 1..16", '')
+    >>> size_fault("x", 5, (4, 8))
+    "'x' is 5, and sizes are 4,8; trace or search again with sizes={'x': '4,5,8'}"
     """
     if size in sizes:
         return ""
     if size < 1:
         return f"the request is empty: '{name}' is {size}, and sizes are {sizes_text(sizes)}"
     within = sizes[0] <= size <= sizes[-1]
-    wider = f"{sizes_text(sizes)},{size}" if within else f"{min(size, sizes[0])}..{max(size, sizes[-1])}"
+    wider = sizes_text(sorted([*sizes, size])) if within else f"{min(size, sizes[0])}..{max(size, sizes[-1])}"
     flag = {"seq": "--seq-len", "batch": "--batch"}.get(name, "")
     way_out = f"with {flag} {wider} (sizes={{'{name}': '{wider}'}})" if flag else f"with sizes={{'{name}': '{wider}'}}"
     return f"'{name}' is {size}, and sizes are {sizes_text(sizes)}; trace or search again {way_out}"

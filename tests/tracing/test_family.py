@@ -167,6 +167,8 @@ def test_dimension_that_a_weight_fixes_is_named_with_its_line():
     positions = torch.ones(1, 12, 4)
     with pytest.raises(TraceError, match=r"does not compute at other sizes \('seq' 12 and 4\).*test_family.py:\d+: .*positions"):
         family_of(Function(lambda x: x + positions), (torch.randn(2, 12, 4),), {"x": {1: "seq"}}, seq=range(4, 13))
+    with pytest.raises(TraceError, match=r"takes 'seq' 12, and not 16: .*test_family.py:\d+: .*positions"):
+        family_of(Function(lambda x: x + positions), (torch.randn(2, 12, 4),), {"x": {1: "seq"}}, seq=range(4, 17))
 
 
 def test_model_without_a_symbolic_export_is_traced_for_each_size():
