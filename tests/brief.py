@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 
+from autosplit import sharedhost
 from autosplit.backends import workspace
-from autosplit.deploying import comparing, contest, setup
+from autosplit.deploying import comparing, compiling, contest, replanning, setup
+from autosplit.generating import hostcost, opening
 from autosplit.measuring import cache_lookup, links, profiler, request_overhead, rounds
 from autosplit.measuring.measuring_worker import Workers
-from autosplit.searching import hunt
+from autosplit.pages import writing
+from autosplit.searching import candidates, hunt, precisions
+from autosplit.shapes import pipelines
 from autosplit.values.links import Link
 from autosplit.values.machine import Device
 
@@ -18,7 +22,10 @@ def measure_briefly() -> None:
     links.MESSAGES = (6, 6, 4, 2)
     request_overhead.WARM_REQUESTS, request_overhead.COLD_REQUESTS = 32, 8
     comparing.FIRST_S, contest.ALONE_S = 0.05, 0.03
+    hostcost.NUM_STEPS, hostcost.WARM_UP = 8, 2
     setup.ROUND_S, setup.LEAST_COMPARE_S, hunt.ROUND_S = 0.1, 1.0, 0.1
+    candidates.EXPLAIN_S, writing.FRONT_S, precisions.BUDGET_S = 0.1, 0.5, 0.1
+    replanning.TIME_LIMIT_S, sharedhost.PART_S, sharedhost.MOST_S = 0.2, 0.3, 0.5
 
 
 def keep_the_speed_of_cores() -> None:
@@ -41,5 +48,6 @@ def measure_links_once() -> None:
 
 
 def compile_in_one_process() -> None:
-    """Keep the process that compiles from workspace to workspace: each new one imports the exporter for 4 s."""
-    workspace.end_idle = lambda: None
+    """Keep the process that compiles from workspace to workspace and behind open pipelines: a new one imports for 4 s."""
+    for module in (workspace, pipelines, opening, compiling):
+        module.end_idle = lambda: None

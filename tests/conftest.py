@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -64,6 +65,11 @@ def pytest_collection_finish() -> None:
     """Shorten measurements where torch was imported; the fast tests do without it."""
     if "torch" in sys.modules:
         import brief
+
+        # pytest hears every logger that does not propagate, and torch then writes a record with a stack for each step of a trace
+        steps = logging.getLogger("torch.__trace")
+        steps.propagate = True
+        steps.handlers.clear()
 
         brief.measure_briefly()
         brief.compile_in_one_process()

@@ -23,8 +23,8 @@ WIDE = """
 import torch
 
 def net():
-    parts = [part for _ in range(40) for part in (torch.nn.Linear(16384, 16384), torch.nn.ReLU())]
-    return torch.nn.Sequential(*parts).eval(), (torch.zeros(8, 16384),)
+    parts = [part for _ in range(10) for part in (torch.nn.Linear(32768, 32768), torch.nn.ReLU())]
+    return torch.nn.Sequential(*parts).eval(), (torch.zeros(8, 32768),)
 """
 
 

@@ -33,8 +33,9 @@ from autosplit.webservice.repository import Repository
 
 
 @pytest.mark.timeout(120)
-def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator_under_a_cap() -> None:
+def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator_under_a_cap(monkeypatch) -> None:
     """Weights of 6 MB, and room for half of them beside the context. Such a plan was refused after its first run."""
+    monkeypatch.setattr("autosplit.searching.hunt.ROUND_S", 0.01)  # of the simulated clock, in which work takes far longer
     core = f"cpu:{affinity()[0]}"
     with cuda():
         machine = machine_for(f"{core},cuda:0", memory={"cuda:0": CONTEXT_BYTES + 3_500_000})

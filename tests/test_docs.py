@@ -92,11 +92,6 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_there_is_a_readme_with_code() -> None:
-    assert (ROOT / "README.md").exists()
-    assert any(block.language == "python" for block in blocks((ROOT / "README.md").read_text(encoding="utf-8")))
-
-
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS[1:] if program_of(path).strip()], ids=name_of)
 def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,40 +137,6 @@ def test_the_reference_shows_signatures_sections_and_members() -> None:
 def test_the_gallery_shows_code_and_outputs(path: Path) -> None:
     page = reference.notebook_page(path)
     assert page.startswith("# ") and page.count("```python") > 3 and "image/png" in page and "Traceback" not in page
-
-
-# The reading of documents itself.
-
-SAMPLE = """# Title
-```python
-x = 1
-```
-<!-- not run: needs two machines -->
-```python
-raise SystemExit
-```
-<!-- run -->
-```bash
-$ autosplit devices \\
-    --json
-# a comment
-```
-```bash
-make demo
-```
-```python
-y = x + 1
-```
-"""
-
-
-def test_code_keeps_its_line_numbers_and_its_order() -> None:
-    lines, written = program(SAMPLE).splitlines(), SAMPLE.splitlines()
-    assert {number: line for number, line in enumerate(lines) if line} == {
-        written.index("x = 1"): "x = 1",
-        written.index("$ autosplit devices \\"): "_autosplit(['autosplit devices --json'])",
-        written.index("y = x + 1"): "y = x + 1",
-    }
 
 
 def test_the_security_page_names_tests_that_exist() -> None:

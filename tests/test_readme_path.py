@@ -33,21 +33,28 @@ class Mine(torch.nn.Module):
 '''
 
 INPUTS = "import autosplit, torch\n\ninputs = (torch.randn(1, 64),)\n"
-BRIEF = "import runpy, brief; brief.measure_briefly(); runpy.run_path('run.py', run_name='__main__')"
-"""Run the script with short measurements."""
+BRIEF = """
+import runpy, brief
+brief.measure_briefly()
+brief.compile_in_one_process()
+names = runpy.run_path("run.py", run_name="__main__")
+"""
+"""Run the script with short measurements; its names stay until Python ends."""
 
 READER = "module(inputs[0])\nfrom mine import Mine\n\nmodule = Mine().eval()"
 
 CHECK = """
 expected = module(inputs[0])
 assert torch.allclose(answer["scores"], expected["scores"], rtol=1e-3, atol=1e-5), (answer, expected)
-print("it runs")
+block = result.open()
+block.__enter__()(inputs[0])
+print("it runs, and ends without leaving a block")
 """
 
 
 @pytest.mark.timeout(300)
 def test_the_readme_leads_from_a_module_to_a_running_pipeline(tmp_path: Path) -> None:
-    """The README's own lines, with the reader's module after the README's, as a script in a fresh folder."""
+    """The README's own lines, with the reader's module after the README's, as a script in a fresh folder, which is as before."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     [block] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     script, num_modules = re.subn(r"^(module = .*)$", rf"\1\n{READER}", block, flags=re.MULTILINE)
@@ -63,9 +70,10 @@ def test_the_readme_leads_from_a_module_to_a_running_pipeline(tmp_path: Path) ->
         text=True,
         timeout=290,
         check=False,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
     )
-    assert done.returncode == 0 and done.stdout.endswith("it runs\n"), done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.endswith("without leaving a block\n"), done.stdout + done.stderr
+    assert not list(tmp_path.glob("autosplit-*"))
 
 
 @pytest.mark.timeout(300)

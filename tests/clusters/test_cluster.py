@@ -237,10 +237,17 @@ def test_a_range_is_measured_and_planned_over_hosts(
         require_right(family, requests, list(model.stream(requests)))
 
 
-def test_commands_take_a_range_over_hosts(cluster: autosplit.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_take_a_range_over_hosts(
+    sized_profile: autosplit.Profile,
+    setup: autosplit.Setup,
+    cluster: autosplit.Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They find the measurements in the store."""
     monkeypatch.setattr("autosplit.clusters.cluster.Cluster", lambda name: nullcontext(cluster))
     plan, model = tmp_path / "plan.yaml", ("autosplit.examples.mlp:mlp?depth=4&width=32", "--batch", "1..8", "--backend", "eager")
-    demands = ("--budget", "0.1s", "--stages", "2", "--max-replicas", "1", "--profiles", tmp_path)
+    demands = ("--budget", "0.1s", "--stages", "2", "--max-replicas", "1", "--profiles", setup.store)
     for words in (("auto", *model, *demands, "--rounds", "1"), ("search", *model, *demands), ("run", plan, "--rounds", "1")):
         output = ("-o", plan) if words[0] != "run" else ("--no-baselines",)
         found = CliRunner().invoke(cli.app, [str(word) for word in (*words, "--cluster", "local:3", *output)])

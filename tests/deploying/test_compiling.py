@@ -50,14 +50,15 @@ def planned(traced: Traced, eager_s: float, other_s: float) -> tuple[Plan, Profi
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
     """The processes that compile; those of other tests are not asked."""
+    found = list[WorkerProcess]()
     apart.end_idle()
-    found: list[WorkerProcess] = []
 
     def spawn(target: str, **settings: str) -> WorkerProcess:
         found.append(spawn_worker(target, **settings))  # type: ignore[arg-type]
         return found[-1]
 
     monkeypatch.setattr(apart, "spawn_worker", spawn)
+    monkeypatch.setattr(compiling, "end_idle", apart.end_idle)  # which ``brief`` replaces
     return found
 
 

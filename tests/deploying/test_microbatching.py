@@ -74,10 +74,8 @@ def drawn(batch: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 @functools.cache
 def traced(spec: str, batch: int) -> Traced:
+    """A spec and a batch, traced once for all tests of this file."""
     return autosplit.trace(spec, batch=batch)
-
-
-"""A spec and a batch, traced once for all tests of this file."""
 
 
 def tried(spec: str, batch: int, microbatch: int) -> None:

@@ -1,10 +1,6 @@
 """A plan as a service: answers that nobody wants any more, and that keep their order."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,28 +42,3 @@ def test_cancelling_an_answer_cancels_its_request(traced: Traced, later: Later) 
     with autosplit.open_pipeline(traced, Plan(traced.source, traced.graph.hash, "", (), UNKNOWN), ONE) as model:
         assert model.submit(*traced.example_inputs).cancel()
     assert later.future.cancelled()
-
-
-NEVER_LEFT = """
-import tempfile
-import autosplit
-from autosplit.values.plan import UNKNOWN, Plan, Stage
-
-traced = autosplit.trace("autosplit.examples.tied:tied")
-stages = (Stage("all", tuple(op.name for op in traced.graph.ops), ("{device}",)),)
-block = autosplit.open_pipeline(traced, Plan(traced.source, traced.graph.hash, "", stages, UNKNOWN), "{device}")
-model = block.__enter__()
-model(*traced.example_inputs)
-print(tempfile.gettempdir())
-"""
-
-
-@pytest.mark.timeout(120)
-def test_a_program_may_end_without_leaving_the_block(tmp_path: Path) -> None:
-    script = NEVER_LEFT.format(device=f"cpu:{affinity()[0]}")
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, f"{tmp_path}\n"), done.stderr
-    assert not list(tmp_path.glob("autosplit-*"))

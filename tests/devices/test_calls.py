@@ -52,6 +52,7 @@ def counting() -> Iterator[Any]:
 def process() -> Iterator[WorkerProcess]:
     with closing(spawn_worker("autosplit.devices.calls:serve", name="apart")) as worker:
         yield worker
+        worker.kill()  # it may sleep, and ``close`` would wait for it
 
 
 def sleep(_: object, seconds: float) -> None:

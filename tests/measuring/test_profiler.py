@@ -45,6 +45,7 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import Footprint, Setting
 
 MODEL = "autosplit.examples.mlp:mlp?depth=4&width=16"
+TIED = "autosplit.examples.tied:tied?vocabulary=30&width=4"
 CORES = affinity()[:2]
 
 
@@ -577,7 +578,8 @@ from autosplit.tracing.capturing import trace
 cache_lookup.kernel_now_s = lambda cores, then_s: then_s  # a neighbour on the core is no other machine
 machine = Machine.of([parse_device(f"cpu:{{affinity()[0]}}")])
 traced = trace(load_model({MODEL!r}))
-print("traced", flush=True)
+graphs = [traced.graph, trace(load_model({TIED!r})).graph]
+print(*[name for graph in graphs for name in (graph.hash, *(op.signature for op in graph.ops))], flush=True)
 sys.stdin.readline()
 tell = lambda step, share, text: print(text, flush=True)
 measure(traced, machine, store=Path(sys.argv[1]), budget_s=1.0, progress=tell, links=False)
@@ -585,12 +587,18 @@ measure(traced, machine, store=Path(sys.argv[1]), budget_s=1.0, progress=tell, l
 
 
 @pytest.mark.timeout(120)
-def test_two_processes_at_once_measure_each_thing_once(traced, machine, tmp_path) -> None:
+def test_two_processes_at_once_have_the_same_graph_and_measure_each_thing_once(traced, machine, tmp_path) -> None:
     here: list[str] = []
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SCRIPT, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": "12"},
     ) as other:
-        assert other.stdout.readline() == "traced\n"
+        graphs = traced.graph, trace(load_model(TIED)).graph
+        named = [name for graph in graphs for name in (graph.hash, *(op.signature for op in graph.ops))]
+        assert other.stdout.readline() == f"{' '.join(named)}\n"
         other.stdin.write("go\n")
         other.stdin.flush()
         measure(

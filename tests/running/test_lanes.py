@@ -35,7 +35,7 @@ class Uneven:
             self._turn.notify_all()
             if thread == self._slow:
                 mine = self.counts[thread]
-                self._turn.wait_for(lambda: 2 * (self.counts.total() - mine) >= 3 * mine, timeout=0.5)
+                self._turn.wait_for(lambda: 2 * (self.counts.total() - mine) >= 3 * mine, timeout=0.25)
         return x + 1
 
 

@@ -124,7 +124,7 @@ print((memory("VmHWM") - before) / traced.graph.weight_bytes, traced.graph.weigh
 @pytest.mark.timeout(300)
 def test_a_checkpoint_is_never_in_memory_twice(tmp_path: Path) -> None:
     """Loaded, traced and compared, one of 160 MB raises the peak by little more than its size, wherever its weights begin."""
-    config = transformers.GPT2Config(n_embd=1024, n_layer=3, n_head=8, vocab_size=2000, n_positions=16)
+    config = transformers.GPT2Config(n_embd=1792, n_layer=1, n_head=8, vocab_size=2000, n_positions=16)
     transformers.GPT2Model(config).save_pretrained(tmp_path / "gpt2")
     words = [sys.executable, "-c", MEASURED, str(tmp_path / "gpt2")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=280, check=True, cwd=Path(__file__).parents[2])

@@ -185,7 +185,7 @@ def test_the_command_ends_in_peace_after_sigterm(served: Served, tmp_path: Path)
 
 def test_a_load_at_a_rate_and_of_callers(served: Served, tmp_path: Path) -> None:
     plan = served.application.repository.files()["mlp"]
-    words = ["bench", served.url, "mlp", "--time", "500ms", "--json"]
+    words = ["bench", served.url, "mlp", "--time", "250ms", "--json"]
     for more in (["--rate", "20,40", "--plan", str(plan), "--picture", str(tmp_path / "load.svg")], ["--in-flight", "4"]):
         done = CliRunner().invoke(cli.app, [*words, *more])
         assert done.exit_code == 0, done.output
