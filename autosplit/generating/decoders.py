@@ -40,7 +40,10 @@ LENGTH = 6
 TOLERANCE = 1e-3
 """Largest error of logits with a cache against those without, as a share of the largest logit, in f32; 30 times that below."""
 
-WAY_OUT = "Give a module of your own that calls autosplit.KVCache, or run the model without a cache: autosplit.run."
+WAY_OUT = (
+    "Give a module of your own that calls autosplit.KVCache, or run the model without a cache, which computes whole sequences "
+    "again for each token: autosplit.run."
+)
 
 
 _sym_min: Any = torch.sym_min  # it has no types

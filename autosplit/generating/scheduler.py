@@ -67,7 +67,7 @@ class Scheduler:
         self._free = list(range(1, max_sequences + 1))
         self._waiting: list[tuple[int, int, Generation]] = []
         self._running: list[Generation] = []
-        self._arrivals = itertools.count()
+        self._arrivals, self._steps = itertools.count(), itertools.count(1)
         self._rooms: dict[int, list[int]] = {}
         """Number of single tokens to the tokens of prompts that the next step takes beside them, where 1, 2, ... wait."""
         self._credit_s = 0.0
@@ -124,8 +124,9 @@ class Scheduler:
         self.counts.update(
             steps=1, prompt=num_tokens - num_giving(parts), new=num_giving(parts), padding=bucket.sizes[TOKENS] - num_tokens
         )
+        number = next(self._steps)
         for generation, _, end, _ in parts:
-            generation.sent, generation.last_step = end, self.counts["steps"]
+            generation.sent, generation.last_step = end, number
             generation.num_under_way += 1
         size = bucket.sizes[TOKENS]
         return Step(tuple(parts), bucket.variant, size, self._source, size - self._most if num_rows else 0)
