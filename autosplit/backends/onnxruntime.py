@@ -230,11 +230,13 @@ def session_runnable(stage: OnnxStage, threads: int, shared: bool, optimised: bo
 
 
 def linked_session(stage: OnnxStage, threads: int, shared: bool, inputs: Sequence[torch.Tensor], memory: Memory) -> Linked | None:
-    """Open a file over the memory of its inputs; None if one of them or of its outputs must be copied. Raises: BackendError."""
-    ports = [*stage.inputs, *stage.outputs]
+    """Open a file over the memory of its inputs; None if one of them must be copied. Raises: BackendError.
+
+    Outputs with gaps, such as parts of a split, are copied to memory that stays.
+    """
     dense = [port.dense(value) for port, value in zip(stage.inputs, inputs, strict=True)]
     stays = all(one.data_ptr() == value.data_ptr() for one, value in zip(dense, inputs, strict=True))
-    if stage.free or not stays or any(port.copied or 0 in port.dense_shape for port in ports):
+    if stage.free or not stays or any(0 in port.dense_shape for port in (*stage.inputs, *stage.outputs)):
         return None
     binding = Binding(_session(stage, threads, shared, True, in_one_arena=True), torch.device("cpu"))
     outputs = [memory.empty(port.dense_shape, port.dtype) for port in stage.outputs]
@@ -242,15 +244,19 @@ def linked_session(stage: OnnxStage, threads: int, shared: bool, inputs: Sequenc
         binding.input(port.name, _element_type(port), port.dense_shape, value.data_ptr())
     for port, value in zip(stage.outputs, outputs, strict=True):
         binding.output(port.name, _element_type(port), port.dense_shape, value.data_ptr())
-    restored = [port.restore(value) for port, value in zip(stage.outputs, outputs, strict=True)]
+    copies = [memory.empty(one.spec.shape, one.dtype, one.spec.stride) if one.copied else None for one in stage.outputs]
+    made = list(zip(stage.outputs, outputs, copies, strict=True))
+    copied = [one for one in made if one[0].copied]
 
     def run() -> None:
         try:
             binding.run()
         except Exception as failure:
             raise RuntimeError(_reason(str(failure))) from None
+        for port, value, copy in copied:
+            port.restore(value, copy)
 
-    return Linked(restored, run)
+    return Linked([port.restore(value, copy) for port, value, copy in made], run)
 
 
 def _session(stage: OnnxStage, threads: int, shared: bool, optimised: bool, in_one_arena: bool = False) -> Any:

@@ -48,10 +48,10 @@ class Port:
         """The dense tensor for the runtime: a view if the value has the spec's strides, else a copy."""
         return value.contiguous() if self.natural else value.permute(self.order).contiguous()
 
-    def restore(self, value: torch.Tensor) -> torch.Tensor:
-        """The value with the spec's shape and strides from a dense tensor: a view, or a copy if ``copied``."""
+    def restore(self, value: torch.Tensor, copy: torch.Tensor | None = None) -> torch.Tensor:
+        """The value with the spec's strides from a dense tensor: a view, or where it is ``copied`` a copy, in given memory."""
         if self.copied:
-            copy = empty_like_spec(self.spec)
+            copy = empty_like_spec(self.spec) if copy is None else copy
             copy_into(copy, value if self.natural else value.permute(self.inverse))
             return copy
         return value if self.natural else value.as_strided(self.spec.shape, self.spec.stride)

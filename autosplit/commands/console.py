@@ -168,7 +168,7 @@ def add_forecast(given: Any, plan: Any, family: Any, profile: Any, machine: Any,
     from autosplit.generating.forecast import forecast, host_text
 
     told: Any = forecast(plan, family, machine, profile)  # never None: the profile was measured for this plan
-    host = host_text(plan, told, family.sequences, profile.host)
+    host = host_text(plan, told, family.sequences, profile.host_s)
     data["forecast"] = {"sequences": family.sequences.given, **asdict(told), "host": host}
     views.append(table([asdict(told)], f"predicted for sequences that come at once: {family.sequences}", host))
     if given.explain:

@@ -8,8 +8,7 @@
     decoders   a model becomes a step: N tokens of any sequences in, their next tokens out
     sources    what the encoder of a model reads: ids of a text, or features of a sound
     encoders   an encoder-decoder becomes a step: prompts run through the encoder beside tokens of answers
-    sourceless the variants of such a step in which no encoder runs
-    lookups    rows of tokens that the host takes from a table which the head of the model multiplies by
+    rewriting  steps in which no encoder runs, and rows of tokens that the host looks up where the head has the table
     steps      a step traced at several sizes, and how often each comes
     sequences  a sequence from its prompt to its last token, and the steps that compute it
     scheduler  which tokens of which sequences run in the next step

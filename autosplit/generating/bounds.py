@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autosplit.generating.forecast import devices_of, have_neighbours, pays_for_host, replicas_of, stage_seconds
+from autosplit.generating.forecast import devices_of, replicas_of, stage_seconds
 from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.steps import TOKENS, StepFamily
 from autosplit.planning.predicting import moved_s
@@ -86,8 +86,8 @@ def phase_rows(
 ) -> list[dict[str, Any]]:
     """One row for each stage and phase: its predicted seconds, and the seconds of each limit; the largest one bounds it.
 
-    ``host_s`` is the host's work on the device that hands over an answer, where the host has no core of its own. ``compute_s`` is
-    what reading weights and caches at the full bandwidth, sending and the host leave of the predicted seconds.
+    ``host_s`` is the host's time between the answer of the last stage and the next step. ``compute_s`` is what reading weights
+    and caches at the full bandwidth and sending leave of the predicted seconds.
 
     Args:
         plan: the plan; of replicas the first ones count.
@@ -98,27 +98,26 @@ def phase_rows(
     Raises: ProfileError: a measurement is missing.
     """
     sequences, machine = family.sequences, machine.only(devices_of(plan))
-    busy = have_neighbours(plan, sequences)
+    is_beside = min(len(devices_of(plan)), sequences.max_sequences) > 1  # devices compute at once
     plan, *others = replicas_of(plan)
-    known = stage_seconds(plan, family, machine, profile, busy=busy)
+    busy_s, alone_s = stage_seconds(plan, family, machine, profile)
+    known = busy_s if is_beside else alone_s
     group, states = sequences.largest_group((1 + len(others)) * len(devices_of(plan))), state_bytes(family)
-    rows, pays = [], pays_for_host(plan, family, machine, profile)
+    rows = []
     for tokens in sorted({min(tokens for tokens in known if tokens >= group), max(known)}):
-        host_s = pays * profile.host.processor.of(min(tokens, sequences.max_sequences))
         decodes, traced = tokens <= sequences.max_sequences, family.at({TOKENS: tokens})
         read = read_bytes(family, group, decodes)
         sent_s = moved_s(plan, traced.graph, machine, profile.phases[tokens])
         for number, stage in enumerate(plan.stages):
             cache_bytes = sum(states[op] for op in stage.ops)
             weight_bytes = family.graph.stage_bytes(stage.ops) - cache_bytes
-            own_s = host_s if traced.graph.producer[traced.graph.outputs[0]] in stage.ops else 0.0
+            is_last = traced.graph.producer[traced.graph.outputs[0]] in stage.ops
             limits = {
                 "weights_s": weight_bytes / bytes_per_s,
                 "cache_s": sum(read.get(op, 0.0) for op in stage.ops) / bytes_per_s,
-                "transfer_s": max(sent_s[number] - own_s, 0.0),
-                "host_s": own_s,
+                "transfer_s": sent_s[number],
             }
-            limits["compute_s"] = max(known[tokens][number] - sum(limits.values()), 0.0)
+            limits |= {"compute_s": max(known[tokens][number] - sum(limits.values()), 0.0), "host_s": is_last * profile.host_s}
             rows.append(
                 {
                     "phase": "decode" if decodes else "prefill",

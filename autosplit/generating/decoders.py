@@ -40,7 +40,10 @@ LENGTH = 6
 TOLERANCE = 1e-3
 """Largest error of logits with a cache against those without, as a share of the largest logit, in f32; 30 times that below."""
 
-WAY_OUT = "Give a module of your own that calls autosplit.KVCache, or run the model without a cache: autosplit.run."
+WAY_OUT = (
+    "Give a module of your own that calls autosplit.KVCache, or run the model without a cache, which computes whole sequences "
+    "again for each token: autosplit.run."
+)
 
 
 _sym_min: Any = torch.sym_min  # it has no types
@@ -136,7 +139,9 @@ def cached(model: nn.Module, max_sequences: int, max_length: int) -> nn.Module:
 
 
 def require_same(name: str, made: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Raises: ModelError: the logits of a model in steps are not those that it computes of whole sequences."""
+    """Raises: ModelError: the logits of a model in steps are not those that it computes of whole sequences, or are NaN."""
+    if wanted.isnan().any():
+        raise ModelError(f"model '{name}' computes logits that are not numbers (NaN); check its weights and its precision")
     error, largest = float((made - wanted).abs().max()), float(wanted.abs().max())
     allowed = TOLERANCE * (1 if wanted.dtype == torch.float32 else 30)
     if not error <= allowed * largest:

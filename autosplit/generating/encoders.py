@@ -23,6 +23,7 @@ from autosplit.generating.attention import KVCache
 from autosplit.generating.decoders import (
     CACHE,
     LENGTH,
+    WAY_OUT,
     CachedDecoder,
     DecoderStep,
     Tokens,
@@ -146,8 +147,8 @@ def source_of(model: Any, max_sequences: int, max_length: int) -> Source:
     config, settings = model.config, model.generation_config
     if config.model_type not in KINDS:
         raise ModelError(
-            f"model '{type(model).__name__}' has an encoder, and of encoder-decoders only T5 and Whisper run with caches so far; "
-            "run it without a cache: autosplit.run"
+            f"model '{type(model).__name__}' has an encoder, and of encoder-decoders only T5 and Whisper run with caches so far. "
+            f"{WAY_OUT}"
         )
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
     begins = [getattr(one, name, None) for name in names for one in (settings, config)]
@@ -243,7 +244,7 @@ def _attend_in_layer(
 ) -> tuple[torch.Tensor, None]:
     """The attention of a layer: of the encoder among rows of a source, of the decoder through its cache."""
     if attention_mask is not None:
-        raise ModelError(f"layer '{type(layer).__name__}' has an attention_mask, which no cache takes")
+        raise ModelError(f"layer '{type(layer).__name__}' has an attention_mask, which no cache takes. {WAY_OUT}")
     rows, tokens = _sources.get(), running.get()
     if not layer.is_decoder:
         mask = rows.together if position_bias is None else position_bias

@@ -8,20 +8,20 @@ on a line between these.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from autosplit.errors import PlanError
-from autosplit.generating.hostcost import NOTHING, HostCost
 from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.scheduler import Scheduler
 from autosplit.generating.sequences import Generation, Step, num_giving
 from autosplit.generating.sources import Source
 from autosplit.generating.steps import TOKENS, StepFamily
-from autosplit.planning.predicting import charge, predict
+from autosplit.planning.predicting import predict
 from autosplit.reports.outcomes import TokenRates
 from autosplit.shapes.batching import Bucket
 from autosplit.tables import seconds_text
@@ -45,25 +45,17 @@ def forecast(plan: Plan, family: StepFamily, machine: Machine, profile: PhasePro
     pipelines, sequences = replicas_of(plan), family.sequences
     if profile is None or not is_measured(plan, profile):
         return None
-    machine, busy = machine.only(devices_of(plan)), have_neighbours(plan, sequences)
+    machine, sizes = machine.only(devices_of(plan)), family.allowed[TOKENS]
     share = replace(sequences, max_sequences=sequences.largest_group(len(pipelines)))
+    num_others = min(len(pipelines), sequences.max_sequences) - 1
     found = list[TokenRates]()
     for one in pipelines:
-        stage_s = between(stage_seconds(one, family, machine, profile, busy=busy), family.allowed[TOKENS])
-        pays = pays_for_host(one, family, machine, profile)
+        busy_s, alone_s = (between(known, sizes) for known in stage_seconds(one, family, machine, profile))
         devices = [stage.devices[0] for stage in one.stages]
-        found.append(simulated(stage_s, devices, share, profile.host, pays=pays, source=family.source))
-    return side_by_side_rates(found, sequences.max_sequences / share.max_sequences)
-
-
-def side_by_side_rates(found: Sequence[TokenRates], num_shares: float) -> TokenRates:
-    """The rates of pipelines that get an equal share of the sequences each: all end with the slowest one.
-
-    >>> side_by_side_rates([TokenRates(6.0, 1.0, 0.1), TokenRates(4.0, 2.0, 0.3)], 2)
-    TokenRates(tokens_per_s=8.0, first_token_s=1.5, per_token_s=0.2)
-    """
-    middle = TokenRates.middle(found)
-    return replace(middle, tokens_per_s=num_shares * min(one.tokens_per_s for one in found))
+        facts: dict[str, Any] = {"host_s": profile.host_s, "num_beside": num_others * len(set(devices)), "source": family.source}
+        found.append(simulated(busy_s, alone_s, devices, share, **facts))
+    slowest_per_s = min(one.tokens_per_s for one in found)  # all get an equal share
+    return replace(TokenRates.middle(found), tokens_per_s=slowest_per_s * sequences.max_sequences / share.max_sequences)
 
 
 def foretold(plan: Plan, told: TokenRates | None) -> Plan:
@@ -77,11 +69,10 @@ def foretold(plan: Plan, told: TokenRates | None) -> Plan:
     return replace(plan, prediction=rates)
 
 
-def host_text(plan: Plan, told: TokenRates, sequences: Sequences, host: HostCost) -> str:
+def host_text(plan: Plan, told: TokenRates, sequences: Sequences, host_s: float) -> str:
     """The host's share of the time from one token of a sequence to its next one, in words."""
     single, *others = replicas_of(plan)
     group = sequences.largest_group((1 + len(others)) * len(devices_of(single)))
-    host_s = host.turnaround.of(group)
     return (
         f"the host is predicted to take {seconds_text(host_s)} between steps of {group} sequence{'s' * (group != 1)}, "
         f"{host_s / told.per_token_s:.0%} of the time per token"
@@ -109,86 +100,75 @@ def devices_of(plan: Plan) -> list[str]:
     return list(dict.fromkeys(device for stage in plan.stages for device in stage.devices))
 
 
-def have_neighbours(plan: Plan, sequences: Sequences) -> bool:
-    """Whether devices of a plan compute at once: there are several, and a step for each."""
-    return min(len(devices_of(plan)), sequences.max_sequences) > 1
-
-
 def is_measured(plan: Plan, profile: PhaseProfile) -> bool:
     """Whether both phases were measured where the plan runs, and in its precision."""
     same = all(precision == profile.precision for precision in plan.precisions)
     return same and all(setting in profile.measured for _, setting in plan.workers)
 
 
-def pays_for_host(plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile) -> bool:
-    """Whether the stage that hands over an answer pays the host's processor time: the devices leave the host no core."""
-    return charge(family.graph, machine.around(devices_of(plan)), profile)[1] > 0
-
-
-def stage_seconds(plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile, *, busy: bool) -> StageSeconds:
-    """The seconds of each stage of a plan in each phase.
+def stage_seconds(plan: Plan, family: StepFamily, machine: Machine, profile: PhaseProfile) -> tuple[StageSeconds, StageSeconds]:
+    """The seconds of each stage of a plan in each phase, without the host: beside devices that compute, and beside idle ones.
 
     Args:
         plan: the stages.
         family: the steps.
-        machine: the devices on which pipelines run side by side; where they take all cores, a stage pays for the host.
+        machine: the devices on which pipelines run side by side.
         profile: the measurements of both phases.
-        busy: whether several of these devices compute at once.
     Raises: ProfileError: a measurement is missing (see ``is_measured``).
     """
-    found = dict[int, Sequence[float]]()
+    busy_s, alone_s = dict[int, Sequence[float]](), dict[int, Sequence[float]]()
     for tokens, phase in profile.phases.items():
         traced = family.at({TOKENS: tokens})
         told = predict(replace(plan, graph_hash=traced.graph.hash), traced.graph, machine, phase)
-        found[tokens] = [
-            stage.load_s * (1.0 if busy else phase.relief(setting))
-            for stage, (_, setting) in zip(told.stages, plan.workers, strict=True)
-        ]
-    return found
+        busy_s[tokens] = [stage.load_s for stage in told.stages]
+        relief = [phase.relief(setting) for _, setting in plan.workers]
+        alone_s[tokens] = [seconds * one for seconds, one in zip(busy_s[tokens], relief, strict=True)]
+    return busy_s, alone_s
 
 
 def between(known: StageSeconds, sizes: Sequence[int]) -> StageSeconds:
     """The seconds of each stage at other numbers of tokens: on the line through the two nearest ones that are known.
 
+    A smaller step than all of them takes as long as the smallest, for it reads the same weights.
+
     >>> between({2: [1.0], 6: [5.0]}, [1, 4, 6])
-    {1: [0.5], 4: [3.0], 6: [5.0]}
+    {1: [1.0], 4: [3.0], 6: [5.0]}
     """
     at = sorted(known)
-    rows = np.array([known[tokens] for tokens in at])
-    found = {}
-    for tokens in sizes:
-        if tokens < at[0] and len(at) > 1:
-            slope = (rows[1] - rows[0]) / (at[1] - at[0])
-            seconds = np.maximum(rows[0] - slope * (at[0] - tokens), rows[0] * tokens / at[0])
-        else:
-            seconds = np.array([np.interp(tokens, at, column) for column in rows.T])
-        found[tokens] = [float(one) for one in seconds]
-    return found
+    columns = list(zip(*(known[tokens] for tokens in at), strict=True))
+    return {tokens: [float(np.interp(tokens, at, column)) for column in columns] for tokens in sizes}
 
 
 def simulated(
-    stage_s: StageSeconds,
+    busy_s: StageSeconds,
+    alone_s: StageSeconds,
     devices: Sequence[str],
     sequences: Sequences,
-    host: HostCost = NOTHING,
     *,
-    pays: bool = False,
+    host_s: float = 0.0,
+    num_beside: int = 0,
     source: Source | None = None,
 ) -> TokenRates:
     """Rates and times of ``max_sequences`` sequences that come at once; as many steps are under way as there are devices.
 
+    So while the host has an answer, a device waits, whose core the host takes: no stage pays for it. A stage takes its seconds
+    beside busy devices for the part of them that compute, and those beside idle ones for the rest.
+
     Args:
-        stage_s: seconds of each stage for each variant.
+        busy_s: seconds of each stage for each variant, while all other devices compute.
+        alone_s: the same while none does.
         devices: the device of each stage, which runs one step at a time.
         sequences: the sequences.
-        host: what a step costs at the host, which takes one answer at a time.
-        pays: whether the seconds of the last stage hold the processor time of the host.
+        host_s: the host's seconds between the answer of a step and its next one; it takes one answer at a time.
+        num_beside: devices of other pipelines, which compute all the time.
         source: what a prompt is for a model with an encoder.
 
-    >>> simulated({1: [0.5, 0.5], 9: [1.0, 2.0]}, ["a", "b"], Sequences(prompt=8, new=3, max_sequences=1))
+    >>> step_s = {1: [0.5, 0.5], 9: [1.0, 2.0]}
+    >>> simulated(step_s, step_s, ["a", "b"], Sequences(prompt=8, new=3, max_sequences=1))
     TokenRates(tokens_per_s=0.6, first_token_s=3.0, per_token_s=1.0)
     """
-    buckets = [Bucket(number, {TOKENS: size}, sum(stage_s[size])) for number, size in enumerate(stage_s)]
+    num_others = len(set(devices)) - 1 + num_beside
+    buckets = [Bucket(number, {TOKENS: size}, sum(alone_s[size])) for number, size in enumerate(alone_s)]
     scheduler = Scheduler(buckets, sequences.max_sequences, len(set(devices)), sequences.per_token_s, source)
     rows = None if source is None else np.empty((source.num_rows(sequences.prompt), 0))
     num_first = sequences.prompt if source is None else source.num_start
@@ -200,19 +180,39 @@ def simulated(
     for times in times_s:
         sampling = Sampling(max_new_tokens=sequences.new)
         scheduler.add(Generation([0] * num_first, num_first, sampling, on_token=partial(note, times), source=rows))
-    free_s, host_free_s, under_way = dict.fromkeys(devices, 0.0), 0.0, deque[tuple[float, Step]]()
+    under_way, answers, told_s = list[_Work](), deque[tuple[float, Step]](), 0.0
     while True:
         while (step := scheduler.next_step()) is not None:
-            done_s = now_s
-            for device, seconds in zip(devices, stage_s[step.num_tokens], strict=True):
-                done_s = free_s[device] = max(done_s, free_s[device]) + seconds
-            under_way.append((done_s, step))
-        if not under_way:
-            break
-        done_s, step = under_way.popleft()
-        count = len(step.parts)
-        begun_s = max(done_s - pays * host.processor.of(count), host_free_s)
-        host_free_s = begun_s + host.processor.of(count)
-        now_s = max(now_s, done_s, begun_s + host.turnaround.of(count))
-        scheduler.finish(step, [0] * num_giving(step.parts))
-    return TokenRates.of(times_s, now_s)
+            under_way.append(_Work(step))
+        computing = {devices[work.stage]: work for work in reversed(under_way)}  # on each device the step that began first
+        busy = (num_beside + len(computing) - 1) / num_others if num_others else 0.0
+        ends = [(now_s + work.left * work.seconds(busy_s, alone_s, busy), work) for work in computing.values()]
+        if not ends and not answers:
+            return TokenRates.of(times_s, now_s)
+        before_s, now_s = now_s, min(end_s for end_s, _ in (*ends, *answers))
+        for end_s, work in ends:
+            if end_s > now_s:
+                work.left *= (end_s - now_s) / (end_s - before_s)
+            elif work.stage + 1 < len(devices):
+                work.stage, work.left = work.stage + 1, 1.0
+            else:
+                under_way.remove(work)
+                told_s = max(told_s, now_s) + host_s
+                answers.append((told_s, work.step))
+        while answers and answers[0][0] <= now_s:
+            step = answers.popleft()[1]
+            scheduler.finish(step, [0] * num_giving(step.parts))
+
+
+@dataclass(eq=False, slots=True)
+class _Work:
+    """A step under way, the stage that computes it or waits for its device, and what is left of that stage's work."""
+
+    step: Step
+    stage: int = 0
+    left: float = 1.0
+
+    def seconds(self, busy_s: StageSeconds, alone_s: StageSeconds, busy: float) -> float:
+        """The seconds of the stage's whole work, where a share of the other devices is ``busy``."""
+        both = busy_s[self.step.num_tokens][self.stage], alone_s[self.step.num_tokens][self.stage]
+        return busy * both[0] + (1 - busy) * both[1]

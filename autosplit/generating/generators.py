@@ -161,7 +161,9 @@ class Generator:
         tokens = SimpleQueue[int | None]()
         future = self.submit(prompt, on_token=tokens.put, **options)
         future.add_done_callback(lambda _: tokens.put(None))
-        return _stream(tokens, future)
+        found = _stream(tokens, future)
+        next(found)
+        return found
 
     def stream_text(self, prompt: str, *, stop: Sequence[str] = (), **options: Any) -> Iterator[str]:
         """The text after a prompt, as it comes, by the tokenizer of the checkpoint, up to a token that ends its texts.
@@ -343,8 +345,9 @@ def _resolve(ended: Sequence[Generation]) -> None:
 
 
 def _stream(tokens: "SimpleQueue[int | None]", future: "Future[list[int]]") -> Iterator[int]:
-    """The tokens from a queue, up to None; then the error of the sequence, if it has one."""
+    """0 at once, then the tokens from a queue, up to None; then the error of the sequence, if it has one."""
     try:
+        yield 0  # from here on the end of the iterator cancels the sequence, also before its first token
         while (token := tokens.get()) is not None:
             yield token
     finally:

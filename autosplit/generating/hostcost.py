@@ -6,12 +6,10 @@ leave the caches, and the host has no core of its own where all cores are device
 """
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import cache
 from statistics import median
-from typing import NamedTuple
 
 import torch
 
@@ -25,8 +23,8 @@ from autosplit.shapes.batching import Bucket
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device
 
-NUM_STEPS, WARM_UP = 24, 4
-"""Steps that are timed with each number of sequences, and steps before them."""
+NUM_STEPS, WARM_UP = 48, 4
+"""Steps that are timed, and steps before them."""
 
 MOST_US = 20_000
 """Most microseconds for which a stage reads: by then it has read more than the caches of a core hold."""
@@ -35,32 +33,6 @@ BLOCK, NUM_BLOCKS = 1 << 18, 64
 """Elements of a MiB, and the MiB that a stage reads in turn."""
 
 _memory: list[torch.Tensor] = []
-
-
-class PerStep(NamedTuple):
-    """Seconds of a step, and for each of its sequences."""
-
-    step_s: float
-    sequence_s: float
-
-    def of(self, num_sequences: int) -> float:
-        """The seconds of a step of so many sequences."""
-        return self.step_s + num_sequences * self.sequence_s
-
-
-class HostCost(NamedTuple):
-    """The cost of a step at the host.
-
-    Attributes:
-        turnaround: seconds for which the last stage waits from an answer to the next step, where only one is under way.
-        processor: the processor time of the host in them.
-    """
-
-    turnaround: PerStep
-    processor: PerStep
-
-
-NOTHING = HostCost(PerStep(0.0, 0.0), PerStep(0.0, 0.0))
 
 
 def read_memory(ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, sampling: torch.Tensor) -> torch.Tensor:
@@ -76,38 +48,36 @@ def read_memory(ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor,
 
 
 @cache
-def measure_host(cores: tuple[str, ...], num_sequences: int, step_us: int) -> HostCost:
-    """Measure the cost of a step at the host, once for these arguments in a process.
+def measure_host(cores: tuple[str, ...], num_sequences: int, step_us: int) -> float:
+    """The seconds of a step at the host, measured once for these arguments in a process.
+
+    They are those for which a stage waits from its answer to its next step, where one is under way. Each further sequence of a
+    step adds 1 or 2 hundredths to them, so the steps have one size.
 
     Args:
         cores: devices of one core each, on which stages compute at once.
-        num_sequences: the sequences of a step; fewer and more lie on the line from one to these.
+        num_sequences: the sequences of a step.
         step_us: microseconds of a step of the model.
     Raises: WorkerError: a worker died.
     """
-    word, counts = min(step_us, MOST_US), sorted({1, num_sequences})
+    word = min(step_us, MOST_US)
     bucket, capacity = Bucket(0, {TOKENS: num_sequences}, 0.0), Capacity(num_sequences, NUM_STEPS + 1, MOST_US + 1)
-    turnaround, processor = list[tuple[int, float]](), list[tuple[int, float]]()
     with ExitStack() as opened:
         pipelines = [opened.enter_context(_pipeline(core, num_sequences)) for core in cores]
         generators = [opened.enter_context(Generator(one, [bucket], capacity, num_stages=1)) for one in pipelines]
 
-        def run(count: int, num_steps: int) -> None:
+        def run(num_steps: int) -> None:
             futures = list[Future[list[int]]]()
             for generator in generators:
-                futures += [generator.submit([word], max_new_tokens=num_steps) for _ in range(count)]
+                futures += [generator.submit([word], max_new_tokens=num_steps) for _ in range(num_sequences)]
             for future in futures:
                 future.result()
 
-        for count in counts:
-            run(count, WARM_UP)
-            for pipeline in pipelines:
-                pipeline.stats(clear=True)
-            begun_s = time.process_time()
-            run(count, NUM_STEPS)
-            processor.append((count, (time.process_time() - begun_s) / NUM_STEPS / len(cores)))
-            turnaround.append((count, median(pipeline.stats().stages[0].wait.p50_s for pipeline in pipelines)))
-    return HostCost(_line(turnaround), _line(processor))
+        run(WARM_UP)
+        for pipeline in pipelines:
+            pipeline.stats(clear=True)
+        run(NUM_STEPS)
+        return median(pipeline.stats().stages[0].wait.p50_s for pipeline in pipelines)
 
 
 def _pipeline(core: str, num_tokens: int) -> Pipeline:
@@ -125,14 +95,3 @@ def _pipeline(core: str, num_tokens: int) -> Pipeline:
         threads=1,
     )
     return Pipeline([stage], [*names, "sampling"], ["tokens"])
-
-
-def _line(points: Sequence[tuple[int, float]]) -> PerStep:
-    """The line through the first and the last point; neither part is below 0.
-
-    >>> _line([(1, 3.0), (5, 5.0)])
-    PerStep(step_s=2.5, sequence_s=0.5)
-    """
-    (fewest, least_s), (most, most_s) = points[0], points[-1]
-    each_s = max(0.0, (most_s - least_s) / (most - fewest)) if most > fewest else 0.0
-    return PerStep(max(0.0, least_s - fewest * each_s), each_s)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from autosplit.arguments import checked
 from autosplit.backends.apart import end_idle
 from autosplit.devices.discovering import Devices
+from autosplit.errors import UsageError
 from autosplit.generating.forecast import devices_of, replicas_of
 from autosplit.generating.generators import Generator
 from autosplit.generating.sampling import SAMPLE
@@ -18,7 +19,6 @@ from autosplit.running.engine import Engine
 from autosplit.shapes.pipelines import open_engine
 from autosplit.shapes.service import measured
 from autosplit.tracing.family import Family
-from autosplit.tracing.programs import weight
 from autosplit.values.plan import Plan
 
 
@@ -29,7 +29,8 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -
     Where each stage has the same number of devices above 1, so many pipelines run side by side, each with its share of the
     sequences.
 
-    Raises: PlanError: its stages have different numbers of devices. Others as ``open_pipeline``.
+    Raises: UsageError: the family has no steps. PlanError: the stages have different numbers of devices. Others as
+        ``open_pipeline``.
     """
     found = loaded(family, plan, devices)
     end_idle()
@@ -52,6 +53,7 @@ def side_by_side(generators: Sequence[Generator], plan: Plan) -> Generator:
 
 def _opened(family: Family, plan: Plan, devices: Devices | None, num_replicas: int) -> Generator:
     """One pipeline as a generator."""
+    capacity_of(family)  # before any process starts
     engine, opened = open_engine(family, plan, devices)
     kept = ExitStack()
     with opened:
@@ -69,10 +71,10 @@ def generator_on(engine: Engine, family: Family, plan: Plan, num_replicas: int =
 
 
 def capacity_of(family: Family) -> Capacity:
-    """What the caches of a model hold."""
-    traced = family.variants[0]
+    """What the caches of a model hold. Raises: UsageError: it was not traced as steps."""
+    if not isinstance(family, StepFamily):
+        raise UsageError(f"'{family.graph.name}' was not traced to generate; trace it with generate='prompt=128,new=64'")
+    traced, sequences = family.variants[0], family.sequences
     [sample] = [node for node in traced.program.graph.nodes if node.target is SAMPLE]
-    logits, history = sample.all_input_nodes[:2]
-    num_slots, max_length = weight(traced.program, str(history.target)).shape
-    source, table = (family.source, family.table) if isinstance(family, StepFamily) else (None, None)
-    return Capacity(num_slots - 1, max_length, traced.specs[logits.name].shape[1], source, table)
+    vocabulary = traced.specs[sample.all_input_nodes[0].name].shape[1]
+    return Capacity(sequences.max_sequences, sequences.max_length, vocabulary, family.source, family.table)

@@ -11,8 +11,8 @@ from math import inf, isinf
 from autosplit.deploying.setup import Setup
 from autosplit.devices.limits import affinity
 from autosplit.errors import UsageError
-from autosplit.generating.hostcost import MOST_US, NOTHING, HostCost, measure_host
-from autosplit.generating.steps import TOKENS, StepFamily, step_traffic
+from autosplit.generating.hostcost import MOST_US, measure_host
+from autosplit.generating.steps import TOKENS, StepFamily
 from autosplit.measuring.links import MAX_DEVICES
 from autosplit.progress import progress_shown
 from autosplit.shapes.profiles import with_fewer_bytes
@@ -31,12 +31,12 @@ class PhaseProfile(Profile):
 
     Attributes:
         phases: tokens of a step to its own measurements.
-        host: what a step costs beside its stages. Where a plan leaves the host no core, the stage that hands over an answer
-            pays the host's processor time, as it pays for requests.
+        host_s: the host's seconds between the answer of a step and the next step of the same sequences. In these measurements
+            taking an answer costs nothing: the host works while a device waits for it (see ``forecast.simulated``).
     """
 
     phases: Mapping[int, Profile] = field(default_factory=dict)
-    host: HostCost = NOTHING
+    host_s: float = 0.0
 
 
 def demands_of(constraints: Constraints | None) -> Constraints:
@@ -79,12 +79,12 @@ def measure_phases(
         setup = replace(setup, progress=progress)
         phases = {tokens: measure(family.at({TOKENS: tokens}), machine, setup=setup) for tokens in _measured_at(family, flow)}
         progress("profile", 1.0, "timing the host")
-        host = _host_of(family, machine, phases)
-    return mixed_phases(family, phases, flow, host)
+        host_s = _host_s(family, machine, phases)
+    return mixed_phases(family, phases, flow, host_s)
 
 
-def _host_of(family: StepFamily, machine: Machine, phases: Mapping[int, Profile]) -> HostCost:
-    """What a step costs at the host, while the devices compute steps as long as those of decoding."""
+def _host_s(family: StepFamily, machine: Machine, phases: Mapping[int, Profile]) -> float:
+    """The seconds of a step at the host, while the devices compute steps as long as those of decoding."""
     decoding = phases[min(phases)]
     step_s = min(decoding.whole_s(*setting) for setting in decoding.measured)
     here = affinity()
@@ -99,7 +99,7 @@ def stored_phases(family: StepFamily, machine: Machine, stored: Callable[[Traced
     flow = traffic_on(family, machine).verify(family.allowed)
     found = {tokens: stored(family.at({TOKENS: tokens})) for tokens in _measured_at(family, flow)}
     phases = {tokens: profile for tokens, profile in found.items() if profile is not None}
-    return mixed_phases(family, phases, flow, _host_of(family, machine, phases)) if len(phases) == len(found) else None
+    return mixed_phases(family, phases, flow, _host_s(family, machine, phases)) if len(phases) == len(found) else None
 
 
 def _measured_at(family: StepFamily, traffic: Traffic) -> list[int]:
@@ -113,35 +113,37 @@ def _measured_at(family: StepFamily, traffic: Traffic) -> list[int]:
 
 
 def traffic_on(family: StepFamily, machine: Machine) -> Traffic:
-    """How often steps of each number of tokens come on the devices of a machine, each number that of a variant."""
-    sizes, largest = family.allowed[TOKENS], family.largest[TOKENS]
-    chunk, num_rows = largest - family.sequences.max_sequences, 0
+    """How often steps of each number of tokens come on all devices of a machine, where a new sequence follows each that ends.
+
+    In the time of one sequence each group has ``new`` steps, and all prompts are computed once: a step of the largest size takes
+    a token of each sequence of a group and tokens of prompts for the rest, or rows of sources of an encoder.
+    """
+    sequences, sizes, num_groups = family.sequences, family.allowed[TOKENS], num_groups_on(machine)
+    group, largest = sequences.largest_group(num_groups), family.largest[TOKENS]
+    each, room = sequences.prompt, largest - group
     if family.source is not None:
-        num_rows = family.source.num_rows(family.sequences.prompt)
-        chunk = next(rows for size in sizes if (rows := size - family.sequences.max_sequences) >= num_rows)
-    asked = step_traffic(family.sequences, num_groups_on(machine), chunk, num_rows)
-    counts = dict[tuple[int, ...], float]()
-    for (tokens,), count in asked.counts.items():
-        home = (next(size for size in sizes if size >= tokens),)
-        counts[home] = counts.get(home, 0.0) + count
-    return Traffic((TOKENS,), counts)
+        each = family.source.num_rows(sequences.prompt)
+        largest = next(size for size in sizes if size - sequences.max_sequences >= each)
+        room = largest - sequences.max_sequences
+    num_prefills = sequences.max_sequences * each / room
+    at = next(size for size in sizes if size >= group)
+    return Traffic((TOKENS,), {(at,): max(num_groups * sequences.new - num_prefills, 0.0), (largest,): num_prefills})
 
 
-def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Traffic, host: HostCost) -> PhaseProfile:
+def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Traffic, host_s: float = 0.0) -> PhaseProfile:
     """The profile of the largest step with the mean seconds of each op; settings that one phase lacks are left out.
 
     Args:
         family: the steps.
         phases: tokens of a step to its measurements.
         traffic: how often each comes.
-        host: what a step costs beside its stages.
+        host_s: as in ``PhaseProfile``.
     """
-    host_s = {tokens: host.processor.of(min(tokens, family.sequences.max_sequences)) for tokens in phases}
-    phases = {tokens: _with_host(profile, host_s[tokens]) for tokens, profile in phases.items()}
+    phases = {tokens: _without_host(profile) for tokens, profile in phases.items()}
     shares = dict.fromkeys(phases, 0.0) | {tokens: share for (tokens,), share in traffic.shares.items()}
     num_bytes = {tokens: _value_bytes(family.at({TOKENS: tokens}).graph) for tokens in phases}
     most, share = family.largest[TOKENS], sum(shares[tokens] * num_bytes[tokens] for tokens in phases) / max(num_bytes.values())
-    profile = with_fewer_bytes(_with_host(phases[most], sum(shares[tokens] * host_s[tokens] for tokens in phases)), share)
+    profile = with_fewer_bytes(phases[most], share)
     settings = [setting for setting in profile.measured if all(setting in one.measured for one in phases.values())]
     profile = replace(profile, measured={setting: _mixed_in(setting, phases, shares, share) for setting in settings}, stages=())
     shapes = Shapes(
@@ -151,13 +153,13 @@ def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Tra
         unpaddable=dict(family.unpaddable),
     )
     parts = {one.name: getattr(profile, one.name) for one in fields(Profile)}
-    return PhaseProfile(**{**parts, "shapes": shapes}, phases=phases, host=host).verify()
+    return PhaseProfile(**{**parts, "shapes": shapes}, phases=phases, host_s=host_s).verify()
 
 
-def _with_host(profile: Profile, seconds: float) -> Profile:
-    """The profile with the host's seconds for a step in place of those for a request; taking its answer costs them."""
+def _without_host(profile: Profile) -> Profile:
+    """The profile in which taking an answer costs the host nothing."""
     links = [link for link in profile.links if link.target == HOST]
-    return profile.with_links(replace(link, receive_s=seconds, cold_receive_s=seconds) for link in links)
+    return profile.with_links(replace(link, receive_s=0.0, cold_receive_s=0.0) for link in links)
 
 
 def _value_bytes(graph: Graph) -> int:

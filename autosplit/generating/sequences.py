@@ -204,7 +204,7 @@ def _first_ids(ids: list[int], sampling: Sampling, capacity: Capacity) -> list[i
     limit, faults = capacity.max_length, id_faults(ids, capacity.vocabulary)
     if len(ids) > limit:
         faults.append(f"it has {len(ids)} tokens, and the caches hold {limit}; open with max_length={len(ids)} or more")
-    elif len(ids) + sampling.max_new_tokens - 1 > limit:
+    elif ids and len(ids) + sampling.max_new_tokens - 1 > limit:
         faults.append(
             f"it has {len(ids)} tokens, so max_length {limit} leaves room for {limit - len(ids) + 1} new ones, and "
             f"max_new_tokens is {sampling.max_new_tokens}; ask for fewer, or open with a larger max_length"

@@ -132,8 +132,8 @@ def ids_of(prompt: Sequence[int] | torch.Tensor) -> list[int]:
         if prompt.dim() != 1 or prompt.is_floating_point():
             raise UsageError(f"a prompt is ids [N], but is {prompt.dtype} {list(prompt.shape)}; give one prompt at a time")
         return list(map(int, prompt.tolist()))
-    if not isinstance(prompt, Sequence):
-        raise UsageError(f"a prompt is ids, but is {prompt!r:.40}; give a list of integers, or a tensor of one dimension")
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str):
+        raise UsageError(f"a prompt is ids, but is {prompt!r:.40}; give a list of integers, or call stream_text")
     return list(prompt)
 
 

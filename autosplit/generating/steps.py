@@ -16,15 +16,13 @@ from autosplit.devices import forkserver
 from autosplit.errors import UsageError
 from autosplit.generating.decoders import DecoderStep, cached
 from autosplit.generating.encoders import EncoderDecoderStep, cached_encoder_decoder
-from autosplit.generating.lookups import EMBEDDED, table_of, without_lookup
+from autosplit.generating.rewriting import EMBEDDED, table_of, without_lookup, without_source
 from autosplit.generating.sampling import Sampling
-from autosplit.generating.sourceless import without_source
 from autosplit.generating.sources import Source
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import At, Family, trace_family
 from autosplit.tracing.loading import load_model
 from autosplit.values.sequences import Sequences
-from autosplit.values.shapes import Traffic
 
 TOKENS = "tokens"
 """The dimension of a step: its number of tokens."""
@@ -55,7 +53,7 @@ class StepFamily(Family):
         sequences: those that the caches hold, and for which a plan is made.
         module: the model that was made into a step.
         source: what a prompt is for a model with an encoder; None where prompts are tokens of the decoder.
-        table: the rows of ids that the host gives to a step (see ``lookups``); None where a stage looks them up.
+        table: the rows of ids that the host gives to a step (see ``rewriting``); None where a stage looks them up.
     """
 
     sequences: Sequences = field(default_factory=Sequences)
@@ -90,9 +88,9 @@ def step_family(
         prompt, new: tokens of a usual prompt and of its answer; of more than ``max_length`` the first ones count.
     Returns: a family with the dimension ``tokens`` and a variant for each of ``step_sizes``. Its graph takes ids, slots,
         positions and sampling, and gives the next tokens (see ``DecoderStep`` and ``EncoderDecoderStep``). The example of up to
-        ``max_sequences`` tokens is one of each sequence, in the middle of a usual answer; that of more is a chunk of a prompt
-        beside such a token of half of the sequences. Where a table of embeddings is the head's, too, the graph takes the rows of
-        the ids as well (see ``lookups``).
+        ``max_sequences`` tokens is one of each sequence, in the middle of a usual answer; that of more has such a token of half
+        of the sequences, and beside them usual prompts, or the middle of a longer one. Where a table of embeddings is the head's,
+        too, the graph takes the rows of the ids as well (see ``rewriting``).
     Raises: UsageError: a number is below 1. ModelError: as ``cached`` and ``cached_encoder_decoder``. TraceError: as
         ``trace_family``.
     """
@@ -109,9 +107,12 @@ def step_family(
     def inputs_at(at: At) -> tuple[torch.Tensor, ...]:
         order = torch.arange(at[TOKENS])
         decoding = len(order) if len(order) <= max_sequences else max_sequences // 2
-        slots = (order + 1).clamp(max=decoding + (len(order) > decoding))
-        positions = torch.where(order < decoding, middle, (order - decoding) % max_length)
-        return order % 2, slots, positions, _greedy(len(order))
+        of_prompts = order - decoding
+        number = (of_prompts // prompt).clamp(max=max_sequences - decoding - 1)
+        start = max(0, prompt - len(order) + decoding) // 2  # the middle one of the chunks of a long prompt
+        places = (of_prompts - number * prompt + start) % max_length
+        slots = torch.where(order < decoding, order, decoding + number) + 1
+        return order % 2, slots, torch.where(order < decoding, middle, places), _greedy(len(order))
 
     loaded = replace(load_model(step, inputs=inputs_at({TOKENS: allowed[TOKENS][-1]})), name=type(model).__name__)
     family = trace_family(loaded, {name: {0: TOKENS} for name in OF_TOKENS}, allowed, inputs_at)
@@ -190,24 +191,3 @@ def step_sizes(max_sequences: int, chunk: int = 0) -> tuple[int, ...]:
     """
     powers = [1 << power for power in range(max_sequences.bit_length())]
     return tuple(sorted({*powers, max_sequences, max_sequences + chunk} | ({chunk} if chunk else set())))
-
-
-def step_traffic(sequences: Sequences, num_groups: int = 1, chunk: int = CHUNK, num_rows: int = 0) -> Traffic:
-    """How often steps of each size come, while as many sequences as may are under way and a new one follows each that ends.
-
-    Args:
-        sequences: the sequences.
-        num_groups: groups into which they are divided, as many as there are devices.
-        chunk: most tokens of a prompt in one step, beside those of sequences that go on.
-        num_rows: rows of the source of a sequence, of which a step takes ``chunk`` at most; 0 without an encoder.
-
-    In the time of one sequence each group has ``new`` steps, and all prompts are computed once. A step of the largest size takes
-    a token of each sequence of a group, and tokens of prompts for the rest.
-
-    >>> step_traffic(Sequences(prompt=128, new=64, max_sequences=4)).counts
-    {(4,): 60.0, (132,): 4.0}
-    """
-    group, largest = sequences.largest_group(num_groups), sequences.max_sequences + chunk
-    each, room = (num_rows, chunk) if num_rows else (sequences.prompt, largest - group)
-    prefills = sequences.max_sequences * each / room
-    return Traffic((TOKENS,), {(group,): max(num_groups * sequences.new - prefills, 0.0), (largest,): prefills})

@@ -3,7 +3,7 @@
 import time
 from collections import Counter, deque
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from autosplit.generating.sequences import Generation
 from autosplit.reports.results import LatencyStats
@@ -50,20 +50,6 @@ class GenerationStats:
         return f"{self.num_sequences} sequences, {rate}; median to the first token {first}, to each further one {each}"
 
 
-class _Times(NamedTuple):
-    """Times of a sequence that has ended, in monotonic nanoseconds, and its new tokens."""
-
-    came_ns: int
-    first_ns: int
-    last_ns: int
-    num_new: int
-
-    @property
-    def per_token_s(self) -> float:
-        """Mean seconds from one new token to the next one."""
-        return (self.last_ns - self.first_ns) / 1e9 / (self.num_new - 1)
-
-
 class Tally:
     """Counts sequences that have ended. Not for several threads at once.
 
@@ -72,42 +58,39 @@ class Tally:
     """
 
     def __init__(self, counts: Counter[str]) -> None:
-        self._counts, self._times = counts, deque[_Times](maxlen=NUM_TIMES)
+        self._counts, self._first_s, self._per_token_s = counts, deque[float](maxlen=NUM_TIMES), deque[float](maxlen=NUM_TIMES)
         self._clear()
 
     def add(self, generation: Generation) -> None:
         """Count a sequence that has ended."""
-        num_new = len(generation.tokens) - generation.num_prompt
-        self._num_ended += 1
-        self._num_failed += generation.failure is not None
-        self._num_tokens += num_new
+        num_new = len(generation.new_tokens)
+        self._counts.update(ended=1, failed=generation.failure is not None, tokens=num_new)
         if num_new:
-            self._times.append(_Times(generation.came_ns, generation.first_ns, generation.last_ns, num_new))
+            self._first_s.append((generation.first_ns - generation.came_ns) / 1e9)
+        if num_new > 1:
+            self._per_token_s.append((generation.last_ns - generation.first_ns) / 1e9 / (num_new - 1))
 
     def stats(self, *others: "Tally", clear: bool) -> GenerationStats:
         """What this tally and others counted since the start, or since the last call with ``clear``."""
         tallies, counts = (self, *others), Counter[str]()
         for tally in tallies:
             counts.update(tally._counts)
-        times = [one for tally in tallies for one in tally._times]
-        num_ended, num_failed = (sum(getattr(tally, name) for tally in tallies) for name in ("_num_ended", "_num_failed"))
         found = GenerationStats(
-            num_ended - num_failed,
-            num_failed,
-            sum(tally._num_tokens for tally in tallies),
+            counts["ended"] - counts["failed"],
+            counts["failed"],
+            counts["tokens"],
             time.monotonic() - self._since_s,
-            LatencyStats.of([(one.first_ns - one.came_ns) / 1e9 for one in times]),
-            LatencyStats.of([one.per_token_s for one in times if one.num_new > 1]),
+            LatencyStats.of([seconds for tally in tallies for seconds in tally._first_s]),
+            LatencyStats.of([seconds for tally in tallies for seconds in tally._per_token_s]),
             counts["steps"],
             counts["prompt"] + counts["new"],
             counts["padding"],
         )
-        if clear:
-            for tally in tallies:
-                tally._clear()
+        for tally in tallies if clear else ():
+            tally._clear()
         return found
 
     def _clear(self) -> None:
-        self._times.clear()
-        self._counts.clear()
-        self._num_ended, self._num_failed, self._num_tokens, self._since_s = 0, 0, 0, time.monotonic()
+        for kept in (self._counts, self._first_s, self._per_token_s):
+            kept.clear()
+        self._since_s = time.monotonic()

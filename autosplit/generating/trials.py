@@ -178,7 +178,7 @@ def compare_generators(
     error = family.variants[0].module_error
     verdict = with_risks(judge(outcomes, plan.objective, constraints is None, unfit), outcomes)
     trace_error, told = None if error is None else error.relative, contenders[PLAN].predicted
-    notes = () if told is None or profile is None else (host_text(plan, told, family.sequences, profile.host),)
+    notes = () if told is None or profile is None else (host_text(plan, told, family.sequences, profile.host_s),)
     return RunReport(family.graph.name, 0, outcomes, verdict, left_out, notes, trace_error=trace_error), footprints
 
 

@@ -26,8 +26,18 @@ LOOKUP = "aten.embedding.default"
 
 BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000}
 """Bytes that a backend holds once in a worker with several programs: its library's state, buffers of matrix products, free blocks
-of its arena. Fitted with ``OP_BYTES`` to what workers of a Llama of 399 ops hold beside weights and values, in one stage and in
-two, with 3 to 7 programs."""
+of its arena. Fitted with ``OP_BYTES`` to workers of a Llama of 399 ops and 25 M parameters, whole and in two stages, with 3 to 7
+programs. Later workers on ONNX Runtime 1.31 beside what is counted (``benchmarks.generation_plans`` and ``generation_memory``):
+
+==============================  ========  ============================
+worker                          programs  held / counted, MB
+==============================  ========  ============================
+that Llama, whole                7        173/172
+in halves of its layers          7        68/68, 126/124
+cut after 290 ops, after 374     7        91/91, 105/102, 110/111, 76/79
+GPT-2 of 124 M, 12 layers        5        641/629
+==============================  ========  ============================
+"""
 
 OP_BYTES = {"eager": 4_550, "onnxruntime": 4_200}
 """Bytes that a backend holds for each op of each such program: code, nodes of its graph, kernels, the plan of their memory."""

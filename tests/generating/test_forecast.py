@@ -8,7 +8,6 @@ import pytest
 from autosplit.errors import PlanError
 from autosplit.generating.forecast import between, host_text, replicas_of, simulated
 from autosplit.generating.generators import Generator
-from autosplit.generating.hostcost import NOTHING, HostCost, PerStep
 from autosplit.generating.phases import PhaseProfile, mixed_phases, stored_phases, traffic_on
 from autosplit.generating.sequences import Capacity
 from autosplit.generating.sidebyside import SideBySide
@@ -29,8 +28,8 @@ SECONDS = {1: [1.0, 2.0], 2: [1.5, 3.0], 9: [4.0, 4.0]}
 def test_two_stages_keep_two_groups_under_way():
     """The second stage is the slower one: once it has work, a token of each group takes its seconds."""
     sequences = Sequences(prompt=8, new=5, max_sequences=2, max_length=20)
-    found = simulated(SECONDS, ["a", "b"], sequences)
-    one_after_the_other = simulated(SECONDS, ["a", "a"], sequences)
+    found = simulated(SECONDS, SECONDS, ["a", "b"], sequences)
+    one_after_the_other = simulated(SECONDS, SECONDS, ["a", "a"], sequences)
     assert found.first_token_s == pytest.approx((8 + 12) / 2)
     # tokens of the first sequence at 8, 14, 18, 22, 26, of the second one at 12, 16, 20, 24, 28
     assert found.per_token_s == pytest.approx((18 + 16) / 4 / 2)
@@ -39,24 +38,33 @@ def test_two_stages_keep_two_groups_under_way():
 
 
 def test_the_host_takes_its_time_between_steps():
-    """Tokens come half a second after their step, of which the host computes a quarter; a stage may pay for that."""
-    seconds, sequences = {1: [1.0], 9: [2.0]}, Sequences(prompt=8, new=3, max_sequences=1, max_length=20)
-    host = HostCost(turnaround=PerStep(0.25, 0.25), processor=PerStep(0.25, 0.0))
-    assert simulated(seconds, ["a"], sequences, host) == TokenRates(3 / 5.5, 2.5, 1.5)
-    assert simulated(seconds, ["a"], sequences, host, pays=True) == TokenRates(3 / 4.75, 2.25, 1.25)
+    """Tokens of one sequence come half a second after their step. With two groups the host works while the first stage waits."""
+    one, two = (Sequences(prompt=1, new=20, max_sequences=count, max_length=40) for count in (1, 2))
+    step_s = {1: [1.0, 2.0]}
+    assert simulated(step_s, step_s, ["a", "b"], one, host_s=0.5) == TokenRates(1 / 3.5, 3.5, 3.5)
+    assert simulated(step_s, step_s, ["a", "b"], two, host_s=0.5).per_token_s == pytest.approx(4.0, rel=0.02)
+
+
+def test_a_stage_is_faster_while_its_neighbours_wait():
+    """The second stage does half of its work beside the first one, in a second, and the rest alone, in half a second."""
+    busy_s, alone_s = {1: [1.0, 2.0]}, {1: [0.5, 1.0]}
+    one, two = (Sequences(prompt=1, new=20, max_sequences=count, max_length=40) for count in (1, 2))
+    assert simulated(busy_s, alone_s, ["a", "b"], two).per_token_s == pytest.approx(2 * 1.5, rel=0.05)
+    assert simulated(busy_s, alone_s, ["a", "b"], one).per_token_s == pytest.approx(1.5)
+    assert simulated(busy_s, alone_s, ["a", "b"], one, num_beside=1).per_token_s == pytest.approx(2.25)
 
 
 def test_the_share_of_the_host_is_said():
-    host, told = HostCost(PerStep(0.01, 0.02), PerStep(0.0, 0.0)), TokenRates(1.0, 1.0, 0.5)
+    told = TokenRates(1.0, 1.0, 0.5)
     words = "the host is predicted to take 50.00 ms between steps of 2 sequences, 10% of the time per token"
-    assert host_text(PLAN, told, Sequences(max_sequences=8), host) == words
+    assert host_text(PLAN, told, Sequences(max_sequences=8), 0.05) == words
 
 
 def test_one_host_answers_one_pipeline_after_another():
     """Two groups on two stages of a second each: a host that needs two seconds for a step is the bottleneck."""
     sequences = Sequences(prompt=1, new=20, max_sequences=2, max_length=40)
-    slow = HostCost(turnaround=PerStep(2.0, 0.0), processor=PerStep(2.0, 0.0))
-    found = simulated({1: [1.0, 1.0], 2: [1.0, 1.0]}, ["a", "b"], sequences, slow)
+    step_s = {1: [1.0, 1.0], 2: [1.0, 1.0]}
+    found = simulated(step_s, step_s, ["a", "b"], sequences, host_s=2.0)
     assert found.per_token_s == pytest.approx(4.0, rel=0.05)
 
 
@@ -64,14 +72,14 @@ def test_a_limit_on_the_time_per_token_holds_while_prompts_come():
     """A long prompt beside a sequence that decodes: prompts get what the limit leaves of a step."""
     seconds = {1: [1.0], 2: [1.0], 9: [5.0]}
     free = Sequences(prompt=40, new=30, max_sequences=2, max_length=80)
-    found = {limit: simulated(seconds, ["a"], replace(free, per_token_s=limit)) for limit in (None, 1.2)}
+    found = {limit: simulated(seconds, seconds, ["a"], replace(free, per_token_s=limit)) for limit in (None, 1.2)}
     assert found[None].per_token_s > 1.2 >= found[1.2].per_token_s
     assert found[1.2].first_token_s > found[None].first_token_s
 
 
 def test_sizes_between_two_that_were_measured():
     known = {4: [1.0, 2.0], 12: [3.0, 2.0]}
-    assert between(known, [2, 4, 8, 12]) == {2: [0.5, 2.0], 4: [1.0, 2.0], 8: [2.0, 2.0], 12: [3.0, 2.0]}
+    assert between(known, [2, 4, 8, 12]) == {2: [1.0, 2.0], 4: [1.0, 2.0], 8: [2.0, 2.0], 12: [3.0, 2.0]}
 
 
 def test_replicas_are_pipelines_side_by_side():
@@ -105,27 +113,26 @@ def test_an_op_takes_its_mean_seconds_of_both_phases():
     family, machine = Steps(), Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
     flow = traffic_on(family, machine)
     assert flow.counts == {(1,): 16.5, (9,): 3.5}
-    found = mixed_phases(family, {9: measured(9), 1: measured(1)}, flow.verify(family.allowed), NOTHING)
+    found = mixed_phases(family, {9: measured(9), 1: measured(1)}, flow.verify(family.allowed))
     assert found.op_s("a", "cpu:0", "eager") == pytest.approx((16.5 * 1 + 3.5 * 9) / 20)
     assert found.op_s("b", "cpu:0", "eager") == pytest.approx(1.0)
-    host = HostCost(PerStep(9.0, 0.0), PerStep(0.5, 0.25))
     links = (Link("cpu:0", HOST, 0.0, 1.0, 0.0, 1.0, 0.0), Link(HOST, "cpu:0", 0.0, 1.0, 0.0, 1.0, 0.0))
     phases = {tokens: replace(measured(tokens), links=links) for tokens in (9, 1)}
-    told = mixed_phases(family, phases, flow.verify(family.allowed), host)
-    assert [[link.receive_s for link in told.phases[tokens].links] for tokens in (1, 9)] == [[0.75, 1.0], [1.0, 1.0]]
-    assert told.links[0].receive_s == pytest.approx((16.5 * 0.75 + 3.5 * 1.0) / 20)
+    told = mixed_phases(family, phases, flow.verify(family.allowed), host_s=9.0)
+    assert [[link.receive_s for link in told.phases[tokens].links] for tokens in (1, 9)] == [[0.0, 1.0]] * 2
+    assert (told.links[0].receive_s, told.host_s) == (0.0, 9.0)
     assert (found.graph_hash, dict(found.shapes.buckets), sorted(found.phases)) == ("9", {TOKENS: (1, 2, 9)}, [1, 9])
 
 
 def test_an_op_that_is_refused_in_one_phase_is_refused():
     family = Steps()
     flow = traffic_on(family, Machine.of([parse_device("cpu:0")])).verify(family.allowed)
-    found = mixed_phases(family, {9: measured(9), 2: measured(2, refused=["b"])}, flow, NOTHING)
+    found = mixed_phases(family, {9: measured(9), 2: measured(2, refused=["b"])}, flow)
     assert found.table(SimpleNamespace(hash="9"), Setting("cpu:0", "eager", 1)).keys() == {"a"}
 
 
 def test_a_phase_that_no_store_holds_gives_no_profile(monkeypatch):
-    monkeypatch.setattr("autosplit.generating.phases.measure_host", lambda *asked: NOTHING)
+    monkeypatch.setattr("autosplit.generating.phases.measure_host", lambda *asked: 0.5)
     family, machine = Steps(), Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
     found = stored_phases(family, machine, lambda one: measured(one.tokens))
     assert isinstance(found, PhaseProfile)

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 import autosplit
-from autosplit.generating.lookups import EMBEDDED
+from autosplit.generating.rewriting import EMBEDDED
 from autosplit.generating.steps import step_family
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from tests.generating.decodermodels import answers_under_kills, decoder, generated, prompts

@@ -67,7 +67,8 @@ def test_a_stream_that_nobody_reads_takes_no_slot_for_ever(pipeline):
 @pytest.mark.parametrize(
     ("prompt", "options", "fault"),
     [
-        ([], {}, "it is empty"),
+        ([], {}, r"\(1 fault\):\n.*it is empty"),
+        ("text", {}, "a prompt is ids, but is 'text'.* call stream_text"),
         ([1] * 81, {}, "81 tokens, and the caches hold 80"),
         ([1] * 80, {"max_new_tokens": 2}, "max_length 80 leaves room for 1 new ones, and max_new_tokens is 2"),
         ([0, VOCABULARY, -1], {"max_new_tokens": 1}, r"97 is no token id; ids are 0 to 96 \(2 such tokens\)"),

@@ -15,11 +15,10 @@ from autosplit.bundling.bundler import write_bundle
 from autosplit.deploying.networks import deploy, machine_of_plan, place
 from autosplit.errors import BackendError, PlanError, UsageError
 from autosplit.generating.sampling import Sampling
-from autosplit.generating.steps import step_family, step_traffic
+from autosplit.generating.steps import step_family
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.splitting import load_stage, save_stage, split
 from autosplit.values.plan import UNKNOWN, Plan, Stage
-from autosplit.values.sequences import Sequences
 from tests.generating.decodermodels import decoder, generated, greedy, prompts
 
 SEQUENCES, LENGTH, CHUNK, NEW = 3, 40, 21, 12
@@ -128,18 +127,10 @@ def test_states_are_in_no_file_and_count_as_weights(family, cut, tmp_path):
 
 
 def test_variants_have_the_sizes_of_the_traffic(family):
-    """The example of a step up to a token of each sequence is one of each; that of more is a chunk beside half of them."""
+    """The example of a step up to a token of each sequence is one of each; that of more is prompts beside half of them."""
     assert [at["tokens"] for at in family.sizes] == [24, 21, 3, 2, 1]
-    sequences = Sequences(20, 30, SEQUENCES, 60)
-    steps = sum(step_traffic(sequences, 1, CHUNK).verify(family.allowed).counts.values())
-    assert step_traffic(sequences, 1, CHUNK).counts[24,] == SEQUENCES * 20 / CHUNK
-    assert steps == 30
-    assert step_traffic(sequences, 2, CHUNK).counts == {
-        (2,): 60 - 60 / 22,
-        (24,): 60 / 22,
-    }  # two groups, of two sequences at most
     chunk, _, decode = (variant.example_inputs for variant in family.variants[:3])
-    assert (chunk[1].tolist(), chunk[2].tolist()) == ([1] + [2] * 23, [LENGTH - 1, *range(23)])
+    assert (chunk[1].tolist(), chunk[2].tolist()) == ([1] + [2] * 23, [LENGTH - 1, *range(8, 31)])
     assert (decode[1].tolist(), decode[2].tolist()) == ([1, 2, 3], [LENGTH - 1] * 3)
     with pytest.raises(UsageError, match="max_sequences is 0"):
         step_family(decoder("LlamaForCausalLM"), 0)
