@@ -75,7 +75,7 @@ def test_a_plan_goes_on_without_a_device_that_is_lost_amid_1000_requests(on_devi
         with api.open_pipeline(traced, plan, machine, profile=profile) as service:
             for x, answer in zip(requests, service.stream(requests), strict=True):
                 torch.testing.assert_close(answer, traced.run(x))
-            [reason] = service.stats().replanned
+            [reason] = service.pipeline.replanned
         monkeypatch.setenv("GONE", str(tmp_path / "second"))
         budget = Budget(num_requests=1000, num_rounds=1)
         report = api.run(traced, plan, machine, profile=profile, baselines=False, setup=Setup(progress=False), budget=budget)
