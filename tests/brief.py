@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autosplit.backends import workspace
+from autosplit.backends import apart
 from autosplit.deploying import comparing, contest, setup
 from autosplit.measuring import cache_lookup, links, profiler, request_overhead, rounds
 from autosplit.measuring.measuring_worker import Workers
@@ -42,4 +42,4 @@ def measure_links_once() -> None:
 
 def compile_in_one_process() -> None:
     """Keep the process that compiles from workspace to workspace: each new one imports the exporter for 4 s."""
-    workspace.end_idle = lambda: None
+    apart._num_keeping = 1

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from autosplit.arguments import checked
-from autosplit.backends.apart import end_idle
+from autosplit.backends.apart import kept
 from autosplit.devices.discovering import Devices
 from autosplit.generating.forecast import devices_of, replicas_of
 from autosplit.generating.generators import Generator
@@ -31,15 +31,8 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -
 
     Raises: PlanError: its stages have different numbers of devices. Others as ``open_pipeline``.
     """
-    found = loaded(family, plan, devices)
-    end_idle()
-    return found
-
-
-def loaded(family: Family, plan: Plan, devices: Devices | None = None) -> Generator:
-    """``open_generator`` without its end: the process that exported the stages waits for those of another plan."""
     plans = replicas_of(plan)
-    with ExitStack() as opened:
+    with kept(), ExitStack() as opened:
         found = [opened.enter_context(_opened(family, one, devices, len(plans))) for one in plans]
         opened.pop_all()  # from here on the caller closes them
         return side_by_side(found, plan)
@@ -53,10 +46,10 @@ def side_by_side(generators: Sequence[Generator], plan: Plan) -> Generator:
 def _opened(family: Family, plan: Plan, devices: Devices | None, num_replicas: int) -> Generator:
     """One pipeline as a generator."""
     engine, opened = open_engine(family.variants, plan, devices)
-    kept = ExitStack()
+    its = ExitStack()
     with opened:
-        generator = generator_on(engine, family, plan, num_replicas, kept)
-        kept.push(opened.pop_all())  # not before: a generator that cannot be made leaves its engine to this block
+        generator = generator_on(engine, family, plan, num_replicas, its)
+        its.push(opened.pop_all())  # not before: a generator that cannot be made leaves its engine to this block
         return generator
 
 

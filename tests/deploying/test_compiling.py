@@ -47,9 +47,25 @@ def planned(traced: Traced, eager_s: float, other_s: float) -> tuple[Plan, Profi
     return autosplit.search(traced, profile, ONE, budget=Budget(search_s=0)).plan, profile
 
 
+def test_processes_that_compile_end_once_the_stages_of_all_plans_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    for name, value in {"_num_keeping": 0, "_idle": ["for two plans"], "_end": ended.append}.items():
+        monkeypatch.setattr(apart, name, value)
+    with apart.kept():
+        for _ in range(2):
+            with Workspace() as workspace:
+                workspace.keep_files_only()
+        assert ended == []
+    apart._idle.append("for one")  # type: ignore[arg-type]
+    with Workspace() as workspace:
+        workspace.keep_files_only()
+        assert ended == ["for two plans", "for one"]
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
     """The processes that compile; those of other tests are not asked."""
+    monkeypatch.setattr(apart, "_num_keeping", 0)
     apart.end_idle()
     found: list[WorkerProcess] = []
 
