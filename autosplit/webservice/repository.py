@@ -177,11 +177,12 @@ class Repository:
             network, plans = f"{name}/{version}", replicas_of(loaded.plan) if generates else [loaded.plan]
             networks = [network, *(f"{network}/{number}" for number in range(1, len(plans)))]
             variants, symbolic = ((), None) if family is None else (family.variants[1:], family.symbolic)
-            replan = None if family is not None else self._replan(loaded, kept)
+            replan = None if generates else self._replan(loaded, kept)
             for its_name, plan in zip(networks, plans, strict=True):
                 given = loaded.traced, plan, loaded.machine, workspace, variants, symbolic, replan
                 engines.append(deploy(self._host, its_name, *given))
                 undone.callback(self._host.remove_network, its_name)
+            workspace.keep_files_only()
             service, free, generator = None, FIXED, None
             if family is not None and generates:
                 pairs = zip(engines, plans, strict=True)
@@ -204,7 +205,8 @@ class Repository:
         if profile is None:
             name = loaded.traced.graph.name
             raise UsageError(f"no profile of '{name}' is stored for {self._devices}; run autosplit profile, or omit --devices")
-        return kept.enter_context(devices_left([loaded.traced], loaded.plan, profile, loaded.machine))
+        variants, symbolic = ([loaded.traced], None) if (one := loaded.family) is None else (one.variants, one.symbolic)
+        return kept.enter_context(devices_left(variants, loaded.plan, profile, loaded.machine, symbolic))
 
     def _unload(self, name: str) -> None:
         model = self._served.pop(name, None)
