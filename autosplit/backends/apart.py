@@ -44,9 +44,9 @@ _limits: ContextVar[tuple[float, Watch | None]] = ContextVar("limits", default=(
 def limited(limit_s: float = LIMIT_S, watch: Watch | None = None) -> Iterator[None]:
     """Give each call of this block a limit, and call ``watch`` several times a second with the seconds that it has taken.
 
-    An error of ``watch`` ends the call and its process.
+    An error of ``watch`` ends the call and its process. Without one, that of a block around this one goes on.
     """
-    token = _limits.set((limit_s, watch))
+    token = _limits.set((limit_s, watch or _limits.get()[1]))
     try:
         yield
     finally:

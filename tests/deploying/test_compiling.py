@@ -62,6 +62,13 @@ def test_processes_that_compile_end_once_the_stages_of_all_plans_are_open(monkey
         assert ended == ["for two plans", "for one"]
 
 
+def test_a_limit_within_a_step_leaves_its_seconds_shown() -> None:
+    """Trials of ops with inductor took 100 s, in which a profile showed nothing."""
+    seen: list[float] = []
+    with apart.limited(watch=seen.append), apart.limited(5.0):
+        assert apart._limits.get() == (5.0, seen.append)
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
     """The processes that compile; those of other tests are not asked."""
