@@ -94,13 +94,11 @@ def measure(
             profile = setup.hosts.measure(traced, setup.considered, setup.precision, root, setup.remeasure)
             progress("profile", 1.0, "done")
         return profile
-    threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
     with progress_shown(setup.progress) as progress:
         return measure_ops(
             traced,
             machine,
             setup.considered,
-            threads=threads,
             store=store,
             remeasure=setup.remeasure,
             precision=setup.precision,
@@ -135,9 +133,10 @@ def search(
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
     if isinstance(traced, Family):
+        setup.require_one_precision()
         if profile.shapes is None:
             raise UsageError("the profile is of requests of one size; measure the model that was traced with sizes=")
-        setup, budget = replace(setup, keep=None, max_error=None), replace(as_budget(budget), search_s=0.0)
+        setup, budget = replace(setup, keep=None), replace(as_budget(budget), search_s=0.0)
         if isinstance(traced, StepFamily) and isinstance(profile, PhaseProfile):
             footprints = Footprints(_machine(devices, setup), setup.workspace, traced.variants[1:])
             ask = partial(_search, traced.variants[0], profile, footprints, setup=setup, budget=budget)

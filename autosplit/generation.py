@@ -10,10 +10,9 @@ from autosplit.arguments import checked
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.devices.discovering import Devices, as_machine
-from autosplit.errors import UsageError
 from autosplit.generating.generators import Generator
 from autosplit.generating.opening import open_generator
-from autosplit.generating.phases import demands_of
+from autosplit.generating.phases import demands_of, require_caches_here
 from autosplit.generating.trials import stats_of
 from autosplit.keeping import keep_footprints
 from autosplit.preloading import settle
@@ -48,7 +47,7 @@ def generator(
 
     Args:
         model: a spec, a causal language model of transformers, or a module that calls ``autosplit.KVCache``.
-        devices: the devices, or their names, as a list or with commas between; by default all of this machine.
+        devices: the cores, or their names, as a list or with commas between; by default each core of this machine.
         constraints: demands on the plan. Stages have no replicas, as a sequence belongs to the caches of one; whole models may
             stand side by side. The objective ``latency`` is the time from one token of a sequence to its next one.
         max_sequences: sequences side by side; others wait.
@@ -57,12 +56,10 @@ def generator(
         first_token_s, per_token_s: limits, as for ``Sequences``.
         setup: backends, precision, store, and the progress function.
         budget: limits of time, or seconds for the planner.
-    Raises: ModelError: the model has no caches that stages can keep. UsageError: numbers do not fit, or there are hosts.
-        Others as ``search`` and ``open_pipeline``.
+    Raises: ModelError: the model has no caches that stages can keep. UsageError: numbers do not fit, or there are hosts or
+        accelerators. Others as ``search`` and ``open_pipeline``.
     """
-    if setup.hosts is not None:
-        raise UsageError("the caches of a generator are on this machine; leave out the hosts of the setup")
-    machine = as_machine(devices)
+    require_caches_here(machine := as_machine("cpu" if devices is None else devices), setup)
     demands_of(constraints).require_consistent(machine)
     prompt = min(prompt, max_length)
     new = min(new, max_length - prompt + 1)

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 from autosplit import sharedhost
-from autosplit.backends import workspace
+from autosplit.backends import apart
 from autosplit.deploying import comparing, compiling, contest, replanning, setup
-from autosplit.generating import hostcost, opening
+from autosplit.generating import hostcost
 from autosplit.measuring import cache_lookup, links, profiler, request_overhead, rounds
 from autosplit.measuring.measuring_worker import Workers
 from autosplit.pages import writing
 from autosplit.searching import candidates, hunt, precisions
-from autosplit.shapes import pipelines
 from autosplit.values.links import Link
 from autosplit.values.machine import Device
 
@@ -48,6 +47,6 @@ def measure_links_once() -> None:
 
 
 def compile_in_one_process() -> None:
-    """Keep the process that compiles from workspace to workspace and behind open pipelines: a new one imports for 4 s."""
-    for module in (workspace, pipelines, opening, compiling):
-        module.end_idle = lambda: None
+    """Keep the process that compiles from workspace to workspace: each new one imports the exporter for 4 s."""
+    apart._num_keeping = 1
+    compiling.end_idle = lambda: None

@@ -21,6 +21,7 @@ from autosplit.reports.outcomes import PLAN
 from autosplit.searching.candidates import SearchResult
 from autosplit.searching.precisions import other_precisions, without_worst
 from autosplit.serving.hostmanager import HostManager
+from autosplit.shapes.profiles import shapes_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
@@ -76,7 +77,7 @@ def test_a_plan_goes_on_without_a_device_that_is_lost_amid_1000_requests(on_devi
         with api.open_pipeline(traced, plan, machine, profile=profile) as service:
             for x, answer in zip(requests, service.stream(requests), strict=True):
                 torch.testing.assert_close(answer, traced.run(x))
-            [reason] = service.stats().replanned
+            [reason] = service.pipeline.replanned
         monkeypatch.setenv("GONE", str(tmp_path / "second"))
         budget = Budget(num_requests=1000, num_rounds=1)
         report = api.run(traced, plan, machine, profile=profile, baselines=False, setup=Setup(progress=False), budget=budget)
@@ -86,8 +87,13 @@ def test_a_plan_goes_on_without_a_device_that_is_lost_amid_1000_requests(on_devi
 
 
 @pytest.mark.timeout(120)
-def test_a_served_plan_goes_on_without_a_device_that_is_lost(on_device, tmp_path, monkeypatch) -> None:
-    (traced, plan, profile, core), requests = on_device, [torch.rand(1, 16) for _ in range(1000)]
+def test_a_served_plan_for_several_sizes_goes_on_without_a_device_that_is_lost(on_device, tmp_path, monkeypatch) -> None:
+    core, family = on_device[3], api.trace("autosplit.examples.mlp:mlp?depth=2&width=16", sizes={"batch": "1..2"})
+    traced, requests = family.variants[0], [torch.rand(1 + number % 2, 16) for number in range(1000)]
+    stage = Stage("s", tuple(op.name for op in traced.graph.ops), ("cuda:0",))
+    plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN, microbatch=2)
+    plan = replace(plan, shapes=shapes_of(family.only([{"batch": 1}]), plan, None))
+    profile = Profile.given(traced.graph, {(op, name): 1e-4 for op in stage.ops for name in (core, "cuda:0")})
     monkeypatch.setenv("GONE", str(tmp_path / "gone"))
     monkeypatch.setattr("autosplit.webservice.repository.stored_profile", lambda *given: profile)
     write_plan(plan, traced.graph, tmp_path / "mlp.yaml")
@@ -96,7 +102,7 @@ def test_a_served_plan_goes_on_without_a_device_that_is_lost(on_device, tmp_path
             repository.load("mlp").result()
             answers = [host.submit("mlp/1", [x]) for x in requests]
             for x, answer in zip(requests, answers, strict=True):
-                torch.testing.assert_close(answer.result(60)[0], traced.run(x))
+                torch.testing.assert_close(answer.result(60)[0], family.at({"batch": len(x)}).run(x))
         health = host.health()
     assert health["devices"]["cuda:0"]["stages"] == [] and health["devices"][core]["stages"] == ["mlp/1/stage0"]
     [reason] = health["networks"]["mlp/1"]["replanned"]

@@ -1,7 +1,7 @@
 """Exporters and compilers run in a process apart: where one crashes or hangs, it costs its answer and not the user's process.
 
-The process is kept for further calls. It ends once a pipeline or a generator is open, with the workspace that it worked for, or
-when no call comes for ``IDLE_S``.
+The process is kept for further calls. It ends once the stages of a workspace are open, or the workspace is closed, unless
+``kept`` waits for more; and when no call comes for ``IDLE_S``.
 """
 
 import importlib
@@ -30,6 +30,8 @@ LIMIT_S = 900.0
 """Seconds that one call may take. The slowest compilation that was seen, inductor with 819 ops on two cores, took 56 s."""
 
 _idle: list[WorkerProcess] = []
+_num_keeping = 0
+"""Blocks of ``kept`` that are entered."""
 _lock = threading.Lock()
 _warming: threading.Thread | None = None
 """The call of ``begin_apart``, until the next call has waited for it."""
@@ -42,9 +44,9 @@ _limits: ContextVar[tuple[float, Watch | None]] = ContextVar("limits", default=(
 def limited(limit_s: float = LIMIT_S, watch: Watch | None = None) -> Iterator[None]:
     """Give each call of this block a limit, and call ``watch`` several times a second with the seconds that it has taken.
 
-    An error of ``watch`` ends the call and its process.
+    An error of ``watch`` ends the call and its process. Without one, that of a block around this one goes on.
     """
-    token = _limits.set((limit_s, watch))
+    token = _limits.set((limit_s, watch or _limits.get()[1]))
     try:
         yield
     finally:
@@ -137,11 +139,25 @@ def _taken() -> WorkerProcess:
         _end(worker)
 
 
-def end_idle() -> None:
-    """End the processes that are kept for further calls."""
+@contextmanager
+def kept() -> Iterator[None]:
+    """Let the processes of all workspaces in this block wait for further calls until its end."""
+    global _num_keeping
     with _lock:
-        workers = _idle[:]
-        _idle.clear()
+        _num_keeping += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _num_keeping -= 1
+        end_idle()
+
+
+def end_idle() -> None:
+    """End the processes that wait for further calls, unless ``kept`` keeps them."""
+    with _lock:
+        workers = [] if _num_keeping else _idle[:]
+        del _idle[: len(workers)]
     for worker in workers:
         _end(worker)
 

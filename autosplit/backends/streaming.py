@@ -100,11 +100,8 @@ class WeightStream:
 def streamed_runnable(program: StageProgram, resident_bytes: int, accelerator: Accelerator, computing: Queue) -> Runnable:
     """The stage on an accelerator with at most ``resident_bytes`` of weights there, two buffers among them.
 
-    Raises: BackendError: the bytes have no room for two buffers, the stage has states, or a view of streamed weights is read
-        long after their op.
+    Raises: BackendError: the bytes have no room for two buffers, or a view of streamed weights is read long after their op.
     """
-    if program.states:
-        raise BackendError(f"stage '{program.name}' keeps states such as '{program.states[0]}', and weights beside them stay")
     graph = fx.Graph()
     graph.output(graph.graph_copy(program.module.graph, {}))
     ops = list(filter(is_op, graph.nodes))

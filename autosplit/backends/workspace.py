@@ -135,9 +135,13 @@ class Workspace:
         return self._references[-1][0]
 
     def keep_files_only(self) -> None:
-        """Let go of the programs with their weights, and of the model's outputs; workers that start again load files."""
+        """Let go of the programs with their weights, of the model's outputs, and of the processes that compiled stages.
+
+        Workers that start again load files.
+        """
         self._saved.clear()
         self._references.clear()
+        end_idle()
 
     def close(self) -> None:
         """Remove every file, and end the processes that compiled stages."""

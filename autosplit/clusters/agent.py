@@ -136,9 +136,7 @@ class Agent:
         none = pytree.tree_structure(())
         program = load_stage(self._folder / "stages" / subject.folder, trust=True).module
         traced = Traced(subject.graph, program, none, none, subject.example_inputs, subject.specs, (), ())
-        machine = Machine.of(devices)
-        threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
-        return measure(traced, machine, backends, threads=threads, precision=precision)
+        return measure(traced, Machine.of(devices), backends, precision=precision)
 
     def link_to(self, name: str, address: tuple[str, int]) -> tuple[Link, Wire]:
         """Measure the connection to another host."""

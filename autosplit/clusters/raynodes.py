@@ -123,10 +123,6 @@ class Agents:
             first = str(failure).partition("\n")[0]
             raise WorkerError(f"the agent on host '{host}' died during {method}: {first}") from None
 
-    def handle(self, host: str) -> Any:
-        """The actor on a host, which other actors may call."""
-        return self._handles[host]
-
     def share(self, value: Any) -> Any:
         """A value in Ray's object store, to be given to several agents."""
         return self._ray.put(value)

@@ -245,7 +245,7 @@ class Problem:
             and pools[one] == pools[other]
             and self.transfers.alike(one, other)
             and np.array_equal(self.compute_s[:, one], self.compute_s[:, other])
-            and (not self.wires.has_bus or self.wires.alike(self.place(one), self.place(other)))
+            and self.wires.alike(self.place(one), self.place(other))
         )
 
     @cached_property

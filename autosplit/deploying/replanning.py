@@ -64,7 +64,7 @@ class Replanner:
         """The best plan on a machine. Raises: InfeasibleError, ProfileError: as the call."""
         from autosplit.planning.caps import plan_within_caps  # solvers take a second to load, and few devices are lost
 
-        profile = self._profile.on(machine)
+        profile = replace(self._profile, shapes=self._plan.shapes).on(machine)
         question = Question(
             self._traced.graph,
             profile,

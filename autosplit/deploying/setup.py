@@ -65,7 +65,8 @@ class Setup:
             those that compile for long.
         precision: what every stage computes in: ``f32`` (the model's own dtypes), ``tf32``, ``bf16`` or ``f16``.
         max_error: lets a search give stages on accelerators a lower precision than f32, as long as the outputs differ from those
-            of torch in f32 by at most this share of their largest value, on the model's inputs; None for f32 everywhere.
+            of torch in f32 by at most this share of their largest value, on the model's inputs; None for f32 everywhere. It is
+            for requests of one size on this machine.
         store: folder where measurements and runs are kept and found again; None keeps nothing.
         remeasure: measure again what the store holds.
         profile_of: words in the name of another machine's processor or accelerator, whose stored profile counts for devices that
@@ -109,6 +110,8 @@ class Setup:
             faults.append(f"max_error must be a share of the largest value, at least 0, but is {self.max_error}")
         if self.max_error is not None and self.precision != "f32":
             faults.append(f"max_error chooses precisions for stages of a plan in f32, but precision is {self.precision}")
+        if self.max_error is not None and self.hosts is not None:
+            faults.append("max_error chooses precisions on the accelerators of this machine; over hosts give precision= for all")
         if not 1 <= self.queue_depth <= MAX_QUEUE_DEPTH:
             faults.append(f"queue_depth must be at least 1 and at most {MAX_QUEUE_DEPTH}, but is {self.queue_depth}")
         raise_faults(UsageError, "this Setup cannot be used", faults)
@@ -116,6 +119,13 @@ class Setup:
             object.__setattr__(self, "backends", names("backends", self.backends))
             for backend in self.backends:
                 get_backend(backend)
+
+    def require_one_precision(self) -> None:
+        """Raises: UsageError: ``max_error`` is given for a model of several sizes: nobody measures the error at each of them."""
+        if self.max_error is not None:
+            raise UsageError(
+                "max_error chooses precisions for requests of one size; for several sizes, give a precision for all stages"
+            )
 
     @property
     def considered(self) -> tuple[str, ...]:

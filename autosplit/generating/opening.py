@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from autosplit.arguments import checked
-from autosplit.backends.apart import end_idle
+from autosplit.backends.apart import kept
 from autosplit.devices.discovering import Devices
 from autosplit.errors import UsageError
 from autosplit.generating.forecast import devices_of, replicas_of
@@ -32,15 +32,8 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -
     Raises: UsageError: the family has no steps. PlanError: the stages have different numbers of devices. Others as
         ``open_pipeline``.
     """
-    found = loaded(family, plan, devices)
-    end_idle()
-    return found
-
-
-def loaded(family: Family, plan: Plan, devices: Devices | None = None) -> Generator:
-    """``open_generator`` without its end: the process that exported the stages waits for those of another plan."""
     plans = replicas_of(plan)
-    with ExitStack() as opened:
+    with kept(), ExitStack() as opened:
         found = [opened.enter_context(_opened(family, one, devices, len(plans))) for one in plans]
         opened.pop_all()  # from here on the caller closes them
         return side_by_side(found, plan)
@@ -55,10 +48,10 @@ def _opened(family: Family, plan: Plan, devices: Devices | None, num_replicas: i
     """One pipeline as a generator."""
     capacity_of(family)  # before any process starts
     engine, opened = open_engine(family, plan, devices)
-    kept = ExitStack()
+    its = ExitStack()
     with opened:
-        generator = generator_on(engine, family, plan, num_replicas, kept)
-        kept.push(opened.pop_all())  # not before: a generator that cannot be made leaves its engine to this block
+        generator = generator_on(engine, family, plan, num_replicas, its)
+        its.push(opened.pop_all())  # not before: a generator that cannot be made leaves its engine to this block
         return generator
 
 

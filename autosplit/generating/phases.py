@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import inf, isinf
 
 from autosplit.deploying.setup import Setup
+from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.limits import affinity
 from autosplit.errors import UsageError
 from autosplit.generating.hostcost import MOST_US, measure_host
@@ -54,6 +55,14 @@ def demands_of(constraints: Constraints | None) -> Constraints:
     return replace(wanted, objective="throughput", max_replicas=1)
 
 
+def require_caches_here(machine: Machine, setup: Setup) -> None:
+    """Raises: UsageError: ``max_error``; or hosts or accelerators, as caches are in memory of this machine, for its cores."""
+    setup.require_one_precision()
+    elsewhere = "the hosts" if setup.hosts is not None else ", ".join(one.name for one in machine.devices if is_accelerator(one))
+    if elsewhere:
+        raise UsageError(f"the caches of a generator are in memory of this machine, for its cores; leave out {elsewhere}")
+
+
 def num_groups_on(machine: Machine) -> int:
     """The groups into which the sequences of a generator are divided, where it uses all devices of a machine."""
     return len(machine.layouts[0].devices)
@@ -70,10 +79,10 @@ def measure_phases(
         machine: the devices.
         setup: as for ``measure``.
         measure: ``api.measure``.
-    Raises: UsageError: there are hosts, or a number of tokens is not allowed. Others as ``measure`` and ``measure_host``.
+    Raises: UsageError: as ``require_caches_here``, or a number of tokens is not allowed. Others as ``measure`` and
+        ``measure_host``.
     """
-    if setup.hosts is not None:
-        raise UsageError("the caches of a generator are on this machine; leave out the hosts")
+    require_caches_here(machine, setup)
     flow = (traffic or traffic_on(family, machine)).verify(family.allowed)
     with progress_shown(setup.progress) as progress:
         setup = replace(setup, progress=progress)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autosplit.backends.apart import end_idle
+from autosplit.backends.apart import kept
 from autosplit.deploying.comparing import with_risks
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import Budget, Setup
@@ -20,7 +20,7 @@ from autosplit.errors import AutosplitError
 from autosplit.generating.choosing import limit_faults
 from autosplit.generating.forecast import forecast, foretold, host_text
 from autosplit.generating.generators import Generator
-from autosplit.generating.opening import capacity_of, loaded
+from autosplit.generating.opening import capacity_of, open_generator
 from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.sidebyside import SideBySide
 from autosplit.generating.sources import STRIDE, Source
@@ -151,19 +151,19 @@ def compare_generators(
         return faults + limit_faults(rates, family.sequences)
 
     with progress_shown(setup.progress) as progress, ExitStack() as opened:
-        for number, (name, one) in enumerate(plans.items()):
-            progress("run", 0.4 * number / len(plans), f"loading '{name}'")
-            try:
-                generator = opened.enter_context(loaded(family, one, machine))
-                told = forecast(one, family, machine, profile)
-                contenders[name] = _contender(generator, foretold(one, told), told, family)
-                footprints.note(family.variants[0], one, stats_of(generator).stages)
-                contenders[name].plan = account.counted(contenders[name].plan)
-            except (AutosplitError, OSError) as failure:
-                if name == PLAN:
-                    raise
-                left_out[name] = str(failure)
-        end_idle()
+        with kept():
+            for number, (name, one) in enumerate(plans.items()):
+                progress("run", 0.4 * number / len(plans), f"loading '{name}'")
+                try:
+                    generator = opened.enter_context(open_generator(family, one, machine))
+                    told = forecast(one, family, machine, profile)
+                    contenders[name] = _contender(generator, foretold(one, told), told, family)
+                    footprints.note(family.variants[0], one, stats_of(generator).stages)
+                    contenders[name].plan = account.counted(contenders[name].plan)
+                except (AutosplitError, OSError) as failure:
+                    if name == PLAN:
+                        raise
+                    left_out[name] = str(failure)
         if baselines and family.source is not None and not family.source.is_text:
             left_out[GENERATE] = "it detects silence and languages beside the model, and shows no token before the last one"
         elif baselines and family.module is not None and hasattr(family.module, "generate"):

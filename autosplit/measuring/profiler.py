@@ -47,7 +47,6 @@ def measure(
     machine: Machine,
     backends: Sequence[str] = ("eager",),
     *,
-    threads: Mapping[str, Sequence[int]] | None = None,
     store: Store | Path | None = None,
     budget_s: float | None = None,
     progress: Progress = quiet,
@@ -63,7 +62,6 @@ def measure(
         traced: the model.
         machine: the devices; CPU core sets and CUDA devices.
         backends: names, eager first if it is among them.
-        threads: device name to the thread counts to measure; by default one thread for each core.
         store: where measurements are kept and reused; None keeps nothing.
         budget_s: seconds for timing, without start-up and exports; by default about 1.4 s for each backend. Two passes in each
             of two rounds are made in any case.
@@ -76,12 +74,12 @@ def measure(
     Returns: a profile whose notes say what was measured again, and why. A backend is left out with a note where it refuses the
         model or the precision, gives wrong numbers, crashes or hangs, unless it is the only one on a device.
     Raises:
-        UsageError: an argument of another type, or a thread count that a device does not have.
+        UsageError: an argument of another type.
         DeviceError: a device that this machine does not have, or that has no cores.
         BackendError, MissingExtraError: the only backend on a device fails, or a runtime is not installed.
         WorkerError: an op failed in a worker; the store keeps what was measured before.
     """
-    wanted, notes = wanted_settings(machine, backends, threads, precision)
+    wanted, notes = wanted_settings(machine, backends, precision)
     keeper = Store(store) if isinstance(store, Path) else store
     stamps = stamps_of(machine, wanted, precision)
     tell = partial(progress, "profile")

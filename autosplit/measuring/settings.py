@@ -21,13 +21,11 @@ MAX_AT_ONCE = 16
 """Devices that time a model at once; more would need more memory than a pipeline of the model does."""
 
 
-def wanted_settings(
-    machine: Machine, backends: Sequence[str], threads: Mapping[str, Sequence[int]] | None, precision: Precision
-) -> tuple[list[Setting], list[str]]:
-    """A setting for each backend, device and thread count, and a note on each backend or device that is left out.
+def wanted_settings(machine: Machine, backends: Sequence[str], precision: Precision) -> tuple[list[Setting], list[str]]:
+    """A setting for each backend and device with a thread for each core and with one, and a note on each that is left out.
 
     Raises:
-        UsageError: no backend, an unknown precision, or a thread count that a device does not have.
+        UsageError: no backend, or an unknown precision.
         DeviceError: a device that is not here or cannot be measured.
         BackendError: no backend computes in the precision, or none runs on a device.
     """
@@ -56,7 +54,7 @@ def wanted_settings(
         if len(reasons) == len(able):
             raise BackendError(f"no backend is left for '{device.name}': {'; '.join(reasons)}")
         notes += reasons
-    counts = _thread_counts(machine, threads)
+    counts = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
     places = [(backend, device) for backend in able for device in machine.devices if not _refusal(backend, device)]
     settings = [Setting(device.name, backend, count) for backend, device in places for count in counts[device.name]]
     return list(dict.fromkeys(settings)), notes
@@ -76,28 +74,6 @@ def _fault(require: Callable[..., None], *arguments: object) -> str:
     except BackendError as failure:
         return str(failure)
     return ""
-
-
-def _thread_counts(machine: Machine, threads: Mapping[str, Sequence[int]] | None) -> dict[str, Sequence[int]]:
-    """Device name to the thread counts to measure there. Raises: UsageError: a device or a count that is not there."""
-    if threads is not None and not isinstance(threads, Mapping):
-        raise UsageError(
-            f"threads must map device names to lists of counts, such as {{'cpu:0': [1]}}, but is {BRIEF.repr(threads)}"
-        )
-    found: dict[str, Sequence[int]] = {device.name: [max(1, len(device.cores))] for device in machine.devices}
-    for name, counts in (threads or {}).items():
-        if name not in found:
-            raise UsageError(f"threads name device '{name}', which is not among {', '.join(found)}")
-        [num_cores], found[name] = found[name], listed(f"threads of '{name}'", counts, int)
-        if not found[name]:
-            raise UsageError(f"threads of '{name}' name no count; name 1 to {num_cores}")
-        for count in found[name]:
-            if not 1 <= count <= num_cores:
-                raise UsageError(
-                    f"device '{name}' cannot run {count} thread{'s' * (count != 1)}: it has {num_cores} "
-                    f"core{'s' * (num_cores != 1)}; name 1 to {num_cores}"
-                )
-    return found
 
 
 def stamps_of(machine: Machine, settings: Sequence[Setting], precision: Precision) -> dict[Setting, Provenance]:

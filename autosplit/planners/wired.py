@@ -14,8 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
+from autosplit.costs.hostways import hosts_of
 from autosplit.costs.judge import Solution, judge
-from autosplit.costs.problem import HOST, Floats, Problem
+from autosplit.costs.problem import HOST, Problem
 from autosplit.costs.wires import NO_WIRES
 from autosplit.errors import InfeasibleError
 from autosplit.planners.bounds import work_bound_s
@@ -23,7 +24,6 @@ from autosplit.planners.clock import halfway, now
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.row_annealing import anneal_rows
 from autosplit.values.machine import HOST as HOST_NAME
-from autosplit.values.machine import host_of
 
 
 def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solution], deadline: float) -> Solution:
@@ -62,16 +62,10 @@ def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solu
 
 def paid_beside(problem: Problem) -> Problem:
     """The problem in which the sender is busy, beside its compute, while its bytes are on the slowest wire to another host."""
-    hosts, ends = [*map(host_of, problem.devices), HOST_NAME], [*map(problem.place, range(problem.num_devices)), HOST_NAME]
-    names = list(dict.fromkeys(hosts))
-    place = np.array([names.index(host) for host in hosts])
-    between = np.array([[problem.wires.s_per_byte(one, other) for other in names] for one in names])
-    bus = np.array([[problem.wires.s_per_byte(one, other) for other in ends] for one in ends])
-    t = problem.transfers
-    send: Floats = t.send_s_per_byte + between[np.ix_(place, place)] + bus
+    rows = hosts_of(problem), [*map(problem.place, range(problem.num_devices)), HOST_NAME]
+    cards, buses = (np.array([[problem.wires.s_per_byte(one, other) for other in ends] for one in ends]) for ends in rows)
+    t, wires = problem.transfers, cards + buses
     receive = t.receive_s_per_byte.copy()
-    receive[HOST] += (
-        between[names.index(HOST_NAME)][place] + bus[HOST]
-    )  # nobody plans the host's time, so the receiver pays for the host
-    paid = replace(t, send_s_per_byte=send, receive_s_per_byte=receive)
+    receive[HOST] += wires[HOST]  # nobody plans the host's time, so the receiver pays for the host
+    paid = replace(t, send_s_per_byte=t.send_s_per_byte + wires, receive_s_per_byte=receive)
     return replace(problem, wires=NO_WIRES, transfers=paid, overlap=True)

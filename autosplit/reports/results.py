@@ -78,7 +78,7 @@ class RunStats:
     """The measurements of a pipeline: its requests (the last 16,384 at most) and its workers.
 
     ``latency`` is the time from the first stage to the answer, ``waiting`` the time in the admission queue before that.
-    ``restarts`` counts workers that were started again; ``replanned`` says which devices and hosts were lost, and why.
+    ``restarts`` counts workers that were started again.
     """
 
     num_requests: int
@@ -87,7 +87,6 @@ class RunStats:
     waiting: LatencyStats
     stages: tuple[StageStats, ...]
     restarts: int
-    replanned: tuple[str, ...] = ()
 
     @property
     def bottleneck_s(self) -> float:

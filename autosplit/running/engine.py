@@ -55,7 +55,7 @@ class Engine:
         strange = [(group, stage) for group, members in self.groups.items() for stage in members if stage not in known]
         faults = [f"group '{group}' names '{stage}'; the stages are: {', '.join(known)}" for group, stage in strange]
         raise_faults(PlanError, "the parameter groups do not fit the pipeline", faults)
-        self.replanned: list[str] = []
+        self.replanned: tuple[str, ...] = ()
         """A sentence for each device or host that was lost and replaced."""
         self.batches = BatchCounts()
         """The rows that a service has joined, if it joins requests."""
@@ -260,7 +260,7 @@ class Engine:
             elapsed_s, times = now_s - self._since_s, self._answers.take_times(clear=clear)
             self._since_s = now_s if clear else self._since_s
         stages, restarts = self._transport.stats(clear=clear)
-        return run_stats(times, elapsed_s, stages, self._past_restarts + restarts, self.replanned)
+        return run_stats(times, elapsed_s, stages, self._past_restarts + restarts)
 
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last requests of each copy."""
@@ -304,7 +304,7 @@ class Engine:
     def _note_replanned(self, what: str, stages: Sequence[StagePlacement]) -> None:
         """Say what was lost, and where the stages are from now on."""
         placed = ", ".join(f"{stage.name} on {'+'.join(device.name for device in stage.devices)}" for stage in stages)
-        self.replanned.append(f"{what}; planned anew: {placed}")
+        self.replanned += (f"{what}; planned anew: {placed}",)
         log.warning("%s", self.replanned[-1])
 
     @property

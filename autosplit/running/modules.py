@@ -137,6 +137,9 @@ class StageFolder:
         from autosplit.tracing.splitting import load_stage
 
         program = load_stage(self.folder, trust=self.trust)
+        if program.states:  # copies of a device would be lost with its worker, and each size would have its own
+            told = f"keeps states such as '{program.states[0]}' in memory of the host; put its ops on cores"
+            raise BackendError(f"stage '{program.name}' {told}")
 
         def place(device: Accelerator, queue: Queue) -> "tuple[Runnable, bool]":
             if self.resident_bytes is not None:  # a recorded graph would hold one order of two queues

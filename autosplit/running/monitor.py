@@ -181,16 +181,10 @@ def latency_of(times: Sequence[RequestTimes]) -> LatencyStats:
     return LatencyStats.of([(one.done_ns - one.sent_ns) / 1e9 for one in times])
 
 
-def run_stats(
-    times: Sequence[RequestTimes],
-    elapsed_s: float,
-    stages: Iterable[StageStats],
-    restarts: int,
-    replanned: Sequence[str] = (),
-) -> RunStats:
+def run_stats(times: Sequence[RequestTimes], elapsed_s: float, stages: Iterable[StageStats], restarts: int) -> RunStats:
     """The statistics of the requests with these times, and of the workers of the stages."""
     waiting = LatencyStats.of([(one.sent_ns - one.submitted_ns) / 1e9 for one in times])
-    return RunStats(len(times), elapsed_s, latency_of(times), waiting, tuple(stages), restarts, tuple(replanned))
+    return RunStats(len(times), elapsed_s, latency_of(times), waiting, tuple(stages), restarts)
 
 
 class Monitor:

@@ -29,8 +29,8 @@ Measurement = Mapping[Setting, Measured] | str
 def with_precisions(question: Question, traced: Traced, setup: Setup) -> Question:
     """The question with lower precisions on accelerators as further backends, where ``setup.max_error`` allows their errors.
 
-    A precision that is not faster than another one with a smaller error is left out. Notes say how exact each is. The question
-    stays as it is without ``max_error``, without accelerators, for several sizes, and over several hosts.
+    A precision that is not faster than another one with a smaller error is left out. Notes say how exact each is, or that there
+    is no accelerator.
 
     Args:
         question: the model in f32.
@@ -39,8 +39,11 @@ def with_precisions(question: Question, traced: Traced, setup: Setup) -> Questio
     """
     allowed, profile, machine = setup.max_error, question.profile, question.machine
     names = [device.name for device in machine.devices if is_accelerator(device)]
-    if allowed is None or not names or profile.shapes is not None or setup.hosts is not None:
+    if allowed is None:
         return question
+    if not names:
+        note = "max_error changes nothing: no device is an accelerator, and stages on cores stay in f32"
+        return replace(question, profile=replace(profile, notes=(*profile.notes, note)))
     there = {setting.backend for setting in profile.measured if setting.device in names}
     backends = [name for name in question.backends if name in there]
     found, notes = dict[Setting, Measured](), list[str]()

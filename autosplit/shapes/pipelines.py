@@ -3,7 +3,6 @@
 from contextlib import ExitStack
 
 from autosplit.arguments import checked
-from autosplit.backends.apart import end_idle
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.networks import deploy, machine_of_plan
 from autosplit.deploying.replanning import devices_left
@@ -49,12 +48,9 @@ def open_pipeline(
     if not isinstance(traced, Family):
         if plan.shapes is not None:
             raise UsageError("the plan is for requests of several sizes, and the model is traced for one; trace it with sizes=")
-        single = open_engine(traced, plan, devices, hosts, profile)
-        end_idle()
-        return Service(traced, *single)
+        return Service(traced, *open_engine(traced, plan, devices, hosts, profile))
     family = traced if plan.shapes is None else traced.only(plan.shapes.variants)
     engine, opened = open_engine(family, plan, devices, hosts, profile)
-    end_idle()
     with opened:
         kept = ExitStack()
         service = ShapedService(family, engine, max_wait_s=max_wait_s, opened=kept)

@@ -40,8 +40,9 @@ def measure_sizes(
         machine: the devices.
         setup: as for ``measure``.
         measure: ``api.measure``.
-    Raises: UsageError: sizes of the traffic that are not allowed, or too many that may not be padded.
+    Raises: UsageError: sizes of the traffic that are not allowed, or too many that may not be padded; ``max_error``.
     """
+    setup.require_one_precision()
     flow = (traffic or even_traffic(family.allowed)).verify(family.allowed)
     with progress_shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)

@@ -177,10 +177,11 @@ class Repository:
             network, plans = f"{name}/{version}", replicas_of(loaded.plan) if generates else [loaded.plan]
             networks = [network, *(f"{network}/{number}" for number in range(1, len(plans)))]
             model = loaded.traced if family is None else family
-            replan = None if family is not None else self._replan(loaded, kept)
+            replan = None if generates else self._replan(loaded, kept)
             for its_name, plan in zip(networks, plans, strict=True):
                 engines.append(deploy(self._host, its_name, model, plan, loaded.machine, workspace, replan))
                 undone.callback(self._host.remove_network, its_name)
+            workspace.keep_files_only()
             service, free, generator = None, FIXED, None
             if family is not None and generates:
                 pairs = zip(engines, plans, strict=True)
@@ -203,7 +204,7 @@ class Repository:
         if profile is None:
             name = loaded.traced.graph.name
             raise UsageError(f"no profile of '{name}' is stored for {self._devices}; run autosplit profile, or omit --devices")
-        return kept.enter_context(devices_left(loaded.traced, loaded.plan, profile, loaded.machine))
+        return kept.enter_context(devices_left(loaded.family or loaded.traced, loaded.plan, profile, loaded.machine))
 
     def _unload(self, name: str) -> None:
         model = self._served.pop(name, None)

@@ -47,10 +47,33 @@ def planned(traced: Traced, eager_s: float, other_s: float) -> tuple[Plan, Profi
     return autosplit.search(traced, profile, ONE, budget=Budget(search_s=0)).plan, profile
 
 
+def test_processes_that_compile_end_once_the_stages_of_all_plans_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    for name, value in {"_num_keeping": 0, "_idle": ["for two plans"], "_end": ended.append}.items():
+        monkeypatch.setattr(apart, name, value)
+    with apart.kept():
+        for _ in range(2):
+            with Workspace() as workspace:
+                workspace.keep_files_only()
+        assert ended == []
+    apart._idle.append("for one")  # type: ignore[arg-type]
+    with Workspace() as workspace:
+        workspace.keep_files_only()
+        assert ended == ["for two plans", "for one"]
+
+
+def test_a_limit_within_a_step_leaves_its_seconds_shown() -> None:
+    """Trials of ops with inductor took 100 s, in which a profile showed nothing."""
+    seen: list[float] = []
+    with apart.limited(watch=seen.append), apart.limited(5.0):
+        assert apart._limits.get() == (5.0, seen.append)
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
     """The processes that compile; those of other tests are not asked."""
     found = list[WorkerProcess]()
+    monkeypatch.setattr(apart, "_num_keeping", 0)
     apart.end_idle()
 
     def spawn(target: str, **settings: str) -> WorkerProcess:

@@ -1,9 +1,11 @@
 """Values that cannot be used are refused when a Setup or a Budget is made, all at once."""
 
+from unittest.mock import Mock
+
 import pytest
 
 import autosplit
-from autosplit.deploying.setup import BUDGET, Budget, Setup
+from autosplit.deploying.setup import BUDGET, Budget, Hosts, Setup
 from autosplit.errors import BackendError, DeviceError, UsageError
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
@@ -16,6 +18,8 @@ def test_every_fault_of_a_setup_is_named() -> None:
         Setup(precision="fp8", queue_depth=0)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="backends must be a list of str"):
         Setup(backends=[1])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="on the accelerators of this machine; over hosts give precision= for all"):
+        Setup(max_error=0.1, hosts=Mock(spec=Hosts))
     assert Setup(backends="eager").considered == ("eager",)
     with pytest.raises((UsageError, BackendError), match="'tensorrt' does not exist"):
         Setup(backends=["tensorrt"])

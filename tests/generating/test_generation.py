@@ -75,7 +75,7 @@ def test_limits_are_those_of_the_model(llama, generator):
 def test_hosts_and_exported_programs_are_refused_before_anything_is_measured():
     setup = autosplit.Setup(progress=False)
     object.__setattr__(setup, "hosts", SimpleNamespace())
-    with pytest.raises(autosplit.UsageError, match="on this machine"):
+    with pytest.raises(autosplit.UsageError, match="leave out the hosts"):
         autosplit.generator("transformers:LlamaForCausalLM", "cpu:0", setup=setup)
     with pytest.raises(autosplit.UsageError, match="give the module that it was made of"):
         autosplit.generator("whole.pt2", "cpu:0", setup=autosplit.Setup(progress=False))

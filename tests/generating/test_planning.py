@@ -16,6 +16,7 @@ from autosplit.generating.trials import GENERATE, NO_PLAN, _generated
 from autosplit.measuring.store import open_store
 from autosplit.memory.stages import count, footprints_of
 from autosplit.tracing.aliasing import values_of
+from autosplit.values.machine import Machine, parse_device
 from autosplit.values.samples import Samples
 from autosplit.values.sequences import Sequences
 from tests.generating.decodermodels import decoder, generated, prompts
@@ -218,7 +219,12 @@ def test_plans_for_the_time_per_token_and_within_limits(family, found):
         searched(replace(SEQUENCES, per_token_s=1e-6))
 
 
-def test_a_limit_on_the_latency_of_a_request_is_refused(family, found):
+def test_what_a_generator_has_not_is_refused(family, found):
+    gpu = Machine.of(map(parse_device, ("cpu:0", "cuda:0")))
+    with pytest.raises(UsageError, match=r"in memory of this machine, for its cores; leave out cuda:0"):
+        autosplit.measure(family, gpu)
+    with pytest.raises(UsageError, match="max_error chooses precisions for requests of one size"):
+        autosplit.search(family, found.profile, "cpu:0,cpu:1", setup=autosplit.Setup(max_error=0.1))
     with pytest.raises(UsageError, match="limits on its tokens in place of max_latency"):
         autosplit.search(family, found.profile, "cpu:0,cpu:1", autosplit.Constraints(max_latency_s=1.0))
     with pytest.raises(UsageError, match="has inputs and sizes of its own"):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from simulated import cuda
 
 from autosplit.backends import conformance
 from autosplit.backends.trials import REFUSED
@@ -16,6 +17,7 @@ from autosplit.deploying.networks import deploy, machine_of_plan, place
 from autosplit.errors import BackendError, PlanError, UsageError
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.steps import step_family
+from autosplit.running.modules import StageFolder
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.splitting import load_stage, save_stage, split
 from autosplit.values.plan import UNKNOWN, Plan, Stage
@@ -124,6 +126,11 @@ def test_states_are_in_no_file_and_count_as_weights(family, cut, tmp_path):
     again = load_stage(tmp_path / "stage")
     assert again.states == first.states
     assert not any(again.weights[name].any() for name in again.states)
+    with (
+        cuda(),
+        pytest.raises(BackendError, match=r"keeps states such as 'decoder.* in memory of the host; put its ops on cores"),
+    ):
+        StageFolder(tmp_path / "stage").load(1, "cuda:0", shared=True)
 
 
 def test_variants_have_the_sizes_of_the_traffic(family):

@@ -137,11 +137,11 @@ def test_data_goes_to_the_device_and_back_through_staging_memory() -> None:
 def test_what_a_device_does_not_run_is_left_out_with_the_reason(monkeypatch) -> None:
     machine = Machine.of([parse_device("cpu:0"), parse_device("cuda:0")])
     monkeypatch.setattr(settings.discovering, "check_here", lambda machine: None)
-    found, [note] = wanted_settings(machine, ["eager", "openvino"], None, "f32")
+    found, [note] = wanted_settings(machine, ["eager", "openvino"], "f32")
     assert found == [Setting("cpu:0", "eager", 1), Setting("cuda:0", "eager", 1), Setting("cpu:0", "openvino", 1)]
     assert note.startswith("backend 'openvino' does not run on 'cuda:0': OpenVINO has no plug-in for it")
     with pytest.raises(BackendError, match="no backend is left for 'cuda:0'"):
-        wanted_settings(machine, ["openvino"], None, "f32")
+        wanted_settings(machine, ["openvino"], "f32")
 
 
 @pytest.mark.parametrize("driver,now_s,note", [("1", 1.1, ""), ("2", 1.0, "measured on GPU"), ("1", 2.0, "takes 100% more")])

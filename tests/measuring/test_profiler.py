@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosplit.backends import apart, workspace
+from autosplit.backends import apart
 from autosplit.backends.base import get_backend
 from autosplit.backends.eager import EagerBackend
 from autosplit.backends.profiling import RuntimeNode
@@ -466,11 +466,8 @@ def test_nothing_is_timed_before_the_work_of_the_caller_has_ended(traced, machin
 def test_thread_counts_are_measured_one_after_the_other(traced, pool) -> None:
     wide = Machine.of([parse_device(f"cpu:{CORES[0]}-{CORES[-1]}")])
     pool.calibration_s = {wide.devices[0].name: 1e-3}
-    name = wide.devices[0].name
-    profile = fake_measure(traced, wide, threads={name: [1, 2]})
-    assert [setting.threads for setting in profile.measured] == [1, 2]
-    with pytest.raises(UsageError, match="cannot run 3 threads: it has 2 cores; name 1 to 2"):
-        fake_measure(traced, wide, threads={name: [3]})
+    profile = fake_measure(traced, wide)
+    assert [setting.threads for setting in profile.measured] == [len(CORES), 1]
 
 
 @pytest.mark.parametrize(
@@ -479,12 +476,6 @@ def test_thread_counts_are_measured_one_after_the_other(traced, pool) -> None:
         ({"machine": "cpu:0"}, "machine must be a Machine, but is 'cpu:0'"),
         ({"precision": "fp8"}, "precision must be one of f32, tf32, bf16, f16, but is 'fp8'"),
         ({"backends": "eager"}, "backends must be a list"),
-        ({"threads": 0}, "threads must map device names"),
-        ({"threads": {f"cpu:{CORES[0]}": [0]}}, "cannot run 0 threads: it has 1 core; name 1 to 1"),
-        ({"threads": {f"cpu:{CORES[0]}": [8]}}, "cannot run 8 threads: it has 1 core"),
-        ({"threads": {f"cpu:{CORES[0]}": 1}}, "threads of .* must be a list of int"),
-        ({"threads": {f"cpu:{CORES[0]}": []}}, "threads of .* name no count"),
-        ({"threads": {"cpu:77": [1]}}, "threads name device 'cpu:77', which is not among"),
     ],
 )
 def test_misused_arguments_are_refused_in_a_sentence(traced, machine, wrong, said) -> None:
@@ -519,7 +510,7 @@ def test_a_stage_is_timed_only_after_it_was_prepared() -> None:
 @pytest.fixture
 def compilers_end(monkeypatch) -> None:
     """Workspaces end the processes that compile, which other tests keep."""
-    monkeypatch.setattr(workspace, "end_idle", apart.end_idle)
+    monkeypatch.setattr(apart, "_num_keeping", 0)
 
 
 @pytest.mark.timeout(120)
