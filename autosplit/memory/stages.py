@@ -27,16 +27,16 @@ LOOKUP = "aten.embedding.default"
 BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000}
 """Bytes that a backend holds once in a worker with several programs: its library's state, buffers of matrix products, free blocks
 of its arena. Fitted with ``OP_BYTES`` to workers of a Llama of 399 ops and 25 M parameters, whole and in two stages, with 3 to 7
-programs. Later workers on ONNX Runtime 1.31 beside what is counted (``benchmarks.generation_plans`` and ``generation_memory``):
+programs. Later workers beside what is counted (``benchmarks.generation_plans`` and ``generation_memory``; ONNX Runtime 1.31):
 
-==============================  ========  ============================
-worker                          programs  held / counted, MB
-==============================  ========  ============================
-that Llama, whole                7        173/172
+==============================  ========  ==============================  ============
+worker, held / counted, MB      programs  ONNX Runtime                    eager
+==============================  ========  ==============================  ============
+that Llama, whole                7        173/172                         154/154
 in halves of its layers          7        68/68, 126/124
 cut after 290 ops, after 374     7        91/91, 105/102, 110/111, 76/79
-GPT-2 of 124 M, 12 layers        5        641/629
-==============================  ========  ============================
+GPT-2 of 124 M, 12 layers        5        641/629                         617/612
+==============================  ========  ==============================  ============
 """
 
 OP_BYTES = {"eager": 4_550, "onnxruntime": 4_200}

@@ -142,6 +142,12 @@ def test_files_and_the_operators_between_them_are_timed_by_their_ops(saved, name
     assert places[0] < custom[0] < places[1] < custom[1]  # each in its own file, in both of which it is the first one
 
 
+def test_files_whose_outputs_have_gaps_write_to_memory_that_stays(saved, monkeypatch):
+    """Queries, keys and values are parts of one product. Their file was opened like a whole stage, with an own arena."""
+    monkeypatch.setattr("autosplit.backends.onnxruntime.session_runnable", None)
+    get_backend("onnxruntime").load(saved[1], 1)
+
+
 def test_a_variant_shares_the_packed_weights_of_each_piece(saved, tmp_path):
     program, folder = saved
     other = tmp_path / "stage"

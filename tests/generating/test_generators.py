@@ -57,6 +57,15 @@ def test_a_stream_that_is_left_ends_its_sequence(pipeline):
         assert generator.generate([[2]] * SLOTS, max_new_tokens=3) == [expected([2], 3)] * SLOTS
 
 
+def test_a_stream_that_is_closed_before_its_first_token_ends_its_sequence(pipeline):
+    with opened(pipeline) as generator:
+        pipeline._holds = True
+        generator.stream([1], max_new_tokens=LENGTH).close()
+        pipeline.release()
+        assert generator.generate([[2]] * SLOTS, max_new_tokens=3) == [expected([2], 3)] * SLOTS
+        assert generator.stats().num_failed == 1
+
+
 def test_a_stream_that_nobody_reads_takes_no_slot_for_ever(pipeline):
     with opened(pipeline) as generator:
         streams = [generator.stream([number], max_new_tokens=5) for number in range(2 * SLOTS)]
