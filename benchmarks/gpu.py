@@ -8,11 +8,14 @@ takes an op's weights at 1.5 GB/s. Stages on accelerators are run; answers of wh
 torch on a core. The seconds of a request are those of the clocks of the devices; those of a core are given, not measured.
 """
 
+import gc
 import sys
 from pathlib import Path
 
 import autosplit
+from autosplit.devices.accelerators import Accelerator
 from autosplit.devices.cuda import Cuda
+from autosplit.tables import bytes_text
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
 from benchmarks.gpucases import (
@@ -30,22 +33,22 @@ from benchmarks.pages import with_section
 TABLE, IS_CARD = Path("benchmarks/gpu.md"), Cuda.count() > 0
 MLP = "autosplit.examples.mlp:mlp?depth=24&width=512"
 BERT_24 = "transformers:BertModel?num_hidden_layers=24&hidden_size=1024&num_attention_heads=16&intermediate_size=4096"
-LARGE = BERT_24 if IS_CARD else MLP
 BUSY = (
-    ("transformers:ResNetForImageClassification", None),
-    ("transformers:BertModel", 128),
-    ("transformers:GPT2Model", 128),
-    ("autosplit.examples.unet:unet?size=256", None),
+    ("transformers:ResNetForImageClassification", None, (1, 8)),
+    ("transformers:BertModel", 128, (1, 8) if IS_CARD else (1,)),
+    ("transformers:GPT2Model", 128, (1, 8) if IS_CARD else (1,)),
+    ("autosplit.examples.unet:unet?size=256", None, (1, 8)),
 )
-SIMULATED_BUSY = (
-    ("autosplit.examples.mlp:mlp?depth=4&width=1024", None),
-    ("autosplit.examples.unet:unet?size=64&levels=2&channels=8", None),
+"""Model, its tokens, and batches. A simulated op takes as long at any batch, and a core takes a minute for these two at 8."""
+LARGER = (
+    (BERT_24, 128, (800_000_000,), 4),
+    (MLP, None, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 20),
 )
-SHARES = (0.1, 0.3, 0.6, 1.0) if IS_CARD else (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Model, its tokens, caps in bytes or as shares of its weights, and requests on simulated accelerators."""
 CAPS = (0.15,)
 """Caps of each of several accelerators, as shares of all weights."""
 BUSES = (("none", 0.0, False), ("10 GB/s shared", 1e10, False), ("10 GB/s, peer to peer", 1e10, True))
-COUNT = 100 if IS_CARD else 10
+COUNT = 100 if IS_CARD else 2
 
 
 def words(plan: Plan, core: str) -> str:
@@ -68,41 +71,57 @@ def kept_busy() -> list[str]:
     """One accelerator fed from one process with pinned copies.
 
     Alone: copies in, compute, copies out in one queue, and a wait for each request. Ours: as a worker runs the stage. The limit
-    is compute without copies.
+    is compute without copies: where it is below 1.05 of the best alone, so is every way. Where copies in one direction take
+    longer than compute, as those of the U-Net at batch 8 do, ours is at the rate of the link.
     """
+    shares = "ours / best alone", "limit / best alone", "ours / limit"
     lines = [
-        row("model", "batch", "eager alone", "graph alone", "compiled alone", "ours", "limit", "ours / best alone"),
-        "|---" * 8 + "|",
+        row("model", "batch", "eager alone", "graph alone", "compiled alone", "ours", "limit", *shares),
+        "|---" * 10 + "|",
     ]
     device = accelerator(IS_CARD)
-    for spec, seq_len in BUSY if IS_CARD else SIMULATED_BUSY:
-        for batch in (1, 8):
-            traced = autosplit.trace(spec, batch=batch, seq_len=seq_len)
-            inputs, graph = traced.example_inputs, placed(traced, device, record=True)
-            eager, recorded = alone_per_s(placed(traced, device, record=False), inputs, COUNT), alone_per_s(graph, inputs, COUNT)
-            compiled = alone_per_s(placed(traced, device, record=True, compiles=True), inputs, COUNT) if IS_CARD else 0.0
-            ours, limit = ours_per_s(graph, inputs, COUNT), computes_per_s(graph, COUNT)
-            best = max(eager, recorded, compiled)
-            lines.append(row(spec, batch, eager, recorded, compiled or "–", ours, limit, ours / best))
+    for spec, seq_len, batches in BUSY:
+        for batch in batches:
+            lines.append(_kept_busy(spec, batch, seq_len, device))
+            gc.collect()  # a stage is a ring, and the device has no room for those of two models
     return lines
 
 
+def _kept_busy(spec: str, batch: int, seq_len: int | None, device: Accelerator) -> str:
+    traced = autosplit.trace(spec, batch=batch, seq_len=seq_len)
+    inputs = traced.example_inputs
+    eager = alone_per_s(placed(traced, device, record=False), inputs, COUNT)
+    compiled = alone_per_s(placed(traced, device, record=True, compiles=True), inputs, COUNT) if IS_CARD else 0.0
+    gc.collect()
+    graph = placed(traced, device, record=True)
+    recorded, ours, limit = (per_s(graph, inputs, COUNT) for per_s in (alone_per_s, ours_per_s, computes_per_s))
+    best = max(eager, recorded, compiled)
+    return row(spec, batch, eager, recorded, compiled or "–", ours, limit, ours / best, limit / best, ours / limit)
+
+
 def one_accelerator() -> list[str]:
-    """A model on one accelerator under caps, as shares of its weights.
+    """BERT of 24 layers with 128 tokens under a cap of 800 MB, and an MLP with caps for its weights as shares of them.
 
     The rule of accelerate is a formula: weights fill the device in order, and each later layer is copied before it computes, for
-    each request; the copy of the answer is left out.
+    each request; the copy of the answer is left out. It takes the rate of pinned memory, which accelerate does not use: on an
+    H100 it gave 7.86 requests/s for this BERT. A resident stage copies its outputs to their place, one op more than is predicted.
     """
-    traced = autosplit.trace(LARGE, seq_len=128) if IS_CARD else autosplit.trace(LARGE)
-    case = card_case(traced) if IS_CARD else simulated_case(traced, 1)
-    streamed, on_core = case.run_per_s(case.streamed()), case.run_per_s(case.on_core())
-    lines = [row("cap", "plan", "predicted", "run", "all streamed", "all on the core", "accelerate's rule"), "|---" * 7 + "|"]
-    for share in SHARES:
-        room = int(share * traced.graph.weight_bytes)
-        plan = case.planned(room)
-        rates = 1 / plan.prediction.bottleneck_s, case.run_per_s(plan)
-        others = streamed if case.least_bytes <= room else "no room", on_core, case.rule_per_s(room)
-        lines.append(row(f"{share:.0%}", words(plan, case.names[0]), *rates, *others))
+    rates = "predicted", "run", "all streamed", "all on the core", "accelerate's rule"
+    shares = "predicted / run", "run / better of streamed and core", "run / rule"
+    lines = [row("model", "cap", "plan", *rates, *shares), "|---" * 11 + "|"]
+    for spec, seq_len, caps, count in LARGER:
+        traced = autosplit.trace(spec, seq_len=seq_len)
+        case = card_case(traced) if IS_CARD else simulated_case(traced, 1)
+        streamed, on_core = case.run_per_s(case.streamed(), count), case.run_per_s(case.on_core(), count)
+        for cap in caps:
+            room = int(cap * traced.graph.weight_bytes) if cap <= 1 else cap - case.beside_bytes
+            plan = case.planned(room)
+            predicted, run, rule = 1 / plan.prediction.bottleneck_s, case.run_per_s(plan, count), case.rule_per_s(room)
+            better = max(on_core, streamed if case.least_bytes <= room else 0.0)
+            name, told = spec.partition(":")[2], f"{cap:.0%}" if cap <= 1 else bytes_text(cap)
+            others = streamed if case.least_bytes <= room else "no room", on_core, rule
+            about = predicted / run, run / better, run / rule
+            lines.append(row(name, told, words(plan, case.names[0]), predicted, run, *others, *about))
     return lines
 
 
@@ -137,7 +156,7 @@ def main() -> None:
     page = with_section(page, f"# Accelerators\n\nMade by `make bench-gpu`, in requests/s. Each heading says on what.\n\n{about}")
     parts = (
         ("Kept busy", kept_busy),
-        (f"{LARGE} on one accelerator", one_accelerator),
+        ("Models larger than one accelerator", one_accelerator),
         ("Several accelerators", several_accelerators),
     )
     wanted = sys.argv[1:] or [heading for heading, _ in parts[: 2 if IS_CARD else None]]

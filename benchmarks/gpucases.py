@@ -8,14 +8,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import torch
 from simulated import Simulated
-from simulatedmemory import BUS_BYTES_PER_S, OP_S
+from simulatedmemory import BUS_BYTES_PER_S, OP_S, no_copies
 from simulatedruns import seconds_of_requests
 
 import autosplit
 from autosplit.backends.placing import PlacedStage, place_runnable
 from autosplit.costs.planschedule import schedule_plan
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.devices.accelerators import Accelerator
+from autosplit.devices.accelerators import Accelerator, Event
 from autosplit.devices.cuda import Cuda
 from autosplit.devices.discovering import machine_for
 from autosplit.memory.account import Account
@@ -64,10 +64,7 @@ class Case:
 
     def planned(self, room: int, time_limit_s: float = 0.5) -> Plan:
         """The plan where each accelerator has so many bytes for weights; the time limit is that of each question to a solver."""
-        graph = self.traced.graph
-        ends = (*graph.inputs, *graph.outputs)
-        beside = 4 * sum(graph.values[name].num_bytes for name in ends) + sum(v.num_bytes for v in graph.values.values()) // 8
-        caps = {d.name: room + beside + (1 << 16) + d.context_bytes for d in self.machine.devices[1:]}
+        graph, caps = self.traced.graph, {d.name: room + self.beside_bytes for d in self.machine.devices[1:]}
         machine = self.machine.with_memory(caps)
         constraints = Constraints(max_replicas=1)
         source = self.traced.source
@@ -85,6 +82,13 @@ class Case:
         return self.given(Stage("s", self.ops, (self.names[1],), resident_bytes=self.least_bytes))
 
     @property
+    def beside_bytes(self) -> int:
+        """Bytes that are left for values, contexts and tensors for inputs and outputs beside weights on an accelerator."""
+        graph, context_bytes = self.traced.graph, max(device.context_bytes for device in self.machine.devices)
+        ends = sum(graph.values[name].num_bytes for name in (*graph.inputs, *graph.outputs))
+        return 4 * ends + sum(value.num_bytes for value in graph.values.values()) // 8 + (1 << 16) + context_bytes
+
+    @property
     def least_bytes(self) -> int:
         """Least bytes of the model's weights on an accelerator."""
         return least_bytes(*self.traced.graph.own_bytes(self.ops))
@@ -93,10 +97,10 @@ class Case:
         """All on the core."""
         return self.given(Stage("s", self.ops, (self.names[0],), threads=max(1, len(self.machine.devices[0].cores))))
 
-    def run_per_s(self, plan: Plan) -> float:
-        """Requests a second: by the clocks of simulated devices, or as a card runs them in workers."""
+    def run_per_s(self, plan: Plan, count: int = 20) -> float:
+        """Requests a second: by the clocks of simulated devices over so many requests, or as a card runs them in workers."""
         if self.core_s is not None:
-            return 1 / seconds_of_requests(self.traced, plan, self.core_s, self.buses)
+            return 1 / seconds_of_requests(self.traced, plan, self.core_s, self.buses, count)
         setup, budget = Setup(progress=False), Budget(num_rounds=2)
         return autosplit.run(self.traced, plan, self.machine, baselines=False, setup=setup, budget=budget).best.throughput_per_s
 
@@ -152,10 +156,21 @@ def placed(traced: Traced, device: Accelerator, record: bool, compiles: bool = F
     return place_runnable(device, lambda *_: (lambda inputs: call(*inputs), True), program.inputs, program.outputs, record=record)
 
 
+def _settled(device: Accelerator) -> Event:
+    """An event for the beginning of a measurement; the queues of a simulated device begin at one time, as those of a card do."""
+    device.synchronise()
+    if isinstance(device, Simulated):
+        now_s = max(queue.time_s for queue in device.queues)
+        for queue in device.queues:
+            queue.time_s = now_s
+        device.memory.copies = no_copies()
+    return device.event()
+
+
 def alone_per_s(stage: PlacedStage, inputs: Sequence[torch.Tensor], count: int) -> float:
     """Requests a second one after the other in one queue: pinned copies in, compute, copies out, a wait for each."""
     device, context, queue = stage.accelerator, stage.contexts[0], stage.computing
-    first, last = device.event(), device.event()
+    first, last = _settled(device), device.event()
     first.record(queue)
     for _ in range(count):
         for tensor, value in zip(context.inputs, inputs, strict=True):
@@ -167,9 +182,9 @@ def alone_per_s(stage: PlacedStage, inputs: Sequence[torch.Tensor], count: int) 
     return count / last.seconds_since(first)
 
 
-def computes_per_s(stage: PlacedStage, count: int) -> float:
+def computes_per_s(stage: PlacedStage, _: Sequence[torch.Tensor], count: int) -> float:
     """Passes a second without copies."""
-    first, last = stage.accelerator.event(), stage.accelerator.event()
+    first, last = _settled(stage.accelerator), stage.accelerator.event()
     first.record(stage.computing)
     for _ in range(count):
         stage.accelerator.enqueue(stage.computing, stage.contexts[0].compute)
@@ -179,12 +194,12 @@ def computes_per_s(stage: PlacedStage, count: int) -> float:
 
 
 def ours_per_s(stage: PlacedStage, inputs: Sequence[torch.Tensor], count: int) -> float:
-    """Requests a second as a worker runs them: the copies of neighbours beside compute."""
-    first, last = stage.accelerator.event(), stage.accelerator.event()
-    first.record(stage.computing)
+    """Requests a second as a worker runs them, from the end of a first one on: the copies of neighbours beside compute."""
+    first, last = _settled(stage.accelerator), stage.accelerator.event()
+    stage.begin(inputs)
+    first.record(stage._leaving)
     for _ in range(count):
-        begun = stage.begin(inputs)
-    begun.outputs()
+        stage.begin(inputs)
     last.record(stage._leaving)
     last.synchronise()
     return count / last.seconds_since(first)

@@ -93,7 +93,8 @@ def _finished_s(
     taken_s: list[list[float]] = [[] for _ in rows]
     finished_s: list[float] = []
     for number in range(count):
-        values = dict(zip(traced.graph.inputs, map(torch.rand_like, traced.example_inputs), strict=True))
+        given = [torch.rand_like(one) if one.is_floating_point() else one for one in traced.example_inputs]
+        values = dict(zip(traced.graph.inputs, given, strict=True))
         there_s, inputs = dict.fromkeys(values, 0.0), list(values.values())
         for position, (program, replicas) in enumerate(zip(programs, rows, strict=True)):
             ready_s = max(there_s[spec.name] for spec in program.inputs)

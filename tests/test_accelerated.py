@@ -22,7 +22,7 @@ from autosplit.searching.candidates import SearchResult
 from autosplit.searching.precisions import other_precisions, without_worst
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.profiles import shapes_of
-from autosplit.tracing.capturing import Traced
+from autosplit.tracing.family import Family
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST, Machine, parse_device
@@ -60,17 +60,18 @@ def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator_under_a_cap(mon
 
 
 @pytest.fixture(scope="module")
-def on_device() -> tuple[Traced, Plan, Profile, str]:
-    """A model, its plan on an accelerator alone, its profile on a core and there, and the core."""
-    core, traced = f"cpu:{affinity()[0]}", api.trace("autosplit.examples.mlp:mlp?depth=2&width=16")
-    ops = tuple(op.name for op in traced.graph.ops)
-    profile = Profile.given(traced.graph, {(op, name): 1e-4 for op in ops for name in (core, "cuda:0")})
-    return traced, Plan(traced.source, traced.graph.hash, "", (Stage("s", ops, ("cuda:0",)),), UNKNOWN), profile, core
+def on_device() -> tuple[Family, Plan, Profile, str]:
+    """A model, a plan of its largest size on an accelerator alone, its profile on a core and there, and the core."""
+    core, family = f"cpu:{affinity()[0]}", api.trace("autosplit.examples.mlp:mlp?depth=2&width=16", sizes={"batch": "1..2"})
+    ops, stamp = tuple(op.name for op in family.graph.ops), (family.variants[0].source, family.graph.hash, "")
+    profile = Profile.given(family.graph, {(op, name): 1e-4 for op in ops for name in (core, "cuda:0")})
+    return family, Plan(*stamp, (Stage("s", ops, ("cuda:0",)),), UNKNOWN, microbatch=2), profile, core
 
 
 @pytest.mark.timeout(120)
 def test_a_plan_goes_on_without_a_device_that_is_lost_amid_1000_requests(on_device, tmp_path, monkeypatch) -> None:
-    (traced, plan, profile, core), requests = on_device, [torch.rand(1, 16) for _ in range(1000)]
+    (family, plan, profile, core), requests = on_device, [torch.rand(2, 16) for _ in range(1000)]
+    traced = family.variants[0]
     monkeypatch.setenv("GONE", str(tmp_path / "first"))
     with cuda("simulated:Vanishing"):
         machine = machine_for(f"{core},cuda:0")
@@ -88,15 +89,11 @@ def test_a_plan_goes_on_without_a_device_that_is_lost_amid_1000_requests(on_devi
 
 @pytest.mark.timeout(120)
 def test_a_served_plan_for_several_sizes_goes_on_without_a_device_that_is_lost(on_device, tmp_path, monkeypatch) -> None:
-    core, family = on_device[3], api.trace("autosplit.examples.mlp:mlp?depth=2&width=16", sizes={"batch": "1..2"})
-    traced, requests = family.variants[0], [torch.rand(1 + number % 2, 16) for number in range(1000)]
-    stage = Stage("s", tuple(op.name for op in traced.graph.ops), ("cuda:0",))
-    plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN, microbatch=2)
+    (family, plan, profile, core), requests = on_device, [torch.rand(1 + number % 2, 16) for number in range(1000)]
     plan = replace(plan, shapes=shapes_of(family.only([{"batch": 1}]), plan, None))
-    profile = Profile.given(traced.graph, {(op, name): 1e-4 for op in stage.ops for name in (core, "cuda:0")})
     monkeypatch.setenv("GONE", str(tmp_path / "gone"))
     monkeypatch.setattr("autosplit.webservice.repository.stored_profile", lambda *given: profile)
-    write_plan(plan, traced.graph, tmp_path / "mlp.yaml")
+    write_plan(plan, family.graph, tmp_path / "mlp.yaml")
     with cuda("simulated:Vanishing"), HostManager() as host:
         with closing(Repository(host, {"mlp": tmp_path / "mlp.yaml"}, devices=f"{core},cuda:0")) as repository:
             repository.load("mlp").result()
