@@ -31,6 +31,13 @@ def request(number: float, width: int = WIDTH) -> list[torch.Tensor]:
     return [torch.full((width,), float(number))]
 
 
+def wait_until(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end_s, f"it does not hold within {limit_s} s"
+        time.sleep(1e-3)
+
+
 def at_widths(stage: StagePlacement, *widths: int) -> StagePlacement:
     """The stage with a variant for each further width of its vectors."""
     sides = [[tuple(spec(one.name, width) for one in side) for side in (stage.inputs, stage.outputs)] for width in widths]

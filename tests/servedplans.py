@@ -5,8 +5,7 @@ import http.client
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,6 @@ from autosplit.webservice.server import Address, WebServer
 
 SPEC = "autosplit.examples.mlp:mlp?depth=3&width=16"
 LIMITS = ServerLimits(body_bytes=100_000, body_s=1.0, idle_s=1.0, connections=64, drain_s=5.0)
-
-
-def wait_until(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end_s, f"it does not hold within {limit_s} s"
-        time.sleep(0.02)
 
 
 def first_event(url: str) -> Any:

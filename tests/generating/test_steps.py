@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pipelines import wait_until
 from simulated import cuda
 
 from autosplit.backends import conformance
@@ -74,7 +75,7 @@ def test_tokens_equal_generate_while_each_worker_is_killed_between_steps(llama, 
         return found
 
     assert greedy(step, asked, NEW) == [generated(llama, prompt, NEW) for prompt in asked]
-    assert engine.restarts == NEW // 3
+    wait_until(lambda: engine.restarts == NEW // 3)  # the last one is counted when its worker is ready
 
 
 def test_a_step_that_runs_again_after_its_worker_was_killed_gives_the_same_tokens(llama, engine):

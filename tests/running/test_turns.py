@@ -14,7 +14,7 @@ import torch
 from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import local, request
+from pipelines import local, request, wait_until
 
 from autosplit.errors import AutosplitError, RefusedError, UsageError
 from autosplit.running.nullworker import SimulatedDeath
@@ -86,7 +86,7 @@ class Interleaving:
         if not self.closing:
             self.closing, self.must_drain = True, drain
             thread = self.start(ending)
-            until(lambda: self.refuses() or not thread.is_alive())
+            wait_until(lambda: self.refuses() or not thread.is_alive())
 
     def refuses(self) -> bool:
         """Whether the network is closed; a request that shows that it is open counts as all others."""
@@ -118,15 +118,6 @@ class Interleaving:
                 assert number == DEADLY or future.cancelled() or not self.must_drain
         with contextlib.suppress(UsageError):  # it was removed
             self.host.close()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until ``holds`` is true. Raises: TimeoutError: it is not within ``LIMIT_S``."""
-    limit_s = time.monotonic() + LIMIT_S
-    while not holds():
-        if time.monotonic() > limit_s:
-            raise TimeoutError
-        time.sleep(1e-4)
 
 
 STEPS = [

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from pipelines import double, local, request
+from pipelines import double, local, request, wait_until
 
 from autosplit.errors import DeadlineError, RefusedError, UsageError
 from autosplit.running.pipeline import InProcess, Pipeline
@@ -43,18 +43,13 @@ class Hall:
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
-        until(lambda: self.waiting_room._num_here > before or not thread.is_alive())
+        wait_until(lambda: self.waiting_room._num_here > before or not thread.is_alive())
         return thread
 
     def free(self, num_places: int) -> None:
         with self.condition:
             self.places += num_places
             self.waiting_room.wake(num_places)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        time.sleep(0.001)
 
 
 def test_the_first_who_came_is_the_first_who_enters() -> None:

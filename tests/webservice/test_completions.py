@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from generating.caches import expected
-from servedplans import first_event, wait_until
+from pipelines import wait_until
+from servedplans import first_event
 from webservice.generators import LENGTH, LIMITS, SLOTS, Generating, generating
 
 PROMPT, GREEDY = [5, 6, 7], {"temperature": 0}

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from servedplans import LIMITS, Served, beside, good, listening, wait_until
+from pipelines import wait_until
+from servedplans import LIMITS, Served, beside, good, listening
 
 from autosplit.webservice.connections import KEPT_FILES, limited_protocol
 from autosplit.webservice.limits import ServerLimits

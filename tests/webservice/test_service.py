@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 import torch
-from servedplans import Served, first_event, good, wait_until
+from pipelines import wait_until
+from servedplans import Served, first_event, good
 from typer.testing import CliRunner
 
 import autosplit
