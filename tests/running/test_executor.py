@@ -185,7 +185,7 @@ def test_a_request_that_waits_is_copied_without_the_threads_of_torch(monkeypatch
     """They took 7 ms of two cores for each request of 600 KB, so that 12 requests in flight were slower than 4."""
     gate, copied = Gate(), []
     copy = CopyPool.copy
-    monkeypatch.setattr(CopyPool, "copy", lambda pool, source: copied.append(source) or copy(pool, source))
+    monkeypatch.setattr(CopyPool, "copy", lambda pool, source, *at: copied.append(source) or copy(pool, source, *at))
     with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, queue_capacity=2) as pipeline:
         values = [request(number) for number in range(3)]
         futures = [pipeline.submit(value) for value in values]
