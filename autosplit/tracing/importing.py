@@ -36,7 +36,8 @@ def same_function(one: str, other: str) -> bool:
 
     >>> same_function("models/mine.py:net?depth=2", "models.mine:net?depth=2"), same_function("mine:net", "mine:head")
     (True, False)
-    >>> same_function("/home/me/models/mine.py:net", "models/mine.py:net"), same_function("/home/me/mine.py:net", "x/mine.py:net")
+    >>> there = Path("elsewhere").absolute()
+    >>> same_function(f"{there}/models/mine.py:net", "models/mine.py:net"), same_function(f"{there}/mine.py:net", "x/mine.py:net")
     (True, False)
     """
     short, long = sorted((_dotted(one), _dotted(other)), key=len)
