@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -52,8 +51,10 @@ def forecast(plan: Plan, family: StepFamily, machine: Machine, profile: PhasePro
     for one in pipelines:
         busy_s, alone_s = (between(known, sizes) for known in stage_seconds(one, family, machine, profile))
         devices = [stage.devices[0] for stage in one.stages]
-        facts: dict[str, Any] = {"host_s": profile.host_s, "num_beside": num_others * len(set(devices)), "source": family.source}
-        found.append(simulated(busy_s, alone_s, devices, share, **facts))
+        num_beside = num_others * len(set(devices))
+        found.append(
+            simulated(busy_s, alone_s, devices, share, host_s=profile.host_s, num_beside=num_beside, source=family.source)
+        )
     slowest_per_s = min(one.tokens_per_s for one in found)  # all get an equal share
     return replace(TokenRates.middle(found), tokens_per_s=slowest_per_s * sequences.max_sequences / share.max_sequences)
 
