@@ -131,7 +131,7 @@ class Scheduler:
             generation.sent, generation.last_step = end, number
             generation.num_under_way += 1
         size = bucket.sizes[TOKENS]
-        return Step(tuple(parts), bucket.variant, size, self._source, size - self._most if num_rows else 0)
+        return Step(tuple(parts), bucket.variant, size, self._source, size - self._most if num_rows else 0, suspect is not None)
 
     def finish(self, step: Step, tokens: Sequence[int] = (), failure: BaseException | None = None) -> None:
         """Take the answer of a step.
@@ -139,14 +139,14 @@ class Scheduler:
         Args:
             step: what ``next_step`` gave.
             tokens: the next tokens, in the order of the parts that give one; -1 where logits are not finite.
-            failure: why there are none. After a StageError or WorkerError of a step of several sequences each runs alone, and
-                only the one that fails alone ends.
+            failure: why there are none. After a StageError or WorkerError each sequence of the step runs alone once more, and
+                only one whose second step fails too ends.
         """
         self.num_under_way -= 1
         row = 0
         for generation, start, end, gives_next in step.parts:
             generation.num_under_way -= 1
-            if isinstance(failure, StageError | WorkerError) and len(step.parts) > 1:
+            if isinstance(failure, StageError | WorkerError) and not step.is_retry:
                 generation.is_suspect = True
             elif failure is not None:
                 generation.failure = generation.failure or failure

@@ -47,7 +47,7 @@ class Generation:
         slot: its place in the caches; 0 while it waits for one.
         sent: tokens that stand in steps; ``done`` of them are in the caches for certain.
         num_under_way: steps that hold tokens of it.
-        is_suspect: a step failed that held tokens of it and of others, so its next step holds no others.
+        is_suspect: a step with tokens of it failed, so its next step holds no others.
         failure: why it ends before its last token.
         last_step: number of the last step that it stood in.
         came_ns, first_ns, last_ns: times of its arrival, first and last new token, in monotonic nanoseconds.
@@ -123,13 +123,17 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """What runs at once: parts of sequences, in the variant of a number of tokens, of which ``num_rows`` are rows of sources."""
+    """What runs at once: parts of sequences, in the variant of a number of tokens, of which ``num_rows`` are rows of sources.
+
+    ``is_retry``: its one sequence is a suspect, which ends if this step fails too.
+    """
 
     parts: tuple[Part, ...]
     variant: int
     num_tokens: int
     source: Source | None = None
     num_rows: int = 0
+    is_retry: bool = False
 
     def inputs(self) -> MatchingTensors:
         """The tensors ``ids``, ``slots``, ``positions`` [N] and ``sampling`` [N, 5]; further ones of a model with an encoder.

@@ -178,6 +178,16 @@ def test_only_the_sequence_that_fails_alone_fails():
     assert host.caches.steps[:3] == [{1, 2}, {1}, {2}]
 
 
+def test_a_sequence_alone_goes_on_after_one_failed_step_and_ends_after_two():
+    """Workers were killed twice at the step of the last sequence, and it was lost."""
+    host = Host(num_stages=1)
+    one = sequence([5, 6], 3)
+    host.scheduler.add(one)
+    for num_failed in (1, 2):
+        host.scheduler.finish(host.scheduler.next_step(), failure=WorkerError("killed"))
+        assert (one.failure is None) == (num_failed == 1)
+
+
 def test_failure_of_the_pipeline_is_that_of_its_sequences():
     host = Host()
     running, waiting = [sequence([one]) for one in range(3)], sequence([9])
