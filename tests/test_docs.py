@@ -30,10 +30,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     path for path in (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()
 ]
-reference = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "reference.py")))
-"""The hook that makes pages of docstrings and notebooks."""
-CORES = {0, 1}
-"""What the documents' commands run on."""
+reference = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "reference.py")))  # the hook of the documentation's site
+CORES = {0, 1}  # devices that the documents' commands name
 LIMIT_S = 400
 
 
@@ -92,6 +90,13 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def test_a_traceback_names_the_line_of_the_document() -> None:
+    page = "# Page\n\n```bash\nls\n```\n<!-- run -->\n```bash\nautosplit --version\n```\n\n```python\n\nraise ValueError\n```\n"
+    with pytest.raises(ValueError) as caught:
+        exec(compile(program(page), "page.md", "exec"), {"_autosplit": lambda lines: None})
+    assert page.splitlines()[caught.traceback[-1].lineno] == "raise ValueError"
+
+
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS[1:] if program_of(path).strip()], ids=name_of)
 def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,17 +144,12 @@ def test_the_gallery_shows_code_and_outputs(path: Path) -> None:
     assert page.startswith("# ") and page.count("```python") > 3 and "image/png" in page and "Traceback" not in page
 
 
-def test_the_security_page_names_tests_that_exist() -> None:
-    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
-    assert len(named) == text.count("`tests/") > 10
+@pytest.mark.parametrize(("name", "quote"), [("SECURITY.md", "`"), ("tests/trial.txt", "")])
+def test_every_test_that_a_page_names_exists(name: str, quote: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(rf"{quote}(tests/[\w/]+\.py)(?:::(\w+))?{quote}", text)
+    assert len(named) == text.count(f"{quote}tests/") > 10
     assert [file for file, _ in named if not (ROOT / file).is_file()] == []
-    assert [test for file, test in named if test and f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")] == []
-
-
-def test_the_trial_names_tests_that_exist() -> None:
-    named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", (ROOT / "tests" / "trial.txt").read_text(encoding="utf-8"))
-    assert len(named) > 10 and [file for file, _ in named if not (ROOT / file).is_file()] == []
     assert [test for file, test in named if test and f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")] == []
 
 
