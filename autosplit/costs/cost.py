@@ -69,7 +69,7 @@ class Crossings:
 
     Attributes:
         net, source, target, num_bytes: the value, the block that makes it, a block that reads it, and its bytes.
-        sender, receiver: who pays: these blocks, or the pieces of them that make the value and read it first.
+        sender, receiver: the payers: these blocks, or their pieces that make the value and read it first.
     """
 
     net: NDArray[np.int64]
@@ -121,7 +121,7 @@ def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
 
 
 def sent_between_hosts(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
-    """What each segment sends to the next one, and what goes back to an earlier block, if the problem has wires; else nothing."""
+    """The values from each segment to the next one, and those back to an earlier block; none without wires in the problem."""
     if not problem.wires.all:
         return []
     sent = sent_forward(problem, blocks, block_of(problem, blocks))
@@ -133,7 +133,7 @@ def sent_between_hosts(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
 
 
 def sent_over_buses(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
-    """What each block sends to each other one and to the host, and the weights that are streamed, if a device has a bus."""
+    """The values from each block to each other one and to the host, and streamed weights; none unless a device has a bus."""
     if not problem.wires.has_bus:
         return []
     crossings = crossings_of(problem, blocks)

@@ -18,11 +18,11 @@ Status = Literal["optimal", "feasible", "shared"]
 
 @dataclass(frozen=True)
 class Judged:
-    """Blocks and what they are worth.
+    """Blocks with their loads, latency and faults.
 
     Attributes:
-        problem, demands: what was asked.
-        blocks: the answer, whose loads, latency and faults are worked out when they are first asked for.
+        problem, demands: the question.
+        blocks: the answer, whose loads, latency and faults are computed at first use.
         num_parts: microbatches that a request is cut into.
     """
 
@@ -68,7 +68,7 @@ class Judged:
 
 
 def judge(problem: Problem, demands: Demands, blocks: Sequence[Block], num_parts: int = 1) -> Judged:
-    """What blocks are worth, allowed or not; every op is in at least one block.
+    """The loads, latency and faults of blocks, allowed or not; every op is in at least one block.
 
     Args:
         problem: ops, devices, costs and rules.

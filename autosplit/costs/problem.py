@@ -64,7 +64,7 @@ class Transfers:
     """The cost of handing a value from one device to another, each array of shape (num_devices + 1, num_devices + 1).
 
     Row = sender, column = receiver, last index = the host. The sender is busy for ``send_s + bytes * send_s_per_byte``, the
-    receiver for ``receive_s + bytes * receive_s_per_byte``; ``latency_s`` delays a sample and occupies nobody. The
+    receiver for ``receive_s + bytes * receive_s_per_byte``; ``latency_s`` delays a sample and occupies neither. The
     diagonal is for two different blocks on one device.
     """
 
@@ -230,12 +230,12 @@ class Problem:
 
     @cached_property
     def readers(self) -> list[list[int]]:
-        """For each op, the ops that read what it makes."""
+        """For each op, the ops that read its values."""
         return rows_of(self.edges, self.num_ops)
 
     @cached_property
     def makers(self) -> list[list[int]]:
-        """For each op, the ops that make what it reads."""
+        """For each op, the ops whose values it reads."""
         return rows_of([(reader, maker) for maker, reader in self.edges], self.num_ops)
 
     def _interchangeable(self, one: int, other: int) -> bool:
@@ -304,7 +304,7 @@ class Problem:
                 faults.append(f"net {number} names an op that does not exist: {net}")
             elif net.producer != HOST and any(reader != HOST and reader <= net.producer for reader in net.consumers):
                 faults.append(
-                    f"what op '{self.ops[net.producer]}' makes is read before it is made; sort the ops, break the cycle"
+                    f"the value of op '{self.ops[net.producer]}' is read before it is made; sort the ops, break the cycle"
                 )
             if not 0 <= net.num_bytes < np.inf:
                 faults.append(f"net {number} has {net.num_bytes} bytes; 0 or more are needed, and finite")

@@ -1,6 +1,6 @@
 """Schedule: a discrete-event simulation of stages, queues, replicas and links. No torch.
 
-The simulation does what the runtime does. The host hands requests to the first stages in order, and takes results in order.
+The simulation follows the rules of the runtime. The host hands requests to the first stages in order, and takes results in order.
 Between two stages there is a ring of slots for each pair of their replicas. A worker waits until every input of its next
 request is there, copies them in and computes, which frees their slots, then copies its outputs out, one connection after
 the other, each into a free slot. Stages on one device use it in turns; a worker that waits does not hold it.
@@ -93,7 +93,7 @@ class Schedule:
     def steady_per_s(self) -> float:
         """Requests a second while the pipeline is full: over the second half of the results until the last request began.
 
-        After that the first stages have no more to do, and leave to the others what they share, such as a bus.
+        After that the first stages are idle, and no longer use shared resources such as a bus.
         """
         last = bisect_right(self.finished_s, self.started_s[-1]) - 1
         last = last if last > 1 else len(self.finished_s) - 1

@@ -46,7 +46,7 @@ class SimStage:
 
 
 class StageTimes(NamedTuple):
-    """The time of one replica of a stage, in seconds, divided by what it did.
+    """The time of one replica of a stage, in seconds, divided by its use.
 
     It waited ``starved_s`` for inputs, ``blocked_s`` for a free slot, and ``queued_s`` for its device while another stage had
     it. The rest of the makespan is before its first and after its last request.

@@ -1,7 +1,7 @@
 """Planner workloads of others, read as problems: dnn-partitioning JSON and PipeDream's graph.txt; and splits of them.
 
 The JSON format and its cost model are those of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN
-Graph Operators" (NeurIPS 2020); ``graph.txt`` is what the profiler of PipeDream (Narayanan et al., SOSP 2019) writes. Times
+Graph Operators" (NeurIPS 2020); ``graph.txt`` is the file of PipeDream's profiler (Narayanan et al., SOSP 2019). Times
 keep the file's own unit.
 """
 
@@ -30,7 +30,7 @@ COST_TOLERANCE = 1e-6
 SMALLEST, LARGEST = 1e-280, 1e300
 """Limits of numbers in files. Sums of larger numbers, and quotients by smaller ones, would overflow."""
 NEEDED = f"0 or more is needed, and between {SMALLEST:g} and {LARGEST:g} where it is not 0"
-"""What a number in a file has to be."""
+"""The rule for a number in a file, in words."""
 
 MAX_WORKLOAD_BYTES = 20_000_000
 """Largest file, 100 times the largest published one."""
@@ -253,11 +253,10 @@ _FIELD = re.compile(r"\b(\w+)=(\[[^][]*\]|[^,\s]+)")
 def parse_pipedream(text: str, name: str, num_devices: int, bytes_per_s: float, overlap: bool = False) -> Problem:
     """The problem that a PipeDream profile describes, on ``num_devices`` equal devices; times are milliseconds.
 
-    Compute is forward plus backward. A value costs sender and receiver ``activation_size / bytes_per_s``, twice where there
-    is a backward pass (its gradient comes back). ``parameter_size`` is what the op keeps in memory; what replicas that train
-    exchange of it is not counted. Sources described as ``Input`` take no time and send nothing: the profiler measures the
-    loader there.
-    With ``overlap``, devices transfer while they compute, as PipeDream's planner assumes.
+    Compute is forward plus backward. A value costs sender and receiver ``activation_size / bytes_per_s``, twice where there is a
+    backward pass (its gradient comes back). ``parameter_size`` is the memory of the op; the exchange of parameters between
+    replicas that train is not counted. Sources described as ``Input`` take no time and send nothing: the profiler measures the
+    loader there. With ``overlap``, devices transfer while they compute, as PipeDream's planner assumes.
     Raises: UsageError: every fault of the text.
     """
     entries: dict[str, dict[str, float]] = {}

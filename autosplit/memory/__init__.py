@@ -4,6 +4,6 @@ lives      Step, Life: when each storage is live; views own none, an op may writ
 arena      Storage, MemoryPlan: offsets in an arena with the bound on all plans, and one verify()
 offsets    greedy plans: first fit, the largest storage first
 slots      how many slots rings have, and how many requests are in flight
-stages     what each stage of a plan holds; account: the stages of one model, measured where they can be run
+stages     the memory of each stage of a plan; account: the stages of one model, measured where they can be run
 packing    an exact plan by CP-SAT (AddNoOverlap2D), within a time limit
 """

@@ -14,7 +14,7 @@ class Account:
 
     Attributes:
         graph: the model.
-        values: what its values take; None for dense tensors.
+        values: the bytes of its values; None for dense tensors.
         known: footprints of its stages; ``run`` adds to them.
         run: runs a plan, so that the footprints of its stages become known, where it can be run; None for never.
     """

@@ -31,7 +31,7 @@ class MemoryPlan:
     Attributes:
         storages: in the order in which they become live.
         bound_bytes: the largest sum of live bytes at any step; no plan has a smaller peak.
-        method: what found the offsets.
+        method: name of the algorithm that found the offsets.
         proved: whether no plan of these storages has a smaller peak, by the bound or by the solver.
     """
 

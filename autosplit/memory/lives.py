@@ -1,6 +1,6 @@
 """When each storage is live: from the maker of its first value to the last reader of any of its values.
 
-A view shares the storage of what it views. An op may write its result over an input that dies there, where the caller says
+A view shares the storage of its base. An op may write its result over an input that dies there, where the caller says
 that this is safe; then both values have one storage.
 """
 

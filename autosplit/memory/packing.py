@@ -13,7 +13,7 @@ def pack(lives: Sequence[Life], offsets: Sequence[int], bound_bytes: int, time_l
 
     Args:
         lives: the storages.
-        offsets: a plan to start from; what is returned is never worse.
+        offsets: a plan to start from; the returned one is never worse.
         bound_bytes: a proved lower bound on the peak.
         time_limit_s: seconds of the solver.
     """

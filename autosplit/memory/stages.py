@@ -1,10 +1,10 @@
-"""The memory account: what each stage of a plan holds, for planners, the host, tables and reports alike.
+"""The memory account: the bytes of each stage of a plan, for planners, the host, tables and reports alike.
 
-A stage that was measured counts with its footprint. Another one counts its weights, its values at their peak, what its backend
-holds for each of its programs, and the least that any measured stage of its backend took beside these on the same kind of device.
+A measured stage counts with its footprint. Another one counts its weights, its values at their peak, the bytes of its backend for
+each of its programs, and the least that any measured stage of its backend took beside these on the same kind of device.
 
 On an accelerator only the memory of the accelerator counts: in place of the worker's rings and process, the inputs and outputs of
-the requests in progress. ``Device.context_bytes`` has what the context of a worker takes there.
+the requests in progress. ``Device.context_bytes`` has the bytes of the context of a worker there.
 """
 
 import math
@@ -107,7 +107,7 @@ def stage_memories(graph: Graph, plan: Plan, values: ValueMemory | None = None, 
     Args:
         graph: the model, traced for the plan's microbatch.
         plan: the plan.
-        values: what the values take; by default what dense tensors take.
+        values: the bytes of the values; by default those of dense tensors.
         known: measured footprints.
     """
     values = values or ValueMemory.of(graph)

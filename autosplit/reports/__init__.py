@@ -2,5 +2,5 @@
 
 ``results`` are the figures of one run, ``outcomes`` how a plan ran and how it compares, ``judging`` which plan to use,
 ``runreport`` all of it for a model, ``accuracy`` predicted beside measured over all runs. ``status`` is a locked file for each
-running host, ``health`` what happened between two readings of it.
+running host, ``health`` the changes between two readings of it.
 """

@@ -28,7 +28,7 @@ class StageRun:
 
     @property
     def error(self) -> float:
-        """How far the prediction is off, as a share of what was measured; positive where the stage was faster."""
+        """The error of the prediction as a share of the measured value; positive where the stage was faster."""
         return self.predicted_s / self.measured_s - 1 if self.measured_s > 0 else 0.0
 
 
@@ -177,7 +177,7 @@ def run_of(kind: str, model: str, way: str, plan: Plan, outcome: Outcome, date: 
         model: the model's name.
         way: the name of the plan.
         plan: the plan with its prediction from before the run.
-        outcome: what was measured.
+        outcome: the measurements.
         date: when, in ISO 8601.
     """
     predicted = plan.prediction.throughput_per_s

@@ -1,6 +1,6 @@
 """Health of a host as rows for tables. No torch.
 
-The counters of a host begin at its start, so the difference of two readings is what happened between them.
+The counters of a host begin at its start, so the difference of two readings covers the time between them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -82,7 +82,7 @@ def mean_times_s(times_s: Sequence[Sequence[float]]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class TokenRates:
-    """What a generator does with sequences that come at once.
+    """Token rates of a generator with sequences that come at once.
 
     Attributes:
         tokens_per_s: new tokens of all sequences together.
@@ -96,7 +96,7 @@ class TokenRates:
 
     @staticmethod
     def of(times_s: Sequence[Sequence[float]], elapsed_s: float) -> "TokenRates":
-        """Of the seconds at which each sequence got each new token, from the time when all came.
+        """The rates from the seconds at which each sequence got each new token, counted from the arrival of all sequences.
 
         >>> TokenRates.of([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], 4.0)
         TokenRates(tokens_per_s=1.5, first_token_s=1.5, per_token_s=1.0)

@@ -46,11 +46,11 @@ class StageStats:
         transfer: time of copying outputs into rings.
         queue: time of requests in the rings before the worker took them.
         base_bytes: memory that the worker was forked with and has written to, so that it has copies of its own.
-        held_bytes: most data beyond that: weights, values, what its backend takes, its states in full; rings are left out.
+        held_bytes: most data beyond that: weights, values, memory of its backend, its states in full; rings are left out.
         resident_bytes: physical memory that the worker maps now, shared pages included.
         load_s: seconds of loading and warming up.
         proportional_bytes: physical memory of the worker now; pages that several processes map are divided among them.
-        note: what the worker could not do as intended, such as recording a stage on a GPU as one graph.
+        note: a failed optimisation of the worker, such as recording a stage on a GPU as one graph.
     """
 
     stage: str

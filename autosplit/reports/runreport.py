@@ -17,7 +17,7 @@ from autosplit.values.plan import Plan, Prediction
 from autosplit.values.timeline import Action, chrome_trace
 
 NUM_SIMULATED = 64
-"""Requests of the schedule that a trace shows beside what was measured."""
+"""Number of requests of the predicted schedule in a trace."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RunReport:
 
     @property
     def searched(self) -> str:
-        """The plan that was asked for, in two words: a planner found it, or somebody wrote it."""
+        """The plan that was asked for, in two words: a planner found it, or a person wrote it."""
         return "given plan" if self.plan.plan.status == "manual" else "searched plan"
 
     def label(self, name: str) -> str:
@@ -139,7 +139,7 @@ class RunReport:
         return {" = ".join(named): self.outcomes[named[0]] for named in names.values()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for the plan and each baseline, the best one first, by what the plan is for.
+        """One row for the plan and each baseline, the best one first by the objective of the plan.
 
         ``of_plan`` is the first figure of the row divided by that of the plan; the verdict compares round by round instead.
         """
@@ -181,7 +181,7 @@ class RunReport:
         return sorted(rows, key=lambda row: row["predicted_per_s"], reverse=True)
 
     def stage_rows(self) -> list[dict[str, Any]]:
-        """One row for each worker of the plan: what it spends its time on, predicted beside measured.
+        """One row for each worker of the plan: its seconds by use, predicted beside measured.
 
         Of a generator ``busy_s`` is a mean, as its prediction is: its steps are of two kinds.
         """
@@ -279,7 +279,7 @@ def _error_words(relative: float) -> str:
 
 
 def run_trace(report: RunReport, graph: Graph) -> dict[str, Any]:
-    """The schedule that was predicted for the chosen plan beside what its workers did, as a Chrome trace (for Perfetto)."""
+    """The predicted schedule of the chosen plan beside the measured one, as a Chrome trace (for Perfetto)."""
     return chrome_trace(predicted_actions(report.best.plan, graph, NUM_SIMULATED), report.best.actions)
 
 

@@ -117,7 +117,7 @@ class Beacon:
 def own_folder() -> Path:
     """The folder of the status files, made if it is not there.
 
-    Raises: UsageError: somebody else made it, or others may enter it.
+    Raises: UsageError: another user made it, or others may enter it.
     """
     return private_folder(_parent(), "hosts")
 

@@ -3,11 +3,11 @@
 Each can be written and read, and has one ``verify()``. In the order in which they are made::
 
     graph        Graph: ops in topological order, values on the edges, weights
-    links        Link: a hop between two devices; Wire: what values between hosts share
+    links        Link: a hop between two devices; Wire: a network card, uplink or bus
     machine      Device, Machine; machinefile: as a file that a person writes
     samples      Setting, Samples, Measured, Provenance: one measurement
     measurements Measurements: samples of ops, stages, links and wires of one model
-    sequences    Sequences: what a generator is planned and measured for
+    sequences    Sequences: the traffic of a generator, for its plan and its measurements
     profile      Profile: measurements with the seconds that planners take of them
     constraints  Constraints: pins, forbids, colocations, counts, latency limit; the ops that a pattern matches
     placement    the faults of a placement of ops on stages

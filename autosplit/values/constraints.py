@@ -217,7 +217,7 @@ class Constraints(Demands):
         return [(device, patterns, verb) for of, verb in lists for device, patterns in of.items()]
 
     def notes(self, graph: Graph) -> list[str]:
-        """A note on each pattern of ``forbids`` and ``allows`` that matches no op; lists for many models may hold such."""
+        """A note on each pattern of ``forbids`` and ``allows`` that matches no op; a list for many models may have some."""
         return [
             f"'{pattern}' matches no op of '{graph.name}', so it has no effect here"
             for pattern in dict.fromkeys([*self.forbids, *self.allows])

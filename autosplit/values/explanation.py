@@ -30,7 +30,7 @@ class DeviceLoad:
 class Cut:
     """The best plan with another cut at a border: its objective, its slowdown as a share, and the ops that it moves.
 
-    ``tried`` is the number of cuts that were evaluated there; ``objective_s`` is None if none of them is legal.
+    ``tried`` is the number of cuts that were evaluated at the border; ``objective_s`` is None if none of them is legal.
     """
 
     border: str

@@ -1,7 +1,7 @@
 """Graph: the ops of a model in topological order, the values between them and the weights they read. No torch.
 
-An op produces one or more values and reads values and weights. A value is what may cross a cut: it has one producer
-(or is an input of the graph), a shape, a dtype and a size. Tuple-returning operators own the values picked from their
+An op produces one or more values and reads values and weights. A value is a tensor that may cross a cut: it has one
+producer (or is an input of the graph), a shape, a dtype and a size. Tuple-returning operators own the values picked from their
 tuple, so a cut never carries a tuple.
 """
 

@@ -159,13 +159,12 @@ def read_machine(path: Path) -> Machine:
     """The machine that a YAML file describes.
 
     ``devices: [{name: cpu:0, memory: 300MB, count: 2, operators: [aten.conv*], backends: [onnxruntime, eager]}]``; all fields but
-    the name may be left out. ``links: [{source: cpu:0, target: cpu:1, bytes_per_s: 1e9}]``: the sender spends the time. A link
-    of the file takes precedence over a measured one. ``buses: [{devices: [cuda:0, cuda:1], bytes_per_s: 2.5e10}]``: what enters
-    these devices, and what leaves them, shares so many bytes a second; with ``peer_to_peer: true`` values from one of them to
-    another do not. An accelerator may have rules: ``dtypes: [float32]``,
-    ``max_subgraphs: 8``, ``min_ops: 3``, ``shares: cpu:0`` (it uses the memory of that device), ``one_model: true``. A device
-    that is not here may have a ``speed``: ``3.5 x cpu:0``, ``{flops: 1e14, bytes_per_s: 9e11}``, or ``{table: seconds.json}`` (op
-    pattern to seconds).
+    the name may be left out. ``links: [{source: cpu:0, target: cpu:1, bytes_per_s: 1e9}]``: the sender spends the time. A link of
+    the file takes precedence over a measured one. ``buses: [{devices: [cuda:0, cuda:1], bytes_per_s: 2.5e10}]``: all bytes that
+    enter these devices share one bandwidth, and so do all that leave them; with ``peer_to_peer: true`` values from one of them to
+    another do not count. An accelerator may have rules: ``dtypes: [float32]``, ``max_subgraphs: 8``, ``min_ops: 3``,
+    ``shares: cpu:0`` (it uses the memory of that device), ``one_model: true``. A device that is not here may have a ``speed``:
+    ``3.5 x cpu:0``, ``{flops: 1e14, bytes_per_s: 9e11}``, or ``{table: seconds.json}`` (op pattern to seconds).
 
     Raises: DeviceError, UsageError: every fault of the file.
     """

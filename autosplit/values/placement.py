@@ -1,4 +1,4 @@
-"""The faults of a placement of ops on stages, whatever else a plan says."""
+"""The faults of a placement of ops on stages; the other faults of a plan are found by ``Plan.verify``."""
 
 from collections.abc import Sequence
 

@@ -100,7 +100,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The spec, batch size and sequence length from which the model can be made again, and what its requests may hold.
+    """The spec, batch size and sequence length from which the model can be made again, and the values that its requests may hold.
 
     ``values`` is ``finite`` where floats are finite and ids in their tables, else ``any``: ops run on backends that compute right
     on such values. Backends in ``trusted`` get ops without that.
@@ -179,7 +179,7 @@ class Plan:
 
     @property
     def item(self) -> str:
-        """What its throughput counts: tokens of a generator, else items."""
+        """The unit of its throughput: tokens of a generator, else items."""
         return "items" if self.sequences is None else "tokens"
 
     @property
@@ -218,9 +218,9 @@ class Plan:
         """Return the plan, or raise PlanError with every fault against its graph and machine.
 
         Checked: the graph's hash, each op on one stage, tensors that go to the same or a later stage, devices and backends that
-        exist, threads within the device's cores, streams within the threads, memory caps (weights, each once a device, and what
-        stages take beside them), microbatch, queue depth, precision; that streamed stages are on accelerators, on a backend that
-        streams, with room for two buffers; that no two devices of the plan have a core in common.
+        exist, threads within the device's cores, streams within the threads, memory caps (weights, each once a device, and the
+        other memory of the stages), microbatch, queue depth, precision; that streamed stages are on accelerators, on a backend
+        that streams, with room for two buffers; that no two devices of the plan have a core in common.
         """
         check_graph(self.graph_hash, graph)
         faults = [*placement_faults(self.placement, graph), *_device_faults(self.stages, graph, machine)]
@@ -361,7 +361,7 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
 
 
 def held_on(device: Device, stages: Sequence[Stage], devices: Iterable[Device], graph: Graph) -> tuple[int, int]:
-    """Bytes in the memory of a device: of weights, and of what stages take beside them.
+    """Bytes in the memory of a device: of weights, and of all other memory of the stages.
 
     The stages on other devices that share the memory count, too. Each device has every weight of its stages once, and the
     context of each worker. Of a streamed stage its ``resident_bytes`` count.

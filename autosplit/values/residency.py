@@ -6,7 +6,7 @@ the weights of the next one are copied into the other buffer::
     copies    part 1        | part 2        | part 3 ...
     computes  part 0, kept  | part 1, kept  | part 2, kept ...
 
-Between two parts compute the ops whose weights stay. Parts are spread evenly over the ops, so that the link is never idle for
+The ops whose weights stay compute between two parts. Parts are spread evenly over the ops, so that the link is never idle for
 long. FlexGen (Sheng et al., 2023) also keeps a share of each layer on the device.
 """
 
@@ -37,7 +37,7 @@ class Parts:
     buffer_bytes: int = 0
 
     def next_in_buffer(self, part: int) -> int:
-        """The part that comes into the buffer of a part after it."""
+        """The next part that is copied into the buffer of this part."""
         return part + NUM_BUFFERS if part + NUM_BUFFERS < len(self.streamed) else part % NUM_BUFFERS
 
 

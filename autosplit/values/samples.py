@@ -13,7 +13,7 @@ from autosplit.versions import added
 
 Precision = Literal["f32", "tf32", "bf16", "f16"]
 """Precision of matrix products, convolutions and attention: ``f32`` keeps the dtypes of the model, ``bf16`` and ``f16`` lower
-them. ``tf32`` keeps the dtypes and lets an accelerator round what it multiplies to 10 bits of mantissa; cores compute in f32.
+them. ``tf32`` keeps the dtypes and lets an accelerator round factors to 10 bits of mantissa; cores compute in f32.
 Inputs and outputs keep their dtypes."""
 
 
@@ -24,10 +24,10 @@ BACKENDS = ("eager", "onnxruntime", "openvino", "inductor")
 """Names of autosplit's own backends."""
 
 STREAMING = ("eager",)
-"""Those that can stream weights to an accelerator."""
+"""Backends that can stream weights to an accelerator."""
 
 FROM_ONNX = ("onnxruntime", "openvino")
-"""Those that load an ONNX file. A session has threads of its own, while torch has one number of threads for the whole process,
+"""Backends that load an ONNX file. A session has threads of its own, while torch has one number of threads for the whole process,
 and keeps the weights of products in another layout."""
 
 
@@ -89,7 +89,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """Every measured duration of one thing, in seconds.
+    """Every measured duration of one op, stage or model, in seconds.
 
     >>> Samples((0.002, 0.001, 0.004)).median_s
     0.002
@@ -151,7 +151,7 @@ class Footprint:
 
     Attributes:
         base_bytes: bytes that the process takes for itself: memory that it was forked with and has written to.
-        held_bytes: most memory beyond what it was forked with: weights mapped from files, the backend's copies of them, values,
+        held_bytes: most memory beyond that of the fork: weights mapped from files, the backend's copies of them, values,
             scratch memory. Slots of rings are left out.
         extra_bytes: the part of ``held_bytes`` that is neither weights nor values at their peak.
     """
@@ -262,7 +262,7 @@ class StageMeasured:
 
 
 def newest_stages(stages: Iterable[StageMeasured]) -> dict[Setting, list[StageMeasured]]:
-    """By setting, the newest measurement of each set of ops; one with busy neighbours counts rather than one without.
+    """Setting to the newest measurement of each set of ops; one with busy neighbours takes precedence over one without.
 
     Args:
         stages: measured stages, oldest first.
@@ -319,7 +319,7 @@ def stage_from_dict(data: Mapping[str, Any]) -> StageMeasured:
 
 
 def setting_from_dict(data: Mapping[str, Any]) -> Setting:
-    """The setting in what ``_asdict`` gave. Raises: one of ``parsing.MALFORMED``: a field is missing or of another type."""
+    """The inverse of ``Setting._asdict``. Raises: one of ``parsing.MALFORMED``: a field is missing or of another type."""
     return from_plain(Setting, {name: data[name] for name in Setting._fields})
 
 

@@ -1,4 +1,4 @@
-"""Sequences: what a generator is planned and measured for. No torch."""
+"""Sequences: the traffic of a generator, for which it is planned and measured. No torch."""
 
 import re
 from dataclasses import asdict, dataclass, fields, replace
@@ -15,7 +15,7 @@ LIMITS = ("first_token_s", "per_token_s")
 @checked
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Sequences of tokens that a generator goes on with.
+    """Sequences of tokens that a generator continues.
 
     Attributes:
         prompt, new: tokens of a usual prompt and of its answer.
@@ -35,11 +35,11 @@ class Sequences:
 
     def __post_init__(self) -> None:
         counts = {name: number for name, number in self.given.items() if name not in LIMITS}
-        faults = [f"{name} is {number}, and at least 1" for name, number in counts.items() if number < 1]
-        faults += [f"{name} is {self.given[name]}, and above 0" for name in LIMITS if self.given.get(name, 1) <= 0]
+        faults = [f"{name} is {number}, and must be at least 1" for name, number in counts.items() if number < 1]
+        faults += [f"{name} is {self.given[name]} s, and must be above 0 s" for name in LIMITS if self.given.get(name, 1) <= 0]
         if not faults and self.prompt + self.new - 1 > self.max_length:
             faults = [f"prompt {self.prompt} and new {self.new} are beyond max_length {self.max_length}"]
-        raise_faults(UsageError, "no sequences", faults)
+        raise_faults(UsageError, "the sequences cannot be planned for", faults)
 
     def largest_group(self, num_groups: int) -> int:
         """The most sequences in one of ``num_groups`` groups, as stages or replicas divide them."""

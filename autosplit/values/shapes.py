@@ -251,7 +251,7 @@ class Shapes:
 
     @property
     def faults(self) -> list[str]:
-        """Sizes that are none, and buckets that do not cover their sizes."""
+        """A sentence for each dimension whose sizes cannot be parsed, or whose buckets do not cover its sizes."""
         found = []
         for dim, text in self.sizes.items():
             try:

@@ -114,8 +114,8 @@ def chrome_trace(predicted: Iterable[Action], measured: Iterable[Action] | None 
     """The actions in the Chrome trace event format, for https://ui.perfetto.dev or ``chrome://tracing``.
 
     Predicted and measured actions are processes of the trace, one for each host of a cluster, and stage replicas are threads.
-    Arrows follow each request from stage to stage. Times in the trace are microseconds. Slices are named by what they do, so that
-    a viewer adds them up.
+    Arrows follow each request from stage to stage. Times in the trace are microseconds. Slices are named by their kind of action,
+    so that a viewer adds them up.
 
     Args:
         predicted: actions of a simulation.
