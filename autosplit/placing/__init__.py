@@ -4,7 +4,7 @@ sites         Site: device, backend and precision of an op; Choice: a site with 
 patterns      a map of patterns, and explicit copies in the model, become choices; every fault at once
 moves         the copies that a placement needs, and the graph with them as ops
 parts         the connected parts on each device: the stages of a pipeline
-costs         what an op costs where it is, and elsewhere
+costs         seconds of an op on its device and on others
 storages      the memory plan of each device
 drawing       DOT, and a picture with a colour for each device
 interpreting  run a placed graph in this process, with a thread for each device

@@ -104,7 +104,7 @@ class Placed:
         return self.traced.graph.hash == other.traced.graph.hash and mine == theirs
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns, computed in this process with a thread for each device; bit for bit the model's on eager.
+        """The outputs of the model, computed in this process with a thread for each device; bit for bit the model's on eager.
 
         Raises: UsageError: other inputs than those of the trace. StageError: an op failed.
         """
@@ -156,7 +156,7 @@ class Placed:
         return plan
 
     def why(self, op: str) -> str:
-        """Why an op is where it is, and what the next best device would cost. Raises: UsageError: there is no such op.
+        """Why an op is on its device, and its seconds on the next best device. Raises: UsageError: there is no such op.
 
         A copy's reason is the ops that read it.
         """

@@ -32,7 +32,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The site of an op, what decided it, and the reason in words."""
+    """The site of an op, the rule that decided it, and the reason in words."""
 
     site: Site
     kind: Kind

@@ -37,7 +37,7 @@ class Backends:
     """A question as numbers, for one layout of its machine: a device of the problem for each backend on each device.
 
     Attributes:
-        question: what is asked; the devices of its machine have no core in common.
+        question: the question; the devices of its machine have no core in common.
         problem: a device for each setting; settings of one device share its processor. It judges plans.
         settings: the setting of each device of ``problem``.
         groups: the settings of each device of the machine, by number.
@@ -91,7 +91,7 @@ class Backends:
         return replace(constraints, max_replicas=min(constraints.max_replicas, most))
 
     def judge(self, blocks: Sequence[Block]) -> Judged:
-        """What blocks of ``problem`` are worth. Whether stages may share a device is asked of the planner alone."""
+        """The loads, latency and faults of blocks of ``problem``. Only the planner decides whether stages share a device."""
         demands = replace(self.question.constraints, reuse=True)
         return judge(self.problem, demands, blocks, self.question.num_parts)
 

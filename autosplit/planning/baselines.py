@@ -270,7 +270,7 @@ def out_of_reach(
         plans: the baselines, predicted where the profile can.
         planned_per_s: items per second that the plan is predicted to reach.
         alone_s: backend name to seconds of a request on the fastest device while the others are idle.
-        unit: what is counted per second.
+        unit: the counted thing, ``items`` or ``tokens``.
     """
     best_per_s = max([planned_per_s, *(plan.prediction.throughput_per_s for plan in plans.values())])
     uncertain = uncertainty(min(alone_s.values(), default=0.0))

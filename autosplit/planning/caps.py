@@ -33,13 +33,13 @@ def plan_within_caps(question: Question, account: Account) -> Plan:
 
     A plan that breaks a cap gets fewer slots in its rings. If the first answer still breaks a cap, every chain of stages is
     tried, best first, unless there are too many. Then the planner is asked again, with smaller caps for all devices or for one:
-    the cap less what the device holds beside weights in an answer that broke it. If that does not help, a question with caps
+    the cap less the other memory on the device in an answer that broke it. If that does not help, a question with caps
     half-way back follows. Each subset of the backends is asked for too, because another one may need more memory. The bound is
     that of the first question. That question counts weights alone, which every plan needs, so the bound holds for every plan
     within the caps. If there are too many chains to list, a plan within tight caps may be missed.
 
     Args:
-        question: what is asked, with whole caps.
+        question: the question, with whole caps.
         account: gives plans the memory of their stages.
     Raises: InfeasibleError: no plan was found; ``conflict`` says whether that is proved. ProfileError: as ``plan_model``.
     """
@@ -148,7 +148,7 @@ def _undominated(plans: Iterable[Plan], machine: Machine, graph: Graph) -> list[
 
 
 def _room(device: Device, least: Mapping[str, int]) -> bool:
-    """Whether the cap of a device leaves something beside what a worker takes for itself."""
+    """Whether the cap of a device is above the bytes of a bare worker."""
     return device.memory_bytes is None or device.memory_bytes > least[device.name]
 
 

@@ -80,7 +80,7 @@ def require_costs(machine: Machine, absent: Iterable[str], of: str) -> None:
 
 
 def _measured(profile: Profile, graph: Graph, device: Device) -> tuple[dict[Setting, Measured], str]:
-    """The measurements of a device by its stated speed, and what they rest on."""
+    """The measurements of a device by its stated speed, and their source in words."""
     speed, counts = device.speed, sorted({1, max(1, len(device.cores))})
     assert speed is not None
     if speed.of:
@@ -89,7 +89,8 @@ def _measured(profile: Profile, graph: Graph, device: Device) -> tuple[dict[Sett
             if setting.device == speed.of and (not device.backends or setting.backend in device.backends):
                 like[setting.backend] = setting
         if not like:
-            raise ProfileError(f"the speed of '{device.name}' is {speed.times:g} x '{speed.of}', which was not measured")
+            told = f"the speed of '{device.name}' is {speed.times:g} x '{speed.of}', which was not measured"
+            raise ProfileError(f"{told}; measure that device, or state flops and bytes_per_s")
         found = {backend: _scaled(profile, setting, speed.times) for backend, setting in like.items()}
         rests_on = f"those of '{speed.of}' over {speed.times:g}"
     else:

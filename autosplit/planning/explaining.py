@@ -26,7 +26,7 @@ from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
 WORTH = 0.01
-"""Share of the time that lifting a limit must save at least, if the limit is to be named as what bounds the plan."""
+"""Share of the time that lifting a limit must save at least, if the limit is to be named as the bottleneck of the plan."""
 
 
 @checked

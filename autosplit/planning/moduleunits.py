@@ -49,7 +49,7 @@ def is_under(path: str, top: str) -> bool:
 def module_units(graph: Graph) -> tuple[Unit, ...]:
     """The smallest units that a map from modules to devices can place, in the order of their first op.
 
-    A module is one unit if a loose op of its ``forward`` mixes what the module receives with what its parts make. Other loose
+    A module is one unit if a loose op of its ``forward`` mixes inputs of the module with outputs of its parts. Other loose
     ops tie the parts whose values they read. Ops that share a weight are in one unit.
     """
     return _Units(graph).found()

@@ -32,7 +32,7 @@ def peer_baselines(graph: Graph, machine: Machine, source: Source, backend: str,
     Args:
         graph: the model.
         machine: its devices, in the order in which the tools fill them.
-        source: what the model was made from.
+        source: the spec and the batch of the model.
         backend: the backend of every stage.
         fastest: the device that is fastest on the whole model.
     """

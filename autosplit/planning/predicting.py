@@ -1,4 +1,4 @@
-"""Predictions: a graph with its profile becomes a problem, and the one evaluator says what a plan costs in it.
+"""Predictions: a graph with its profile becomes a problem, and the one evaluator gives the cost of a plan in it.
 
 Planners know ops and devices by their numbers only. This module turns names into numbers.
 """
@@ -154,8 +154,8 @@ def _pools_of(problem: Problem, places: Sequence[int]) -> tuple[Pool, ...]:
 def grouped(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[str], *, first: bool = False) -> Problem:
     """The problem with one device for each group of devices on one processor.
 
-    Each op and transfer costs the least of its group: no plan on the devices of the groups costs less than the same plan here,
-    so a bound for this problem holds for all of them. With ``first`` it costs what the first of the group takes, and the others
+    Each op and transfer costs the least of its group: no plan on the devices of the groups costs less than the same plan here, so
+    a bound for this problem holds for all of them. With ``first`` it costs the seconds of the first of the group, and the others
     only count for ops that the first cannot run.
     """
     rows = [*([group[0]] if first else list(group) for group in groups), [HOST]]
@@ -188,11 +188,12 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
         graph: the model, traced for the plan's microbatch.
         machine: the devices that the plan names.
         profile: seconds of the ops there.
-        bound_s: what was proved for this profile: no plan is better.
+        bound_s: a proved bound for this profile: no plan is better.
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
     if plan.precision != profile.precision:
-        raise ProfileError(f"the profile of '{profile.graph_name}' is in {profile.precision}, and the plan in {plan.precision}")
+        kinds = f"{profile.precision}, and the plan in {plan.precision}"
+        raise ProfileError(f"the profile of '{profile.graph_name}' is in {kinds}; measure it in the plan's precision")
     profile = profile.with_newest((stage.ops, setting) for stage, setting in plan.workers)
     settings = settings_of(plan)
     machine = machine.around({setting.device for setting in settings})
@@ -232,7 +233,7 @@ def blocks_of(plan: Plan, graph: Graph, settings: Sequence[Setting]) -> list[Blo
 
 
 def predicted(plan: Plan, judged: Judged, settings: Sequence[Setting], bound_s: float) -> Plan:
-    """The plan with the loads and the prediction that the judge gave its blocks, and with what ``bound_s`` proves."""
+    """The plan with the loads and the prediction that the judge gave its blocks, and with the bound ``bound_s``."""
     loads, bottleneck_s = judged.loads, judged.loads.bottleneck_s
     prediction = Prediction(
         bottleneck_s=bottleneck_s,

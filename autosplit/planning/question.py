@@ -1,4 +1,4 @@
-"""Question: all that an answer of the planner depends on."""
+"""Question: everything that an answer of the planner depends on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -54,7 +54,7 @@ class Question:
     log: Log | None = None
 
     def verify(self) -> "Question":
-        """Return the question with constraints as the planner takes them. Who makes a question of a user's demands calls this.
+        """Return the question with constraints as the planner takes them. Call it once for a question with a user's demands.
 
         Raises: UsageError: with every fault, as ``Constraints.verify``.
         """

@@ -1,4 +1,4 @@
-"""The next best cut at each border of a plan: ops are moved over the border, and the evaluator says what the plan costs then.
+"""The next best cut at each border of a plan: ops are moved over the border, and the evaluator gives the new cost.
 
 In a chain a border is between neighbours; the last ops before it or the first ops after it move. In other plans a border is
 between any two blocks that exchange a value; one op or group at it moves, or all ops that make or read one value there.
@@ -39,7 +39,7 @@ def next_cuts(
     Args:
         problem: the problem that the blocks solve.
         blocks: the plan.
-        demands: what the plan costs is their objective; a contiguous plan is a chain and stays one.
+        demands: their objective is the cost of the plan; a contiguous plan is a chain and stays one.
         deadline: second of ``now()``; borders that are not reached by then are left out.
     """
     contiguous = demands.contiguous

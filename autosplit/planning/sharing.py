@@ -89,7 +89,7 @@ class Sharing:
     """One plan for each tenant.
 
     Attributes:
-        tenants: the models and what is asked of them.
+        tenants: the models, their rates and limits.
         plans: the plan of each.
         machine: the devices.
         bound: a factor that no choice of the same ways exceeds.
@@ -127,7 +127,7 @@ class Sharing:
         return [seconds / (1 - b) if b < 1 else inf for seconds, b in zip(beside_s, busy, strict=True)]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a model: what is asked, and what is predicted at the rates or, where they cannot be met, at the factor."""
+        """One row a model: its demands, and the prediction at the rates or, where they cannot be met, at the factor."""
         factor = self.factor
         latencies_s = self.latencies_s(1.0 if factor >= 1 else factor)
         return [
@@ -145,7 +145,7 @@ class Sharing:
 
     @property
     def sentence(self) -> str:
-        """Whether the rates can be met, what limits them, and what is proved."""
+        """Whether the rates can be met, the resource that limits them, and the proved bound, in words."""
         factor, used = self.factor, sums(self.ways)
         met = "all rates and limits hold" if factor >= 1 else "the rates cannot be met"
         fullest = max(used, key=lambda name: used[name], default="")
@@ -242,7 +242,7 @@ def share(
         plans: the ways of each, with their prediction and memory.
         graphs: the graph of each.
         machine: the devices; each memory cap holds for all models together.
-        cheapest: what ``cheapest_s`` gives for each, for a bound on all plans; empty for none.
+        cheapest: the tables of ``cheapest_s`` for each, for a bound on all plans; empty for none.
         limit_s: seconds for the solver.
         seed: its seed.
     Raises: InfeasibleError: no choice keeps the caps, or none was found in time.

@@ -46,7 +46,7 @@ class Judgement:
         split: the split that was given.
         plans: name to plan; ``the split`` comes first.
         lost: share of the throughput that the split loses to the best one under its own rules.
-        why: sentences that say what bounds the split, and what the best one does otherwise.
+        why: sentences on the bottleneck of the split, and on the differences of the best one.
         left_out: the rules of other tools that do not apply, each with the reason.
     """
 
@@ -124,10 +124,10 @@ def judge_split(
         graph: the model.
         machine: the devices.
         profile: seconds of the ops with the backend on each device.
-        source: what the model was made from.
+        source: the spec and the batch of the model.
         backend: the backend of every stage.
         time_limit_s: seconds for one question to the planner, twice; caps that do not hold at once take more questions.
-        account: gives plans the memory of their stages if devices have caps; None takes what the profile knows.
+        account: gives plans the memory of their stages if devices have caps; None takes the footprints of the profile.
     Raises: ProfileError: the profile lacks a measurement. PlanError: the split needs more memory than a device has.
         InfeasibleError: the model does not fit the devices' memory.
     """

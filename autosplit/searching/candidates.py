@@ -118,9 +118,9 @@ def ran_before(plan: Plan, profile: Profile) -> bool:
 def with_bound(question: Question, traced: Traced, best: Plan, footprints: Footprints | None) -> Plan:
     """The plan that measured best, with the bound for all plans that the user's demands allow.
 
-    A plan that its run measured to break a cap gives way to the planner's answer, which now knows what was measured. Demands that
-    only its trial had are left out, because a bound for them does not hold for other plans. If the plan beats the
-    bound with the threads of its trial, the bound covers plans with as many threads, too.
+    A plan that its run measured to break a cap gives way to the planner's answer, which now knows the measured memory. Demands
+    that only its trial had are left out, because a bound for them does not hold for other plans. If the plan beats the bound with
+    the threads of its trial, the bound covers plans with as many threads, too.
     """
     question = replace(question, queue_depth=best.queue_depth)  # no bound depends on the depth
     try:
@@ -165,7 +165,7 @@ class Trial:
         measured_per_s: items per second; None if it did not run.
         times_first: how many times as good as the first plan it was; None if it did not run.
         interval: holds ``times_first`` beyond the noise of the rounds; None where it is exact.
-        note: why it did not run, or what is wrong with its numbers.
+        note: why it did not run, or the fault of its numbers.
         outcome: all measurements.
     """
 

@@ -1,4 +1,4 @@
-"""Hunt: the candidates of a search, one after the other, and what is learnt of each."""
+"""Hunt: the candidates of a search, one after the other, and the corrections of the profile after each."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -142,7 +142,7 @@ class Hunt:
         return is_worth(self.question, plan, predict(best, traced.graph, self.question.machine, profile), self._error())
 
     def _error(self) -> float:
-        """By what share predictions of two candidates erred beside each other at most, and at least ``PREDICTION_ERROR``."""
+        """The largest error of the predicted ratio of two candidates so far, as a share; at least ``PREDICTION_ERROR``."""
         key = plan_key(self.question.constraints)
         times_predicted = [trial.times_first * key(trial.plan) for trial in self.ran if trial.times_first]
         return max(PREDICTION_ERROR, max(times_predicted, default=1.0) / min(times_predicted, default=1.0) - 1)
@@ -168,7 +168,7 @@ class Hunt:
         return answer(asking(limited, subject, asked), subject[0], self._footprints)
 
     def _tell(self, text: str) -> None:
-        """Report the share of the budget that is spent, and what is being done."""
+        """Report the share of the budget that is spent, and the present step."""
         self._progress("search", min(1.0, self.spent()), text)
 
     def spent(self) -> float:

@@ -1,4 +1,4 @@
-"""Lower precisions on accelerators: further backends of a search within the user's error, or what one would bring to a plan."""
+"""Lower precisions on accelerators: further backends of a search within the user's error, or the estimated gain of one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ BUDGET_S = 0.5
 """Seconds of timing for each precision."""
 
 Measurement = Mapping[Setting, Measured] | str
-"""What was measured of a precision, by setting, or why nothing was."""
+"""Measurements of a precision by setting, or the reason why there are none."""
 
 
 def with_precisions(question: Question, traced: Traced, setup: Setup) -> Question:
@@ -35,7 +35,7 @@ def with_precisions(question: Question, traced: Traced, setup: Setup) -> Questio
     Args:
         question: the model in f32.
         traced: the model, with the inputs on which errors are measured.
-        setup: ``max_error``, and the store that keeps what is measured.
+        setup: ``max_error``, and the store for the measurements.
     """
     allowed, profile, machine = setup.max_error, question.profile, question.machine
     names = [device.name for device in machine.devices if is_accelerator(device)]
@@ -130,7 +130,7 @@ def other_precisions(traced: Traced, plan: Plan, machine: Machine, profile: Prof
         plan: the plan.
         machine: its devices.
         profile: seconds of the ops in f32.
-        setup: the store that keeps what is measured.
+        setup: the store for the measurements.
     """
     stages = [stage for stage in plan.stages if any(is_accelerator(machine[name]) for name in stage.devices)]
     names = dict.fromkeys(name for stage in stages for name in stage.devices if is_accelerator(machine[name]))

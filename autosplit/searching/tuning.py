@@ -1,4 +1,4 @@
-"""Trials of Optuna: their choices, what they ask of the planner, and which come first."""
+"""Trials of Optuna: their choices, their questions to the planner, and their order."""
 
 import warnings
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def space(question: Question, may_cut: bool = False) -> dict[str, BaseDistributi
 
 
 def asked_of(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trial asks of the planner.
+    """The question of a trial to the planner.
 
     >>> asked_of({"queue_depth": 4, "replicate": False}), asked_of({"queue_depth": 4, "replicate": True})
     ({'queue_depth': 4, 'max_replicas': 1}, {'queue_depth': 4})
