@@ -4,15 +4,15 @@
 
     noncontiguous/   any ops on any device: hypergraph partitioning, with bounds by column generation
     contiguous/      chains of blocks: dynamic programs along one order and over all orders
-    cpsat/           integer programs for what the other planners cannot say: links by pair, pools, shared devices
+    cpsat/           integer programs for rules that the other planners cannot express: links by pair, pools, shared devices
     latency/         one sample as soon as possible: list scheduling, annealing, a bound by job-shop scheduling
 
 All folders share these modules:
 
     incumbent        the best plan and bound of one solve, to which every planner adds
-    items            the problem under its demands as compressed rows: ops contracted to what can be decided apart, nets, classes
+    items            the problem under its demands as compressed rows: groups of ops with one decision each, nets, classes
     loads            the load of a block while items are added to it, compiled
-    bounds           what no plan can beat, from the compute alone
+    bounds           a lower bound for all plans, from compute alone
     device_usage     the devices that a prefix of a chain has taken, as a number
     clusters         the same problem with fewer ops
     delays           the least time between two ops on different devices, and the critical path

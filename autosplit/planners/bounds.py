@@ -1,4 +1,4 @@
-"""The compute bound: what no plan can beat, from compute alone.
+"""The compute bound: a lower bound for all plans, from compute alone.
 
 For any weights w >= 0 of the classes, the loads of all devices weighted by w add up to at least the sum over all items of the
 least w * compute. So ``T * sum(w) >= sum over items of min over classes of (w * compute)``. The right side is concave in w, and
@@ -39,7 +39,7 @@ def work_bound_s(problem: Problem, ops: Sequence[int] | slice = slice(None)) -> 
 
 
 def _simple_weights(work: Floats) -> list[Floats]:
-    """Weights that need no search: all classes alike, one class only, or each by what all items take on it."""
+    """Weights that need no search: all classes alike, one class only, or each by the time of all items on it."""
     candidates = [np.ones(work.shape[1]), *np.eye(work.shape[1])]
     totals = np.where(np.isfinite(work), work, 0.0).sum(axis=0)
     return [*candidates, 1 / totals] if (totals > 0).all() else candidates

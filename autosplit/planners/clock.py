@@ -13,7 +13,7 @@ from time import monotonic
 SMALL_PLACES = 160
 """Ops times devices up to which work is counted: 40 ops on 4 devices. CP-SAT can place their ops, so it is asked first."""
 LOOK_S = 2e-4
-"""Seconds of work between two looks at the clock: about what one dynamic program of a small problem takes."""
+"""Seconds of work between two looks at the clock: about the time of one dynamic program of a small problem."""
 LEAST_S = 0.5
 """Least seconds of work, and of each solver that looks for a first plan: with fewer, small problems get worse plans than with
 20 s (13 of 60 random ones of up to five ops)."""

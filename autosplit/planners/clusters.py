@@ -34,7 +34,7 @@ class Clusters:
 
 
 def forced_clusters(problem: Problem, contiguous: bool) -> Clusters:
-    """A cluster for what every plan keeps together: each group and, in chains, the cycles that groups close.
+    """A cluster for the items that every plan keeps together: each group and, in chains, the cycles that groups close.
 
     Nothing is joined where that would leave no order in which every value is made before it is read: for plans that need not be
     chains, and where the order is not that of the values.

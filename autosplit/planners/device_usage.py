@@ -28,7 +28,7 @@ class Usage:
         width: devices that a move takes, shape (num_moves,).
         free: devices of each class that are left, shape (num_states, K).
         final: whether a chain may end in the state.
-        complete: all ways to take devices are there, so what is proved holds for the problem.
+        complete: whether all ways to take devices are there, so that a bound holds for the problem.
     """
 
     after: NDArray[np.int64]

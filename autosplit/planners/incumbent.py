@@ -1,4 +1,4 @@
-"""Incumbent: the best plan and bound of one solve so far. Every solver is called with it, and adds what it finds."""
+"""Incumbent: the best plan and bound of one solve so far. Every solver is called with it, and adds its plans and bounds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -23,12 +23,12 @@ class Incumbent:
     """The best plan and bound so far; several threads may add to it.
 
     Attributes:
-        problem, demands: what is asked.
+        problem, demands: the question.
         seed: of everything random.
         say: called with each line of the log.
         judged: the best plan; None while none is known.
         objective_s: its objective in seconds; infinite while none is known.
-        bound_s, bound_method: no plan has a smaller objective, and what proved that.
+        bound_s, bound_method: no plan has a smaller objective, and the algorithm that proved it.
         refuted: demands that no plan meets, once that is proved: the same as ``demands``, or looser ones.
         shared: devices hold several blocks because no plan with one block on a device is known.
         remark: a sentence for the refusal where no plan is found.
@@ -87,7 +87,7 @@ class Incumbent:
             self.methods.append(method)
 
     def share_devices(self) -> None:
-        """Go on with plans in which devices hold several blocks; what was proved before does not hold for these."""
+        """Go on with plans in which devices hold several blocks; earlier bounds do not hold for these."""
         known = "there is no plan" if self.refuted else "no plan was found"
         self.note(f"{known} with one block on a device: devices may hold several", "shared devices")
         self.demands = replace(self.demands, reuse=True)

@@ -1,4 +1,4 @@
-"""Items: the ops of a problem contracted to what can be decided apart, with costs by class of device.
+"""Items: the ops of a problem contracted to groups with one decision each, with costs by class of device.
 
 Ops of one group are one item, and so is each strongly connected set of the order. A net costs a set of items ``send`` (it is made
 inside and read outside) or ``receive`` (the other way round), once each: the hypergraph cost of the model of Tarnawski et al.
@@ -218,7 +218,7 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
     """The items of a problem; for a plan that need not be contiguous, ops of a group only.
 
     Args:
-        problem: what is asked.
+        problem: the problem.
         demands: the limits on a plan.
         limit_s: only plans below it count, so that an item is barred from devices on which it alone takes as long.
     """
@@ -303,7 +303,7 @@ def topological_order(after: Sequence[Iterable[int]], keys: Ints | Floats, depth
     """An order in which the ready item with the smallest key comes next.
 
     Args:
-        after: what must not stand before each item.
+        after: the items that must not stand before each item.
         keys: of each item.
         depth_first: of the ready items only those that became ready last are looked at.
     """

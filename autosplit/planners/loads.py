@@ -15,7 +15,7 @@ ROUNDING = 1e-9
 
 
 class Costs(NamedTuple):
-    """What items cost, on K classes of devices.
+    """The costs of items on K classes of devices.
 
     Attributes:
         compute_s: seconds of each item, shape (num_items, K), infinite where not allowed.
@@ -26,7 +26,7 @@ class Costs(NamedTuple):
         net_start, nets: the nets of each item.
         net_size: items of each net.
         producer: the item that makes each net, -1 for inputs from the host.
-        send_s, receive_s: what a crossing net costs, shape (num_nets, K).
+        send_s, receive_s: seconds of a crossing net, shape (num_nets, K).
         weight_start, weights, weight_bytes: the shared weights of each item, and bytes of each weight.
     """
 
@@ -104,7 +104,7 @@ def add(costs: Costs, block: GrowingBlock, item: int) -> None:
         block.work[k] += costs.compute_s[item, k]
         block.moved[k] += costs.fixed_s[item, k]
         block.surely[k] += costs.fixed_s[item, k]
-    # each net of the item: take away what the block paid for it, then add what it pays with the item
+    # each net of the item: subtract its old cost for the block, then add its cost with the item
     for slot in range(costs.net_start[item], costs.net_start[item + 1]):
         net = costs.nets[slot]
         mine = costs.producer[net] == item

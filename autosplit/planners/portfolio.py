@@ -136,7 +136,7 @@ def solve(
 
     Args:
         problem: ops, devices, costs and rules.
-        demands: what is optimized, and limits on the plan.
+        demands: the objective, and limits on the plan.
         time_limit_s: seconds after which the best plan so far is returned; of work for small problems (``clock``).
         seed: of everything random.
         log: called with a line for each step.
@@ -193,7 +193,7 @@ def quick_bound(problem: Problem, demands: Demands) -> tuple[float, str]:
 
 
 def _refuse_obvious(problem: Problem, demands: Demands) -> None:
-    """Raise InfeasibleError for what can be seen without a search."""
+    """Raise InfeasibleError for faults that show without a search."""
     if np.isinf(problem.compute_s).any() or problem.total_bytes > problem.memory_bytes.min():
         infeasible.refuse_obvious(problem, kept_together(problem, demands.contiguous), demands.num_stages or demands.max_stages)
     infeasible.refuse_short(problem, demands)
@@ -202,7 +202,7 @@ def _refuse_obvious(problem: Problem, demands: Demands) -> None:
 
 
 def _refuse(incumbent: Incumbent, deadline: float, name_conflict: bool) -> None:
-    """Raise InfeasibleError with a small set of constraints that cannot hold together, or with what was tried."""
+    """Raise InfeasibleError with a small set of constraints that cannot hold together, or with the log of the solvers."""
     if incumbent.refuted is None:
         tried = ", ".join(incumbent.methods) or "nothing fits"
         raise InfeasibleError(

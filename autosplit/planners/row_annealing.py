@@ -1,6 +1,6 @@
 """Annealing of a row of blocks by the true evaluator (Kirkpatrick et al., 1983): ops, whole blocks and their borders move.
 
-It knows every rule of a problem and every demand but a limit on latency, so it is for what the compiled searches do not know:
+It knows every rule of a problem and every demand but a limit on latency, so it serves where the compiled searches lack a rule:
 links by pair, transfers beside compute, shared weights, pools, and numbers of stages. Each try evaluates the whole row, so it is
 for small problems and last steps.
 """
@@ -90,7 +90,7 @@ def anneal_rows(
 
 
 class _Moves:
-    """Random neighbours of a row, and what a row costs."""
+    """Random neighbours of a row, and the cost of a row."""
 
     def __init__(self, problem: Problem, demands: Demands, random: Random) -> None:
         self.problem, self.demands, self.random = problem, demands, random

@@ -2,7 +2,7 @@
 
 Solvers know no wires, so they are asked about problems without them.
 
-``unwired``       nobody pays for bytes on wires: no plan costs less with wires, so its bound holds
+``unwired``       bytes on wires cost nothing: no plan costs less with wires, so its bound holds
 ``paid_beside``   the sender pays, beside its compute: exact for hosts of one device that send to one host at a time
 
 The evaluator ranks their answers with the wires, and annealing goes on from the best one.

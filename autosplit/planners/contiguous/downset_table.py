@@ -76,7 +76,7 @@ def begin(sets: DownSetTable) -> None:
 
 
 def grown(sets: DownSetTable) -> DownSetTable:
-    """The table with twice the room for what is full."""
+    """The table with twice the room in the arrays that are full."""
     num_sets = 2 * len(sets.words) if sets.tally[NUM_SETS] + 1 >= len(sets.words) else len(sets.words)
     num_entries = 2 * len(sets.entry_value) if sets.tally[NUM_ENTRIES] + 1 >= len(sets.entry_value) else len(sets.entry_value)
     new = new_sets(num_sets, num_entries, len(sets.of_size) - 1)

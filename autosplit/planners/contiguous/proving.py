@@ -1,7 +1,7 @@
 """Prove that no chain is better: searches over all orders below limits between the bound and the best plan.
 
 A search that finds a chain has found a better plan. One that finds none and looked everywhere has raised the bound. Where they do
-not meet in time, column generation raises the bound too: what it proves holds for all plans, chain or not.
+not meet in time, column generation raises the bound too: its bound holds for all plans, chain or not.
 """
 
 from dataclasses import replace
@@ -81,7 +81,7 @@ def _close_in(incumbent: Incumbent, items: Items, deadline: float) -> None:
 
 
 def _towards(low_s: float, high_s: float) -> float:
-    """A limit between what is refuted and what is known; all the way where the two are close, or the upper one is infinite."""
+    """A limit between the refuted and the known objective; the known one where both are close, or where it is infinite."""
     return high_s if high_s - low_s <= NEAR * high_s or high_s == inf else low_s + STEP * (high_s - low_s)
 
 

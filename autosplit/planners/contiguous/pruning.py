@@ -58,7 +58,7 @@ class Rules(NamedTuple):
 
         column     values                              room
         0          weighted compute                    weighted free devices; each holds the limit
-        1          bytes                               what the free devices hold
+        1          bytes                               memory of the free devices
         then K     the most that the item adds to a    none
                    block's load on each class
 
@@ -198,7 +198,7 @@ def _load_with(costs: Costs, block: GrowingBlock, item: int, k: int) -> float:
 def must_fill(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, item: int, limit: float) -> bool:
     """Whether every superset of the block without the item has room for it, so that none of them is maximal.
 
-    While the block grows, what the item adds to load and cut only falls, and the block grows at most by all items that are not
+    While the block grows, the load and cut of the item only fall, and the block grows at most by all items that are not
     the item or its successors.
     """
     if _opens(costs, block, item):

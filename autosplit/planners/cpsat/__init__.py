@@ -1,6 +1,6 @@
 """Integer programs for CP-SAT: everything that the other planners cannot say, for problems of moderate size, with a bound.
 
-integer_program     the entry: chooses items and the number of blocks, asks, and says what the answer proves
+integer_program     the entry: chooses items and the number of blocks, solves, and says which bound the answer proves
 stage_model         loads and transfers of each block; every plan found is evaluated, and excluded if the model says less
                     (logic-based Benders decomposition, Hooker and Ottosson, 2003)
 slots               which item is in which block, and on which devices each block runs

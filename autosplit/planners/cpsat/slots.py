@@ -278,7 +278,7 @@ class Slots:
 
 
 def _whole(num_bytes: float, step: float) -> int:
-    """Whole steps of memory, rounded down: what does not fit in steps does not fit, and every plan is verified."""
+    """Whole steps of memory, rounded down: a plan that does not fit in steps does not fit in bytes; every plan is verified."""
     return floor(num_bytes / step)
 
 

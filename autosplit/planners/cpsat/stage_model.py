@@ -1,6 +1,6 @@
 """The CP-SAT model of stages: links by pair, pools, shared devices and plans of any sets, which dynamic programs cannot hold.
 
-``slots`` says where items stand, ``stage_times`` when blocks begin, and this module what they cost. A value has one Boolean for
+``slots`` says where items stand, ``stage_times`` when blocks begin, and this module has their costs. A value has one Boolean for
 each pair of slots that make and read it, because its price may depend on both. Every coefficient is rounded
 down, so that the optimum is a bound. Every plan is evaluated in float64. A plan that costs more than in the model, or breaks the
 demands, is excluded and the solver is asked again (logic-based Benders decomposition, Hooker and Ottosson, 2003).
@@ -31,7 +31,7 @@ MOST_ORDERED = 5
 def search_stages(
     incumbent: Incumbent, items: Items, num_slots: int, deadline: float, *, any_plan: bool = False, holds_for_all: bool = True
 ) -> None:
-    """Offer the plans of the solver until one costs what the model says of it, or is enough.
+    """Offer the plans of the solver until the true cost of one equals its cost in the model, or is enough.
 
     Args:
         incumbent: only plans better than its own count; its plan is the solver's hint.
@@ -39,7 +39,7 @@ def search_stages(
         num_slots: blocks; exactly this many where the demands count stages.
         deadline: second of ``now()`` after which the solver is not asked again.
         any_plan: the first plan that meets the demands is enough.
-        holds_for_all: no plan needs more blocks, so that what the solver proves holds for all plans.
+        holds_for_all: no plan needs more blocks, so that a bound of the solver holds for all plans.
     """
     problem, demands = incumbent.problem, incumbent.demands
     timeless = any_plan and demands.min_stage_s <= 0 and demands.max_latency_s == inf

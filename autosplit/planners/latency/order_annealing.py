@@ -24,7 +24,7 @@ class Times(NamedTuple):
 
     Attributes:
         compute: seconds of each op on each device.
-        op_bytes, caps: bytes of each op, and what each device holds; infinite where it holds all.
+        op_bytes, caps: bytes of each op, and the cap of each device; infinite where it holds all ops.
         before_start, before, after_start, after: the ops that stand before and after each op.
         num_bytes: of each net.
         reader_start, readers: the readers of each net.
@@ -119,7 +119,7 @@ def row_latency_s(times: Times, plan: OrderPlan, num_blocks: int) -> float:  # n
         while place < num_ops and plan.home[plan.order[place]] == block:
             work += times.compute[plan.order[place], here]
             place += 1
-        # 1. what the block sends; each receiver is charged its own share
+        # 1. the values that the block sends; each receiver is charged its own share
         for position in range(first, place):
             maker = plan.order[position] if position >= 0 else num_ops
             for slot in range(times.made_start[maker], times.made_start[maker + 1]):
@@ -311,11 +311,11 @@ def _give_stretch(times: Times, plan: OrderPlan) -> bool:
 
 @inner
 def _take_elsewhere(times: Times, plan: OrderPlan) -> bool:
-    """Take a path to another place between what it reads and what reads it; often it joins the ops there."""
+    """Move a path to another place between its sources and its readers; often it joins the ops there."""
     order, device, place, path, others = plan.order, plan.device, plan.place, plan.path, plan.others
     count = _draw_path(times, path)
     last = path[count - 1]
-    # 1. the places between what it reads and what reads it
+    # 1. the places between its sources and its readers
     num_ops = len(order)
     low, high = 0, num_ops
     for slot in range(times.before_start[path[0]], times.before_start[path[0] + 1]):

@@ -1,7 +1,7 @@
 """Schedule one sample: blocks that bring it through as soon as possible, branches side by side on several devices.
 
 Everything on one device, list schedules (HEFT, Topcuoglu et al., 2002) and the best plan known are the starts. Annealing moves
-ops and blocks of them. The bound is the longest path, with what CP-SAT proves of the parts between forks and joins.
+ops and blocks of them. The bound is the longest path, with bounds by CP-SAT on the parts between forks and joins.
 """
 
 from bisect import bisect, insort

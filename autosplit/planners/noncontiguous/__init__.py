@@ -1,8 +1,8 @@
 """Any ops on any device: a partition of a hypergraph whose largest load is small, and a proof that none is smaller.
 
-``partitioning`` is the entry. It runs the search and the proof side by side, each with what the other knows.
+``partitioning`` is the entry. It runs the search and the proof side by side; they share plans and bounds.
 
-    hypergraph          the problem without order: items, nets and what a net costs a device whose border it crosses
+    hypergraph          the problem without order: items, nets and the cost of a net for a device whose border it crosses
 
 Search (``row_annealing`` goes on where a hypergraph does not say all):
 

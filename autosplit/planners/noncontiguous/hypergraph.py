@@ -4,7 +4,7 @@ If a transfer costs the same whichever device is at the other end, the load of a
 cost of every net with some but not all of its pins there. Then moving one item changes two loads only, and the load is
 submodular. For every other problem there is such a hypergraph that costs no more, which gives a bound.
 
-It is a value of ``Items`` in which sending costs what receiving does and all else is compute. Nets from the host have no
+It is a value of ``Items`` in which sending costs as much as receiving and all else is compute. Nets from the host have no
 producer, so no device holds all of them. An assignment is the device of each item.
 """
 
@@ -26,7 +26,7 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Items:
     A net whose sender and receiver pay differently is charged at the lower price. Transfers that run beside compute are left out.
 
     Args:
-        problem: what is asked.
+        problem: the problem.
         items: of a chain, for a hypergraph that bounds chains; by default any op may go anywhere.
     """
     items = items or contract(problem, Demands(contiguous=False))
@@ -47,7 +47,7 @@ def with_nets(items: Items, nets: Iterable[tuple[Ints, bool, Floats]], compute_s
 
     Args:
         items: the ops, devices and bytes.
-        nets: the items of each net, whether it has an end at the host, and what each class pays if it crosses a border.
+        nets: the items of each net, whether it has an end at the host, and its cost for each class if it crosses a border.
         compute_s: seconds of each item on each class; changed in place.
     """
     merged: dict[tuple[tuple[int, ...], bool], Floats] = {}

@@ -145,8 +145,8 @@ class Sweep(NamedTuple):
         into: where the steps into each state start, shape (num_states + 1,). States are numbered through all positions.
         source: the state that each step comes from.
         side: the side that it gives the item.
-        cost_1: what side 1 pays for nets on this step, in seconds.
-        cost_0: what side 0 pays.
+        cost_1: seconds that side 1 pays for nets on this step.
+        cost_0: seconds that side 0 pays.
     """
 
     order: Ints
@@ -303,8 +303,8 @@ def capped_sweep(sweep: Sweep, item_bytes: Floats, room_bytes: float, num_levels
 
     Args:
         sweep: along all items.
-        item_bytes: what each item keeps in memory, shape (num_items,).
-        room_bytes: what side 1 may hold.
+        item_bytes: memory of each item, shape (num_items,).
+        room_bytes: most bytes of side 1.
         num_levels: levels of bytes into which a state is divided; more levels are more exact and take longer.
     """
     found: Any = _capped(sweep, np.ascontiguousarray(item_bytes[sweep.order]), room_bytes * (1.0 + TOLERANCE), num_levels)
