@@ -115,7 +115,7 @@ class Traced:
         return [value for leaf, value in zip(self.in_leaves, given, strict=True) if not isinstance(leaf, Fixed)], faults
 
     def unflatten_outputs(self, values: Sequence[torch.Tensor]) -> Any:
-        """What the model returns, from the tensors of ``graph.outputs`` in their order."""
+        """The return value of the model, made of the tensors of ``graph.outputs`` in their order."""
         named = dict(zip(self.graph.outputs, values, strict=True))
         leaves = [leaf.value if isinstance(leaf, Fixed) else named[leaf] for leaf in self.out_leaves]
         return pytree.tree_unflatten(leaves, self.out_spec)
@@ -268,7 +268,7 @@ def _hidden_part(found: torch.nn.Module | ExportedProgram) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Torch prints partial graphs and hints when an export fails; the TraceError says what matters."""
+    """Torch prints partial graphs and hints when an export fails; the TraceError has the essentials."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -24,7 +24,7 @@ from autosplit.tracing.architectures import Given
 from autosplit.tracing.tensorspec import laid_out, spec_of
 
 FILES = ("config.json", "*.safetensors", "*.safetensors.index.json")
-"""What is fetched from the hub, from the top folder of a repository."""
+"""Patterns of the files that are fetched from the hub, from the top folder of a repository."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def load_checkpoint(
 
     Args:
         folder: holds ``config.json`` and safetensors files.
-        origin: what the user calls it, for messages.
+        origin: the user's name for it, for messages.
         options: config fields as text, and ``image_size`` even if the config has none.
         batch, seq_len, given, weights: as for ``architectures.build``.
     Raises: ModelError: it is not a checkpoint, lacks weights, or its class is not one of transformers. MissingExtraError: no

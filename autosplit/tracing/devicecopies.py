@@ -41,7 +41,7 @@ DEVICE_COPY = torch.ops.autosplit.device_copy.default
 
 @checked
 def copy_to(x: torch.Tensor, device: str) -> torch.Tensor:
-    """Ask inside a model that what reads the result runs on ``device``, such as ``cpu:1``; the numbers stay as they are.
+    """Ask inside a model that the readers of the result run on ``device``, such as ``cpu:1``; the numbers stay as they are.
 
     >>> copy_to(torch.ones(2), "cpu:1")
     tensor([1., 1.])

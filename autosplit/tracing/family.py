@@ -45,10 +45,10 @@ class Make(Protocol):
 
 
 MASK = "attention_mask"
-"""The parameter that tells models of transformers what is padding."""
+"""The parameter that marks padding for models of transformers."""
 
 TIED = re.compile(r"The values of (\w+) = .* and (\w+) = .* must always be equal")
-"""What torch says of two dimensions that are one."""
+"""Words in torch's error for two dimensions that must be equal."""
 
 
 class Traces(Sequence[Traced]):

@@ -25,45 +25,45 @@ ELEMENTWISE = """
     __and__ __or__ absolute divide floor_divide greater greater_equal hardswish less less_equal log_sigmoid multiply negative
     not_equal rsub subtract
 """
-"""They are pointwise, or other names of pointwise operators, and lack the tag."""
+"""Pointwise operators, or other names of such, without torch's tag ``pointwise``."""
 
 VIEWS = """
     _unsafe_view alias chunk detach diagonal expand expand_as flatten moveaxis movedim narrow permute real reshape
     reshape_as select slice split split_with_sizes squeeze swapaxes t transpose unbind unflatten unfold unsqueeze view
     view_as view_as_complex view_as_real
 """
-"""They name a part of a tensor by dimension, start and length, which torch compares with its shape. ``_unsafe_view`` does so too:
-it is unsafe for autograd. ``as_strided`` is left out, since it reaches all that shares memory with the tensor."""
+"""Operators that name a part of a tensor by dimension, start and length, which torch compares with its shape. ``_unsafe_view`` is
+unsafe for autograd only. ``as_strided`` is left out, since it reaches all memory of the tensor's storage."""
 
 NEW = """
     arange eye full full_like linspace new_full new_ones new_zeros ones ones_like scalar_tensor zeros zeros_like
 """
-"""They fill the tensor that they make. ``empty`` and its siblings are left out, since they show memory that was used before."""
+"""Operators that fill the tensor that they make. ``empty`` and its siblings are left out: they show memory of earlier use."""
 
 COPIES = """
     _to_copy cat clone concat concatenate constant_pad_nd contiguous copy diff fill flip hstack meshgrid outer pad
     reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave.self_int replication_pad1d replication_pad2d
     replication_pad3d roll rot90 stack tile to tril triu type_as vstack
 """
-"""They copy whole tensors to places that follow from shapes alone, which are checked before memory for the answer is taken."""
+"""Operators that copy whole tensors to places that follow from shapes alone; shapes are checked before the answer gets memory."""
 
 INDICES = """
     argsort embedding gather index index_add index_fill index_put index_select masked_fill masked_scatter one_hot scatter
     scatter_add scatter_reduce select_scatter slice_scatter sort take_along_dim topk where
 """
-"""Their kernels compare each index with the dimension before they read or write there."""
+"""Operators whose kernels compare each index with the dimension before they read or write there."""
 
 REDUCTIONS = """
     _log_softmax _softmax all amax amin any argmax argmin cummax cummin cumprod cumsum histc linalg_vector_norm log_softmax
     logcumsumexp logsumexp max mean min norm prod softmax std std_mean sum var var_mean
 """
-"""They walk over given dimensions, which torch checks and wraps."""
+"""Operators that reduce given dimensions, which torch checks and wraps."""
 
 PRODUCTS = """
     addmm baddbmm bmm cdist conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution
     cosine_similarity dot einsum linear matmul mm mv scaled_dot_product_attention
 """
-"""Their sizes are compared before a library is called that trusts them."""
+"""Products whose sizes torch compares before it calls a library that trusts them."""
 
 LAYERS = """
     _adaptive_avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d avg_pool2d avg_pool3d batch_norm channel_shuffle
@@ -71,7 +71,7 @@ LAYERS = """
     max_pool3d native_group_norm native_layer_norm pixel_shuffle pixel_unshuffle prelu rms_norm upsample_bicubic2d
     upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
-"""They compute positions from sizes that are checked, and cut them off at the border. Left out are ``max_pool1d``, ``col2im``,
+"""Layers that compute positions from checked sizes, and cut them off at the border. Left out are ``max_pool1d``, ``col2im``,
 ``im2col`` and ``adaptive_avg_pool3d``, which loop over any window, and ``_weight_norm`` and ``lstm``, which trust the sizes of
 their weights."""
 

@@ -1,7 +1,7 @@
-"""Check which dimensions of a model may be padded: a padded request must give what the module gives for the unpadded one.
+"""Check which dimensions of a model may be padded: a padded request must give the answer of the unpadded one.
 
 A dimension is padded with zeros behind the request's own elements, and outputs are cut back along it. Attention masks then tell
-what is padding. The check runs a larger variant on padded inputs beside the user's module on the unpadded ones.
+the padding. The check runs a larger variant on padded inputs beside the user's module on the unpadded ones.
 """
 
 import random

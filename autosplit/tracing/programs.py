@@ -86,7 +86,7 @@ def weight_names(graph: fx.Graph) -> list[str]:
 
 
 def state_names(graph: fx.Graph) -> list[str]:
-    """Those of the weights that are states: memory that an operator writes, and that outlives the call."""
+    """The names of the weights that are states: memory that an operator writes, and that outlives the call."""
     return list(dict.fromkeys(name for node in graph.nodes for name in states_of(node)))
 
 

@@ -272,7 +272,7 @@ _states: ContextVar[States] = ContextVar("memory of the states of stages that ar
 
 @contextlib.contextmanager
 def states_in(memory: States) -> Iterator[None]:
-    """Let stages that are loaded in the meantime have their states in this memory; what it lacks is added as zeros.
+    """Let stages that are loaded in the meantime have their states in this memory; missing states are added as zeros.
 
     The variants of a stage share their states in this way.
     """

@@ -80,7 +80,7 @@ def ranges(program: fx.GraphModule, assumed: Assumed) -> dict[fx.Node, Range]:
 
     Args:
         program: the graph.
-        assumed: what is known of the inputs.
+        assumed: the ranges of the inputs, as far as they are known.
     """
     limits = {} if assumed == "any" else input_limits(program.graph)
     found: dict[fx.Node, Range] = {}

@@ -160,7 +160,7 @@ def _has_fast_path(module: Any) -> bool:
 
 @contextlib.contextmanager
 def _attributes_kept(module: Any) -> Iterator[None]:
-    """Put back what calls of the module assign to attributes of it and of its parts."""
+    """Undo assignments to attributes of the module and of its parts that calls of it make."""
     parts = list(module.modules()) if isinstance(module, nn.Module) else []
     stores = [store for part in parts for store in stores_of(part)]
     before = [dict(store) for store in stores]
@@ -192,7 +192,7 @@ def _error(found: Any, own: Any) -> NumericalError:
 
 
 def _fault(found: Any, own: Any, tolerance: float = RELATIVE_TOLERANCE) -> str:
-    """Say what differs between two outputs of a model, or '': integers and Python values must be equal."""
+    """The difference between two outputs of a model in words, or '': integers and Python values must be equal."""
     ours, theirs = pytree.tree_leaves(found), pytree.tree_leaves(own)
     if len(ours) != len(theirs):
         return f"it returns {len(ours)} values in place of {len(theirs)}"

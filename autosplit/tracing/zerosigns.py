@@ -1,6 +1,6 @@
 """The values of a graph whose zeros need the right sign, because an op makes another number of -0 than of 0.
 
-A backward pass: from arguments of such ops to whatever may pass the sign on to them. The outputs of the model need no sign:
+A backward pass: from arguments of such ops to all values that may pass the sign on. The outputs of the model need no sign:
 ``torch.equal`` takes -0 and 0 as equal.
 """
 
