@@ -43,7 +43,7 @@ class Event(Protocol):
     """A place in a queue."""
 
     def record(self, queue: Queue) -> None:
-        """Mark the end of what is in the queue now."""
+        """Mark the end of the work in the queue now."""
 
     def hold(self, queue: Queue) -> None:
         """Let work that is put into ``queue`` from now on begin after this event."""
@@ -82,7 +82,7 @@ class Facts:
 
 
 class Accelerator(Protocol):
-    """One device, opened in a worker by its ordinal. A provider inherits from it, and need not write what has a body here."""
+    """One device, opened in a worker by its ordinal. A provider inherits from it; methods with a body here are optional."""
 
     def __init__(self, index: int) -> None:
         """Open it."""

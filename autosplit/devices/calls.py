@@ -128,7 +128,7 @@ def say_last(connection: Connection, failure: AutosplitError) -> None:
 
 
 def last_words(worker: Worker) -> str:
-    """What a worker that has ended said of its end, '' if it said nothing. Other replies of it are lost."""
+    """The reason that a worker gave for its end, '' if it gave none. Other replies of it are lost."""
     with suppress(EOFError, OSError):
         while worker.connection.poll(0):
             reply = worker.connection.recv()

@@ -27,7 +27,7 @@ class CudaEvent:
     event: torch.cuda.Event = field(default_factory=lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
     def record(self, queue: torch.cuda.Stream) -> None:
-        """Mark the end of what is in the stream now."""
+        """Mark the end of the work in the stream now."""
         self.event.record(queue)
 
     def hold(self, queue: torch.cuda.Stream) -> None:
@@ -62,7 +62,7 @@ class Cuda(Accelerator):
 
     @staticmethod
     def remark() -> str:
-        """What hides or numbers devices: CUDA_VISIBLE_DEVICES, a torch without CUDA, or no driver."""
+        """The reason why devices are hidden or renumbered: CUDA_VISIBLE_DEVICES, a torch without CUDA, or no driver."""
         if VISIBLE in os.environ:
             return f"{VISIBLE}={os.environ[VISIBLE]!r}, and the numbers of the devices that it names begin at 0"
         if torch.version.cuda is None:

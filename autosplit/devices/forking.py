@@ -1,7 +1,7 @@
-"""Fork server, the process: it has imported torch and what all workers need, which takes more than a second, and forks them.
+"""Fork server, the process: it imports torch and all other modules that workers need, which takes over a second, and forks them.
 
-It has one thread and computes nothing, so its children may do whatever a fresh process may. It never imports code of the user.
-The kernel kills it when the host dies, and its children with it.
+It has one thread and computes nothing, so its children may do everything that a fresh process may. It never imports code of the
+user. The kernel kills it when the host dies, and its children with it.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def send_descriptors(sock: socket.socket, descriptors: Sequence[int]) -> None:
 
 
 def main() -> None:
-    """Import, tell the host '' or what failed, then serve.
+    """Import, send the host '' or the failed import, then serve.
 
     Arguments: descriptor of the socket, process id of the host, modules that all workers need, others to import if they can be;
     spaces between.

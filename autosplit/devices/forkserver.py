@@ -41,7 +41,7 @@ NO_THREAD_CACHE = "glibc.malloc.tcache_count=0"
 """Setting of glibc's malloc, which only a process that starts can take: freed blocks join their neighbours at once.
 
 Torch asks for aligned blocks, and malloc cuts the splinters off. Splinters in the cache of a thread keep the hole of a freed
-block too small for the next block of its size. Then the heap grows to several times what is in use, and by another amount in
+block too small for the next block of its size. Then the heap grows to several times the used bytes, and by another amount in
 each process.
 """
 
@@ -68,7 +68,7 @@ class ForkServer:
             code = "from autosplit.devices.forking import main; main()"
             # A process with several threads must not fork, and each of these libraries starts threads when it is imported.
             one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-            # The last setting of a name counts, so what the user sets stays.
+            # The last setting of a name counts, so the user's value stays.
             tunables = ":".join(filter(None, (NO_THREAD_CACHE, os.environ.get("GLIBC_TUNABLES"))))
             self._process = subprocess.Popen(
                 python_running(code, str(theirs.fileno()), str(os.getpid()), " ".join(PRELOADED), " ".join(_wanted)),
@@ -121,7 +121,7 @@ class ForkServer:
             return -signal.SIGKILL if self.dead else None
 
     def kill(self) -> None:
-        """Kill the process, and with it the workers that are left; what waits for its answer ends."""
+        """Kill the process, and with it the workers that are left; calls that wait for its answer end."""
         if self._owner == os.getpid():
             self._process.kill()
 

@@ -79,7 +79,7 @@ def refusals_named() -> Iterator[None]:
         raise WorkerError(refusal("no thread or process could be started", str(failure))) from failure
 
 
-def refusal(what: str, reason: str) -> str:
+def refusal(subject: str, reason: str) -> str:
     """A sentence about a thread or process that the kernel refused: the limit of this process, if it is known, and the way out.
 
     >>> refusal("no worker was forked", "no memory")
@@ -87,7 +87,7 @@ def refusal(what: str, reason: str) -> str:
     """
     most = process_limit() if NO_THREAD in reason or os.strerror(errno.EAGAIN) in reason else None
     allowed = "" if most is None else f"{most} processes and threads are allowed here; "
-    return f"{what}: {reason}; {allowed}{WAY_OUT}"
+    return f"{subject}: {reason}; {allowed}{WAY_OUT}"
 
 
 def _group_folders(groups: Path, own: Path, controller: str) -> list[Path]:

@@ -72,7 +72,7 @@ class Worker(Protocol):
         """End it now."""
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End it in good order, or kill it after ``timeout_s``; free what the host holds for it."""
+        """End it in good order, or kill it after ``timeout_s``; free the host's resources for it."""
 
     def fate(self) -> str:
         """How it ended, as the rest of a sentence."""
@@ -167,7 +167,7 @@ class WorkerProcess:
     def close(self, timeout_s: float = 5.0) -> None:
         """Close the control channel, which ends a worker that reads it; kill it if it is not gone in ``timeout_s``.
 
-        Takes at most ``timeout_s``, ``KILL_TIMEOUT_S`` and ``REAP_TIMEOUT_S``. What is left of the worker goes a little later if
+        Takes at most ``timeout_s``, ``KILL_TIMEOUT_S`` and ``REAP_TIMEOUT_S``. The rest of the worker goes a little later if
         the fork server answers late.
         """
         hang_up(self.connection)
@@ -264,7 +264,7 @@ def resident_bytes(pid: int | None = None) -> int:
 
 
 def reset_peak(pid: int) -> None:
-    """Let the peak of a process's physical memory begin anew at what it holds now. Raises: OSError: it is not ours, or gone."""
+    """Let the peak of a process's physical memory begin anew at its present memory. Raises: OSError: it is not ours, or gone."""
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
 
@@ -274,7 +274,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Bytes of physical memory that a process has and no file; what it shares with the process it was forked from counts."""
+    """Bytes of physical memory of a process that no file has; pages shared with the process that it was forked from count."""
     return _sizes(f"/proc/{pid}/status").get("RssAnon", 0)
 
 
@@ -282,12 +282,12 @@ class MemoryHeld(NamedTuple):
     """Bytes of physical memory of a forked process.
 
     Attributes:
-        base_bytes: of the memory that it was given, what it has written to since, so that it has copies of its own.
-        held_bytes: the most bytes of data that it held since its start, or since ``reset_peak``, beyond what it was given: its
-            anonymous memory and the files that it maps. Libraries and memory that processes share for writing, such as rings,
+        base_bytes: the memory of the fork that it has written to since, so that it has copies of its own.
+        held_bytes: the most bytes of data that it held since its start, or since ``reset_peak``, beyond the memory of the fork:
+            its anonymous memory and the files that it maps. Libraries and memory that processes share for writing, such as rings,
             are left out.
-        resident_bytes: what it maps now, shared pages included.
-        proportional_bytes: what it maps now, each page divided by the number of processes that map it. Linux calls it PSS;
+        resident_bytes: physical memory that it maps now, shared pages included.
+        proportional_bytes: the same, each page divided by the number of processes that map it. Linux calls it PSS;
             processes that map the same weights share their bytes, and the sums over processes add up.
     """
 
@@ -357,7 +357,7 @@ def _sizes(path: str) -> dict[str, int]:
 
 
 def thread_times_s(process: int | str, field: int) -> list[float]:
-    """Seconds of each thread of a process (its id, or ``self``): 0 is what it had of a core, 1 what it waited for one.
+    """Seconds of each thread of a process (its id, or ``self``): 0 is its time on a core, 1 its wait for one.
 
     Empty where the kernel does not say.
     """

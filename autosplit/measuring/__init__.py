@@ -2,7 +2,7 @@
 
 ::
 
-    profiler          measure(), the conductor: look up what is known, list what is missing, measure it, keep it
+    profiler          measure(), the conductor: look up known times, measure the missing ones, keep them
     settings          backends, devices and thread counts to measure, in groups, and which are left out
     store             profiles on disk; cache_lookup: stored measurements that still hold here
     calibration       a fixed kernel that shows whether a core is as fast as before

@@ -18,7 +18,7 @@ from autosplit.values.graph import Graph
 from autosplit.values.samples import Precision
 
 NUM_OPS = 4
-"""Ops on each side: most of a block of a convolutional network, so that what is fused elsewhere is fused here too."""
+"""Ops on each side: most of a block of a convolutional network, so that ops which a backend fuses are fused here too."""
 
 
 def loses_at_cuts(backend: str) -> bool:

@@ -86,9 +86,9 @@ class MeasuringWorker:
 
         Args:
             folder: the stage, prepared, with its inputs.
-            backend: what runs it.
+            backend: the backend of the model.
             threads: its threads.
-            precision: what it computes in.
+            precision: the precision of the backend.
             eager: also time every op in eager.
             keep: keep the stages that were prepared before.
         Raises: BackendError: the backend fails or gives wrong numbers.

@@ -60,7 +60,7 @@ class ModelFiles:
         program: all of it as one stage.
         folder: where that stage is saved.
         cut: the typical cut, or None if none is timed.
-        precision: what the backends compute in.
+        precision: the precision of the backends.
         workspace: where stages are saved.
     """
 
@@ -120,7 +120,7 @@ class ModelFiles:
         """Save the model in pieces for accelerators without room for all of it; an op with more weights is a piece of its own.
 
         Args:
-            backend: what runs there.
+            backend: the backend there.
             devices: the accelerators.
             most_bytes: bytes of weights of a piece.
         """

@@ -66,9 +66,9 @@ def measure(
         budget_s: seconds for timing, without start-up and exports; by default about 1.4 s for each backend. Two passes in each
             of two rounds are made in any case.
         progress: called with ``profile``, the share done from 0 to 1, and the current step.
-        remeasure: measure again what is stored.
+        remeasure: measure again, whatever the store holds.
         links: measure the links too, unless they are stored.
-        precision: what the backends compute in; those that cannot are left out.
+        precision: the precision of the backends; those that cannot compute in it are left out.
         workspace: where the model is saved and prepared, if a search or a run is to find it there.
         meanwhile: work of the caller, done once while another process prepares files, if ops are measured.
     Returns: a profile whose notes say what was measured again, and why. A backend is left out with a note where it refuses the
@@ -77,7 +77,7 @@ def measure(
         UsageError: an argument of another type.
         DeviceError: a device that this machine does not have, or that has no cores.
         BackendError, MissingExtraError: the only backend on a device fails, or a runtime is not installed.
-        WorkerError: an op failed in a worker; the store keeps what was measured before.
+        WorkerError: an op failed in a worker; the store keeps all earlier measurements.
     """
     wanted, notes = wanted_settings(machine, backends, precision)
     keeper = Store(store) if isinstance(store, Path) else store
@@ -130,14 +130,14 @@ class _Steps:
         self.watch(0.0)
 
     def watch(self, seconds: float) -> None:
-        """Show a share between this step and the next; ``seconds``: what a call in it has taken, told where that is unusual."""
+        """Show a share between this step and the next; ``seconds``: the duration of a call in it, shown where it is unusual."""
         text = f"{self._text}, {seconds:.0f} s so far" if seconds > self._usual_s else self._text
         self._tell((self._past_s + min(seconds, self._usual_s)) / self._all_s, text)
 
 
 @dataclass
 class _Measurement:
-    """One measurement: what is known so far, and the settings that are left out.
+    """One measurement: the profile so far, and the settings that are left out.
 
     Attributes:
         stamps: wanted setting to the provenance of a measurement made now.
@@ -157,7 +157,7 @@ class _Measurement:
     left_out: dict[Setting, str] = field(default_factory=dict)
 
     def run(self, links: bool, budget_s: float | None, workspace: Workspace | None, meanwhile: Callable[[], None]) -> Profile:
-        """Measure what the profile lacks; keep each result before the next one is measured."""
+        """Measure the missing times; keep each result before the next one is measured."""
         measured, links = self.profile.measured, links and not self.profile.links
         groups = [group for group in groups_of(self.machine, self.stamps) if any(one not in measured for one in group)]
         self.piece_bytes = piece_bytes_of(self.machine, self.traced.graph.weight_bytes)
@@ -288,7 +288,7 @@ class _Measurement:
             self._time(group, lambda some, files: rounds.another(some, files, self.profile.measured))
 
     def _leave_out(self, reasons: Mapping[Setting, str]) -> None:
-        """Leave settings out, and what was measured of them. Raises: BackendError: no backend is left on a device."""
+        """Leave settings out, with their measurements. Raises: BackendError: no backend is left on a device."""
         self.left_out |= reasons
         for setting, reason in reasons.items():
             if all(other in self.left_out for other in self.stamps if other.device == setting.device):
@@ -314,7 +314,7 @@ class _Measurement:
         return self.profile
 
     def _without_left_out(self, notes: Sequence[str]) -> Profile:
-        """The profile without what was left out, and a note on each."""
+        """The profile without the settings that were left out, and a note on each."""
         reasons: dict[tuple[str, str], list[str]] = {}
         for setting, reason in self.left_out.items():
             reasons.setdefault((setting.backend, reason), []).append(setting.device)

@@ -48,7 +48,7 @@ class Rounds:
         calibration_s: device name to seconds of the calibration kernel.
         round_s: seconds of one round.
         keep: whether workers keep a stage for its later rounds; otherwise they load it again.
-        notes: remarks on what was measured.
+        notes: remarks on the measurements.
     """
 
     workers: Workers
@@ -92,7 +92,7 @@ class Rounds:
         return {setting: _with_round(known[setting], rounded(timed[setting.device].whole_s)) for setting in group}
 
     def _remark(self, backend: str, waited: Mapping[Setting, float], uncut: Sequence[str], files: BackendFiles) -> None:
-        """Note what makes the measurements less certain."""
+        """Note the reasons that make the measurements less certain."""
         if disturbed := {setting.device: share for setting, share in waited.items() if share > WAITED_LIMIT}:
             self.notes.append(
                 f"{backend} on {', '.join(disturbed)}: other processes had the core for up to {max(disturbed.values()):.0%} of "

@@ -7,7 +7,7 @@
     profiles/links/1f2e3d4c.json           links of one machine
     profiles/runs.jsonl                    a line for each plan that ran: predicted beside measured
 
-The store of a user is in the cache folder (``user_root``); below it, what a clone holds is read, and never written.
+The store of a user is in the cache folder (``user_root``); below it, the store of a clone is read, and never written.
 
 Below the store, links are not followed, and folders of other users are refused. A store named ``profiles`` in the current folder
 may have come with that folder, so it may not be a link itself; any other name is the user's own choice.
@@ -80,7 +80,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of measurements. What it lacks is read in the store ``beneath``; one that is ``read_only`` stays as it is."""
+    """A folder of measurements. Missing ones are read in the store ``beneath``; a ``read_only`` store is never written."""
 
     root: Path
     beneath: "Store | None" = None
@@ -115,7 +115,7 @@ class Store:
             graph: the model.
             here: backend name to the provenance of a measurement made now. Entries of another machine or other versions are left
                 out with a note. None takes entries of any machine.
-            precision: what the backends computed in.
+            precision: the precision of the backends.
             of: words in the name of the processor or the accelerator; entries of other machines are left out.
         Returns: a profile whose notes name the entries left out and the files set aside.
         Raises: ProfileError: the store is refused, because a folder is a link or belongs to another user.
