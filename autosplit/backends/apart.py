@@ -65,7 +65,7 @@ def call_apart(function: Callable[..., T], *arguments: object, doing: str, packa
     """The result of a function of some module, called in the other process; here, if this is such a process.
 
     Args:
-        function: what to call; it and its arguments are pickled.
+        function: the function to call; it and its arguments are pickled.
         arguments: its arguments.
         doing: for messages, such as "while OpenVINO compiled stage 'stage0'".
         packages: modules that define the user's operators.
@@ -93,7 +93,7 @@ def call_apart(function: Callable[..., T], *arguments: object, doing: str, packa
 
 
 def begin_apart(function: Callable[..., object], *arguments: object, doing: str) -> None:
-    """Begin a call in the other process whose only purpose is what it loads there; the next call waits for its end.
+    """Begin a call in the other process that only loads modules there; the next call waits for its end.
 
     A failure is ignored, because the next call meets it too. Does nothing if such a process is there.
     """

@@ -37,9 +37,9 @@ class Backend(ABC):
     Attributes:
         name: the name in plans and on the command line.
         exact: whether f32 outputs equal eager's bit for bit; eager's own bits depend on the number of threads.
-        native: whether what ``prepare`` writes is native code, which runs when it is loaded.
+        native: whether ``prepare`` writes native code, which runs when it is loaded.
         lacks: each precision that it cannot compute in, with the reason.
-        assumed: what requests must hold for it to compute as torch does.
+        assumed: the values of requests for which it computes as torch does.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
-        """Write the files that ``load`` needs into the folder of a saved stage, unless they are there.
+        """Write the files that ``load`` needs into the folder of a saved stage, unless they exist.
 
         ``first`` is the folder of another variant of the stage, which is prepared: equal weights are in one file for both if
         the runtime allows it.
@@ -153,7 +153,7 @@ def convert(function: Callable[..., T], program: StageProgram, *arguments: objec
         arguments: further arguments; paths are absolute.
         doing: for messages, such as "while OpenVINO compiled stage 'stage0'".
         saved: where the stage is saved already.
-    Raises: BackendError: the process died. Whatever the function raises.
+    Raises: BackendError: the process died; any exception of the function.
     """
     if saved is None:
         with scratch_folder() as folder:
@@ -252,7 +252,7 @@ def states() -> tuple[dict[str, str], ...]:
 
 
 def absent_runtimes() -> tuple[str, ...]:
-    """A sentence that names the optional runtimes that are not installed and what they may bring; none if all are there."""
+    """A sentence with the optional runtimes that are not installed and their usual speedup; none if all are there."""
     absent = {"onnxruntime": "onnx", "openvino": "openvino"}
     absent = {name: extra for name, extra in absent.items() if named_backend(name).missing()}
     if not absent:

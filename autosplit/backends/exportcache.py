@@ -1,7 +1,7 @@
 """Exports of earlier processes, by content: the ONNX exporter takes seconds, and makes the same file of the same stage.
 
 They are kept in the folder ``onnx`` of ``$AUTOSPLIT_CACHE`` or ``~/.cache/autosplit``, each as the SHA-256 of a zip archive and
-the archive, so that damage is noticed. Whoever deletes them loses time only.
+the archive, so that damage is noticed. Deleting them costs time only.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def place(folder: Path) -> Path | None:
 
 
 def take(kept: Path, folder: Path) -> bool:
-    """Unpack what is kept into a folder, its files in the order in which they were kept; return whether it is whole."""
+    """Unpack an export into a folder, its files in the order in which they were kept; return whether it is whole."""
     try:
         with open_file(kept, root=kept.parents[1]) as file:
             data = file.read()

@@ -30,7 +30,7 @@ SHIPPED = Path(__file__).with_name("faults")
 
 
 _found: dict[str, dict[str, Faults]] = defaultdict(dict)
-"""What this process found, by backend: operators of other packages may change before the next one."""
+"""Faults that this process found, by backend: operators of other packages may change before the next process."""
 
 
 def known_faults(backend: str, cases: Mapping[str, Case]) -> dict[str, Faults]:

@@ -60,11 +60,11 @@ class InductorBackend(FileBackend):
         return f"backend 'inductor' needs a C++ compiler, and '{compiler}' is not found: install g++, or set CXX"
 
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
-        """Whether the library is there."""
+        """Whether the library exists."""
         return (folder / LIBRARIES[precision]).exists()
 
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
-        """Compile the stage to ``inductor.so`` (or ``inductor-bf16.so``) in its folder, unless it is there."""
+        """Compile the stage to ``inductor.so`` (or ``inductor-bf16.so``) in its folder, unless it exists."""
         if self.is_prepared(folder, precision):
             return
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Refuse requests whose integers are not what a stage was placed by: an id beyond its table, or more than 32 bits.
+"""Refuse requests whose integers break the assumptions of a placement: an id beyond its table, or more than 32 bits.
 
 Runtimes answer such requests with numbers that mean nothing, where torch raises or computes right.
 """

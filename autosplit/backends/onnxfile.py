@@ -80,7 +80,7 @@ class OnnxStage:
 
 
 def missing_packages(what: str, modules: Sequence[str], package: str) -> str | None:
-    """None if the modules are installed, else a line: what needs which of them, and the package to install with pip."""
+    """None if the modules are installed, else a line with the missing ones and the package to install with pip."""
     import importlib.util
 
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
@@ -304,7 +304,7 @@ def _write_files(program: StageProgram, folder: Path, write: Callable[[Path], No
 
 
 def open_onnx(folder: Path) -> OnnxStage:
-    """Read what ``prepare_onnx`` wrote to ``folder``. Raises: BackendError: the folder is not prepared, or damaged."""
+    """Read the files of ``prepare_onnx`` in ``folder``. Raises: BackendError: the folder is not prepared, or damaged."""
     path = folder / PORTS
     try:
         data = parse_json(read_text(path, MAX_YAML_BYTES))

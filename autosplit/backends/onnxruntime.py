@@ -71,7 +71,7 @@ class OnnxRuntimeBackend(FileBackend):
         return missing_packages(f"backend '{self.name}'", (*ONNX, "onnxruntime"), "autosplit[onnx]")
 
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
-        """Whether the optimised file is there."""
+        """Whether the optimised file exists."""
         return all((place / OPTIMISED).is_dir() for place in piece_folders(folder))
 
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
@@ -177,7 +177,7 @@ def _writing_options(target: Path) -> Any:
 
 
 def require_room(target: Path, source: Path) -> None:
-    """Raise OSError if what is left of the disk cannot hold a copy of the files beside ``source``.
+    """Raise OSError if the disk has no room for a copy of the files beside ``source``.
 
     ONNX Runtime says of a full disk only that it failed to write.
     """

@@ -63,7 +63,7 @@ class OpenVinoBackend(FileBackend, StreamingBackend):
         return missing_packages(f"backend '{self.name}'", ("openvino", *ONNX), "autosplit[openvino]")
 
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
-        """Whether the ONNX file is there and was compiled once."""
+        """Whether the ONNX file exists and was compiled once."""
         return (folder / TRIED.format(precision)).exists()
 
     def write(self, program: StageProgram, folder: Path, precision: Precision) -> None:
@@ -293,7 +293,7 @@ def write_ir(stage: OnnxStage, chosen: Mapping[str, Any], path: Path) -> Collect
 
 
 def export_blob(path: Path, weights: Path, chosen: Mapping[str, Any]) -> bytes:
-    """Compile OpenVINO's own file with its weights; the blob holds none of them, for whoever imports it maps them."""
+    """Compile OpenVINO's own file with its weights; the blob holds none of them, since every worker that imports it maps them."""
     with quiet():
         model = core().compile_model(core().read_model(path, weights), "CPU", {**chosen, **WEIGHTLESS})
         blob: bytes = model.export_model().getvalue()

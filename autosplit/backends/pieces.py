@@ -5,7 +5,7 @@ The ops of a stage become pieces that alternate, as few as their order allows::
     ids -> [file 0] -> attend -> [file 2] -> attend -> [file 4] -> tokens
 
 The files lie in folders of their own in the stage's folder, by the number of the piece. Torch runs its pieces from the stage
-itself, so what an operator keeps between calls is the stage's.
+itself, so memory that an operator keeps between calls belongs to the stage.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -162,8 +162,8 @@ def in_pieces(
 
     Pieces hand each other memory that stays for all calls, because binding and calls of torch take long where the processor's
     caches are full of weights: ``link`` opens the files of a folder over the memory of its inputs, with outputs in a ``Memory``,
-    or gives None where it cannot. ``watch`` gives what is called in place of a piece that torch runs. Files and such pieces are
-    opened in the order of calls.
+    or gives None where it cannot. ``watch`` gives the function to call in place of a piece that torch runs. Files and such pieces
+    are opened in the order of calls.
     """
     if not (folder / PIECES).is_dir():
         return load(folder)

@@ -20,7 +20,7 @@ def quiet() -> Iterator[None]:
     """Hold back warnings, prints and log lines below ERROR, of all threads; exceptions pass.
 
     Stages are converted side by side. The first block that opens redirects, and the last one that closes restores: if each
-    restored what it found, the program's stdout could stay the buffer of another thread.
+    restored the stream that it found, the program's stdout could stay the buffer of another thread.
     """
     global _inside
     with _LOCK:

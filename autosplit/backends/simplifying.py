@@ -103,7 +103,7 @@ def _rotate_inside(attend: fx.Node, shapes: Mapping[str, Sequence[int]]) -> None
 
 
 def _rotation(node: Any, shapes: Mapping[str, Sequence[int]]) -> Rotation | None:
-    """What a value is the rotation of: ``x * cos + cat(-x2, x1) * sin`` with the halves of x (Su et al., RoFormer, 2021).
+    """The operand of a rotation: ``x * cos + cat(-x2, x1) * sin`` with the halves of x (Su et al., RoFormer, 2021).
 
     Elements behind those that are rotated may stay as they are: ``cat(rotated, rest)``.
     """

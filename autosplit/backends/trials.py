@@ -21,8 +21,8 @@ from autosplit.tracing.splitting import load_stage, save_stage
 REFUSED = "refused"
 
 Faults = Mapping[str, str]
-"""Kind of values to what a backend computes otherwise on them; kinds without a fault are left out. ``REFUSED`` for an op that it
-cannot convert or that crashes it."""
+"""Kind of values to the difference of a backend on them, in words; kinds without a fault are left out. ``REFUSED`` for an op that
+it cannot convert or that crashes it."""
 
 TOLD = "told.json"
 """The file beside a probe program with the findings so far."""
@@ -108,7 +108,7 @@ def try_all(folder: Path, backend: str) -> dict[str, Faults]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Keep what native code writes before it ends the process from the user's terminal."""
+    """Keep the output of native code that ends the process away from the user's terminal."""
     kept = os.dup(2)
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), 2)

@@ -75,14 +75,14 @@ def trials_of(program: StageProgram) -> list[Trial]:
 
 
 def faults(program: StageProgram, run: Runnable, values: Values, ops: Sequence[str]) -> dict[str, str]:
-    """Op name to what the backend computes otherwise on one kind of values, '' for nothing.
+    """Op name to the difference between backend and eager on one kind of values, in words; '' for none.
 
     Args:
         program: a probe program.
         run: the program on the backend.
         values: the kind of values.
         ops: all ops of the program, or the one that gets values that torch refuses.
-    Raises: whatever the backend raises on values that torch takes.
+    Raises: any exception of the backend on values that torch takes.
     """
     trials = trials_of(program)
     usual = [_drawn(trial, "finite", 0) for trial in trials]
