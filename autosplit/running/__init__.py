@@ -2,18 +2,18 @@
 
 The modules, in the order of their use::
 
-    modules         what a worker can run: StageFolder, PythonFunction, LocalFunction
+    modules         the kinds of stages that a worker can run: StageFolder, PythonFunction, LocalFunction
     stage           StagePlacement: a stage, the same value from the plan to the worker; Variant: the stage at other sizes
     wiring          wire(): stages to channels
     ring            shared memory: tensors, from one sender to one receiver; copying: into and out of it
     statusblock     shared memory: deadlines and numbers of requests, and the state of each worker
-    messages        what the host and a worker say to each other
+    messages        the messages between the host and a worker
     stageworker     the loop of one stage replica: messages, requests; nullworker: the same loop in a thread
     stagerings      a worker's ends of its rings, and requests begun early
     provisioner     puts the stages on their devices, all or none; keptfiles: the files that a restart needs
     request         one request, made of tensors that fit, with copies of its inputs while it waits, and its answer
     waitingroom     the queue of requests, and callers that wait for a place there
-    admission       which requests are sent, wait in the queue or are refused; Transport: what carries them
+    admission       which requests are sent, wait in the queue or are refused; Transport: the protocol that carries them
     inflight        the requests between the first stage and their answer, their numbers, and how many there may be
     hostrings       the host's ends of the rings: InputRings, ResultRings
     monitor         places and times of requests, times and health of workers
@@ -25,7 +25,7 @@ The modules, in the order of their use::
     engine          Engine: a network that takes requests, over any transport
     pipeline        Pipeline: an engine over workers; InProcess: an engine over the caller's process
     awaiting        awaits requests in event loops
-    recording       record(): what a pipeline did, as a timeline
+    recording       record(): the work of a pipeline as a timeline
 
 Several networks, batches, chains and configs of pipelines are in ``serving``, which imports this package.
 

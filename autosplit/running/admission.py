@@ -1,6 +1,6 @@
 """Admission control: a request is sent at once if the transport has room, waits in the admission queue, or is refused.
 
-``Transport`` is the protocol of what carries requests to the stages and their results back, below one ``Admission``.
+``Transport`` is the protocol that carries requests to the stages and their results back, below one ``Admission``.
 """
 
 import math
@@ -133,7 +133,7 @@ class Admission:
 
     Args:
         transport: where requests go.
-        answers: gives the answers.
+        answers: sets the results of futures.
         queue_capacity: requests that may wait in the queue.
 
     Attributes:

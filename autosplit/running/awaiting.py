@@ -36,7 +36,7 @@ class Awaiting:
             returns_immediately: whether it returns soon if it need not wait; otherwise it is called in another thread.
             timeout_s: seconds to wait for room; None waits without limit.
             deadline_s: seconds after which no stage begins the request; None for no limit.
-        Raises: what ``submit`` raises, or the error of the request.
+        Raises: the errors of ``submit``, or that of the request.
         """
         begun_s = time.monotonic()
         future: Future[Any] | None = None
@@ -67,7 +67,7 @@ class Awaiting:
         return future.result()
 
     def _loop(self) -> "_Loop":
-        """What is kept for the event loop of this thread."""
+        """The state of the event loop of this thread, made at its first use."""
         running = asyncio.get_running_loop()
         found: _Loop | None = getattr(self._here, "loop", None)
         if found is None or found.loop is not running:
@@ -92,7 +92,7 @@ class _Loop:
     async def in_thread(self, submit: "Callable[[], Future[Any]]", timeout_s: float | None) -> "Future[Any]":
         """The request that ``submit`` returns in the other thread; if the wait for it is cancelled, so is the request.
 
-        Raises: RefusedError: its turn has not come within ``timeout_s``; what ``submit`` raises.
+        Raises: RefusedError: its turn has not come within ``timeout_s``; the errors of ``submit``.
         """
         submitted = self._thread.submit(submit)
         here = asyncio.wrap_future(submitted)
@@ -120,11 +120,11 @@ class _Loop:
             self._called = True
             try:
                 self.loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:  # the loop was closed, and nobody waits there
+            except RuntimeError:  # the loop was closed, and no task waits there
                 self._waiters.clear()
 
     def _wake(self) -> None:
-        self._called = False  # first: what is put from here on calls again
+        self._called = False  # first: later futures call the loop again
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():

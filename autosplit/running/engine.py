@@ -82,7 +82,7 @@ class Engine:
         return transport, admission
 
     def _use(self, transport: Transport, admission: Admission) -> None:
-        """Send requests there from now on."""
+        """Send requests to this transport from now on."""
         self._transport, self._admission = transport, admission
 
     def submit(
@@ -302,7 +302,7 @@ class Engine:
         return first
 
     def _note_replanned(self, what: str, stages: Sequence[StagePlacement]) -> None:
-        """Say what was lost, and where the stages are from now on."""
+        """Log the loss, and where the stages are from now on."""
         placed = ", ".join(f"{stage.name} on {'+'.join(device.name for device in stage.devices)}" for stage in stages)
         self.replanned += (f"{what}; planned anew: {placed}",)
         log.warning("%s", self.replanned[-1])

@@ -59,7 +59,7 @@ class _Loaded(NamedTuple):
 
 
 class LocalStage:
-    """The only stage of a network, loaded in this process with its backend; it counts what workers count.
+    """The only stage of a network, loaded in this process with its backend; with the counters of a worker.
 
     Args:
         wiring: a network of one stage.
@@ -96,7 +96,7 @@ class LocalStage:
         self._words[statusblock.SINCE_NS] = self._idle_ns = time.monotonic_ns()
 
     def compute(self, request: Request) -> None:
-        """Compute the answer of a request, or its error, in this thread. Raises: what ended the stage, such as Ctrl-C."""
+        """Compute the answer of a request, or its error, in this thread. Raises: whatever ends the stage, such as Ctrl-C."""
         try:
             self._compute(request)
         except BaseException:  # in the thread of one caller, and another one may wait for this request
@@ -205,7 +205,7 @@ class LocalStage:
         return [WorkerEvent(*row) for row in rows]
 
     def stats(self, events: Sequence[WorkerEvent]) -> StageStats:
-        """What it did; its process holds more than the stage, so the memory is that of the whole process."""
+        """Its times; its process holds more than the stage, so the memory is that of the whole process."""
         place = self._stage.name, self.device.name, self.replica, self._stage.module.kind, self._stage.num_threads(self.replica)
         return stage_stats(place, self._words, events, self.ready, os.getpid())
 
@@ -299,7 +299,7 @@ def _with_threads_kept(run: "Runnable") -> "Runnable":
 
 
 def _shared_outputs(run: "Runnable", stage: StagePlacement) -> list[bool]:
-    """For each output whether an answer needs a copy of it.
+    """Whether an answer needs a copy, for each output.
 
     It does if its memory is that of an input, a weight or another output, or is used again, or if autograd refuses the tensor.
     """

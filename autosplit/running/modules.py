@@ -37,7 +37,7 @@ class Module(Protocol):
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes of weights that a worker will hold; None if nobody knows before it runs."""
+        """Bytes of weights that a worker will hold; None if they are unknown before it runs."""
 
     def import_packages(self) -> None:
         """Import the packages of ``load`` first, so that their memory is not counted as the stage's."""
@@ -174,13 +174,13 @@ class StageFolder:
 
 
 class _Function:
-    """The part that functions of the user share: nobody knows them before a request runs."""
+    """The common part of functions of the user; their memory and outputs are unknown before a request runs."""
 
     warms_up = False
     isolated = False
 
     def import_packages(self) -> None:
-        """Do nothing: ``load`` imports what is needed."""
+        """Do nothing: ``load`` imports the module."""
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """None: the traceback names the line."""

@@ -208,7 +208,7 @@ def provision(wiring: Wiring, stopping: threading.Event | None = None) -> Deploy
         shared = Counter(core for stage in wiring.stages for device in stage.devices for core in device.cores)
         for number, (stage, replica) in enumerate(workers):
             configs.append(_config_of(wiring, rings, status_block, number, stage, replica, shared))
-            module = wiring.stages[stage].module  # nobody knows what a function keeps
+            module = wiring.stages[stage].module  # the memory of a function is unknown
             specs = saved_states(module.folder) if isinstance(module, StageFolder) else ()
             configs[-1] = replace(configs[-1], states=StatesHandle.create(specs) if specs else None)
     except BaseException:

@@ -89,7 +89,7 @@ class Recovery:
         self._limits_s = [config.stage.hang_s for config in deployment.worker_configs]
         self._flow = Flow(deployment.wiring)
         self._hung: dict[int, str] = {}
-        """By worker, why it was killed or what it said of its end, until its death is counted."""
+        """Worker to the reason why it was killed, or why it ended, until its death is counted."""
         self._seen: dict[int, tuple[tuple[int, int], float]] = {}
         """By worker that held up a request at the last look: its state, when that began, and when it was seen first."""
         self.look_s = min((limit for limit in self._limits_s if limit is not None), default=math.inf) / 4

@@ -101,7 +101,7 @@ class Request:
     caller_keeps_inputs: bool = False
     """The caller does not change the inputs until the answer, so the request takes no place in the queue."""
     holds_inputs: bool = False
-    """The inputs are a copy that nobody else changes."""
+    """The inputs are a copy that no other code changes."""
     priority: int = 0
     variant: int = 0
     """The variant of the stages whose inputs have these shapes."""
@@ -303,7 +303,7 @@ class Answers:
         self.deliver(requests)
 
     def result(self, request: Request) -> Any:
-        """The outputs of an answered request, or what it returns in their place. Raises: the error with which it failed."""
+        """The outputs of an answered request, or its return value made of them. Raises: the error with which it failed."""
         if request.error is not None:
             raise request.error
         values = request.values

@@ -134,7 +134,7 @@ class StageWorker:
         return self._sequence
 
     def run_from(self, first: int, alone_until: int) -> None:
-        """Call of the host: take requests from ``first`` on; before ``alone_until`` one at a time, which shows who crashes."""
+        """Call of the host: take requests from ``first`` on; before ``alone_until`` one at a time, to find a crashing one."""
         self._lookahead.alone_until = alone_until
         self._sequence = first + (self._config.replica - first) % len(self._config.stage.devices)
 

@@ -47,7 +47,7 @@ class WorkerStatus:
         self._words[word] = value
 
     def enter(self, state: int, sequence: int) -> int:
-        """Say what the worker does from now on, and at which request; return the time in monotonic nanoseconds."""
+        """Publish the state of the worker from now on, and its request; return the time in monotonic nanoseconds."""
         now_ns = time.monotonic_ns()
         _PLACE.pack_into(self._bytes, 8 * SINCE_NS, now_ns, sequence, state)
         return now_ns

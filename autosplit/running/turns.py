@@ -1,6 +1,6 @@
 """Turns: callers compute their requests themselves, on the one copy of a stage in their process.
 
-The thread that calls ``enter`` computes the answer, so a request costs what the runtime alone takes. A thread that comes while
+The thread that calls ``enter`` computes the answer, so a request costs the time of the runtime alone. A thread that comes while
 another one computes leaves its request in the queue and waits. The thread that computes goes on with waiting requests, the most
 urgent first, and then passes its turn on. So a request of many threads costs one wake-up.
 """

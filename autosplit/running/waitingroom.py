@@ -80,7 +80,7 @@ class WaitingRoom:
     """Callers that wait for a place. The lock of the condition is held around every call.
 
     Args:
-        condition: on the lock that guards the queue; nobody else waits on it.
+        condition: on the lock that guards the queue; no other code waits on it.
         has_room: whether a caller need not wait.
         check_thread: called before a wait; raises UsageError in a thread that must not wait.
     """
@@ -131,6 +131,6 @@ class WaitingRoom:
             self._condition.notify(max(1, num_places))
 
     def end(self) -> None:
-        """Wake all callers and let everybody pass from now on: the owner refuses them with the reason."""
+        """Wake all callers and let every later one pass: the owner refuses them with the reason."""
         self._is_over = True
         self._condition.notify_all()
