@@ -93,7 +93,7 @@ class KVCache(nn.Module):
             bias: ``[heads, max_length]``, added to the score of a position so many places before the token's own. It goes with no
                 softcap.
             kept: slots and positions ``[M]`` of the keys and values, where they are of other tokens than the queries: a decoder
-                attends to what the encoder made.
+                attends to the outputs of the encoder.
         Returns: ``[1, N, heads, value_dim]``.
         """
         factor = q.shape[-1] ** -0.5 if scale is None else scale
@@ -160,7 +160,7 @@ _operators.impl("attend", attend, "CompositeExplicitAutograd")
 def prepare_attend(
     *arguments: Any, empty: Callable[..., torch.Tensor] | None = None, **options: Any
 ) -> tuple[torch.Tensor, Callable[[], object]]:
-    """The memory of the answer of ``attend``, and a function that computes it from what is in the arguments by then."""
+    """The memory of the answer of ``attend``, and a function that computes it from the contents of the arguments at its call."""
     given = _Call(*arguments, **options)
     empty, dtype = empty or given.q.new_empty, given.q.dtype
     found = empty((1, given.q.shape[2], given.q.shape[1], given.v.shape[3]), dtype=dtype)

@@ -1,4 +1,4 @@
-"""What bounds each stage of a generator in each phase: computing, reading weights or caches, sending tensors, or the host.
+"""The bottleneck of each stage of a generator in each phase: computing, reading weights or caches, sending tensors, or the host.
 
 A step of decoding computes little for each weight that it reads, so the bandwidth of memory usually bounds it, and arithmetic a
 prefill (Pope et al., "Efficiently scaling transformer inference", MLSys 2023).

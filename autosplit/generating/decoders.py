@@ -67,7 +67,7 @@ class CachedDecoder(nn.Module):
         model: the model; it is not changed.
         max_sequences: sequences side by side.
         max_length: tokens of a sequence.
-    Raises: ModelError: with the class that cannot be expressed, and what runs instead.
+    Raises: ModelError: with the class that cannot be expressed, and the classes that can.
     """
 
     def __init__(self, model: Any, max_sequences: int, max_length: int) -> None:

@@ -68,10 +68,10 @@ class CachedEncoderDecoder(CachedDecoder):
         model: the model; it is not changed.
         max_sequences: sequences side by side.
         max_length: tokens of an answer, and of a prompt that is a text.
-    Raises: ModelError: with the class that cannot be expressed, and what runs instead.
+    Raises: ModelError: with the class that cannot be expressed, and the classes that can.
 
     Attributes:
-        source: what a prompt is.
+        source: the kind of prompts.
         never, not_first, no_language: whether an answer never holds a token, does not begin with it, or does not have it where a
             language is detected, ``[vocabulary]``; None without such.
     """
@@ -143,7 +143,7 @@ class CachedEncoderDecoder(CachedDecoder):
 
 
 def source_of(model: Any, max_sequences: int, max_length: int) -> Source:
-    """What a prompt is for a model. Raises: ModelError: its kind is not known."""
+    """The kind of prompts of a model. Raises: ModelError: its kind is not known."""
     config, settings = model.config, model.generation_config
     if config.model_type not in KINDS:
         raise ModelError(
@@ -205,7 +205,7 @@ def _encoded_sound(encoder: Any, source: torch.Tensor, positions: torch.Tensor) 
 
 
 def _bias_of(layer: Any, max_length: int) -> Callable[..., torch.Tensor]:
-    """What takes the place of ``compute_bias`` of a layer of T5.
+    """The function in place of ``compute_bias`` of a layer of T5.
 
     Of a decoder: ``[heads, max_length]``, for each distance to an earlier token. Of an encoder: ``[1, heads, M, M]``, with minus
     infinity between rows of two sequences.

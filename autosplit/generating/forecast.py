@@ -162,7 +162,7 @@ def simulated(
         sequences: the sequences.
         host_s: the host's seconds between the answer of a step and its next one; it takes one answer at a time.
         num_beside: devices of other pipelines, which compute all the time.
-        source: what a prompt is for a model with an encoder.
+        source: the kind of prompts of a model with an encoder.
 
     >>> step_s = {1: [0.5, 0.5], 9: [1.0, 2.0]}
     >>> simulated(step_s, step_s, ["a", "b"], Sequences(prompt=8, new=3, max_sequences=1))
@@ -207,7 +207,7 @@ def simulated(
 
 @dataclass(eq=False, slots=True)
 class _Work:
-    """A step under way, the stage that computes it or waits for its device, and what is left of that stage's work."""
+    """A step under way, the stage that computes it or waits for its device, and the rest of that stage's work in seconds."""
 
     step: Step
     stage: int = 0

@@ -1,4 +1,4 @@
-"""Generator: a running model that goes on with any number of sequences at once.
+"""Generator: a running model that continues any number of sequences at once.
 
 ::
 
@@ -34,7 +34,7 @@ from autosplit.values.plan import Plan
 
 @runtime_checkable
 class StepPipeline(Protocol):
-    """What a generator needs of an ``Engine``."""
+    """The part of ``Engine`` that a generator uses."""
 
     def submit_unbounded(
         self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0, variant: int = 0
@@ -60,13 +60,13 @@ class Generator:
     Args:
         pipeline: runs steps: ``(ids, slots, positions, sampling) -> tokens``.
         buckets: its variants, by their number of tokens.
-        capacity: what its caches hold.
+        capacity: the sizes of its caches.
         num_stages: steps under way at most.
         queue_capacity: sequences that may wait for a slot before ``submit`` blocks or refuses.
         plan: the stages of the pipeline, and the sequences for which it was made, whose limit on the time per token counts.
         graph: the graph that the plan divides; ``write_plan(generator.plan, generator.graph, path)`` keeps both.
         texts: the tokenizer of the model; None if there is none at hand.
-        opened: closes the pipeline and what it needs; by default others do.
+        opened: closes the pipeline and its resources; None if others close them.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Generator:
     def stream(self, prompt: Sequence[int] | torch.Tensor, **options: Any) -> Iterator[int]:
         """The new tokens of a prompt, each as soon as it is there; arguments and errors as for ``submit``.
 
-        The sequence runs at its own pace, also if nobody reads it: then its tokens wait here. Closing the iterator ends it.
+        The sequence runs at its own pace, read or not: unread tokens wait in a queue. Closing the iterator ends it.
         """
         tokens = SimpleQueue[int | None]()
         future = self.submit(prompt, on_token=tokens.put, **options)
@@ -249,7 +249,7 @@ class Generator:
             if not room:
                 raise RefusedError(
                     f"the sequence was refused: {self.num_waiting} sequences are waiting (limit {self._queue_capacity}) and "
-                    f"{self.num_running} have a place in the caches (limit {self.capacity.max_sequences})"
+                    f"{self.num_running} have a place in the caches (limit {self.capacity.max_sequences}); submit later"
                 )
             self._scheduler.add(generation)
             self._changed.notify_all()

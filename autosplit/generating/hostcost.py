@@ -1,4 +1,4 @@
-"""What a step costs beside its stages: the host's time from the answer of a step to the next step of the same sequences.
+"""The time of a step beside its stages: the host's time from the answer of a step to the next step of the same sequences.
 
 Rings, wake-ups, the choice of the next step and the work for each of its sequences are in it. It is timed with generators on all
 devices at once, whose one stage only reads memory, for as long as the model's step takes: as beside a model, the host's data

@@ -64,7 +64,7 @@ def generator_on(engine: Engine, family: Family, plan: Plan, num_replicas: int =
 
 
 def capacity_of(family: Family) -> Capacity:
-    """What the caches of a model hold. Raises: UsageError: it was not traced as steps."""
+    """The capacity of the caches of a model. Raises: UsageError: it was not traced as steps."""
     if not isinstance(family, StepFamily):
         raise UsageError(f"'{family.graph.name}' was not traced to generate; trace it with generate='prompt=128,new=64'")
     traced, sequences = family.variants[0], family.sequences

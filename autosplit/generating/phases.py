@@ -104,7 +104,7 @@ def _host_s(family: StepFamily, machine: Machine, phases: Mapping[int, Profile])
 
 
 def stored_phases(family: StepFamily, machine: Machine, stored: Callable[[Traced], Profile | None]) -> PhaseProfile | None:
-    """What ``stored`` gives for both phases under the family's own traffic; None if it lacks one."""
+    """The stored profiles of both phases under the family's own traffic; None if one is missing."""
     flow = traffic_on(family, machine).verify(family.allowed)
     found = {tokens: stored(family.at({TOKENS: tokens})) for tokens in _measured_at(family, flow)}
     phases = {tokens: profile for tokens, profile in found.items() if profile is not None}

@@ -6,7 +6,7 @@ the model, and takes a row for each token of a step::
 
     ids [N]  -- host: table[ids] -->  embedded [N, size]  -->  first stage
 
-In a step without a source, what is computed of sources alone becomes zeros. Ops keep their names, so that a plan of one variant
+In a step without a source, values computed from sources alone become zeros. Ops keep their names, so that a plan of one variant
 fits all of them, and maps of modules hold.
 """
 
@@ -60,7 +60,7 @@ def without_lookup(traced: Traced) -> Traced:
 
 
 def without_source(traced: Traced, inputs: Collection[str]) -> Traced:
-    """The trace with zeros in place of what is computed of these inputs and weights alone; ops of several outputs stay.
+    """The trace with zeros in place of values computed from these inputs and weights alone; ops of several outputs stay.
 
     In the graph, ops keep the values and weights that they read. The program reads neither.
 
@@ -81,7 +81,7 @@ def without_source(traced: Traced, inputs: Collection[str]) -> Traced:
 
 
 def _with_others(traced: Traced, nodes: Collection[fx.Node], make: Callable[[fx.Graph, fx.Node], fx.Node | None]) -> Traced:
-    """The trace with what ``make`` adds to a graph in place of each of these nodes; None leaves one out."""
+    """The trace with the nodes that ``make`` adds in place of each of these nodes; None leaves one out."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in traced.program.graph.nodes:
         if node not in nodes:

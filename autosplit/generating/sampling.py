@@ -22,7 +22,7 @@ MAX_SEED = 2**53
 @checked
 @dataclass(frozen=True)
 class Sampling:
-    """How a sequence goes on after its prompt, and when it ends.
+    """How the next tokens of a sequence are chosen, and when it ends.
 
     Attributes:
         max_new_tokens: tokens after which it ends.
@@ -30,7 +30,7 @@ class Sampling:
         temperature: logits are divided by it before a draw; 0 takes the token with the largest logit.
         top_p: draw from the fewest tokens whose probabilities sum to this; 1 keeps all.
         top_k: draw from this many tokens with the largest logits; 0 keeps all.
-        seed: with the position it decides each draw, whatever runs beside the sequence.
+        seed: with the position it decides each draw, independent of the sequences beside it.
         repetition_penalty: logits of tokens in the sequence are divided by it if positive, else multiplied (Keskar et al., CTRL,
             2019); 1 changes nothing.
 
@@ -125,7 +125,7 @@ def _sample(
 def _prepared(
     logits: torch.Tensor, *others: torch.Tensor, empty: Callable[..., torch.Tensor] = torch.empty
 ) -> tuple[torch.Tensor, Callable[[], object]]:
-    """Memory of an answer, and a function that computes it from what is in the arguments by then."""
+    """Memory of an answer, and a function that computes it from the contents of the arguments at its call."""
     found = empty((len(logits),), dtype=torch.int64)
     return found, lambda: found.copy_(_sample(logits, *others))
 

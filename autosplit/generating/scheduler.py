@@ -25,7 +25,7 @@ from autosplit.shapes.batching import Bucket
 
 PROMPT_SHARE = 0.9
 """Share of the seconds of steps that prompts may take from sequences that decode, whose time per token grows tenfold at most,
-where no limit on it is given. With a limit, prompts get what a step of decoding leaves of it.
+where no limit on it is given. With a limit, prompts get the rest of it after a step of decoding.
 
 Steps with few sequences cost nearly as much as full ones, so prompts that wait long cost all of them. Where stages follow each
 other, a step of decoding also waits behind one with a prompt while the first stage has nothing to do. So a smaller share does not
@@ -45,7 +45,7 @@ class Scheduler:
         num_stages: steps under way at most.
         per_token_s: most seconds from one token of a sequence to its next one, in the mean, while prompts come; None leaves
             prompts ``PROMPT_SHARE``. Where decoding alone takes as long, prompts wait until sequences end.
-        source: what a prompt is for a model with an encoder, whose larger variants hold rows of sources beside ``num_beside``
+        source: the kind of prompts of a model with an encoder, whose larger variants hold rows of sources beside ``num_beside``
             tokens.
 
     Attributes:
@@ -137,7 +137,7 @@ class Scheduler:
         """Take the answer of a step.
 
         Args:
-            step: what ``next_step`` gave.
+            step: the step that ``next_step`` returned.
             tokens: the next tokens, in the order of the parts that give one; -1 where logits are not finite.
             failure: why there are none. After a StageError or WorkerError each sequence of the step runs alone once more, and
                 only one whose second step fails too ends.

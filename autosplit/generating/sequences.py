@@ -18,9 +18,9 @@ from autosplit.running.request import MatchingTensors
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the caches of a model hold, and which ids it knows: from 0 to ``vocabulary`` - 1.
+    """The sizes of the caches of a model, and the ids that it knows: from 0 to ``vocabulary`` - 1.
 
-    ``source`` says what a prompt is for a model with an encoder. ``table`` has the rows of the ids, where steps take them.
+    ``source`` is the kind of prompts of a model with an encoder. ``table`` has the rows of the ids, where steps take them.
     """
 
     max_sequences: int
@@ -35,13 +35,13 @@ class Generation:
     """One sequence.
 
     Attributes:
-        tokens: the prompt, or what an answer begins with where the prompt is a source, and the new tokens after it.
+        tokens: the prompt, or the start of the answer where the prompt is a source, and the new tokens after it.
         num_prompt: the first of them, which are not new.
-        sampling: how it goes on, and when it ends.
+        sampling: how its next tokens are chosen, and when it ends.
         priority: lower is sooner.
         deadline_ns: monotonic nanoseconds after which it gets no further token; 0 for no deadline.
         on_token: called with each new token; it must return at once.
-        source: what the encoder reads, in the sequence's first step; None without an encoder.
+        source: the prompt of the encoder, for the sequence's first step; None without an encoder.
         then: tokens that follow the first one that is computed, a language, before the new ones; empty where none is detected.
         future: gets the new tokens, or the reason why there are none.
         slot: its place in the caches; 0 while it waits for one.
@@ -123,7 +123,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """What runs at once: parts of sequences, in the variant of a number of tokens, of which ``num_rows`` are rows of sources.
+    """One step: parts of sequences, in the variant of a number of tokens, of which ``num_rows`` are rows of sources.
 
     ``is_retry``: its one sequence is a suspect, which ends if this step fails too.
     """

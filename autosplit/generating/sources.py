@@ -1,4 +1,4 @@
-"""What the encoder of a model reads: the ids of a text, or the features of a sound, as rows of an input of a step."""
+"""Prompts of an encoder: the ids of a text, or the features of a sound, as rows of an input of a step."""
 
 import wave
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ SAMPLES_PER_S, SAMPLES = 16_000, 160
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a prompt is for a model with an encoder.
+    """The kind of prompts of a model with an encoder.
 
     Attributes:
         max_rows: rows that the encoder makes of a prompt: of a text at most, of a sound always.
@@ -95,7 +95,7 @@ class Source:
         return np.ascontiguousarray(windows.transpose(1, 0, 2))
 
     def _features(self, samples: torch.Tensor) -> torch.Tensor:
-        """The features of a sound, with silence behind it. Raises: UsageError: it is longer than what the encoder takes."""
+        """The features of a sound, with silence behind it. Raises: UsageError: it is longer than the window of the encoder."""
         from transformers import WhisperFeatureExtractor
 
         most = SAMPLES * STRIDE * self.max_rows
@@ -138,7 +138,7 @@ def ids_of(prompt: Sequence[int] | torch.Tensor) -> list[int]:
 
 
 def id_faults(ids: Sequence[int], vocabulary: int) -> list[str]:
-    """What is wrong with ids: there are none, or some are unknown."""
+    """The faults of ids: there are none, or some are unknown."""
     faults = []
     strange = [token for token in ids if not isinstance(token, int) or not 0 <= token < vocabulary]
     if not ids:

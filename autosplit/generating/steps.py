@@ -28,7 +28,7 @@ TOKENS = "tokens"
 """The dimension of a step: its number of tokens."""
 
 CHUNK = 128
-"""Most tokens of a prompt in one step, beside those of sequences that go on."""
+"""Most tokens of a prompt in one step, beside those of sequences that decode."""
 
 ROWS = "rows"
 """Another dimension of the steps of an encoder-decoder, which follows from the number of tokens: rows of sources."""
@@ -52,7 +52,7 @@ class StepFamily(Family):
     Attributes:
         sequences: those that the caches hold, and for which a plan is made.
         module: the model that was made into a step.
-        source: what a prompt is for a model with an encoder; None where prompts are tokens of the decoder.
+        source: the kind of prompts of a model with an encoder; None where prompts are tokens of the decoder.
         table: the rows of ids that the host gives to a step (see ``rewriting``); None where a stage looks them up.
     """
 
@@ -62,7 +62,7 @@ class StepFamily(Family):
     table: torch.Tensor | None = field(repr=False, default=None)
 
     def own_names(self, found: Mapping[str, int]) -> dict[str, int]:
-        """A map of modules and weights of the step by their names in ``module``, without what only the step has."""
+        """A map of modules and weights of the step by their names in ``module``, without those that only the step has."""
         prefix = "decoder.model." if hasattr(self.module, "set_attn_implementation") else "decoder."
         return {name.removeprefix(prefix): value for name, value in found.items() if not name or name.startswith(prefix)}
 
@@ -98,7 +98,7 @@ def step_family(
     prompt = min(prompt, max(max_length, 1))
     sequences = Sequences(prompt, min(new, max(max_length - prompt + 1, 1)), max_sequences, max_length)
     if chunk < 1:
-        raise UsageError(f"chunk is {chunk}, and at least 1")
+        raise UsageError(f"chunk is {chunk} tokens, and must be at least 1")
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return _with_encoder(model, sequences)
     allowed, middle = {TOKENS: step_sizes(max_sequences, chunk)}, min(prompt + sequences.new // 2, max_length - 1)

@@ -1,4 +1,4 @@
-"""What the sequences of a generator took: times to their first and further tokens, tokens per second."""
+"""Times of the sequences of a generator: to their first and further tokens, and tokens per second."""
 
 import time
 from collections import Counter, deque
@@ -54,7 +54,7 @@ class Tally:
     """Counts sequences that have ended. Not for several threads at once.
 
     Args:
-        counts: what the scheduler counts; cleared with the rest.
+        counts: the counters of the scheduler; cleared with the rest.
     """
 
     def __init__(self, counts: Counter[str]) -> None:
@@ -71,7 +71,7 @@ class Tally:
             self._per_token_s.append((generation.last_ns - generation.first_ns) / 1e9 / (num_new - 1))
 
     def stats(self, *others: "Tally", clear: bool) -> GenerationStats:
-        """What this tally and others counted since the start, or since the last call with ``clear``."""
+        """The counts of this tally and others since the start, or since the last call with ``clear``."""
         tallies, counts = (self, *others), Counter[str]()
         for tally in tallies:
             counts.update(tally._counts)

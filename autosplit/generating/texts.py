@@ -96,7 +96,7 @@ class TextReader:
         return self._released(text)
 
     def end(self) -> str:
-        """What was held back, after the last token."""
+        """The text that was held back, after the last token."""
         if self.is_stopped:
             return ""
         text = self._released(self._fresh())

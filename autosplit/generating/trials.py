@@ -48,7 +48,7 @@ from autosplit.values.machine import Machine, union
 from autosplit.values.plan import Plan
 
 GENERATE = "generate of transformers"
-"""The baseline that the model's own ``generate`` goes on with all sequences as one batch, with a dynamic cache."""
+"""The baseline in which the model's own ``generate`` continues all sequences as one batch, with a dynamic cache."""
 
 NO_PLAN = "it is no plan: call model.generate, on all cores"
 """Why ``GENERATE`` does not become the plan."""
@@ -66,7 +66,7 @@ Times = list[list[float]]
 
 @dataclass(eq=False)
 class _Contender:
-    """A way to go on with sequences, and its rounds so far."""
+    """A way to continue sequences, and its rounds so far."""
 
     plan: Plan
     run: Callable[[Prompts], Times]
@@ -206,7 +206,7 @@ def _run_rounds(
 
 
 def _contender(generator: Generator, plan: Plan, predicted: TokenRates | None, family: StepFamily) -> _Contender:
-    """A generator that has answered some prompts, so that what it needs is loaded."""
+    """A generator that has answered some prompts, so that everything that it needs is loaded."""
     new = family.sequences.new
     prompts = random_prompts(family, 0)[:NUM_CHECKED]
     tokens = generator.generate(prompts, start=_start_of(generator), max_new_tokens=min(new, MOST_CHECKED))
@@ -274,7 +274,7 @@ def _generated(module: Any, prompts: Prompts, new: int, note: Callable[[], None]
     """The greedy tokens after prompts of one length; ``note`` is called at each new token of all of them."""
 
     class Streamer:
-        """What ``generate`` calls with the prompts, and then with each token."""
+        """The streamer of ``generate``: called with the prompts, and then with each token."""
 
         is_prompt = True
 
