@@ -4,11 +4,11 @@ Modules in the order of the steps::
 
     networks       places the stages of a plan and opens them as a network; replanning: for the devices that are left
     footprints     measures the memory of stages
-    setup          Setup and Budget: how the calls measure and plan, and what they may spend
+    setup          Setup and Budget: how the calls measure and plan, and their limits of time
     service        Service: a plan as a running model, and the tensors of a call
     compiling      compiles a model in a process of its own, within a time limit
     checking       compares answers with the unsplit model; microbatching: whether requests may be cut
-    bench          plans that are loaded side by side, and what one round of them measures
+    bench          plans that are loaded side by side, and the measurements of one round of them
     mixing         several models in one mix of requests
     contest        which baselines are loaded beside a plan and how many rounds each runs; comparing: which plan to use
 """

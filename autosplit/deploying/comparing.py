@@ -74,9 +74,9 @@ def run_beside(
 ) -> RunReport:
     """Make the baselines of a plan, run it beside them, and say which one to use; arguments as for ``compare``.
 
-    A plan without a prediction gets it from the profile. Where neither the setup nor the constraints say which backends, the
-    baselines of backends that compile for long run too. Where a device is lost, all runs anew without it, by a plan from the
-    same profile, and a note gives the reason.
+    A plan without a prediction gets it from the profile. If neither the setup nor the constraints name backends, the
+    baselines of backends that compile for long run too. If a device is lost, everything runs again without it, by a plan from
+    the same profile, and a note gives the reason.
     """
     traced, profile = subjects[plan.microbatch]
     notes: list[str] = []

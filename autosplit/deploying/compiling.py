@@ -100,7 +100,7 @@ def compile_whole(
     Args:
         traced: the model.
         backend: the backend.
-        precision: what it computes in.
+        precision: the precision of the backend.
         workspace: where the model is saved.
         limit_s: most seconds.
         tell: called with the share of ``limit_s`` that has passed.

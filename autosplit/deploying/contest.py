@@ -1,7 +1,7 @@
 """The contest of a plan and its baselines: successive halving (Karnin, Koren and Somekh, 2013) on a bench.
 
 Each baseline is loaded in the order of its promise. Where there are many, a short run after loading decides which
-``MOST_BESIDE`` stay. The others run beside the plan in rounds; those that fall behind stop, and the fastest take their time.
+``MOST_BESIDE`` stay. The others run beside the plan in rounds; those that fall behind stop, and their time goes to the fastest.
 """
 
 import math
@@ -163,7 +163,7 @@ class Contest:
         return {name: replace(one, latency=told[name].latency, alone_s=told[name].alone_s) for name, one in outcomes.items()}
 
     def halve(self, run: Run, num_rounds: int) -> None:
-        """Run all plans in rounds. The time of those that stop early goes to the fastest ones, if the contest decides.
+        """Run all plans in rounds. The time of plans that stop early goes to the fastest ones, if ``decide`` is set.
 
         The rounds end as soon as one plan is ahead of all others by more than the spread of their ratios, or when the time is
         over; plans that are still not separated count as tied. A plan with wrong numbers runs once. The plan runs in all

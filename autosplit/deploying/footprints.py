@@ -1,4 +1,4 @@
-"""Footprints: the measured memory of stages. Their plan runs some requests, and the kernel says what each worker held at most."""
+"""Footprints: the measured memory of stages. Their plan runs some requests, and the kernel gives the peak of each worker."""
 
 from collections import ChainMap
 from collections.abc import Iterable, Sequence
@@ -76,7 +76,7 @@ class Footprints:
     def measure(self, traced: Traced, plan: Plan) -> None:
         """Run the plan, unless the footprints of its stages on cores are known, or a stage is not on a device of this machine.
 
-        What a stage holds on an accelerator is counted, so beside one the plan runs only where a core has a cap.
+        The memory of a stage on an accelerator is counted, not measured, so beside one the plan runs only where a core has a cap.
         """
         devices = {device.name: device for device in self.machine.devices}
         used = [(stage, devices[name]) for stage in plan.stages for name in stage.devices if name in devices]

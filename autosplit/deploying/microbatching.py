@@ -51,7 +51,7 @@ def require_independent(whole: Traced, part: Traced) -> None:
 
 
 def _cut_dims(subject: str, whole: Traced, part: Traced, names: Sequence[str], part_names: Sequence[str]) -> list[int | None]:
-    """For each value the dimension in which the items of a request lie, None where it has its shape for any number of items.
+    """The dimension of each value in which the items of a request lie, None if its shape does not depend on their number.
 
     Raises: ModelError: its shapes do not say.
     """

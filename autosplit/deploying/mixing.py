@@ -98,7 +98,7 @@ def timed(
 ) -> Mix:
     """The mix from the last answer of the first lead until a model has all its answers.
 
-    Its factor is the mean over the models of how far they came, by the seconds of devices that each is predicted to take.
+    Its factor is the mean progress of the models, weighted by the predicted seconds of devices of each.
 
     Args:
         answers: the times of each model's answers, in order.
@@ -118,7 +118,7 @@ def timed(
 
 
 def run_paced(bench: Bench, rates: Mapping[str, float], seconds: float, seed: int) -> dict[str, LatencyStats]:
-    """Seconds of requests that come at random at these rates, from their arrival to their answer; arguments as there."""
+    """Seconds of requests that come at random at these rates, from arrival to answer; arguments as for ``run_mix``."""
     arrivals: list[Sequence[tuple[float, str]]] = []
     for number, (name, rate) in enumerate(rates.items()):
         count = max(2, round(rate * seconds))

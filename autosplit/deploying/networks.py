@@ -44,7 +44,7 @@ def place(
         plan: the plan.
         machine: the devices.
         workspace: where stages are saved.
-        capped: the host has memory caps. Where it or the machine has, a plan whose memory nobody counted is counted first.
+        capped: whether the host has memory caps. If it or the machine has, the memory of a plan is counted first.
     Raises: PlanError: the plan does not fit the model or the machine, a variant has other ops or weights, or a stage with states
         has replicas. BackendError: a backend refuses a stage. DeviceError: a device is not here. TraceError: a stage cannot take
         all sizes.

@@ -1,4 +1,4 @@
-"""Plan anew for the devices that are left, from the profile that is there."""
+"""Plan anew for the devices that are left, from a profile measured before."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -105,7 +105,7 @@ def plan_without(
 
 @contextmanager
 def devices_left(model: Traced | Family, plan: Plan, profile: Profile, machine: Machine) -> Iterator[Replan]:
-    """What a pipeline on this machine asks when it loses a device: the stages of the best plan on those that are left.
+    """A function that a pipeline calls when it loses a device: it gives the stages of the best plan on the other devices.
 
     Arguments as for ``Replanner``; ``machine`` has the devices that the user named.
     """

@@ -29,8 +29,8 @@ PlainCall = Callable[[Sequence[Any], Mapping[str, Any]], MatchingTensors | None]
 class Service:
     """A plan that runs: in a process for each replica of a stage, or in this one; open until ``close``, best in a ``with`` block.
 
-    A request takes and returns what the model does. ``pipeline`` is the runtime's own object, which takes flat tensors; a
-    ``Session`` is made of it. ::
+    A request takes the arguments of the model and returns its outputs. ``pipeline`` is the runtime's own object, which takes flat
+    tensors; a ``Session`` is made of it. ::
 
         with autosplit.open_pipeline(traced, plan) as model:
             answer = model(x)                                          # one request
@@ -40,7 +40,7 @@ class Service:
     """
 
     def __init__(self, traced: Traced, pipeline: Engine, opened: ExitStack | None = None) -> None:
-        """``opened``: closes the pipeline and what it needs; by default others do."""
+        """``opened``: closes the pipeline and its resources; None if others close them."""
         self._traced, self.pipeline, self._opened = traced, pipeline, opened or ExitStack()
         self._plain, self._answer, self._awaiting = plain_call(traced), plain_answer(traced), Awaiting()
         if opened is not None:
@@ -109,7 +109,7 @@ class Service:
         return self.pipeline.stats(clear=clear)
 
     def close(self) -> None:
-        """Answer what was taken in, then end every worker and remove every file."""
+        """Answer the requests taken so far, then end every worker and remove every file."""
         atexit.unregister(self.close)
         self._opened.close()
 
@@ -150,7 +150,7 @@ def plain_call(traced: Traced) -> PlainCall:
 
 
 def plain_answer(traced: Traced) -> Callable[[Sequence[torch.Tensor]], Any]:
-    """A function that makes what the model returns of the tensors of ``graph.outputs``.
+    """A function that makes the return value of the model from the tensors of ``graph.outputs``.
 
     The walk through containers is left out where the model returns one tensor or a flat tuple or list of tensors.
     """

@@ -1,4 +1,4 @@
-"""Setup and Budget: how the calls measure and plan, and what they may spend. Both have a default for every field."""
+"""Setup and Budget: how the calls measure and plan, and their limits of time. Both have a default for every field."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class Hosts(Protocol):
     def measure(
         self, traced: Traced, backends: Sequence[str], precision: Precision, store: Path | None = None, remeasure: bool = False
     ) -> Profile:
-        """Profile a model on all of them. The folder ``store`` keeps what was measured."""
+        """Profile a model on all of them. The folder ``store`` keeps the measurements."""
 
     def engine_factory(
         self, model: Traced | Family | None = None, plan: Plan | None = None, profile: Profile | None = None
@@ -63,19 +63,19 @@ class Setup:
     Attributes:
         backends: backends to consider, as a list or one text (``"eager,openvino"``); None for all that are installed, without
             those that compile for long.
-        precision: what every stage computes in: ``f32`` (the model's own dtypes), ``tf32``, ``bf16`` or ``f16``.
+        precision: the precision of every stage: ``f32`` (the model's own dtypes), ``tf32``, ``bf16`` or ``f16``.
         max_error: lets a search give stages on accelerators a lower precision than f32, as long as the outputs differ from those
             of torch in f32 by at most this share of their largest value, on the model's inputs; None for f32 everywhere. It is
             for requests of one size on this machine.
         store: folder where measurements and runs are kept and found again; None keeps nothing.
-        remeasure: measure again what the store holds.
+        remeasure: measure again, whatever the store holds.
         profile_of: words in the name of another machine's processor or accelerator, whose stored profile counts for devices that
             are not here.
         isolate: rule out the caller's process as a place for a model, so that a crash of the model cannot end the caller.
         queue_depth: slots of each ring, to begin with.
         seed: seed of every random choice.
         progress: True draws bars in a terminal or notebook, False shows nothing. A function is called with the step, its share
-            done from 0 to 1, and what is being done.
+            done from 0 to 1, and the present step in words.
         log: called with each line of the solvers' logs.
         journal: file of the trials, with which a search that was stopped goes on.
         workspace: where stages are saved and prepared, to be shared between calls.
@@ -121,7 +121,7 @@ class Setup:
                 get_backend(backend)
 
     def require_one_precision(self) -> None:
-        """Raises: UsageError: ``max_error`` is given for a model of several sizes: nobody measures the error at each of them."""
+        """Raises: UsageError: ``max_error`` is given for a model of several sizes: the error at each of them is not measured."""
         if self.max_error is not None:
             raise UsageError(
                 "max_error chooses precisions for requests of one size; for several sizes, give a precision for all stages"

@@ -4,7 +4,7 @@
 
     hostmanager     HostManager: networks are added, run and removed while others run
     devicemanager   DeviceManager: memory and health of one device
-    limit           Limit: requests without an answer, and what happens beyond; saturation: replicas on idle devices
+    limit           Limit: most requests without an answer, and the policy beyond; saturation: replicas on idle devices
     session         Session: a pipeline one step at a time
     chaining        Chain: networks one behind the other
     metrics         counters and gauges for Prometheus

@@ -25,7 +25,7 @@ ALLOWED: dict[Kind, tuple[Kind, ...]] = {
 _WRONG = {
     ("input", "output"): "pass it around the pipeline instead",
     ("output", "module input"): "an output of the pipeline feeds nothing; connect the module output that makes it",
-    ("module input", "module input"): "connect what feeds the first to the second as well",
+    ("module input", "module input"): "connect the source of the first to the second as well",
     ("module output", "module output"): "connect an output to an input",
 }
 

@@ -62,7 +62,7 @@ class DeviceManager:
                 )
             if self.free_bytes is not None and num_bytes is None:
                 raise DeviceError(
-                    f"stage '{stage}' of network '{network}' is a function, nobody knows what it holds, and device "
+                    f"stage '{stage}' of network '{network}' is a function, whose memory is not known, and device "
                     f"'{self.device.name}' has a memory cap; say how much: add_function(..., memory='500MB')"
                 )
             num_bytes = num_bytes or 0

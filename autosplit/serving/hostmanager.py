@@ -64,7 +64,7 @@ class HostManager:
         engine_factory: makes the pipeline of a network; another one than ``Pipeline`` for devices on other hosts.
         limit: requests of ``submit``, ``run`` and ``run_async`` that may be without an answer in all networks together; None for
             no limit.
-        when_full: what happens to a request beyond the limit: see ``Limit``.
+        when_full: the policy for a request beyond the limit: see ``Limit``.
     Raises: UsageError: no machine, a limit below 1, or no such policy.
     """
 
@@ -179,7 +179,7 @@ class HostManager:
         with self._lock:
             network = self._known(name)
             if network.phase != "ready" or network.pipeline is None:
-                raise RefusedError(f"network '{name}' is {network.state}: it cannot be removed now")
+                raise RefusedError(f"network '{name}' is {network.state}: it cannot be removed now; try again when it is ready")
             held = network.pipeline.num_waiting + network.pipeline.num_held + network.pipeline.num_running
             if held and when_busy == "refuse":
                 raise RefusedError(

@@ -1,4 +1,4 @@
-"""Limit: how many requests may be without an answer, and what happens to a request beyond that."""
+"""Limit: how many requests may be without an answer, and the policy for a request beyond that."""
 
 import math
 import threading
@@ -22,21 +22,21 @@ class Limit:
 
     Args:
         most: requests that may be without an answer.
-        when_full: what happens to the next request. ``block`` waits until an answer is there, ``refuse`` raises RefusedError,
+        when_full: the policy for the next request. ``block`` waits until an answer is there, ``refuse`` raises RefusedError,
             ``drop_oldest`` cancels the oldest request.
-        what: one of the things that are counted, for messages, such as ``run``.
+        unit: the counted thing in messages, such as ``run``.
         check_thread: called before it blocks; raises UsageError in a thread that must not wait.
     Raises: UsageError: the limit is below 1, or there is no such policy.
     """
 
-    def __init__(self, most: int, when_full: Policy, what: str, check_thread: Callable[[], None]) -> None:
+    def __init__(self, most: int, when_full: Policy, unit: str, check_thread: Callable[[], None]) -> None:
         if not isinstance(most, int) or most < 1:
-            raise UsageError(f"limit must be at least 1 {what}, but is {BRIEF.repr(most)}")
+            raise UsageError(f"limit must be at least 1 {unit}, but is {BRIEF.repr(most)}")
         if when_full not in POLICIES:
             raise UsageError(f"when_full must be one of {', '.join(POLICIES)}, but is {BRIEF.repr(when_full)}")
         self.most = most
         self._when_full = when_full
-        self._what = what
+        self._unit = unit
         self._check_thread = check_thread
         self._lock = threading.Lock()
         self._unfinished: list[Future[Tensors]] = []
@@ -50,7 +50,7 @@ class Limit:
         Args:
             start: submits the request and returns its future.
             timeout_s: how long ``block`` waits; None waits until an answer is there.
-        Raises: RefusedError: the limit is reached. What ``start`` raises.
+        Raises: RefusedError: the limit is reached; any exception of ``start``.
         """
         place = self._take_place(timeout_s)
         future: Answering | None = None
@@ -79,7 +79,7 @@ class Limit:
                 oldest.cancel()
             elif self._when_full == "refuse" or left_s <= 0:
                 raise RefusedError(
-                    f"the {self._what} was refused: {len(held)} {self._what}s are unfinished, which is the limit. "
+                    f"the {self._unit} was refused: {len(held)} {self._unit}s are unfinished, which is the limit. "
                     "Wait for answers, or set a higher limit or when_full='drop_oldest'."
                 )
             else:

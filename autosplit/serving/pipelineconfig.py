@@ -38,7 +38,7 @@ PLACING = ("threads", "queue_depth", "hang_s", "memory")
 SETTINGS = ("backend", "precision", *PLACING)
 """Settings of a module: of its stage, how it is prepared, and of its placement (see ``StagePlacement``).
 
-``memory`` is what each replica holds, such as ``500MB``; without it, a stage holds its weights."""
+``memory`` is the memory of each replica, such as ``500MB``; without it, a stage holds its weights."""
 
 
 @checked
@@ -99,7 +99,7 @@ class PipelineConfig(Connections):
     ) -> ModulePorts:
         """Add a Python function of an allowed module by its import path; workers import it, the host does not.
 
-        On a device with a memory cap the settings need ``memory``: what a replica holds, such as ``500MB``.
+        On a device with a memory cap the settings need ``memory``: the memory of a replica, such as ``500MB``.
         """
         check_allowed(path, allowed)
         _prepared(name, settings)

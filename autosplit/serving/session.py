@@ -25,7 +25,7 @@ class Session:
     Args:
         pipeline: may have other callers, whose requests do not make a run of this session wait.
         limit: runs that may be unfinished; up to here ``run`` does not block.
-        when_full: what ``run`` does at the limit. ``block`` waits until a run has finished, ``refuse`` raises RefusedError,
+        when_full: the policy of ``run`` at the limit. ``block`` waits until a run has finished, ``refuse`` raises RefusedError,
             ``drop_oldest`` cancels the oldest unfinished run, whose ``get_output`` then raises RefusedError.
     Raises: UsageError: the limit is below 1, or there is no such policy.
     """
@@ -53,7 +53,7 @@ class Session:
         self._inputs[name].append(value)
 
     def run(self, timeout_s: float | None = None) -> None:
-        """Start a run with the next value of each input; what is written to these tensors afterwards does not reach it.
+        """Start a run with the next value of each input; later writes to these tensors do not reach it.
 
         Args:
             timeout_s: how long to block at the limit, for the policy ``block``; None waits as long as it takes.

@@ -191,7 +191,7 @@ def joined(family: Family, bucket: Bucket, requests: Sequence[Sequence[torch.Ten
 
 
 def separated(family: Family, outputs: Sequence[torch.Tensor], sizes: Sequence[At], rows: str | None) -> list[list[torch.Tensor]]:
-    """The outputs of each of the requests that were joined, without padding; views of what the stages made."""
+    """The outputs of each of the requests that were joined, without padding; views of the outputs of the stages."""
     names, start = family.variants[0].graph.outputs, 0
     found = []
     for own in sizes:

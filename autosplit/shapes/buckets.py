@@ -78,7 +78,7 @@ def _terms(sizes: Sequence[int]) -> list[float]:
 
 @dataclass(frozen=True)
 class Buckets:
-    """The sizes of the variants, and what padding to them costs.
+    """The sizes of the variants, and the cost of padding to them.
 
     Attributes:
         grid: dimension to the sizes of its buckets, ascending; each combination is a variant.
@@ -148,7 +148,7 @@ def choose_buckets(
         allowed: dimension to the sizes that requests may have: the largest is always a bucket.
         exact: dimension to the reason why it may not be padded: each of its allowed sizes is a bucket.
         most: most variants, as memory allows.
-        each_size: make a bucket of each size, whatever it saves; of more than ``most`` combinations, of some (``thinned``).
+        each_size: make a bucket of each size, useful or not; of more than ``most`` combinations, of some (``thinned``).
     Raises: UsageError: sizes that may not be padded need more than ``most`` variants.
     """
     fixed = {dim: tuple(sizes) for dim, sizes in allowed.items() if dim in (exact or {}) or len(sizes) == 1}

@@ -250,7 +250,7 @@ def _contest(
 def _checked(
     service: ShapedService, family: Family, requests: Sequence[tuple[At, Call]], plan: Plan
 ) -> tuple[NumericalError, str]:
-    """The largest error of answers to requests of several sizes against the model at these sizes, and what is wrong, or ''."""
+    """The largest error of answers to requests of several sizes against the model at these sizes, and the fault or ''."""
     limit = max(tolerance(precision) for precision in plan.precisions)
     worst = NumericalError(0.0, 0.0, "")
     different = list({tuple(at.values()): (at, call) for at, call in requests}.values())

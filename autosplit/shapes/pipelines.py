@@ -65,7 +65,7 @@ def open_engine(
     hosts: Hosts | None = None,
     profile: Profile | None = None,
 ) -> tuple[Engine, ExitStack]:
-    """The plan as a running network of flat tensors, and what closes it; arguments and errors as for ``open_pipeline``."""
+    """The plan as a running network of flat tensors, and the stack that closes it; see ``open_pipeline``."""
     machine = hosts.machine if hosts is not None else machine_of_plan(plan, devices)
     engine_factory = hosts.engine_factory(model, plan, profile) if hosts is not None else Pipeline
     with ExitStack() as opened:

@@ -80,14 +80,14 @@ def measured(
 
 @checked
 class ShapedService(Service):
-    """A family of variants that runs: a request takes and returns what the model does, at any size within the ranges.
+    """A family of variants that runs: a request is a call of the model at any size within the ranges.
 
     Args:
         family: the variants, whose padding was checked.
         engine: runs them: ``deploy`` of the family.
-        max_wait_s: seconds for which a request may wait for others though the stages have room; 0 joins only what waits anyway.
+        max_wait_s: seconds that a request may wait for others though stages have room; 0 joins only requests that wait anyway.
         queue_capacity: requests that may wait before ``submit`` blocks or refuses.
-        opened: closes the engine and what it needs; by default others do.
+        opened: closes the engine and its resources; None if others close them.
     Raises: UsageError: a setting is not understood. The rows of a request depend on other rows: then requests are not joined,
         and ``why_not_joined`` says why.
 
@@ -175,7 +175,7 @@ class ShapedService(Service):
             if not self._changed.wait_for(lambda: len(self._waiting) < self._capacity or not self._open, timeout_s):
                 raise RefusedError(
                     f"the request was refused: {len(self._waiting)} requests are waiting (limit {self._capacity}) and "
-                    f"{self._num_running} batches are running (limit {self._room})"
+                    f"{self._num_running} batches are running (limit {self._room}); submit later, or raise queue_capacity"
                 )
             if not self._open:
                 raise RefusedError("the request was refused: the service is closed")
@@ -188,7 +188,7 @@ class ShapedService(Service):
         return request.future
 
     def close(self) -> None:
-        """Answer what was taken in, then end every worker and remove every file."""
+        """Answer the requests taken so far, then end every worker and remove every file."""
         with self._changed:
             self._open = False
             self._changed.notify_all()

@@ -93,7 +93,7 @@ def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Mach
             timed = _curves(family, {name: ranked[name] for name in curves}, sizes[1:], machine, setup, notes)
             curves = {name: {**curves[name], **found} for name, found in timed.items()}
         variants = _bucketed(family, traffic, curves, machine, setup, most)
-    except UsageError:  # one program for every size may take what variants do not
+    except UsageError:  # one program for every size may take requests that variants refuse
         if free is None:
             raise
         return free, notes
@@ -114,7 +114,7 @@ def _comparison(free: Way, variants_s: float, how: str, taken: str) -> str:
 def _told_s(family: Family, traffic: Traffic, curves: Mapping[str, Seconds], free: Way, most: int) -> float:
     """Expected seconds of a request by a program for each variant, of which ``curves`` has the smallest and the largest sizes.
 
-    Between these, what it gains over one program for every size is interpolated along the seconds of that.
+    Between these, its gain over one program for every size is interpolated along the seconds of that program.
     Raises: UsageError: too many sizes that may not be padded.
     """
     own_s, free_s = _fastest(curves), _fastest(free.curves)
@@ -139,7 +139,7 @@ def _ranked(profile: Profile) -> dict[str, float]:
         whole_s[setting.backend] = min(whole_s.get(setting.backend, inf), profile.whole_s(*setting))
     found = {name: whole_s[name] for name in sorted(whole_s, key=whole_s.__getitem__) if whole_s[name] < inf}
     if not found:
-        raise ProfileError(f"no backend takes all ops of '{profile.graph_name}'")
+        raise ProfileError(f"no backend takes all ops of '{profile.graph_name}'; add eager to the backends")
     return found
 
 
@@ -258,7 +258,7 @@ def _seconds_by_home(buckets: Buckets, times: Times, traffic: Traffic) -> dict[t
 
 
 def most_variants(family: Family, machine: Machine, backend: str) -> tuple[int, str]:
-    """How many variants memory allows on a backend, counted as if each took what the largest one takes; and the limit.
+    """How many variants memory allows on a backend, counted as if each took as much as the largest one; and the limit.
 
     A variant takes its values and, on a backend that packs the weights for each, the weights. Without caps there is a replica of
     it on each device.

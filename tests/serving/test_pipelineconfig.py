@@ -173,7 +173,7 @@ def test_a_cycle_is_refused_with_its_path() -> None:
         (lambda c: c.input("a.b"), "input name 'a.b' is not understood"),
         (lambda c: add(c, "a", "double", "value"), "there is a module 'a' already"),
         (lambda c: c["a"].output(0).connect(c["a"].input("value")), "a module cannot feed itself"),
-        (lambda c: c["a"].input("value").connect(c["b"].input("one")), "connect what feeds the first to the second as well"),
+        (lambda c: c["a"].input("value").connect(c["b"].input("one")), "connect the source of the first to the second as well"),
         (lambda c: c["a"].output(0).connect(c["b"].output(0)), "connect an output to an input"),
         (lambda c: c.input("x").connect("a.value"), "to 'a.value': a port is expected, such as config['net'].input('x')"),
         (
