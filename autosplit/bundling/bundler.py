@@ -49,7 +49,7 @@ def write_bundle(
         zipped: one uncompressed file in place of a folder.
         trust: whether eager parts may call operators that need trust in their maker when the bundle is loaded.
         progress: called with the share of the parts that are made, for the step ``bundle``.
-    Raises: UsageError: ``path`` is there or cannot be written, or a model returns what a bundle cannot hold. BackendError: a
+    Raises: UsageError: ``path`` exists or cannot be written, or a bundle cannot hold the model's outputs. BackendError: a
         backend refuses a stage. TraceError: a stage cannot take every size in one program. MissingExtraError: a backend is not
         installed. PlanError: an operator needs ``trust``.
     """
@@ -107,7 +107,7 @@ def fill_bundle(
 
 
 def require_absent(path: Path) -> None:
-    """Raises: UsageError: something is there, or it cannot be written."""
+    """Raises: UsageError: the path exists, or cannot be written."""
     if path.exists() or path.is_symlink():
         raise UsageError(f"'{path}' is there already: give another name for the bundle, or remove it")
     if why := unwritable(path):

@@ -32,10 +32,10 @@ Finish = Callable[[Path, str, Mapping[str, int]], dict[str, str]]
 """Writes the files of a part: from the folder, the stem of their names and the places of weights to file names by role."""
 
 Draft = tuple[Part, Sequence[Finish]]
-"""A part without its files, and what writes those of each variant; of a program for every size they are written once."""
+"""A part without its files, and the writers of the files of each variant; one program for every size is written once."""
 
 Made = tuple[Finish, tuple[StoredWeight, ...], tuple[tuple[int, ...], ...] | None]
-"""What a backend adds to a part: its files, its weights, and the orders of its outputs where these are not the usual ones."""
+"""The contribution of a backend to a part: its files, its weights, and unusual orders of its outputs."""
 
 
 def draft_each_size(

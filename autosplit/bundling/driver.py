@@ -2,7 +2,7 @@
 
 from driver import Bundle
 bundle = Bundle()                        # the folder that this file lies in; a network's name where there are several
-answer = bundle.run({"x": array})        # one request: arrays by name or in order; returns what the model returns
+answer = bundle.run({"x": array})        # one request: arrays by name or in order; returns the outputs of the model
 answers = bundle.run_many(requests, policy="pipelined")  # a thread for each part; "serial" runs them one by one
 
 A network for requests of several sizes takes any size within its ranges: a request is padded to the smallest variant that holds
@@ -57,7 +57,7 @@ class Bundle:
         self._runs = [self._loaded(folder, number, threads) for number in range(len(self.network["parts"]))]
 
     def _loaded(self, folder: Path, number: int, threads: int | None) -> list["_Part"]:
-        """A part at the sizes of each variant; what was loaded of a file is used for each variant that names it."""
+        """A part at the sizes of each variant; a file is loaded once for all variants that name it."""
         part, made = self.network["parts"][number], {"onnxruntime": _onnxruntime, "openvino": _openvino}
         if part["backend"] not in made:
             raise ValueError(f"part '{part['name']}' is not for {' or '.join(made)}; autosplit.load_bundle runs it")
@@ -77,7 +77,7 @@ class Bundle:
         return found
 
     def run(self, inputs: Request) -> Any:
-        """What the model returns for one request, whose arrays are given by name or in order."""
+        """The outputs of the model for one request, whose arrays are given by name or in order."""
         request = self._fit(inputs)
         for parts in self._runs:
             parts[request.variant].run(request.values)
@@ -212,7 +212,7 @@ class Fitter:
 
 
 class _Part:
-    """A part as a step: it adds its outputs to the values that are there, and drops those that no later part reads."""
+    """A part as a step: it adds its outputs to the known values, and drops those that no later part reads."""
 
     def __init__(self, part: Mapping[str, Any], call: Callable[[list[Any]], Sequence[Any]], drop: Sequence[str]) -> None:
         self.name: str = part["name"]
@@ -301,7 +301,7 @@ def _core() -> Any:
 
 
 def _work(parts: Sequence[_Part], source: "queue.Queue[Any]", target: "queue.Queue[Any]", errors: list[Exception]) -> None:
-    """Run a part on what comes until None comes; after an error only drain, so that no thread waits without end."""
+    """Run a part on each incoming request until None comes; after an error only drain, so that no thread waits without end."""
     for request in iter(source.get, None):
         if errors:
             continue

@@ -28,7 +28,7 @@ VALUES, TABLE = "values.safetensors", "dump.json"
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """The parts of a run, each with its backend and the names of what it makes, and the tensors by name."""
+    """The parts of a run, each with its backend and the names of its outputs, and the tensors by name."""
 
     path: Path
     graph: str
@@ -66,7 +66,7 @@ def example_inputs(network: Network) -> dict[str, torch.Tensor]:
 def write_dump(bundle: OpenBundle, policy: str, inputs: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Run one request, by name, of a bundle that was loaded with ``cuts``, and keep its tensors in a new folder.
 
-    Raises: UsageError: the folder is there, or the bundle was loaded without ``cuts``.
+    Raises: UsageError: the folder exists, or the bundle was loaded without ``cuts``.
     """
     if folder.exists():
         raise UsageError(f"'{folder}' is there already; name another folder for the dump")

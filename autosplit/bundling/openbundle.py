@@ -52,7 +52,7 @@ class OpenBundle:
         return self.manifest.networks[self.name]
 
     def __call__(self, *args: torch.Tensor, **named: torch.Tensor) -> Any:
-        """What the model returns for one request, whose tensors are given in order or by name; objects with fields are dicts."""
+        """The outputs of the model for one request, with tensors in order or by name; objects with fields are dicts."""
         if args and named:
             raise UsageError(f"give the inputs in order or by name, not both; they are {', '.join(self.network.inputs)}")
         answer = self.run(named or args)
@@ -157,7 +157,7 @@ def require_runtimes(network: Network) -> None:
 
 
 def require_trust(network: Network, trust: bool) -> None:
-    """Raises: BundleError: a part is native code, which is not allowed, or needs operators that nobody has imported."""
+    """Raises: BundleError: a part is native code, which is not allowed, or needs operators whose module is not imported."""
     native = [part.name for part in network.parts if named_backend(part.backend).native]
     if native and not trust:
         raise BundleError(

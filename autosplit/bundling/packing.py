@@ -22,7 +22,7 @@ MAX_TABLE_BYTES = 1 << 20
 HEADER_BYTES = 30
 """Bytes ahead of the name of a file in an archive."""
 DAMAGED = (zipfile.BadZipFile, EOFError, NotImplementedError, OverflowError, RuntimeError, ValueError, struct.error)
-"""What zipfile raises on a damaged archive."""
+"""Exceptions that zipfile raises on a damaged archive."""
 
 
 def pack(folder: Path, target: Path) -> None:

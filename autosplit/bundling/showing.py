@@ -1,4 +1,4 @@
-"""A manifest for people: the parts and what each needs."""
+"""A manifest for people: the parts and the requirements of each."""
 
 from pathlib import Path
 from typing import Any

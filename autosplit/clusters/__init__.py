@@ -7,7 +7,7 @@
     listener        accepts connections, and keeps strangers from holding it up
     frames          a connection between two hosts: frames of tensors, credits
     hostlinks       latency and bandwidth of such a connection
-    segments        the stages of a plan, cut into what each host runs
+    segments        the stages of a plan, cut into one segment for each visit to a host
     runningsegment  the pipeline of a segment between two connections
     agent           one process a host, which runs its segments and measures it
     localnodes      Ray nodes on this machine, for trying a cluster out

@@ -65,7 +65,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a host tells of itself: its address, where its agent listens, its devices, and for each backend what it is.
+    """The facts of a host: its address, the port of its agent, its devices, and each backend's provenance.
 
     Its agent may use ``cores`` of the machine that ``boot_id`` names. Hosts on one machine have the same ``boot_id``.
     """
@@ -82,12 +82,12 @@ class HostFacts:
 
     @property
     def provenance(self) -> Provenance:
-        """What a measurement made here depends on, beside its backend."""
+        """The conditions of a measurement made here, beside its backend."""
         return next(iter(self.stamps.values()))
 
 
 class Agent:
-    """What Ray runs on a host.
+    """The actor that Ray runs on a host.
 
     Args:
         name: the host's name in the cluster.
@@ -109,7 +109,7 @@ class Agent:
         return self._listener.address
 
     def facts(self) -> HostFacts:
-        """What this host is."""
+        """The facts of this host."""
         prepare_to_spawn()
         machine = discover()
         kernel_s = calibration.kernel_s(affinity()[:1])
@@ -208,7 +208,7 @@ class Agent:
         return time.monotonic_ns()
 
     def stats(self, segment: str, clear: bool) -> RunStats:
-        """What the segment's pipeline measured."""
+        """The measurements of the segment's pipeline."""
         return self._segment(segment).pipeline.stats(clear=clear)
 
     def health(self, segment: str) -> list[WorkerHealth]:

@@ -31,13 +31,13 @@ class Cluster(Fleet):
     def measure(
         self, traced: Traced, backends: Sequence[str], precision: Precision, store: Path | None = None, remeasure: bool = False
     ) -> Profile:
-        """Profile a model on all hosts and keep what was measured in the folder ``store``: see ``hostprofile.measure``."""
+        """Profile a model on all hosts and keep the measurements in the folder ``store``: see ``hostprofile.measure``."""
         return hostprofile.measure(traced, self, backends, precision, None if store is None else Store(store), remeasure)
 
     def engine_factory(
         self, model: Traced | Family | None = None, plan: Plan | None = None, profile: Profile | None = None
     ) -> Callable[..., Engine]:
-        """What makes pipelines on these hosts, in place of ``Pipeline``.
+        """A function that makes pipelines on these hosts, in place of ``Pipeline``.
 
         With model, plan and profile (as for ``Replanner``), a pipeline plans anew for the hosts that are left when one is lost.
         """

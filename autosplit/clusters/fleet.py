@@ -213,7 +213,7 @@ class Fleet:
     def _measure_network(self) -> tuple[list[Link], list[Wire]]:
         """The latency of each ordered pair of hosts, one after the other, and the wires: each host sends to all others at once.
 
-        Nothing listens here, so what comes from a host takes as long as what goes there.
+        Nothing listens here, so values from a host are taken to need as long as values to it.
         """
         links, pairs = list[Link](), dict[tuple[str, str], Wire]()
         for name in self._alive:

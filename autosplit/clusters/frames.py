@@ -88,7 +88,7 @@ def bytes_of(tensor: torch.Tensor, spec: TensorSpec) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A frame that waits to be sent: what it carries, its deadline in monotonic nanoseconds, and what to do once it is sent."""
+    """A frame that waits to be sent: its content, its deadline in monotonic nanoseconds, and a callback for when it is sent."""
 
     kind: int
     number: int = 0
@@ -209,7 +209,7 @@ class Connection:
             self._receiver.lost(self, reason_of(failure, SILENCE_S))
 
     def _write_some(self) -> None:
-        """Write in this thread what the socket takes at once, which saves a wake-up. The writing thread does the rest."""
+        """Write here the bytes that the socket takes at once, which saves a wake-up. The writing thread does the rest."""
         if self._writing.acquire(blocking=False):
             try:
                 while self._unsent or self._fill(most_bytes=SMALL_BYTES):
@@ -226,7 +226,7 @@ class Connection:
                 self._changed.notify()
 
     def _write(self) -> None:
-        """The writing thread: write what is left, and a sign of life after each ``BEAT_S`` without a frame."""
+        """The writing thread: write the remaining bytes, and a sign of life after each ``BEAT_S`` without a frame."""
         try:
             while True:
                 with self._changed:
@@ -275,7 +275,7 @@ class Connection:
         return True
 
     def _note_sent(self) -> None:
-        """Tell whoever waits for it that a frame was sent."""
+        """Call the callback of a frame that was sent."""
         if not self._unsent and self._sending is not None:
             sent, self._sending = self._sending, None
             sent()
@@ -338,7 +338,7 @@ class Connection:
 
 
 def _rest(parts: Sequence[memoryview], num_sent: int) -> list[memoryview]:
-    """What is left of the parts after so many bytes of them were sent."""
+    """The rest of the parts after so many bytes of them were sent."""
     left = list(parts)
     while left and num_sent >= len(left[0]):
         num_sent -= len(left.pop(0))

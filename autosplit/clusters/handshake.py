@@ -1,4 +1,4 @@
-"""Handshake: two hosts connect, prove that they know the secret of the run, and say what the connection is for.
+"""Handshake: two hosts connect, prove that they know the secret of the run, and name the purpose of the connection.
 
 ::
 
@@ -37,7 +37,7 @@ BUFFER_BYTES = 4 << 20
 
 
 def dial(address: tuple[str, int], secret: bytes, hello: Mapping[str, Any]) -> socket.socket:
-    """Connect to a listener, prove the secret, and say what the connection is for.
+    """Connect to a listener, prove the secret, and name the purpose of the connection.
 
     Raises: WorkerError: nobody listens there, or the listener does not prove the secret within ``CONNECT_S``.
     """
@@ -69,7 +69,7 @@ def _prove_and_greet(sock: socket.socket, secret: bytes, until_s: float, hello: 
 
 
 def welcome(sock: socket.socket, secret: bytes) -> dict[str, Any]:
-    """The listener's part of ``dial``: what the connection is for. The listener then sends ``LET_IN``.
+    """The listener's part of ``dial``: returns the purpose of the connection. The listener then sends ``LET_IN``.
 
     Raises: OSError: the other end does not prove the secret within ``PROOF_S``. ValueError: its greeting is malformed.
     """

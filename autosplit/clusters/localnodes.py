@@ -150,7 +150,7 @@ def _start(number: int, where: list[str]) -> None:
         if _READY in line:
             return
         print(line, end="", file=sys.stderr)
-    raise DeviceError(f"`ray start` ended with {node.wait()}")
+    raise DeviceError(f"`ray start` ended with exit status {node.wait()}")
 
 
 def listen_on_loopback(parameters: Any, _head: bool) -> None:

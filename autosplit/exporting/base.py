@@ -30,7 +30,7 @@ from autosplit.versions import makers
 
 SCHEMA = 1
 ABOUT = "export.json"
-"""The file in each folder that says what it was made from, by which versions, and what the target loses."""
+"""The file in each folder with its plan, the versions that made it, and the losses of the target."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +88,10 @@ class Target:
 
     Attributes:
         name: the name on the command line.
-        writes: what it writes, in words.
-        lacks: what of a plan it cannot express, in words.
+        writes: the files that it writes, in words.
+        lacks: the parts of a plan that it cannot express, in words.
         checked: how the tests check the written files, in words.
-        write: writes the files into an empty folder, and returns notes for the user, such as what the target's rules cost.
+        write: writes the files into an empty folder, and returns notes for the user, such as the cost of the target's rules.
             Exporters and compilers run in a process apart (``backends.base.convert``).
             Raises: PlanError: the connections of the stages cannot be expressed. BackendError: an op cannot be.
         missing: None if the files can be written here, else one line: the missing package and the way to install it.

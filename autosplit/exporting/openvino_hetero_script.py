@@ -18,7 +18,7 @@ def compile_whole(folder: str | Path | None = None, devices: str | None = None) 
 
     Args:
         folder: the exported folder.
-        devices: what to compile for, such as ``HETERO:GPU.0,CPU``; by default the devices of the table.
+        devices: the devices to compile for, such as ``HETERO:GPU.0,CPU``; by default the devices of the table.
     """
     folder = Path(folder) if folder is not None else Path(__file__).resolve().parent
     core = openvino.Core()

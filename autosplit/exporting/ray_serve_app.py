@@ -30,7 +30,7 @@ class Stage:
         self.session = onnxruntime.InferenceSession(str(FOLDER / self.entry["file"]), options)
 
     def run(self, values: dict[str, Any]) -> dict[str, Any]:
-        """What the stage makes of its inputs, by name."""
+        """The outputs of the stage for its inputs, by name."""
         made = self.session.run(self.entry["outputs"], values)
         return dict(zip(self.entry["outputs"], made, strict=True))
 

@@ -100,7 +100,7 @@ def _strided(value: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 def crossing(programs: Sequence[StageProgram], inputs: Sequence[str], outputs: Sequence[str]) -> list[tuple[str, ...]]:
     """The values on each border of the ranks: the model's inputs first, its outputs last.
 
-    A border between two ranks has what any later rank reads and any earlier one makes or gets.
+    A border between two ranks carries every value that a later rank reads and an earlier one makes or receives.
     """
     borders = [tuple(inputs)]
     there = list(inputs)
