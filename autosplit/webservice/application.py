@@ -53,8 +53,8 @@ class Application:
     Attributes:
         host: runs the models.
         repository: the models.
-        limits: what it takes in.
-        token: what callers must name; '' for none.
+        limits: most bytes, seconds and connections.
+        token: the token that callers must send; '' for none.
         ending: set once the server ends, so that endless answers end too.
     """
 

@@ -41,7 +41,7 @@ class CompletionAnswers:
 
     Args:
         generator: runs them.
-        asked: what the request asks for.
+        asked: the contents of the request.
         end_s: monotonic seconds at which they must have ended.
     """
 
@@ -99,7 +99,7 @@ class CompletionAnswers:
             yield Piece(index, (), text, "stop" if last in ends or (reader is not None and reader.is_stopped) else "length")
 
     def cancel(self) -> None:
-        """End what still runs."""
+        """End all sequences that still run."""
         for future in self._futures:
             future.cancel()
 

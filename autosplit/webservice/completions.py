@@ -1,4 +1,4 @@
-"""Completions as OpenAI's interface writes them: what a request asks for, and its answers.
+"""Completions as OpenAI's interface writes them: requests and answers.
 
 https://platform.openai.com/docs/api-reference/completions, and ``/chat``. Beside it, a prompt and a ``stop`` may be token ids,
 ``top_k`` and ``repetition_penalty`` are known, and each choice has its ``token_ids``.
@@ -22,7 +22,7 @@ MAX_STOPS = 16
 """Most texts or tokens that end an answer."""
 
 NUM_NEW = 16
-"""New tokens of a completion that names no ``max_tokens``; a chat goes on as long as there is room."""
+"""New tokens of a completion that names no ``max_tokens``; a chat may fill the cache."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -39,7 +39,7 @@ CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceed
 
 
 class ParameterError(UsageError):
-    """A parameter of a request is not understood; ``parameter`` is its name, and ``code`` what OpenAI calls the error."""
+    """A parameter of a request is not understood; ``parameter`` is its name, and ``code`` is OpenAI's name of the error."""
 
     def __init__(self, message: str, parameter: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -98,7 +98,7 @@ class _Chat(_Body):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks for.
+    """The contents of a request.
 
     Attributes:
         model: the name of the model.
@@ -131,7 +131,7 @@ class Asked:
         return bool(self.messages)
 
     def sampled(self, num_prompt: int, max_length: int, ends: Sequence[int]) -> Sampling:
-        """How a sequence goes on after a prompt of so many tokens, where sequences of ``max_length`` fit.
+        """The sampling of a sequence after a prompt of so many tokens, where sequences of ``max_length`` fit.
 
         Raises: UsageError: with every value that is beyond its limits.
         """
@@ -142,7 +142,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some of the answer to a prompt: its further tokens, their text, and why it ends ('' if it goes on)."""
+    """A piece of the answer to a prompt: its further tokens, their text, and why it ends ('' if it does not end yet)."""
 
     index: int
     token_ids: tuple[int, ...] = ()
@@ -155,7 +155,7 @@ def read_completion(body: bytes | bytearray, *, is_chat: bool) -> Asked:
     try:
         data = parse_json(body.decode())
     except ValueError as failure:
-        raise UsageError(f"the request is no JSON: {failure}") from None
+        raise UsageError(f"the request is not JSON: {failure}") from None
     try:
         found: Any = (_Chat if is_chat else _Completion).model_validate(data)
     except ValidationError as failure:
@@ -167,10 +167,10 @@ def read_completion(body: bytes | bytearray, *, is_chat: bool) -> Asked:
             raise ParameterError(message, name[:100], "unsupported_parameter")
     prompts = () if is_chat else found.prompt if _holds(found.prompt, str) or _holds(found.prompt, list) else [found.prompt]
     if not is_chat and not prompts:
-        raise ParameterError("there is no prompt", "prompt")
+        raise ParameterError("there is no prompt; give a text or ids of tokens", "prompt")
     stops = found.stop if isinstance(found.stop, list) else [] if found.stop is None else [found.stop]
     if "" in stops:
-        raise ParameterError("a text in 'stop' is empty", "stop")
+        raise ParameterError("a text in 'stop' is empty; leave it out", "stop")
     names = ("top_p", "top_k", "repetition_penalty")
     return Asked(
         found.model,
@@ -201,7 +201,7 @@ def answer(asked: Asked, pieces: Sequence[Piece], num_prompt: int) -> dict[str, 
 
 
 def chunk(asked: Asked, piece: Piece, *, is_first: bool = False) -> dict[str, Any]:
-    """A piece of a streamed answer; the first one of a chat says who speaks."""
+    """A piece of a streamed answer; the first one of a chat has the role of the speaker."""
     delta = {**({"role": "assistant"} if is_first else {}), "content": piece.text}
     return {
         **_head(asked, is_chunk=True),
@@ -215,7 +215,7 @@ def usage_chunk(asked: Asked, num_prompt: int, num_new: int) -> dict[str, Any]:
 
 
 def error_content(error: HTTPException, failure: BaseException | None = None) -> dict[str, Any]:
-    """An error in OpenAI's shape; ``failure`` is what it stands for, None for a path that there is not."""
+    """An error in OpenAI's shape; ``failure`` is its cause, None for an unknown path."""
     status = error.status_code
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     code = "unknown_url" if failure is None else getattr(failure, "code", None) or CODES.get(status)

@@ -76,7 +76,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._wait_for_head()
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
+        """The head of the request has come."""
         self._stop_waiting()
         super().on_headers_complete()
 
@@ -109,7 +109,7 @@ def limited_protocol(limits: ServerLimits) -> type[LimitedConnection]:
 
 @contextmanager
 def cancelled_with_caller(request: Request) -> Iterator[None]:
-    """A block that ends once the caller has left. Raises: HTTPException: the caller left; nobody reads that."""
+    """A block that ends once the caller has left. Raises: HTTPException: the caller left, so no answer is sent."""
     connection: LimitedConnection = request.scope[CONNECTION]
     connection.work = asyncio.current_task()
     try:

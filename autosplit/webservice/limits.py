@@ -1,4 +1,4 @@
-"""ServerLimits: what a server takes in, in bytes, seconds and connections."""
+"""ServerLimits: limits of a server on bytes, seconds and connections."""
 
 from dataclasses import dataclass, fields
 

@@ -39,7 +39,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What a server did under a load.
+    """The measurements of a server under a load.
 
     Attributes:
         seconds: from the first request to the last answer.
@@ -59,7 +59,7 @@ class LoadResult:
 
 
 def load_at_rate(target: Target, rate_per_s: float, seconds: float) -> LoadResult:
-    """Send requests that come independently of each other (a Poisson process), whatever the server does with them."""
+    """Send requests that come independently of each other (a Poisson process), without waiting for answers."""
     num_requests = max(1, round(rate_per_s * seconds))
     return asyncio.run(_load(target, poisson_arrivals(rate_per_s, num_requests), None, seconds))
 
@@ -95,7 +95,7 @@ async def _find(server: str, model: str, headers: Mapping[str, str]) -> Target:
                 about = await answer.json()
         return _target(f"{server}/v2/models/{model}/infer", about["inputs"], headers)
     except (aiohttp.ClientError, OSError, TimeoutError) as failure:
-        raise UsageError(f"'{server}' does not tell its models: {failure or type(failure).__name__}") from None
+        raise UsageError(f"'{server}' does not list its models: {failure or type(failure).__name__}") from None
     except MALFORMED as failure:
         if isinstance(failure, UsageError):
             raise

@@ -47,10 +47,10 @@ class ServedModel:
         network: its name among the networks of the host.
         inputs: the tensors of a request.
         outputs: the tensors of an answer.
-        kept: what it needs while it runs; closed once it was unloaded.
+        kept: its resources while it runs; closed once it was unloaded.
         free: axes of inputs and outputs that may have any size up to the spec's.
         service: joins and pads requests of several sizes; None for requests of one size, which go to the network.
-        generator: goes on with sequences, where the model is one that generates; it has no inputs and outputs then.
+        generator: continues sequences, for a model that generates; the model then has no inputs and outputs.
         replicas: the networks of its further replicas, where the model generates: a sequence stays in one.
         created_s: when it was loaded, in seconds since 1970.
     """
@@ -74,7 +74,7 @@ class ServedModel:
         return None if found is None else {"num_waiting": found.num_waiting, "num_running": found.num_running}
 
     def close(self, *, drain: bool) -> None:
-        """End what sends requests to the network, after the last answer; sequences fail without ``drain``."""
+        """Close the service over the network, after the last answer; without ``drain`` sequences fail."""
         if self.service is not None:
             self.service.close()
         if self.generator is not None:
@@ -197,7 +197,7 @@ class Repository:
             self._remove(before)
 
     def _replan(self, loaded: LoadedPlan, kept: ExitStack) -> Replan | None:
-        """What a pipeline asks when it loses a device. Raises: UsageError: no profile is stored."""
+        """The function that a pipeline calls when it loses a device. Raises: UsageError: no profile is stored."""
         if self._devices is None:
             return None
         profile = stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=self._store))

@@ -54,7 +54,7 @@ class WebServer:
     The caller closes the host and the repository afterwards.
 
     Args:
-        application: what is served.
+        application: the Starlette application to serve.
         address: where to listen.
         started: called once requests are taken.
     Raises: UsageError: the port is taken, or the certificate cannot be read.

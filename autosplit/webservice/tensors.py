@@ -253,11 +253,11 @@ def _tensor(entry: Mapping[str, Any], spec: TensorSpec, body: memoryview, start:
         raise UsageError(f"input '{spec.name}' has {len(values)} values, and its shape {list(spec.shape)} has {count}")
     if not set(map(type, values)) <= set(kinds):
         strange = next(value for value in values if type(value) not in kinds)
-        raise UsageError(f"input '{spec.name}' holds {shown(strange)}, which is no {DATATYPES[spec.dtype]}")
+        raise UsageError(f"input '{spec.name}' holds {shown(strange)}, which is not of type {DATATYPES[spec.dtype]}")
     try:
         return torch.from_numpy(np.array(values, dtype=spec.dtype)).view(spec.shape)
     except (OverflowError, TypeError, ValueError) as failure:
-        raise UsageError(f"input '{spec.name}' holds a number that is no {DATATYPES[spec.dtype]}: {failure}") from None
+        raise UsageError(f"input '{spec.name}' holds a number that does not fit {DATATYPES[spec.dtype]}: {failure}") from None
 
 
 def _flat(values: list[Any], depth: int) -> list[Any]:
