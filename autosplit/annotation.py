@@ -54,7 +54,7 @@ def annotate(
         machine: the devices, or their names, as a list or with commas between; by default all of this machine.
         priority: patterns that win if several match an op, the strongest first.
         profile: seconds of the ops for ``auto`` and for ``why``; ``auto`` measures them if they are not given.
-        objective: what the planner minimizes.
+        objective: the objective of the planner, ``throughput`` or ``latency``.
         setup: how ``auto`` measures.
         budget: seconds of the planner.
         max_error: largest error against f32 that is allowed, relative to the largest value; None for any.
@@ -65,7 +65,7 @@ def annotate(
         InfeasibleError: the planner finds no place for the ops that are left to it.
     """
     if isinstance(model, StepFamily):
-        raise UsageError("a model that goes on with sequences is planned, not placed; pin its ops by Constraints(pins=...)")
+        raise UsageError("a model that generates is planned, not placed; pin its ops by Constraints(pins=...)")
     budget = as_budget(budget)
     known = model.machine if isinstance(model, Placed) and machine is None else as_machine(machine)
     if default == AUTO and profile is None and not isinstance(model, Placed):

@@ -61,10 +61,10 @@ def measure(
     setup: Setup = SETUP,
     then_search: bool = False,
 ) -> Profile:
-    """Seconds of every op on every device and backend; what did not change comes from the store.
+    """Seconds of every op on every device and backend; unchanged ones come from the store.
 
-    For a model of several sizes, they are means under the traffic, measured at few sizes, from which buckets are chosen. For one
-    that generates, they are means of decoding and of prompts.
+    For a model of several sizes the seconds are means under the traffic, measured at a few sizes; buckets are chosen from them.
+    For a model that generates they are means of steps that decode and of steps with prompts.
 
     A device that is not here gets the speed that the machine states, or a stored profile of another machine, as an estimate. A
     backend that cannot compute in the setup's precision, refuses the model, or gives wrong numbers is left out, with a note.
@@ -186,7 +186,7 @@ def _with_versions(found: "SearchResult") -> "SearchResult":
 
 
 def _keep(found: "SearchResult", setup: Setup) -> None:
-    """Keep what was found and measured before a call was stopped."""
+    """Keep the plans and measurements of a call that was stopped."""
     keep_search(found, setup)
     if setup.keep is not None:
         setup.keep(found)
@@ -212,7 +212,7 @@ def run(
     setup: Setup = SETUP,
     budget: Budget | float = BUDGET,
 ) -> RunReport:
-    """Run a plan, checked against the unsplit model, beside its baselines: the same model run as it usually is.
+    """Run a plan, checked against the unsplit model, beside its baselines: the usual ways to run the same model.
 
     Args:
         traced: the model, traced for the plan's microbatch.
@@ -220,7 +220,7 @@ def run(
         devices: the devices, or their names, as a list or with commas between; by default those of the plan.
         constraints: demands that a faster baseline must meet to become the plan; None keeps the plan in any case.
         traffic: how often each size comes, for a model of several; by default all sizes are alike.
-        profile: predicts the plan and its baselines; by default what the setup's store holds.
+        profile: predicts the plan and its baselines; by default the profile in the setup's store.
         baselines: whether the baselines run too.
         setup: the store, which keeps predicted beside measured (``autosplit profile --accuracy``), and the progress function.
         budget: rounds, requests, and seconds for compiling.
@@ -279,8 +279,8 @@ def predict(plan: Plan, profile: Profile, graph: Graph | Traced | None = None, d
 
 @dataclass(frozen=True)
 class AutoResult:
-    """The result of ``auto``: the devices, the profile, the search, the report, and the traced model of the plan to use;
-    ``family`` is the model at several sizes, and None for one size."""
+    """The result of ``auto``: the devices, the profile, the search, the report, and the traced model of the plan to use.
+    ``family`` is the model at several sizes; None for one size."""
 
     machine: Machine
     profile: Profile
@@ -328,7 +328,7 @@ def auto(
             y = model(x)
 
     Args:
-        model: a spec, a module, an ``ExportedProgram``, or what ``trace`` made of one (for other sizes).
+        model: a spec, a module, an ``ExportedProgram``, or the value of ``trace`` for one (for other sizes).
         devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         constraints: demands on the plan; none by default.
         inputs: example inputs; a module needs them.

@@ -22,7 +22,7 @@ def run(
     between its own instructions, so the solver runs in a thread.
 
     Args:
-        model: what is solved.
+        model: the model to solve.
         time_limit_s: seconds after which the best solution so far is returned.
         seed: of everything random.
         num_workers: threads of the solver.

@@ -36,7 +36,7 @@ BRIEF.maxlevel, BRIEF.maxlist, BRIEF.maxtuple, BRIEF.maxdict, BRIEF.maxstring, B
 
 
 class AutosplitError(Exception):
-    """Base class: what failed, the value and the limit with units, and the way out."""
+    """Base class. A message names the failure, the value and the limit with units, and the way out."""
 
 
 class UsageError(AutosplitError, ValueError):
@@ -44,7 +44,7 @@ class UsageError(AutosplitError, ValueError):
 
 
 class MissingExtraError(AutosplitError, ImportError):
-    """An optional package is not installed; the message gives what needs it and the pip command."""
+    """An optional package is not installed; the message names the feature that needs it and the pip command."""
 
 
 class ModelError(AutosplitError):
@@ -72,7 +72,7 @@ class PlanError(AutosplitError):
 
 
 class BundleError(AutosplitError):
-    """A bundle is truncated, edited, of another version, or needs what the loading process does not have or allow."""
+    """A bundle is truncated, edited, of another version, or needs something that the loading process does not have or allow."""
 
 
 class InfeasibleError(AutosplitError):
@@ -158,7 +158,7 @@ def close_names(name: str, names: Iterable[str]) -> str:
     return f"; close names: {close}" if close else ""
 
 
-def listed(what: str, values: Iterable[T], kind: type[T], way_out: str = "") -> tuple[T, ...]:
+def listed(subject: str, values: Iterable[T], kind: type[T], way_out: str = "") -> tuple[T, ...]:
     """The values as a tuple. Raises: UsageError: they are not a list of ``kind``. A string is refused: it is a list of letters.
 
     >>> listed("backends", ["eager"], str)
@@ -171,17 +171,17 @@ def listed(what: str, values: Iterable[T], kind: type[T], way_out: str = "") -> 
     is_list = isinstance(values, Iterable) and not isinstance(values, str)
     found = tuple(values) if is_list else ()
     if not is_list or not all(isinstance(value, kind) for value in found):
-        raise UsageError(f"{what} must be a list of {kind.__name__}, in brackets, but is {BRIEF.repr(values)}{way_out}")
+        raise UsageError(f"{subject} must be a list of {kind.__name__}, in brackets, but is {BRIEF.repr(values)}{way_out}")
     return found
 
 
-def names(what: str, values: str | Iterable[str]) -> tuple[str, ...]:
+def names(subject: str, values: str | Iterable[str]) -> tuple[str, ...]:
     """Names that are given as a list, or as one text with commas between. Raises: UsageError: they are neither.
 
     >>> names("backends", "eager, openvino"), names("devices", ["cpu:0", "cpu:1"])
     (('eager', 'openvino'), ('cpu:0', 'cpu:1'))
     """
-    texts = values.split(",") if isinstance(values, str) else listed(what, values, str)
+    texts = values.split(",") if isinstance(values, str) else listed(subject, values, str)
     return tuple(text.strip() for text in texts if text.strip())
 
 

@@ -99,7 +99,7 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None, root: Path | 
     """Hold an exclusive lock that belongs to ``path`` (a hidden file beside it, which stays as it is) across processes.
 
     Args:
-        path: what is locked.
+        path: the file or folder to lock.
         waiting: called before the wait if another process holds the lock.
         root: as for ``open_file``; by default the folder of ``path``.
     Raises: OSError: as ``open_file``.
@@ -152,7 +152,7 @@ def read_data(
 
     Args:
         path: the file.
-        kind: what the file is, for the message ("plan", "profile").
+        kind: the kind of file for the message ("plan", "profile").
         error: the class to raise.
         parse: ``parse_json`` or ``parse_yaml``; by default the suffix says which.
         most_bytes: the largest size; by default 20 MB of YAML or 100 MB of JSON.

@@ -1,4 +1,4 @@
-"""``generator``: a language model on the devices of a machine, as an object that goes on with sequences of tokens."""
+"""``generator``: a language model on the devices of a machine, as an object that continues sequences of tokens."""
 
 from dataclasses import replace
 from pathlib import Path

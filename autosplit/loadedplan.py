@@ -72,7 +72,7 @@ def load(
         inputs: example inputs, for a module.
         devices: the devices, or their names, as a list or with commas between; by default those of the plan.
         trust, weights: as for ``trace``.
-    Raises: PlanError: the file is not a plan, or was made for another model. UsageError: it names code, and the call does not.
+    Raises: PlanError: the file is not a plan, or was made for another model. UsageError: the call must name its model.
     """
     path = Path(path)
     file = read_plan(path)

@@ -28,7 +28,7 @@ class Microbatches:
     measure: Callable[..., Profile]
 
     def __call__(self, microbatch: int) -> tuple[Traced, Profile]:
-        """The trace and the profile of so many items. Raises: as ``trace``, ``require_independent`` and ``measure``."""
+        """The trace and the profile for ``microbatch`` items. Raises: as ``trace``, ``require_independent`` and ``measure``."""
         source = self.whole.source
         part = trace(source.spec, batch=microbatch, seq_len=source.seq_len, values=source.values, trust_backends=source.trusted)
         require_independent(self.whole, part)

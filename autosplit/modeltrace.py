@@ -87,7 +87,7 @@ def trace(
         sizes: dimension to the sizes that requests may have, such as ``{"seq": "16..512", "batch": range(1, 17)}``.
         shapes: parameter of the model to axis to dimension, such as ``{"input_ids": {1: "seq"}}``. A spec needs none for the
             dimensions ``seq`` and ``batch``, and an exported program none for its dynamic dimensions.
-        generate: for a language model that goes on with such sequences: ``"prompt=128,new=64"``; it takes no example inputs.
+        generate: the sequences that a language model continues, such as ``"prompt=128,new=64"``; it takes no example inputs then.
     Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured. UsageError: an unknown backend, or sizes
         that do not fit the model.
     """

@@ -25,7 +25,7 @@ def load(*modules: str) -> None:
 
 
 def settle() -> None:
-    """Give the memory of what earlier calls left back to the system.
+    """Give the free memory of earlier calls back to the system.
 
     That is rings of objects, such as graphs with their weights, also those that ``load`` has frozen, and freed blocks that malloc
     keeps: of a model of 25 M parameters 109 MB.
@@ -39,6 +39,6 @@ def settle() -> None:
 
 
 def load_planner() -> None:
-    """Load the solvers, and compile what each search asks for unless its machine code is cached."""
+    """Load the solvers, and compile the inner loops of every search unless their machine code is cached."""
     load("autosplit.searching.loop", "autosplit.planners.warming")
     sys.modules["autosplit.planners.warming"].chains()

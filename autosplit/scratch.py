@@ -26,7 +26,7 @@ _MOST_MARKER_BYTES = 4096
 
 
 def private_folder(parent: Path, name: str) -> Path:
-    """Make ``parent/autosplit-UID-NAME``, which only this user may enter, or check the one that is there.
+    """Make ``parent/autosplit-UID-NAME``, which only this user may enter, or check an existing one.
 
     Raises: UsageError: it is a link or a file, belongs to another user, or others may enter it. OSError: it cannot be made.
     """
@@ -70,7 +70,7 @@ def sweep() -> None:
 
 
 def sweep_at_death() -> IO[bytes]:
-    """Start a small process that calls ``sweep`` once this process has ended, however it ended, or has closed what is returned.
+    """Start a small process that calls ``sweep`` once this process has ended in any way, or has closed the returned object.
 
     It is for a process that others kill, on a machine where the next process of autosplit may not start for long. It is no
     child of this process, because Ray kills the children of its workers.

@@ -48,16 +48,16 @@ CALM = 0.7
 
 @dataclass(frozen=True)
 class Shared:
-    """Several models with their plans for one host, and what was measured of them.
+    """Several models with their plans for one host, and their measurements.
 
     Attributes:
         sharing: the plans, as predicted; if they ran, with the slowdown of each model in mixes beside the rounds.
         traced: the models by name.
         rounds: the factor of each mix, as fast as it went; empty if nothing ran.
         paced: by name, latencies at ``paced_at`` times the rates, with arrivals at random; empty if nothing ran.
-        paced_at: see there.
+        paced_at: the multiple of the rates at which ``paced`` was measured.
         faults: models with wrong numbers, as sentences.
-        notes: what the profiles say, such as which times are estimates.
+        notes: the notes of the profiles, such as which times are estimates.
     """
 
     sharing: Sharing
@@ -98,7 +98,7 @@ class Shared:
 
     @property
     def sentences(self) -> list[str]:
-        """What was found, predicted and, if it ran, measured."""
+        """The plans with their predictions and, if they ran, their measurements, in words."""
         told = [self.sharing.sentence]
         if self.rounds:
             times = ", ".join(f"'{tenant.name}' {tenant.slowdown:.2f}" for tenant in self.sharing.tenants)
@@ -150,7 +150,7 @@ def share(
             y = services["a"](x)
 
     Args:
-        models: name to a spec, an ``ExportedProgram``, or what ``trace`` made of a module.
+        models: name to a spec, an ``ExportedProgram``, or the value of ``trace`` for a module.
         rates: name to the requests a second that the model should take.
         devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         max_latency_s: name to the most mean seconds of a request while all models run.

@@ -69,7 +69,7 @@ def run_judged(
 
 
 def measured_rows(judged: Judgement, report: RunReport) -> list[dict[str, Any]]:
-    """The rows of a judgement with what was measured; None for a plan that did not run in the rounds."""
+    """The rows of a judgement with the measurements; None for a plan that did not run in the rounds."""
     outcomes = {GIVEN if name == PLAN else name: outcome for name, outcome in report.outcomes.items()}
     return [
         {**row, "measured_per_s": outcomes[row["plan"]].throughput_per_s if row["plan"] in outcomes else None}

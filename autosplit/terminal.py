@@ -24,7 +24,7 @@ class Terminal(Console):
         super().__init__(markup=False, emoji=False, **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What rich draws, with the text escaped."""
+        """The drawable of rich, with the text escaped."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 

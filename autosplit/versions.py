@@ -1,4 +1,4 @@
-"""Installed packages: their versions, and what they add to autosplit. One without metadata, as in a checkout, has neither."""
+"""Installed packages: their versions, and their entry points for autosplit. A checkout without metadata has neither."""
 
 import sys
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def makers() -> dict[str, str]:
 
 
 def added(group: str) -> Mapping[str, str]:
-    """Name to import path (``module:object``) of what installed packages add as entry points of a group; imports nothing."""
+    """Name to import path (``module:object``) of the entry points of a group in installed packages; imports nothing."""
     return _added(group, tuple(sys.path))
 
 

@@ -1,4 +1,4 @@
-"""Measure a server under load, beside what a plan predicts."""
+"""Measure a server under load, beside the prediction of a plan."""
 
 from pathlib import Path
 from typing import Any

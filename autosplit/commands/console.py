@@ -44,7 +44,7 @@ answered = threading.Event()
 def show(given: options.Output, data: Any, *views: Any) -> None:
     """The result on stdout: the data as JSON, or the views for people.
 
-    Raises: OSError, SystemExit: stdout is closed, or a file on a full disk. Write what must be kept in a ``finally``.
+    Raises: OSError, SystemExit: stdout is closed, or a file on a full disk. Write files that must be kept in a ``finally``.
     """
     try:
         if given.json:
@@ -75,7 +75,7 @@ def say_reused(profile: Any, store: Path, started: str) -> None:
 def trace(given: options.Profile | Evaluate, progress: Progress, model: str, weights: bool = True, generate: Any = None) -> Any:
     """A model, traced for the requests that the flags describe: a ``Family`` where they have several sizes.
 
-    ``generate``: the sequences with which the model goes on.
+    ``generate``: the sequences that the model continues.
     """
     from autosplit import api
 
@@ -163,7 +163,7 @@ def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) ->
 
 
 def add_forecast(given: Any, plan: Any, family: Any, profile: Any, machine: Any, data: dict[str, Any], views: list[Any]) -> None:
-    """Add the forecast of a generator to the data and the views, and with ``--explain`` what bounds each phase."""
+    """Add the forecast of a generator to the data and the views, and with ``--explain`` the bottleneck of each phase."""
     from autosplit.generating.bounds import memory_bytes_per_s, phase_rows
     from autosplit.generating.forecast import forecast, host_text
 

@@ -43,6 +43,6 @@ class Export(Output):
 
     plan: Annotated[Path | None, typer.Argument(help="A plan.yaml.")] = None
     folder: Annotated[Path | None, typer.Argument(help="The folder to make.")] = None
-    to: Annotated[str, typer.Option(help="The runtime; 'list' names all, with what each writes and lacks.")] = "onnxruntime"
+    to: Annotated[str, typer.Option(help="The runtime; 'list' shows all, with their files and their limits.")] = "onnxruntime"
     model: PlansModel = None
     profiles: Profiles = None

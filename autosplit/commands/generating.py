@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def generate(given: Generate) -> None:
-    """Generate tokens: trace, measure and plan a language model, open it, and go on with the prompts."""
+    """Generate tokens: trace, measure and plan a language model, open it, and continue the prompts."""
     sampling = given.sampling
     given.require_default(["cluster"], "the caches of a generator are on this machine")
     start(lambda: given.backends)

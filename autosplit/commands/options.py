@@ -101,7 +101,7 @@ PLANNER_TIME = "10s"
 class Output:
     """Output."""
 
-    json: Annotated[bool, typer.Option("--json", help="Write the result to stdout as JSON, or what failed.")] = False
+    json: Annotated[bool, typer.Option("--json", help="Write the result, or the failure, to stdout as JSON.")] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the solver's log, and tracebacks.")] = False
     config: Annotated[
         Path | None,
@@ -300,7 +300,7 @@ class Search(Profile):
 
     @property
     def objectives(self) -> tuple[str, ...]:
-        """What may be asked for."""
+        """The objectives that the command knows."""
         return "throughput", "latency"
 
     def constraints(self) -> Constraints:
@@ -360,7 +360,7 @@ class Plans(Simulated, Assumed, Search):
 
     more: Annotated[list[str] | None, typer.Argument(help="More models for the same host; MODEL may be a YAML of all.")] = None
     rates: Annotated[str | None, typer.Option(help="Requests a second of each model that shares the host: 100,20,5.")] = None
-    explain: Annotated[bool, typer.Option("--explain", help="Say what bounds the plan, and what changes would bring.")] = False
+    explain: Annotated[bool, typer.Option("--explain", help="Show the bottleneck, and the gain of each change.")] = False
     front: Annotated[Path | None, typer.Option(help="Folder for the plans of a Pareto front; default: plan-front/.")] = None
     pick: Annotated[
         int | None,
@@ -388,5 +388,5 @@ class Plans(Simulated, Assumed, Search):
 
     @property
     def objectives(self) -> tuple[str, ...]:
-        """What may be asked for."""
+        """The objectives that the command knows."""
         return "throughput", "latency", "pareto"

@@ -50,7 +50,7 @@ class Memory(Output):
 
     plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
     model: PlansModel = None
-    measure: Annotated[bool, typer.Option("--measure", help="Run the plan, and show what each worker held at most.")] = False
+    measure: Annotated[bool, typer.Option("--measure", help="Run the plan, and show the peak memory of each worker.")] = False
 
 
 def _site(text: str) -> str | tuple[str, ...]:
@@ -99,7 +99,7 @@ def annotate(given: Annotate) -> None:
 
 
 def memory(given: Memory) -> None:
-    """Show what each stage of a plan holds: weights, values, what its backend takes, slots of rings, its process."""
+    """Show the memory of each stage of a plan: weights, values, its backend, slots of rings, its process."""
     from autosplit.deploying.footprints import Footprints
     from autosplit.memory.stages import stage_memories
     from autosplit.tracing.aliasing import values_of

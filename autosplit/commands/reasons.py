@@ -1,4 +1,4 @@
-"""Why a command failed, as one sentence: what is exhausted, which limit holds for this process, and how to raise it."""
+"""Why a command failed, as one sentence: the exhausted resource, the limit of this process, and how to raise it."""
 
 import errno
 import resource
@@ -57,7 +57,7 @@ def reason(failure: BaseException) -> str:
 
 
 def _last_line(cause: BaseException | None) -> str:
-    """The line of code that raised what made a model fail, as 'file:line: code'; '' if the failure does not name it."""
+    """The line of code whose exception made a model fail, as 'file:line: code'; '' if the failure does not name it."""
     frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
     return f"at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames and frames[-1].line else ""
 

@@ -72,7 +72,7 @@ class Columns:
     columns: tuple[Column, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What rich draws: one table, or several."""
+        """A drawable of rich: one table, or several."""
         keys = self._keys(options.max_width // 2)
         part = list(keys)
         for column in self.columns[len(keys) :]:
@@ -125,7 +125,7 @@ def plan_table(plan: Plan, verbose: bool = False) -> Group:
 
 
 def run_table(report: "RunReport", verbose: bool = False) -> Group:
-    """The workers of the plan to use: what they spend their time on, predicted beside measured."""
+    """The workers of the plan to use: their seconds by use, predicted beside measured."""
     title = f"{report.model}: '{report.chosen}', {report.request}"
     memory = ("resident_bytes", "proportional_bytes", "predicted_bytes", "held_bytes")
     hide = () if verbose else ("ops", *memory)  # the plan's table has the ops

@@ -53,6 +53,6 @@ class Run(Running, Devices):
     traffic: Annotated[Path | None, typer.Option(help="For a plan of several sizes: file of the sizes that come.")] = None
     dot: Dot = None
     baselines: Annotated[bool, typer.Option(help="Run the baselines beside the plan.")] = True
-    watch: Annotated[bool, typer.Option(help="Show on stderr what every stage does while it runs.")] = False
-    precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: what the plan says.")] = None
+    watch: Annotated[bool, typer.Option(help="Show on stderr the state of every stage while it runs.")] = False
+    precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: that of the plan.")] = None
     profiles: Profiles = None

@@ -19,7 +19,7 @@ def serve(given: Serve) -> None:
     if not plans and given.repository is None:
         raise UsageError("name a plan to serve, or --repository FOLDER with plans that callers may load")
     if (given.certificate is None) != (given.key is None):
-        raise UsageError("--certificate and --key belong together")
+        raise UsageError("--certificate and --key belong together; give both, or neither")
     token = read_token(given.token_file)
     try:
         from autosplit.webservice.application import Application

@@ -1,4 +1,4 @@
-"""Requests of several sizes, and sequences that a model goes on with, in the commands search, auto and run."""
+"""Requests of several sizes, and sequences of a generator, in the commands search, auto and run."""
 
 from collections.abc import Mapping
 

@@ -13,9 +13,9 @@ LOADED = ("autosplit.api", "autosplit.compat.exporter")
 
 
 def start(backends: Callable[[], Sequence[str]]) -> float:
-    """Start the fork server, which imports torch, and load meanwhile what the command needs.
+    """Start the fork server, which imports torch, and load meanwhile the modules that the command needs.
 
-    A forked process loads what the named backends need to export stages; ``backends`` may need torch to name them. Solvers are
+    A forked process loads the exporters of the named backends; ``backends`` may need torch to name them. Solvers are
     loaded later, while files are written.
 
     Returns: seconds since this process began.

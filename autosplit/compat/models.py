@@ -4,7 +4,7 @@ from typing import Any
 
 
 def missing_packages(model_class: Any) -> list[str]:
-    """The packages that a placeholder for a model class asks for; none for a class that is there."""
+    """The packages that a placeholder for a model class asks for; none for a real class."""
     return list(getattr(model_class, "_backends", ()))
 
 

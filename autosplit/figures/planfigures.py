@@ -220,7 +220,7 @@ def plot_tradeoff(ways: Mapping[str, tuple[float, float]], chosen: str, subject:
     Raises: UsageError: there is no way of this name.
     """
     if chosen not in ways:
-        raise UsageError(f"'{chosen}' is none of the ways to draw: {', '.join(ways) or 'there are none'}")
+        raise UsageError(f"'{chosen}' is not one of the ways to draw: {', '.join(ways) or 'there are none'}")
     factor, unit = time_unit(max(latency_s for latency_s, _ in ways.values()))
     front = [
         (latency_s, rate)

@@ -94,7 +94,7 @@ def test_a_tradeoff_joins_undominated_ways_and_marks_the_chosen_one() -> None:
     [axes] = figure.axes
     assert [tuple(point) for point in axes.lines[0].get_xydata()] == [(10.0, 50.0), (20.0, 90.0)]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fast", "quick (chosen)", "poor"]
-    with pytest.raises(UsageError, match="'other' is none of the ways"):
+    with pytest.raises(UsageError, match="'other' is not one of the ways"):
         plot_tradeoff(ways, "other", "Measured")
 
 
