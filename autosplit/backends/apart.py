@@ -95,7 +95,7 @@ def call_apart(function: Callable[..., T], *arguments: object, doing: str, packa
 def begin_apart(function: Callable[..., object], *arguments: object, doing: str) -> None:
     """Begin a call in the other process that only loads modules there; the next call waits for its end.
 
-    A failure is ignored, because the next call meets it too. Does nothing if such a process is there.
+    A failure is ignored, because the next call meets it too. Does nothing if such a process exists.
     """
     global _warming
 

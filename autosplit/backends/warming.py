@@ -15,7 +15,7 @@ from autosplit.tracing.tensorspec import TensorSpec
 
 
 def begin_loading(backends: Sequence[str]) -> None:
-    """Let the process apart load what these backends need to write files, while this one goes on."""
+    """Let the process apart load the exporters of these backends, while this one does other work."""
     found = [name for name in backends if isinstance(named_backend(name), FileBackend) and not named_backend(name).native]
     if found := [name for name in found if named_backend(name).missing() is None]:
         begin_apart(_load_exporters, found, doing="while exporters were loaded")

@@ -144,8 +144,8 @@ class _Call(NamedTuple):
 def attend(*arguments: Any, **options: Any) -> torch.Tensor:
     """The operator ``autosplit::attend``.
 
-    The states are written, and the schema does not say so: torch would copy them at each call of a graph, or not, as its passes
-    decide. It is safe because no other op reads a state, and because a step that runs again writes the same rows again. Tokens at
+    It writes the states, and its schema hides that, because passes of torch might otherwise copy them at each call of a graph.
+    That is safe because no other op reads a state, and because a step that runs again writes the same rows again. Tokens at
     positions from max_length on are not kept. Only places that the sequence has written are read, never what another one left in
     the slot: a mask would not hide its NaN.
     """
@@ -243,7 +243,7 @@ def _turned(given: _Call, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _rows_by_slot(slot_of: Sequence[int]) -> dict[int, list[int]]:
-    """Slot to its tokens. Where there are sequences, slot 0 is padding, whose answers nobody reads."""
+    """Slot to its tokens. Where there are sequences, slot 0 is padding, whose answers are not read."""
     found: dict[int, list[int]] = {}
     has_sequences = any(slot_of)
     for row, slot in enumerate(slot_of):
@@ -268,7 +268,7 @@ def _visible(positions: torch.Tensor, start: int, end: int, window: int | None) 
 
 
 def _biased(bias: torch.Tensor, positions: torch.Tensor, start: int, end: int, mask: torch.Tensor, num_kv: int) -> torch.Tensor:
-    """What is added to scores, ``[num_kv, rows, places]``, where a mask ``[rows, places]`` holds N tokens for each query head."""
+    """The summands of scores, ``[num_kv, rows, places]``, where a mask ``[rows, places]`` holds N tokens for each query head."""
     distances = positions[:, None] - torch.arange(start, end, device=positions.device)
     added = bias[:, distances.clamp(0, bias.shape[1] - 1)]
     return added.reshape(num_kv, *mask.shape).masked_fill(~mask, float("-inf"))

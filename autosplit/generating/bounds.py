@@ -1,7 +1,7 @@
 """The bottleneck of each stage of a generator in each phase: computing, reading weights or caches, sending tensors, or the host.
 
-A step of decoding computes little for each weight that it reads, so the bandwidth of memory usually bounds it, and arithmetic a
-prefill (Pope et al., "Efficiently scaling transformer inference", MLSys 2023).
+A step of decoding computes little for each weight that it reads, so the bandwidth of memory usually bounds it. Arithmetic
+bounds a prefill (Pope et al., "Efficiently scaling transformer inference", MLSys 2023).
 """
 
 import time
@@ -86,8 +86,8 @@ def phase_rows(
 ) -> list[dict[str, Any]]:
     """One row for each stage and phase: its predicted seconds, and the seconds of each limit; the largest one bounds it.
 
-    ``host_s`` is the host's time between the answer of the last stage and the next step. ``compute_s`` is what reading weights
-    and caches at the full bandwidth and sending leave of the predicted seconds.
+    ``host_s`` is the host's time between the answer of the last stage and the next step. ``compute_s`` is the predicted seconds
+    less those of sending and of reading weights and caches at the full bandwidth.
 
     Args:
         plan: the plan; of replicas the first ones count.

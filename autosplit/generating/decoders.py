@@ -228,7 +228,7 @@ def _attend_in_layer(
 
 @contextmanager
 def given(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    """Set a context variable for a while."""
+    """Set a context variable for a block."""
     before = variable.set(value)
     try:
         yield

@@ -196,7 +196,7 @@ class Workers:
         """Called several times a second with the seconds that a call has taken."""
 
     def start(self, name: str) -> None:
-        """Start the worker on a device, in place of the one that is there."""
+        """Start the worker on a device, in place of an earlier one."""
         self._end(name)
         device = self._devices[name]
         self._workers[name] = spawn_worker(f"{__name__}:main", name=f"measuring {name}", cores=device.cores, fds=self._fds(name))

@@ -1,7 +1,7 @@
 """measure(): profile a model on the devices of this machine. Only what the store does not hold is measured.
 
-Four steps: look up what is known, list what is missing, measure it in one pinned worker for each device, and keep each
-result before the next one is measured.
+Four steps: look up stored times, list the missing ones, measure them in one pinned worker for each device, and keep each
+result before the next measurement.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -4,7 +4,7 @@ One copy has no thread: callers compute their requests themselves (see ``turns``
 threads of the runtime where it has them (``Streams``), else in a thread for each copy, on the cores of its device. That thread
 gives the answer too, after it has started the next request: no other Python thread stands between a request and its answer.
 
-A crash of the stage takes the caller along, and a stage that hangs is not killed. Done-callbacks of futures run in the thread
+A crash of the stage ends the caller's process, and a stage that hangs is not killed. Done-callbacks of futures run in the thread
 that gives the answer. One that blocks holds up further requests of its pipeline, and of no other one.
 """
 

@@ -1,7 +1,7 @@
 """LocalStage: one loaded copy of a stage in the caller's process.
 
-The thread of a caller computes a request by ``compute``. By ``start`` and ``finish`` a thread of the runtime does, or that of a
-``ThreadContext``, and no other Python thread stands between the request and its answer.
+``compute`` runs a request in the thread of its caller. With ``start`` and ``finish`` a thread of the runtime, or of a
+``ThreadContext``, runs it, and no other Python thread stands between the request and its answer.
 """
 
 import contextlib

@@ -307,7 +307,7 @@ def hub_code(options: Mapping[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def without_caches(module: Any) -> Iterator[int]:
-    """Turn the key-value caches of a module's parts off for a while; give the number of configs that had one turned on."""
+    """Turn the key-value caches of a module's parts off for a block; give the number of configs that had one turned on."""
     parts = module.modules() if isinstance(module, nn.Module) else ()
     configs: dict[int, Any] = {id(part.config): part.config for part in parts if hasattr(part, "config")}
     on = [config for config in configs.values() if getattr(config, "use_cache", None) is True]

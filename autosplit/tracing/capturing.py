@@ -310,7 +310,7 @@ def _reason(failure: Exception) -> str:
 
 
 def _user_place(failure: BaseException) -> str:
-    """The innermost line outside torch, what it calls, and autosplit that the failure passed through, as 'file:line: code'.
+    """The innermost line of the failure outside torch, its callees and autosplit, as 'file:line: code'.
 
     A pass over the exported graph raises far from the user's line, and writes that into its text.
     """

@@ -147,7 +147,7 @@ def _file_span(line: str) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' bars and remarks from stderr for a while."""
+    """Keep transformers' bars and remarks from stderr for a block."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
