@@ -1,4 +1,4 @@
-"""Open files that may come from a stranger: no link leads elsewhere, and no pipe or device is waited for.
+"""Open regular files of unknown origin: below a trusted root links are refused.
 
 Trust ends at a *root*. The path to the root is the user's own choice and may lead through links. Below the root, a link is
 refused, and so is a folder of another user. Without a root, the whole path is the user's own choice.

@@ -1,4 +1,4 @@
-"""Load modules that a call needs in any case, before it needs them.
+"""Load modules that every call needs, before they are needed.
 
 Not in a thread: packages change the filters of warnings while they load, and these belong to the whole process.
 """

@@ -1,4 +1,4 @@
-"""Format rows as a pandas DataFrame or an HTML table, and their values as text in the unit that a column's name tells."""
+"""Format rows as a pandas DataFrame or an HTML table, and their values as text in the unit at the end of a column's name."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -68,7 +68,7 @@ def heading(column: str) -> str:
 
 
 def cell(column: str, value: Any) -> str:
-    """A value in the unit that its column's name tells; a dash where there is none.
+    """A value in the unit at the end of its column's name; a dash for None and NaN.
 
     >>> cell("load_s", 0.0021), cell("stage_bytes", 2**21), cell("gap", 0.014), cell("items_per_s", 141.27), cell("load_s", None)
     ('2.10 ms', '2.0 MiB', '1.4 %', '141.3', '-')

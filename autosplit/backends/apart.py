@@ -170,7 +170,7 @@ def _end(worker: WorkerProcess) -> None:
 
 
 def main(connection: Connection) -> None:
-    """The whole life of the other process."""
+    """The main function of the other process."""
     global _is_apart
     _is_apart = True
     serve(connection, idle_s=IDLE_S)

@@ -1,4 +1,4 @@
-"""Hard values for one argument of an op: where runtimes differ from torch."""
+"""Hard values for one argument of an op: values on which runtimes differ from torch."""
 
 import math
 from collections.abc import Sequence

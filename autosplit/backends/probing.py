@@ -39,7 +39,7 @@ def refused_ops(program: StageProgram, convert: Convert) -> dict[str, str]:
 
 
 def raise_shortage(failure: BaseException | None) -> None:
-    """Raise the OSError among the causes of ``failure`` that tells of a full disk or of too many open files, if there is one."""
+    """Raise the OSError among the causes of ``failure`` that reports a full disk or too many open files, if there is one."""
     while failure is not None:
         if isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
             raise OSError(failure.errno, failure.strerror) from failure

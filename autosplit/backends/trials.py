@@ -1,4 +1,4 @@
-"""Try cases on a backend in the process apart, and go on behind an op that crashes it."""
+"""Try cases on a backend in the process apart, and continue after an op that crashes it."""
 
 import contextlib
 import json

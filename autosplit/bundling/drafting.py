@@ -182,7 +182,7 @@ def _write_ir(scratch: Path, chosen: Mapping[str, Any]) -> list[int]:
 
 
 def _compile_library(scratch: Path) -> tuple[Path, list[str]]:
-    """The library and the names of its weights, which only the loaded library tells."""
+    """The library and the names of its weights, which are read from the loaded library."""
     library = inductor.compile_library(load_stage(scratch / "stage", trust=True), scratch, inductor.WITHOUT_WEIGHTS)
     return library, list(open_library(library).get_constant_names_to_original_fqns().values())
 

@@ -74,7 +74,7 @@ class PartChain:
         return run
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
-        """Run the parts anew up to the one that raises, and ask it for its op."""
+        """Run the parts anew up to the one that raises; return its failing op."""
         values, shapes = self._named(inputs), [tuple(value.shape) for value in inputs]
         variant = next(k for k, specs in enumerate(self.inputs) if [spec.shape for spec in specs] == shapes)
         for part, step in self._steps(1, "cpu:0", True)[variant]:

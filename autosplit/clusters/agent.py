@@ -46,7 +46,7 @@ SEGMENT, PURPOSE, SENDER, NUM_SLOTS = "segment", "purpose", "sender", "num_slots
 """Keys of the greeting of a connection."""
 
 CONTROL, REQUESTS, ANSWERS, PROBE = "control", "requests", "answers", "probe"
-"""Purposes of connections: they tell both ends that the other one lives, bring requests, take answers, or measure."""
+"""Purposes of connections: signs of life of both ends, requests, answers, or measurements."""
 
 
 Files = dict[str, dict[str, str]]

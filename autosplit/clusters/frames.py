@@ -117,7 +117,7 @@ class Receiver:
         """A request is not wanted any more."""
 
     def broken(self, connection: "Connection", text: str) -> None:
-        """The host at the other end tells that its connection to another one broke: the name of that one, and the reason."""
+        """The host at the other end lost its connection to another host; ``text`` has the name of that host, and the reason."""
 
     def lost(self, connection: "Connection", reason: str) -> None:
         """The connection ended, and not by ``close``."""
@@ -269,7 +269,7 @@ class Connection:
         if following is not None:
             parts += self._parts(following)
             self._sending = following.sent
-        if owed:  # behind the frame, which somebody waits for
+        if owed:  # after the frame, for which a request waits
             parts.append(_HEADER.pack(*Frame(CREDIT, number=owed)))
         self._unsent = [memoryview(part) for part in parts if len(part)]
         return True

@@ -39,7 +39,7 @@ BUFFER_BYTES = 4 << 20
 def dial(address: tuple[str, int], secret: bytes, hello: Mapping[str, Any]) -> socket.socket:
     """Connect to a listener, prove the secret, and name the purpose of the connection.
 
-    Raises: WorkerError: nobody listens there, or the listener does not prove the secret within ``CONNECT_S``.
+    Raises: WorkerError: no process listens there, or the listener does not prove the secret within ``CONNECT_S``.
     """
     until_s = time.monotonic() + CONNECT_S
     while True:

@@ -143,7 +143,7 @@ class Agents:
 
 
 def _require_listener(host: str, port: int) -> None:
-    """Raises: DeviceError: nobody listens there within ``LISTENER_S``. Ray itself would try for more than a minute."""
+    """Raises: DeviceError: no process listens there within ``LISTENER_S``. Ray itself would try for more than a minute."""
     try:
         socket.create_connection((host, port), LISTENER_S).close()
     except (OSError, OverflowError) as failure:

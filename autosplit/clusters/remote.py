@@ -1,4 +1,4 @@
-"""HostsPipeline: an engine over several hosts, which goes on without a host that is lost."""
+"""HostsPipeline: an engine over several hosts, which continues without a lost host."""
 
 import contextlib
 import itertools

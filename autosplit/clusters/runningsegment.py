@@ -175,7 +175,7 @@ class RunningSegment(Receiver):
             connection.lose(failure)
 
     def _hand_on(self, frame: Outgoing) -> None:
-        """Send an error or a cancellation on. Raises: ConnectionError: too many of them wait, or nobody takes them."""
+        """Send an error or a cancellation on. Raises: ConnectionError: too many of them wait, or no host takes them."""
         target = self._target(frame.number)
         if target.num_queued >= MOST_QUEUED:
             raise ConnectionError(f"it sent errors and cancellations while {MOST_QUEUED} frames wait for the next host")

@@ -1,4 +1,4 @@
-"""Go on with prompts: ids in, ids out; texts where a tokenizer is at hand."""
+"""Continue prompts: token ids to token ids, or texts where the model has a tokenizer."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -120,7 +120,7 @@ class Contest:
             self.bench.run_alone([PLAN, name], 0, SCREEN_S)
             self.times_plan[name] = entry.rounds("latency")[-1] / plan.rounds("latency")[-1]
         else:
-            if not plan.slow:  # else the requests alone have taken long enough to tell
+            if not plan.slow:  # else the requests alone have taken long enough to decide
                 num_items = round(min(1e6, SCREEN_S * plan.plan.microbatch / plan.latency.p50_s))
                 self.bench.run_round([PLAN, name], 0, num_items)
             self.times_plan[name] = entry.pace_per_s / plan.pace_per_s

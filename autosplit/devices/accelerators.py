@@ -1,4 +1,4 @@
-"""Accelerators: devices with memory and queues of their own, behind one seam that a test can serve without hardware.
+"""Accelerators: devices with memory and queues of their own, behind one interface that a test can implement without hardware.
 
 Work for an accelerator is put in a queue (a CUDA stream) and done later, in the order of the queue; an event marks a place in
 the queue. A provider is a class, one for each kind of device, named by its import path ``module:Class``. Other packages add

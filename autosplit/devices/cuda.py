@@ -1,4 +1,4 @@
-"""CUDA devices: the calls of torch.cuda behind the seam in ``accelerators``, and nothing else.
+"""CUDA devices: the calls of torch.cuda behind the interface in ``accelerators``, and nothing else.
 
 Only workers open a device, since that takes hundreds of megabytes of its memory. Products and convolutions are computed in full
 float32 unless the user's precision is TF32, which torch by default allows for convolutions.

@@ -107,7 +107,7 @@ def receive(
 
 
 def hang_up(connection: Connection) -> None:
-    """Close a control channel for good: the other end hears it, also while processes that the user forked hold copies of it."""
+    """Close a control channel for good: the other end notices, also while processes that the user forked hold copies of it."""
     if not connection.closed:
         _shut(socket.socket(fileno=connection.fileno())).detach()
         connection.close()

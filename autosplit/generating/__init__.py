@@ -17,7 +17,7 @@
     generators Generator: takes sequences from any thread, as futures, lists or streams
     hostcost   the host's time for a step, measured with a stage that only reads memory
     phases     the ops of a step, measured in both phases: decoding and prompts
-    forecast   the rates and times of a plan: the scheduler on a clock of its own
+    forecast   the rates and times of a plan: the scheduler in simulated time
     bounds     the bottleneck of each phase: computing, reading weights or caches, sending, the host
     choosing   the plan with the best forecast within the limits of the sequences
     sidebyside SideBySide: the replicas of a plan as one generator

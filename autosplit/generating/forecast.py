@@ -1,4 +1,4 @@
-"""Forecast: the scheduler runs a plan's steps on a clock of its own, for the seconds that the evaluator gives each stage.
+"""Forecast: the scheduler runs a plan's steps in simulated time, by the seconds that the evaluator gives each stage.
 
 Between the answer of a step and the next step of its sequences lies the time of the host (``hostcost``).
 

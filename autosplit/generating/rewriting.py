@@ -1,4 +1,4 @@
-"""Steps in which some ops are others: rows that the host looks up, and zeros where no encoder runs.
+"""Steps with some ops replaced: rows that the host looks up, and zeros where no encoder runs.
 
 The head of many models multiplies by the table of its embeddings. Such a table is read at both ends of the model, so that the
 first and the last stage would hold it, and a runtime that packs it for the product would hold it twice in one stage. The host has

@@ -1,4 +1,4 @@
-"""Text before and behind token ids: the tokenizer in the folder of a checkpoint, and text that grows with its tokens."""
+"""Text to token ids and back: the tokenizer in the folder of a checkpoint, and text that grows with its tokens."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

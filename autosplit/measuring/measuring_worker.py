@@ -160,7 +160,7 @@ class MeasuringWorker:
 
 
 def main(connection: Connection) -> None:
-    """The whole life of a worker."""
+    """The main function of a worker."""
     with torch.inference_mode():
         serve(connection, MeasuringWorker())
 

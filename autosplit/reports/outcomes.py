@@ -44,7 +44,7 @@ class Ratio:
 
     @property
     def ahead(self) -> bool:
-        """Whether the first plan is better beyond the noise; one round never tells."""
+        """Whether the first plan is better beyond the noise; False after a single round."""
         return self.num_rounds > 1 and self.low > 1
 
     @property

@@ -43,7 +43,7 @@ class Awaiting:
         if returns_immediately:
             try:
                 future = submit(timeout_s=0, deadline_s=deadline_s)
-            except RefusedError:  # no room by now, or closed: the other thread waits for it, or tells it
+            except RefusedError:  # no room by now, or closed: the other thread waits for room, or raises the refusal
                 if timeout_s == 0:
                     raise
         loop = self._loop()

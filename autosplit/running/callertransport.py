@@ -38,7 +38,7 @@ _Place = tuple[LocalStage, tuple["Context", ...]]
 """A copy, and one of its contexts for each variant."""
 
 WATCH_S = 0.5
-"""How often to look for requests that failed and of which their runtime tells only if it is asked."""
+"""Seconds between two looks for failed requests whose runtime reports failures only on request."""
 
 
 class CallerTransport:
@@ -206,7 +206,7 @@ class CallerTransport:
         return done
 
     def _watch(self) -> None:
-        """A thread: answer requests that could not start, and those that failed and of which their runtime tells nothing."""
+        """A thread: answer requests that could not start, and failed ones that their runtime does not report."""
         while True:
             try:
                 found = self._unreported.get(timeout=WATCH_S if self._is_watched else None)

@@ -48,7 +48,7 @@ class _Restarted(Exception):  # noqa: N818 - not an error: the slots were number
 
 
 def main(control: Connection) -> None:
-    """The whole life of a worker process; its config is the first message."""
+    """The main function of a worker process; its config is the first message."""
     with contextlib.suppress(OSError):  # a kernel that refuses counts what the fork server held too
         reset_peak(os.getpid())
     serve_stage(control, control.recv())

@@ -270,7 +270,7 @@ def _dims(shapes: Places) -> set[str]:
 
 
 def _apart(allowed: Mapping[str, Sizes]) -> dict[str, int]:
-    """Small sizes, that tell dimensions apart from each other by their smallest and largest size if possible."""
+    """Small sizes, whose smallest and largest differ between dimensions if possible, so that these can be told apart."""
     found: dict[str, int] = {}
     for dim, sizes in allowed.items():
         taken = {(found[other], allowed[other][-1]) for other in found}

@@ -91,7 +91,7 @@ def state_names(graph: fx.Graph) -> list[str]:
 
 
 def states_of(node: fx.Node) -> list[str]:
-    """The states of an op. The schema tells: an operator of the namespace ``autosplit`` names such an argument ``state...``."""
+    """The states of an op, by its schema: an operator of the namespace ``autosplit`` names such an argument ``state...``."""
     if not isinstance(node.target, OpOverload) or not schema_of(node.target).name.startswith("autosplit::"):
         return []
     return [str(value.target) for name, value in arguments_of(node).items() if name.startswith("state")]

@@ -12,7 +12,7 @@ from torch import fx
 from autosplit.tracing.indexlimits import base_name, divisor
 
 OBSERVING = ("reciprocal", "rsqrt", "atan2", "signbit", "digamma", "complex", "view_as_complex")
-"""Operators that tell -0 from 0 in any argument, beside division, ``copysign``, powers and other views of the same bits."""
+"""Operators whose result differs for -0 and 0 in any argument, beside division, ``copysign``, powers and views of bits."""
 
 WITHOUT = ("abs", "exp", "exp2", "cos", "cosh", "sigmoid", "softmax", "_softmax", "_safe_softmax", "erfc", "softplus", "norm")
 """Operators that make no -0, and the same of -0 as of 0."""

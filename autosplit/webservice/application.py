@@ -43,7 +43,7 @@ PAGE = Path(__file__).with_name("livepage.html").read_text(encoding="utf-8")
 """The page at "/": one HTML file without a build step. It asks for the token, if the server wants one."""
 
 OPEN_PATHS = ("/", "/v2/health/live", "/v2/health/ready")
-"""Paths that need no token: they tell nothing of models or requests."""
+"""Paths that need no token: their answers hold nothing on models or requests."""
 
 
 @dataclass(eq=False)

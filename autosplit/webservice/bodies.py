@@ -1,4 +1,4 @@
-"""Bodies: reads the bodies of requests, within limits for each and for all together."""
+"""Read the bodies of requests, within limits for each and for all together."""
 
 import asyncio
 

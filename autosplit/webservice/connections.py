@@ -1,4 +1,4 @@
-"""Connections: few enough, and none that says nothing.
+"""Connections: idle ones are closed, and none is taken above the limit.
 
 uvicorn limits the requests at work. It waits without limit for the head of a request, whose size it does not limit either, so
 idle connections would take all descriptors of the process.

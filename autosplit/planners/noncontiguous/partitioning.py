@@ -1,4 +1,4 @@
-"""Partition the hypergraph of a problem over its devices: the search and the proof run side by side and tell each other.
+"""Partition the hypergraph of a problem over its devices: the search and the proof run side by side and share their bounds.
 
 If the problem is a hypergraph, descents by resplits find the plan and column generation proves it. Every other problem gets
 the bound of a hypergraph that costs no more, and its plan from the true evaluator. Replicas are not considered, and the bound
