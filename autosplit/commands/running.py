@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def run(given: runoptions.Run) -> None:
-    """Run a plan, checked against the unsplit model, beside its baselines: the same model run as it usually is."""
+    """Run a plan, checked against the unsplit model, beside its baselines: the usual ways to run the same model."""
     file = read_plan(given.plan)
     sequences = planned_sequences(given, file.sequences)
     start(lambda: file.backends)

@@ -302,7 +302,7 @@ class Simulation:
                 self._free_slot(rings[worker.request % len(rings)], now)
             if worker is self._drain:
                 self.finished_s.append(now)
-        self._go_on(worker, now, holds_device=True)
+        self._send_remaining(worker, now, holds_device=True)
 
     def _sent(self, ring: _Ring, request: int, now: float) -> None:
         there_s = max(now, self._carried((ring.sender.device_name, ring.receiver.device_name), ring.num_bytes, now - ring.send_s))
@@ -329,9 +329,9 @@ class Simulation:
             sender = ring.sender
             ring.sender_waits = False
             sender.blocked_s += now - (sender.since_s or 0.0)
-            self._go_on(sender, now, holds_device=False)
+            self._send_remaining(sender, now, holds_device=False)
 
-    def _go_on(self, worker: _Worker, now: float, holds_device: bool) -> None:
+    def _send_remaining(self, worker: _Worker, now: float, holds_device: bool) -> None:
         """Send through the remaining ports until one has no free slot; after the last port, turn to the next request."""
         while worker.port < len(worker.targets):
             ring = worker.ring()

@@ -33,7 +33,7 @@ class _Pace:
     def __init__(self, names: Iterable[str], lead_s: float) -> None:
         self._at_s, self._lead_s, self._moved = dict.fromkeys(names, 0.0), lead_s, threading.Condition()
 
-    def go_on(self, name: str, at_s: float) -> None:
+    def advance(self, name: str, at_s: float) -> None:
         """Note how far a model is; wait while it is too far ahead."""
         with self._moved:
             before_s, self._at_s[name] = min(self._at_s.values()), at_s
@@ -79,11 +79,11 @@ def run_mix(bench: Bench, rates: Mapping[str, float], seconds: float) -> Mix:
             for number in range(round(rate * end_s)):
                 if len(under_way) == most:
                     under_way.popleft().result()
-                pace.go_on(name, number / rate)
+                pace.advance(name, number / rate)
                 under_way.append(entry.calls[number % len(entry.calls)]())
                 under_way[-1].add_done_callback(functools.partial(_note, times_s, 0.0))
         finally:
-            pace.go_on(name, inf)
+            pace.advance(name, inf)
         for future in under_way:
             future.result()
         return sorted(times_s)

@@ -98,11 +98,11 @@ class Chain:
 
     def _await(self, request: ChainedRequest, number: int, step: "Future[Tensors]") -> None:
         request.current = step
-        step.add_done_callback(lambda done: self._go_on(request, number, done))
+        step.add_done_callback(lambda done: self._submit_next(request, number, done))
         if request.future.cancelled():
             step.cancel()
 
-    def _go_on(self, request: ChainedRequest, number: int, done: "Future[Tensors]") -> None:
+    def _submit_next(self, request: ChainedRequest, number: int, done: "Future[Tensors]") -> None:
         """Hand the answer of a network to the next one, or to the caller."""
         failure = RefusedError("the request was cancelled") if done.cancelled() else done.exception()
         if failure is None and number + 1 < len(self._pipelines):

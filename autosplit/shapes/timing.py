@@ -86,9 +86,9 @@ def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Mach
     if most < MOST_VARIANTS:
         notes.append(f"{limit}, so that at most {most} variants are made")
     try:
-        told_s = 0.0 if free is None else _told_s(family, traffic, curves, free, most)
-        if free is not None and free.buckets.expected_s <= told_s:
-            return free, [*notes, _comparison(free, told_s, "about ", "first")]
+        variants_s = 0.0 if free is None else _interpolated_s(family, traffic, curves, free, most)
+        if free is not None and free.buckets.expected_s <= variants_s:
+            return free, [*notes, _comparison(free, variants_s, "about ", "first")]
         if both and sizes[1:]:
             timed = _curves(family, {name: ranked[name] for name in curves}, sizes[1:], machine, setup, notes)
             curves = {name: {**curves[name], **found} for name, found in timed.items()}
@@ -111,7 +111,7 @@ def _comparison(free: Way, variants_s: float, how: str, taken: str) -> str:
     )
 
 
-def _told_s(family: Family, traffic: Traffic, curves: Mapping[str, Seconds], free: Way, most: int) -> float:
+def _interpolated_s(family: Family, traffic: Traffic, curves: Mapping[str, Seconds], free: Way, most: int) -> float:
     """Expected seconds of a request by a program for each variant, of which ``curves`` has the smallest and the largest sizes.
 
     Between these, its gain over one program for every size is interpolated along the seconds of that program.
@@ -228,9 +228,9 @@ def _bucketed(
     is_checked = len(known_s) > len(times.coefficients) and times.error <= ERROR
     if home not in known_s and not is_checked:
         backend = min(curves, key=lambda name: sum(curves[name].values()))
-        told_s, known_s[home] = times.seconds(home), _timed(family, backend, [home], machine, setup, dynamic)[home]
+        fitted_s, known_s[home] = times.seconds(home), _timed(family, backend, [home], machine, setup, dynamic)[home]
         times = fit_times(known_s)
-        if abs(told_s / known_s[home] - 1) > ERROR:
+        if abs(fitted_s / known_s[home] - 1) > ERROR:
             buckets = choose(times)
     return Way(dynamic, curves, times, buckets)
 
