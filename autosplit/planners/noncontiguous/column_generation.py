@@ -153,7 +153,7 @@ class ColumnBound:
     """A bound that rises while time is spent on it.
 
     Attributes:
-        graph: what is bounded.
+        graph: the hypergraph whose loads are bounded.
         pricers: one for each class of devices.
         limit_s: the load of a known plan, at which bounds end.
         bound_s: proved so far.
@@ -296,7 +296,7 @@ def rising_bound(
     """Raise a bound until a deadline: the cut profile, then column generation for ever closer targets.
 
     Args:
-        graph: what is bounded.
+        graph: the hypergraph whose loads are bounded.
         best: returns the load of the best plan, and its assignment if there is one.
         report: called with each better bound and its method.
         deadline: second of ``now()``.
