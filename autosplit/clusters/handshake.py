@@ -80,7 +80,7 @@ def welcome(sock: socket.socket, secret: bytes) -> dict[str, Any]:
     hello = parse_json(receive_text(sock, struct.unpack("<Q", size)[0], until_s))
     if not isinstance(hello, dict):
         raise ValueError("the greeting is not a mapping")
-    _enlarge(sock)  # a stranger gets no large buffers
+    _enlarge(sock)  # only a caller that proved the secret gets large buffers
     return hello
 
 

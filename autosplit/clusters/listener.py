@@ -88,7 +88,7 @@ class Listener:
     def _welcome(self, sock: socket.socket) -> None:
         try:
             hello = welcome(sock, self._secret)
-        except Exception as failure:  # it comes from a stranger, so nothing is certain
+        except Exception as failure:  # the greeting of an unknown caller may raise anything
             log.debug("a connection did not prove the secret of the run: %s", str(failure))  # a record keeps no frames alive
             hello = None
             sock.close()

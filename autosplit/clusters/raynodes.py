@@ -163,7 +163,7 @@ def _without_driver_path() -> Any:
 
 def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # an answer that nobody waits for any more is not an error
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # an abandoned answer is not an error
     try:
         import ray
     except ImportError:

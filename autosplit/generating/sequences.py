@@ -142,7 +142,7 @@ class Step:
         """
         giving = [(part, part.end - 1, part.end) for part in self.parts if part.gives_next]
         spans = [*giving, *((part, part.start, part.end - part.gives_next) for part in self.parts)]
-        # torch takes four times as long
+        # numpy, because torch takes four times as long
         count = self.num_tokens - self.num_rows
         rows, sampling = np.zeros((3, count), np.int64), np.zeros((count, 5))
         columns = [

@@ -137,7 +137,7 @@ def load_texts(spec: str) -> Texts | None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         settings = GenerationConfig.from_pretrained(folder) if (folder / "generation_config.json").is_file() else None
-    except Exception as failure:  # whatever a file of a stranger provokes
+    except Exception as failure:  # a malformed file may raise anything
         raise ModelError(f"the tokenizer in '{folder}' cannot be read: {shown(str(failure))}") from failure
     ends = tokenizer.eos_token_id if settings is None or settings.eos_token_id is None else settings.eos_token_id
     return Texts(tokenizer, () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends))

@@ -66,6 +66,6 @@ def paid_beside(problem: Problem) -> Problem:
     cards, buses = (np.array([[problem.wires.s_per_byte(one, other) for other in ends] for one in ends]) for ends in rows)
     t, wires = problem.transfers, cards + buses
     receive = t.receive_s_per_byte.copy()
-    receive[HOST] += wires[HOST]  # nobody plans the host's time, so the receiver pays for the host
+    receive[HOST] += wires[HOST]  # the time of the host is not planned, so the receiver pays for it
     paid = replace(t, send_s_per_byte=t.send_s_per_byte + wires, receive_s_per_byte=receive)
     return replace(problem, wires=NO_WIRES, transfers=paid, overlap=True)

@@ -134,7 +134,7 @@ def in_turn(names: Sequence[str], number: int) -> list[str]:
     """
     turn = number % len(names)
     order = [*names[turn:], *names[:turn]]
-    # two plans are swapped by turning alone
+    # Turning alone swaps two plans; reversing them too would undo that.
     return order if number % 2 == 0 or len(order) == 2 else order[::-1]
 
 

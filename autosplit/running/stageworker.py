@@ -49,7 +49,7 @@ class _Restarted(Exception):  # noqa: N818 - not an error: the slots were number
 
 def main(control: Connection) -> None:
     """The main function of a worker process; its config is the first message."""
-    with contextlib.suppress(OSError):  # a kernel that refuses counts what the fork server held too
+    with contextlib.suppress(OSError):  # if the kernel refuses, memory of the fork server counts too
         reset_peak(os.getpid())
     serve_stage(control, control.recv())
 

@@ -136,7 +136,7 @@ def other_precisions(traced: Traced, plan: Plan, machine: Machine, profile: Prof
     names = dict.fromkeys(name for stage in stages for name in stage.devices if is_accelerator(machine[name]))
     if not names or set(plan.precisions) != {"f32"} or plan.shapes is not None or setup.hosts is not None:
         return
-    # the stages were measured in f32 alone, and ops are comparable
+    # Ops are compared: the stages were measured in f32 alone.
     known = replace(profile, stages=tuple(one for one in profile.stages if one.setting.device not in names))
     base = predict(plan, traced.graph, machine, known).prediction.throughput_per_s
     backends = tuple(dict.fromkeys(stage.backend for stage in stages))

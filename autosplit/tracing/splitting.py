@@ -318,7 +318,7 @@ def assemble(
 ) -> StageProgram:
     """A stage of a graph that was read and its weights; those of ``requires_grad`` are made to ask for gradients."""
     for weight in requires_grad:
-        weights[weight] = weights[weight].detach().requires_grad_()  # else its views ask the mapped tensor
+        weights[weight] = weights[weight].detach().requires_grad_()  # without detach, views take the flag of the mapped tensor
     return StageProgram(name, fx.GraphModule(weights, graph, class_name="Stage"), inputs, outputs)
 
 
