@@ -52,7 +52,7 @@ def devices(given: showoptions.Shown) -> None:
 
 
 def _conformance(given: showoptions.Shown) -> None:
-    """The operators that were tried for the installed versions, and the ops that backends compute otherwise than eager."""
+    """The operators that were tried for the installed versions, and what backends compute otherwise than eager."""
     from autosplit.backends import faultstore
     from autosplit.backends.base import installed
 

@@ -27,7 +27,7 @@ class Limited(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class Serve(Limited):
-    """The plans to serve, and the address."""
+    """What to serve, and where."""
 
     plans: Annotated[list[str] | None, typer.Argument(help="plan.yaml, or NAME=plan.yaml; a model is named as its file.")] = None
     repository: Annotated[
@@ -51,7 +51,7 @@ class Serve(Limited):
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Output):
-    """The server to load, and the load."""
+    """What to load, and how much."""
 
     url: Annotated[str, typer.Argument(help="A server of the Open Inference Protocol, such as http://127.0.0.1:8000.")]
     model: Annotated[str, typer.Argument(help="One of its models; default: the only one.")] = ""

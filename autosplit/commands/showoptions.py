@@ -1,4 +1,4 @@
-"""The options of commands that show running hosts, devices, or the report of a run."""
+"""The options of commands that show what is there: running hosts, devices, the report of a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,12 @@ class Status(Output):
 class Shown(Clustered):
     """Devices and backends."""
 
-    conformance: Annotated[bool, typer.Option("--conformance", help="List ops that a backend computes unlike eager.")] = False
+    conformance: Annotated[bool, typer.Option("--conformance", help="List what backends compute otherwise than eager.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Output):
-    """The run whose page is drawn."""
+    """What to draw a page of."""
 
     run: Annotated[Path, typer.Argument(help="A run file, written with --report RUN.json.")]
     page: Annotated[Path, typer.Argument(help="The HTML file to write.")] = Path("report.html")

@@ -28,7 +28,7 @@ class Incumbent:
         say: called with each line of the log.
         judged: the best plan; None while none is known.
         objective_s: its objective in seconds; infinite while none is known.
-        bound_s, bound_method: no plan has a smaller objective, and the algorithm that proved it.
+        bound_s, bound_method: no plan has a smaller objective, and what proved that.
         refuted: demands that no plan meets, once that is proved: the same as ``demands``, or looser ones.
         shared: devices hold several blocks because no plan with one block on a device is known.
         remark: a sentence for the refusal where no plan is found.

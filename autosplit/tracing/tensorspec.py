@@ -225,7 +225,7 @@ def fake_mode(tensors: Iterable[Any]) -> FakeTensorMode:
 
 
 def kind_of(value: object) -> str:
-    """'' for a dense tensor, else a description of the value: its type, or its layout and device."""
+    """'' for a dense tensor, else what the value is: its type, or its layout and device."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -247,7 +247,7 @@ def announced(specs: Sequence[TensorSpec]) -> tuple[Announced, ...]:
 
 
 def check_outputs(outputs: Sequence[torch.Tensor], num_outputs: int, wanted: Iterable[Announced]) -> None:
-    """Raise ValueError if an output differs from its announced spec: its reader reads as much memory as announced."""
+    """Raise ValueError if a stage did not make what it announced: whoever takes an output reads as much memory as announced."""
     if len(outputs) != num_outputs:
         raise ValueError(f"it returned {len(outputs)} outputs instead of the {num_outputs} announced")
     for position, shape, dtype in wanted:

@@ -31,7 +31,7 @@ MOST_ORDERED = 5
 def search_stages(
     incumbent: Incumbent, items: Items, num_slots: int, deadline: float, *, any_plan: bool = False, holds_for_all: bool = True
 ) -> None:
-    """Offer the plans of the solver until the true cost of one equals its cost in the model, or is enough.
+    """Offer the plans of the solver until one costs what the model says of it, or is enough.
 
     Args:
         incumbent: only plans better than its own count; its plan is the solver's hint.
