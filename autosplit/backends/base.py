@@ -87,7 +87,7 @@ class Backend(ABC):
     def place(
         self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
     ) -> tuple[Runnable, bool]:
-        """Put the saved stage on an accelerator.
+        """Put the stage saved in ``folder`` on an accelerator, to compute in ``precision``; ``trust`` as for ``load``.
 
         Returns: a function of tensors on the accelerator, which is called with ``queue`` as the current queue; and whether its
             work may be recorded and replayed (a CUDA graph).

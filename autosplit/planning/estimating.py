@@ -89,8 +89,7 @@ def _measured(profile: Profile, graph: Graph, device: Device) -> tuple[dict[Sett
             if setting.device == speed.of and (not device.backends or setting.backend in device.backends):
                 like[setting.backend] = setting
         if not like:
-            told = f"the speed of '{device.name}' is {speed.times:g} x '{speed.of}', which was not measured"
-            raise ProfileError(f"{told}; measure that device, or state flops and bytes_per_s")
+            raise ProfileError(f"speed of '{device.name}' is {speed.times:g} x '{speed.of}', which was not measured; measure it")
         found = {backend: _scaled(profile, setting, speed.times) for backend, setting in like.items()}
         rests_on = f"those of '{speed.of}' over {speed.times:g}"
     else:

@@ -192,8 +192,7 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
     if plan.precision != profile.precision:
-        kinds = f"{profile.precision}, and the plan in {plan.precision}"
-        raise ProfileError(f"the profile of '{profile.graph_name}' is in {kinds}; measure it in the plan's precision")
+        raise ProfileError(f"profile of '{profile.graph_name}' is in {profile.precision}; measure in the plan's {plan.precision}")
     profile = profile.with_newest((stage.ops, setting) for stage, setting in plan.workers)
     settings = settings_of(plan)
     machine = machine.around({setting.device for setting in settings})
