@@ -3,6 +3,7 @@
 ``Transport`` is the protocol of what carries requests to the stages and their results back, below one ``Admission``.
 """
 
+import functools
 import math
 import threading
 import time
@@ -44,18 +45,18 @@ def closed() -> RefusedError:
     return RefusedError("the request was refused: the pipeline is closed")
 
 
-class CallersTurns(Protocol):
-    """Computes requests in the threads of their callers, one at a time (see ``turns``)."""
+class Entrance(Protocol):
+    """Takes requests in: an ``Admission``, or ``Turns``, whose callers compute their requests themselves."""
 
     @property
     def returns_immediately(self) -> bool:
         """Whether ``submit`` would return soon."""
 
     def submit(self, request: Request, timeout_s: float | None) -> AnswerFuture:
-        """Compute a request; the future has its answer."""
+        """Take a request in, and return the future of its answer."""
 
     def enter(self, request: Request, timeout_s: float | None = None) -> None:
-        """Compute a request in this thread, or wait until another thread has."""
+        """Take a request in, whose caller waits for its answer. Raises: RefusedError: closed, or not in time."""
 
 
 class Transport(Protocol):
@@ -65,8 +66,8 @@ class Transport(Protocol):
     """
 
     @property
-    def turns(self) -> "CallersTurns | None":
-        """Computes requests in the threads of their callers, if the transport has no thread of its own."""
+    def turns(self) -> Entrance | None:
+        """Takes requests in place of the admission, if the transport has no thread of its own."""
 
     @property
     def wiring(self) -> Wiring:
@@ -154,6 +155,12 @@ class Admission:
         self.is_open, self._is_sending = True, True
         self._transport = transport
         self._waiting_room = WaitingRoom(self.changed.beside(), self._has_room, answers.check_thread)
+
+    def submit(self, request: Request, timeout_s: float | None) -> AnswerFuture:
+        """Take a request in, and return the future of its answer. Raises: as ``enter``."""
+        request.future = future = AnswerFuture(functools.partial(self.cancel, request))
+        self.enter(request, timeout_s)
+        return future
 
     def enter(self, request: Request, timeout_s: float | None = None) -> None:
         """Send a request, or let it wait; answer it if its deadline has passed already.
@@ -255,7 +262,8 @@ class Admission:
         successor.num_sent = self.num_sent + self.queue.num_all
         return successor.num_sent
 
-    def is_free(self) -> bool:
+    @property
+    def returns_immediately(self) -> bool:
         """Whether a request need not wait to be taken in, or is refused in any case."""
         return self._waiting_room.is_free()
 

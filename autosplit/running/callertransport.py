@@ -21,10 +21,11 @@ from autosplit.errors import AutosplitError, PlanError, RefusedError
 from autosplit.reports.results import StageStats
 from autosplit.running.admission import Admission, wait_until
 from autosplit.running.inflight import Pace
+from autosplit.running.intake import InputCopies
 from autosplit.running.localstage import LocalStage, Work, serve
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
-from autosplit.running.request import InputCopies, Request
+from autosplit.running.request import Request
 from autosplit.running.turns import Turns
 from autosplit.running.wiring import Wiring, require_here
 from autosplit.values.machine import HOST_KINDS
