@@ -21,23 +21,17 @@ from autosplit.running.waitingroom import AdmissionQueue, WaitingRoom
 from autosplit.running.wiring import Wiring
 
 
-def wait_until(
-    holds: Callable[[], bool], changed: threading.Condition, timeout_s: float | None, check_thread: Callable[[], None]
-) -> bool:
+def wait_until(holds: Callable[[], bool], changed: threading.Condition, check_thread: Callable[[], None]) -> None:
     """Wait on ``changed`` (held by the caller) until ``holds()`` is true.
 
     Args:
         holds: the condition.
         changed: notified when a request is done.
-        timeout_s: how long to wait; None waits without limit.
         check_thread: called before a wait; raises UsageError in a thread that must not wait.
-    Returns: whether it is true.
     """
-    if holds():
-        return True
-    if timeout_s is None or timeout_s > 0:
+    if not holds():
         check_thread()
-    return changed.wait_for(holds, None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+        changed.wait_for(holds)
 
 
 def closed() -> RefusedError:
@@ -254,7 +248,7 @@ class Admission:
             self.is_open = False
             self._end()
             if drain:
-                wait_until(self._is_done, self.changed, None, self.answers.check_thread)
+                wait_until(self._is_done, self.changed, self.answers.check_thread)
 
     def hand_over(self, successor: "Admission") -> int:
         """Refuse new requests, which go to the successor; return the number of its first request (the lock is held)."""

@@ -146,7 +146,7 @@ class CallerTransport:
         admission = self._admission
         admission.fail(RefusedError("the pipeline was closed before the request was done"))
         with admission.changed:
-            wait_until(self._is_still, admission.changed, None, admission.answers.check_thread)
+            wait_until(self._is_still, admission.changed, admission.answers.check_thread)
             self._is_over = True
         self._unreported.put(None)
         for inbox in self._inboxes:
