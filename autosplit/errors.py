@@ -148,6 +148,15 @@ def raise_faults(error: type[AutosplitError], subject: str, faults: Sequence[str
     raise error("\n".join([f"{subject} ({len(faults)} {noun}):", *shown]))
 
 
+def one_line(failure: BaseException) -> str:
+    """The message of a failure on one line, cut; its class without a message.
+
+    >>> one_line(ValueError("no kernel\\nfor this"))
+    'no kernel for this'
+    """
+    return " ".join(str(failure).split())[:300] or type(failure).__name__
+
+
 def close_names(name: str, names: Iterable[str]) -> str:
     """The end of a message about an unknown name: up to three of ``names`` that resemble it, or ''.
 

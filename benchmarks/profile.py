@@ -25,10 +25,10 @@ from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import usable_cores
 from autosplit.measuring import Store, measure
 from autosplit.measuring.measuring_worker import MeasuringWorker, Workers, open_workers
-from autosplit.measuring.model_files import stage_values
 from autosplit.measuring.stage_timer import INPUTS, PassBudget
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
+from autosplit.tracing.programs import computed_values
 from autosplit.tracing.splitting import StageProgram, save_stage, split
 from autosplit.values.machine import Machine
 from autosplit.values.profile import Profile
@@ -91,7 +91,7 @@ def time_stages(
 def _saved(program: StageProgram, traced: Traced, backend: str, folder: Path) -> Path:
     save_stage(program, folder)
     get_backend(backend).prepare(program, folder)
-    values = stage_values(traced, {spec.name for spec in program.inputs})
+    values = computed_values(traced.program, traced.example_inputs, {spec.name for spec in program.inputs})
     torch.save([values[spec.name] for spec in program.inputs], folder / INPUTS)
     return folder
 

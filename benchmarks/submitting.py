@@ -36,7 +36,8 @@ from autosplit.deploying.service import Call, Service, as_call
 from autosplit.devices.discovering import machine_for
 from autosplit.planning.baselines import CALLER_THREADS, IN_CALLER, REPLICAS, baselines_by_backend
 from autosplit.running.awaiting import Awaiting
-from autosplit.running.request import InputCopies, Request
+from autosplit.running.intake import InputCopies
+from autosplit.running.request import Request
 from autosplit.shapes.pipelines import open_pipeline
 from autosplit.tracing.splitting import split
 from benchmarks import natives

@@ -22,7 +22,7 @@ from autosplit.backends import exportcache
 from autosplit.backends.decomposing import FlatProgram
 from autosplit.backends.limiting import Check
 from autosplit.backends.ports import DenseStage, LogicalStage, Port, port
-from autosplit.backends.probing import one_line, raise_shortage, refused_ops
+from autosplit.backends.probing import innermost, raise_shortage, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.backends.translating import translations
 from autosplit.compat.runtimes import kept_translations
@@ -104,7 +104,7 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True, starts: Ma
     except Exception as failure:
         raise_shortage(failure)
         refused = refused_ops(program, _convert)
-        listed = [f"op '{name}': {reason}" for name, reason in refused.items()] or [one_line(failure)]
+        listed = [f"op '{name}': {reason}" for name, reason in refused.items()] or [innermost(failure)]
         raise BackendError(f"stage '{program.name}' cannot become an ONNX file: {'; '.join(listed)}", refused) from failure
     if starts and _refer(exported.model, program, starts):
         from onnxscript import ir

@@ -21,6 +21,7 @@ import torch
 
 from autosplit.backends.base import Runnable
 from autosplit.devices.accelerators import Accelerator, Event, Queue, Work, failure_of
+from autosplit.errors import one_line
 from autosplit.memory.slots import NUM_CONTEXTS
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, storage_bytes, view_storage
 
@@ -195,7 +196,7 @@ def place_runnable(
             try:
                 work = accelerator.capture(computing, work)
             except Exception as failure:
-                note = f"no graph was recorded: {' '.join(str(failure).split())[:200]}"
+                note = f"no graph was recorded: {one_line(failure)}"
         with contextlib.suppress(Exception):
             accelerator.enqueue(computing, work)
             accelerator.synchronise()

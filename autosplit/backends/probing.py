@@ -46,10 +46,10 @@ def raise_shortage(failure: BaseException | None) -> None:
         failure = failure.__cause__ or failure.__context__
 
 
-def one_line(failure: BaseException) -> str:
+def innermost(failure: BaseException) -> str:
     """The innermost cause of a failure in one line; exporters wrap it several times.
 
-    >>> one_line(ValueError("no kernel\\nhere is what to do"))
+    >>> innermost(ValueError("no kernel\\nhere is what to do"))
     'no kernel'
     """
     while failure.__cause__ is not None:
@@ -68,7 +68,7 @@ def _refused(cases: Sequence[Case], convert: Convert) -> dict[str, str]:
     except Exception as failure:
         raise_shortage(failure)
         if len(cases) == 1:
-            return {cases[0].key: f"{cases[0].node.target}: {one_line(failure)}"}
+            return {cases[0].key: f"{cases[0].node.target}: {innermost(failure)}"}
         middle = len(cases) // 2
         return _refused(cases[:middle], convert) | _refused(cases[middle:], convert)
     return {}

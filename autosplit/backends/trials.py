@@ -12,7 +12,7 @@ from autosplit.backends.apart import call_apart, limited
 from autosplit.backends.base import Runnable, get_backend
 from autosplit.backends.hardvalues import VALUES, Values
 from autosplit.backends.opcases import Case, probe_program
-from autosplit.backends.probing import one_line
+from autosplit.backends.probing import innermost
 from autosplit.backends.trying import faults
 from autosplit.errors import AutosplitError, BackendError, HungError
 from autosplit.scratch import scratch_folder
@@ -97,8 +97,8 @@ def try_all(folder: Path, backend: str) -> dict[str, Faults]:
                     note(values, faults(program, run, values, ops))
                 except Exception as failure:
                     if len(ops) > 1:
-                        raise BackendError(one_line(failure)) from failure
-                    note(values, {ops[0]: f"it fails: {one_line(failure)}"})
+                        raise BackendError(innermost(failure)) from failure
+                    note(values, {ops[0]: f"it fails: {innermost(failure)}"})
     always = VALUES[:1]  # each op may get these, so other faults of it do not matter
     return {
         op: {values: text for values, text in told.items() if text and (values in always or not told[always[0]])}

@@ -12,7 +12,7 @@ from torch import fx
 from autosplit.backends.base import Runnable
 from autosplit.backends.hardvalues import LARGE, NUM_DRAWS, SMALL, WIDE, Values, distinct, draw
 from autosplit.backends.opcases import call
-from autosplit.backends.probing import one_line
+from autosplit.backends.probing import innermost
 from autosplit.tracing.differing import difference
 from autosplit.tracing.flattening import is_op, is_pick, pick_index
 from autosplit.tracing.indexlimits import Limits, base_name, divisor, index_limits
@@ -155,7 +155,7 @@ def _outside(program: StageProgram, trials: Sequence[Trial], usual: Sequence[Dra
         except Exception as failure:
             with suppress(Exception):
                 _answers(program, [*usual[:number], Drawn(wrong, ()), *usual[number + 1 :]], run)
-                return f"torch refuses {value} ({one_line(failure)}), and it answers"
+                return f"torch refuses {value} ({innermost(failure)}), and it answers"
     return ""
 
 

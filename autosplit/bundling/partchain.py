@@ -109,7 +109,7 @@ def _step(part: StagePlacement, run: "Runnable", dropped: Sequence[str]) -> Step
 
     def step(values: dict[str, torch.Tensor]) -> None:
         made = run([values[spec.name] for spec in part.inputs])
-        check_outputs(made, len(wanted), wanted)
+        check_outputs(made, wanted)
         values.update((spec.name, laid_out(value, spec)) for spec, value in zip(part.outputs, made, strict=True))
         for name in dropped:
             values.pop(name, None)

@@ -14,6 +14,7 @@
     raynodes        the nodes of a Ray cluster, and the agents on them
     hostprofile     the profiles of all hosts as one
     fleet           Fleet: the hosts, their agents, and the machine that they are together
+    hostsdeployment HostsDeployment: the stages on their hosts, and the events that come back
     hoststransport  HostsTransport: requests that are under way over hosts
     remote          HostsPipeline: an Engine over several hosts
     cluster         Cluster: a Fleet that profiles models and runs plans

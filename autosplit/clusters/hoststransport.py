@@ -12,11 +12,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
-
-import torch
 
 from autosplit import errors
+from autosplit.clusters.hostsdeployment import ENDING_S, Answered, Events, HostsDeployment, Look, Lost
 from autosplit.errors import AutosplitError, RefusedError, StageError, WorkerError
 from autosplit.reports.results import StageStats
 from autosplit.running.admission import Admission
@@ -27,78 +25,29 @@ from autosplit.running.request import Request
 from autosplit.running.wiring import Wiring
 
 
-class Route(Protocol):
-    """Where requests go: a deployment of the stages on hosts."""
-
-    @property
-    def wiring(self) -> Wiring:
-        """The stages."""
-
-    @property
-    def max_in_flight(self) -> int:
-        """The most requests that may be under way."""
-
-    def send(self, request: Request) -> None:
-        """Send a request to the first host; does not wait."""
-
-    def cancel(self, number: int) -> None:
-        """Let the hosts skip a request."""
-
-    def health(self, network: str) -> list[WorkerHealth]:
-        """The state of each worker."""
-
-    def stats(self, *, clear: bool) -> tuple[Sequence[StageStats], int]:
-        """The work of each worker, and the workers that hosts started anew."""
-
-    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
-        """The times of the last requests in each worker."""
-
-    def close(self, timeout_s: float) -> None:
-        """End the stages."""
-
-
-class Answered(NamedTuple):
-    """The number of a request, and its outputs by name or the text of its error, from the last host."""
-
-    number: int
-    values: dict[str, torch.Tensor] | None
-    error: str
-
-
-class Lost(NamedTuple):
-    """A host was lost, with the reason."""
-
-    host: str
-    reason: str
-
-
-class Look(NamedTuple):
-    """A waiting request may have passed its deadline."""
-
-
-Events = queue.SimpleQueue[Answered | Lost | Look | None]
-
-ENDING_S = 5.0
-"""Seconds for ending the stages of a host."""
-
-
 class HostsTransport:
-    """Runs requests through a route.
+    """Runs requests through a deployment.
 
     Args:
-        route: the deployed stages.
-        events: filled by the hosts of the route, and of each later one.
-        replace: called with a lost host; returns the route with which the requests go on. Raises: AutosplitError: there is none.
+        deployment: the stages on their hosts.
+        events: filled by the hosts of the deployment, and of each later one.
+        replace: called with a lost host; returns the deployment with which the requests go on. Raises: AutosplitError: there is
+            none.
     """
 
     turns = None
 
-    def __init__(self, route: Route, events: Events, replace: Callable[[Lost, Route, Events], Route]) -> None:
+    def __init__(
+        self,
+        deployment: HostsDeployment,
+        events: Events,
+        replace: Callable[[Lost, HostsDeployment, Events], HostsDeployment],
+    ) -> None:
         self._thread = threading.Thread(target=self._run, name="autosplit-hosts", daemon=True)
-        self._route, self._events, self._replace = route, events, replace
+        self._deployment, self._events, self._replace = deployment, events, replace
         self._running: dict[int, Request] = {}
         self.restarts = 0
-        self.pace = Pace(route.max_in_flight)
+        self.pace = Pace(deployment.max_in_flight)
 
     def start(self, admission: Admission) -> None:
         """Take requests."""
@@ -109,7 +58,7 @@ class HostsTransport:
     @property
     def wiring(self) -> Wiring:
         """The stages, where they are now."""
-        return self._route.wiring
+        return self._deployment.wiring
 
     @property
     def pids(self) -> list[int]:
@@ -131,25 +80,25 @@ class HostsTransport:
         """Send a request, which keeps its inputs, to the first host."""
         self.hold(request, is_soonest=False)
         self._running[request.number] = request
-        self._route.send(request)
+        self._deployment.send(request)
 
     def cancel(self, request: Request) -> None:
         """Let the hosts skip a request."""
         if request.number in self._running:
-            self._route.cancel(request.number)
+            self._deployment.cancel(request.number)
 
     def health(self, network: str) -> list[WorkerHealth]:
         """The state of each worker."""
-        return self._route.health(network)
+        return self._deployment.health(network)
 
     def stats(self, *, clear: bool) -> tuple[Sequence[StageStats], int]:
         """The work of each worker; hosts that were replaced, and workers that hosts started anew."""
-        stages, restarts = self._route.stats(clear=clear)
+        stages, restarts = self._deployment.stats(clear=clear)
         return stages, self.restarts + restarts
 
     def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
         """The times of the last requests in each worker."""
-        return self._route.events(clear=clear)
+        return self._deployment.events(clear=clear)
 
     def close(self, *, patiently: bool) -> None:
         """Fail requests without an answer, and end the stages on all hosts."""
@@ -160,7 +109,7 @@ class HostsTransport:
                 self._admission.answers.threads.discard(self._thread.ident)
                 self._fail(RefusedError("the pipeline was closed before the request was done"))
         finally:
-            self._route.close(ENDING_S if patiently else 0.5)
+            self._deployment.close(ENDING_S if patiently else 0.5)
 
     def _run(self) -> None:
         """The thread: settle answers, expire late requests, replace lost hosts."""
@@ -205,15 +154,15 @@ class HostsTransport:
         return done
 
     def _recover(self, lost: Lost) -> list[Request]:
-        """Go on without a host: on another route, run every request again that has no result yet; return late ones."""
+        """Go on without a host: in another deployment, run every request again that has no result yet; return late ones."""
         self._admission.suspend()
-        route = self._replace(lost, self._route, self._events)
+        deployment = self._replace(lost, self._deployment, self._events)
 
         def restart() -> None:
-            self._route, self.pace.size = route, route.max_in_flight
+            self._deployment, self.pace.size = deployment, deployment.max_in_flight
             self.restarts += 1
             for request in self._running.values():
-                route.send(request)
+                deployment.send(request)
 
         return self._admission.resume(restart)
 

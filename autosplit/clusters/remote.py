@@ -1,35 +1,15 @@
 """HostsPipeline: an engine over several hosts, which continues without a lost host."""
 
-import contextlib
-import itertools
-import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
 
-from autosplit.clusters.agent import ANSWERS, CONTROL, NUM_SLOTS, PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.fleet import Fleet
-from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, FrameBuffer, Outgoing, Receiver
-from autosplit.clusters.handshake import dial
-from autosplit.clusters.hoststransport import ENDING_S, Answered, Events, HostsTransport, Lost, Route
-from autosplit.clusters.segments import DRIVER, segments_of
+from autosplit.clusters.hostsdeployment import ENDING_S, Events, HostsDeployment, Lost
+from autosplit.clusters.hoststransport import HostsTransport
 from autosplit.deploying.replanning import Replanner
 from autosplit.errors import AutosplitError, WorkerError
-from autosplit.parsing import shown
-from autosplit.reports.results import RunStats, StageStats
 from autosplit.running.engine import Engine
-from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import WorkerHealth
-from autosplit.running.request import Request
 from autosplit.running.stage import StagePlacement
 from autosplit.running.wiring import Wiring, wire
-from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
-
-REPORT_S = 10.0
-"""Seconds for an agent's report."""
-
-_numbers = itertools.count()
 
 
 class HostsPipeline(Engine):
@@ -70,225 +50,18 @@ class HostsPipeline(Engine):
         events = Events()
         return HostsTransport(HostsDeployment(self._cluster, wiring, events), events, self._without)
 
-    def _without(self, lost: Lost, route: Route, events: Events) -> Route:
+    def _without(self, lost: Lost, deployment: HostsDeployment, events: Events) -> HostsDeployment:
         """A deployment on the hosts that are left. Raises: AutosplitError: there is none; the message names the lost host."""
         self._cluster.lose(lost.host, lost.reason)
-        route.close(timeout_s=ENDING_S)
+        deployment.close(timeout_s=ENDING_S)
         what = f"host '{lost.host}' was lost: {lost.reason}"
         if self._replan is None:
             raise WorkerError(f"{what}. Its stages have no other host; open the pipeline again without it.")
         try:
             stages = self._replan(self._cluster.machine)
-            deployment = HostsDeployment(self._cluster, wire(stages, route.wiring.inputs, route.wiring.outputs), events)
+            wiring = wire(stages, deployment.wiring.inputs, deployment.wiring.outputs)
+            found = HostsDeployment(self._cluster, wiring, events)
         except AutosplitError as failure:
             raise WorkerError(f"{what}, and the hosts that are left cannot take its stages: {failure}") from None
         self._note_replanned(what, stages)
-        return deployment
-
-
-class _Timed(NamedTuple):
-    stage: str
-    device: str
-    events: list[WorkerEvent]
-
-
-_R = TypeVar("_R", WorkerHealth, StageStats, _Timed)
-"""An agent's report on one worker; its device has the name that its host uses."""
-
-
-@dataclass(slots=True)
-class _Returns(Receiver):
-    """Turns frames from hosts into events: answers, failures, and the loss of the first lost host.
-
-    Attributes:
-        hosts: the hosts of the pipeline.
-        due: the host that will answer a request, and the number of the request, with the variant of its answer.
-    """
-
-    events: Events
-    outputs: Sequence[Sequence[TensorSpec]]
-    hosts: frozenset[str]
-    due: dict[tuple[str, int], int] = field(default_factory=dict)
-    closing: bool = False
-
-    def request(self, connection: Connection, frame: Frame, slot: FrameBuffer) -> None:
-        """An answer came: copy it out of its slot. Raises: ConnectionError: it is not due from this host, or has another size."""
-        variant = self._settle(connection, frame)
-        if frame.variant != variant:
-            raise ConnectionError(f"it answered request {frame.number} with tensors of variant {frame.variant}, not {variant}")
-        values = {}
-        for spec, tensor in zip(self.outputs[frame.variant], slot.tensors(frame.variant), strict=True):
-            values[spec.name] = empty_like_spec(spec)
-            copy_into(values[spec.name], tensor)
-        connection.release(slot)
-        self.events.put(Answered(frame.number, values, ""))
-
-    def error(self, connection: Connection, frame: Frame, text: str) -> None:
-        """A request failed. Raises: ConnectionError: its answer is not due from this host."""
-        self._settle(connection, frame)
-        self.events.put(Answered(frame.number, None, text))
-
-    def broken(self, connection: Connection, text: str) -> None:
-        """A host reports that its connection to another one broke. Raises: ConnectionError: the pipeline has no such host."""
-        host, _, reason = text.partition("\n")
-        if host not in (DRIVER, *self.hosts):
-            raise ConnectionError(f"it reported the loss of {shown(host)}, which is no host of this pipeline")
-        self._tell(connection.peer if host == DRIVER else host, f"host '{connection.peer}' says that {reason}")
-
-    def lost(self, connection: Connection, reason: str) -> None:
-        """A connection to a host broke."""
-        self._tell(connection.peer, reason)
-
-    def _settle(self, connection: Connection, frame: Frame) -> int:
-        try:
-            return self.due.pop((connection.peer, frame.number))
-        except KeyError:
-            raise ConnectionError(f"it answered request {frame.number}, which it does not have") from None
-
-    def _tell(self, host: str, reason: str) -> None:
-        if not self.closing:
-            self.closing = True
-            self.events.put(Lost(host, reason))
-
-
-class HostsDeployment:
-    """The segments of a pipeline, loaded on their hosts and connected.
-
-    Args:
-        cluster: the hosts.
-        wiring: the stages.
-        events: filled with answers and the loss of a host.
-    Raises: AutosplitError: a stage could not be loaded, or hosts could not be connected. Nothing is left running.
-    """
-
-    def __init__(self, cluster: Fleet, wiring: Wiring, events: Events) -> None:
-        self._cluster, self.wiring = cluster, wiring
-        self._segments = segments_of(wiring.stages, wiring.inputs, wiring.outputs, f"deployment-{next(_numbers)}")
-        self._places = [(number, host) for number, segment in enumerate(self._segments) for host in dict.fromkeys(segment.hosts)]
-        """Each segment on each of its hosts."""
-        self._positions = [wiring.inputs.index(spec.name) for spec in self._segments[0].inputs[0]]
-        self._control: list[Connection] = []
-        self._answers: list[Connection] = []
-        self._requests: dict[str, Connection] = {}
-        self._returns = _Returns(events, self._segments[-1].outputs, frozenset(host for _, host in self._places))
-        self.max_in_flight = sum(self._segments[number].num_slots for number, _ in self._places)
-        try:
-            self._load()
-            self._connect()
-        except BaseException:
-            self.close(timeout_s=ENDING_S)
-            raise
-
-    def send(self, request: Request) -> None:
-        """Send a request to the first host; does not wait."""
-        number, tensors = request.number, tuple(request.inputs[position] for position in self._positions)
-        last = self._segments[-1].hosts
-        self._returns.due[last[number % len(last)], number] = request.variant
-        self._first(number).post(Outgoing(REQUEST, number, request.priority, request.deadline_ns, tensors, request.variant))
-
-    def cancel(self, number: int) -> None:
-        """Tell the hosts that a request is not wanted any more."""
-        self._first(number).post(Outgoing(CANCEL, number))
-
-    def close(self, timeout_s: float) -> None:
-        """End the connections, and the segments on hosts that were not lost."""
-        self._returns.closing = True
-        for connection in (*self._control, *self._answers, *self._requests.values()):
-            connection.close()
-        for number, host in self._places:
-            if host not in self._cluster.lost:
-                with contextlib.suppress(AutosplitError):
-                    self._cluster.ask([(host, "close_segment", self._segments[number].name)], timeout_s=timeout_s)
-
-    def health(self, network: str) -> list[WorkerHealth]:
-        """The state of each worker, in the order of stages and replicas."""
-        rows = self._by_worker([mine or [] for mine in self._ask("health")])
-        return [replace(one, network=network, replica=replica, device=device) for (_, device, replica), one in rows.items()]
-
-    def stats(self, *, clear: bool) -> tuple[list[StageStats], int]:
-        """The work of each worker, in the order of stages and replicas; and the workers that agents started anew."""
-        found: list[RunStats | None] = self._ask("stats", clear)
-        rows = self._by_worker([one.stages if one else () for one in found])
-        stages = [replace(one, replica=replica, device=device) for (_, device, replica), one in rows.items()]
-        return stages, sum(one.restarts for one in found if one)
-
-    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
-        """The times of the last answered requests in each worker, on this machine's clock (see ``Cluster.clock_offset``)."""
-        ahead_ns = {host: self._cluster.clock_offset(host).ahead_ns for host in {host for _, host in self._places}}
-        workers, events = self._ask("health"), self._ask("events", clear)
-        by_worker = self._by_worker(
-            [
-                [
-                    _Timed(worker.stage, worker.device, [_shifted(event, ahead_ns[host]) for event in times])
-                    for worker, times in zip(mine or [], theirs or [], strict=False)
-                ]
-                for (_, host), mine, theirs in zip(self._places, workers, events, strict=True)
-            ]
-        )
-        return [one.events for one in by_worker.values()]
-
-    def _by_worker(self, rows: Sequence[Sequence[_R]]) -> dict[tuple[str, str, int], _R]:
-        """(stage, device, replica) to its row, in the order of stages and replicas; ``rows`` are those of each place."""
-        placed = zip(self._places, rows, strict=True)
-        named = {(row.stage, f"{host}/{row.device}"): row for (_, host), mine in placed for row in mine}
-        return {
-            (stage.name, device.name, replica): named[stage.name, device.name]
-            for stage in self.wiring.stages
-            for replica, device in enumerate(stage.devices)
-            if (stage.name, device.name) in named
-        }
-
-    def _ask(self, method: str, *given: object) -> list[Any]:
-        """The answer of each place to a question about its segment; None of an agent that does not answer."""
-        answers: list[Any] = []
-        for number, host in self._places:
-            answers.append(None)
-            if host not in self._cluster.lost:
-                with contextlib.suppress(AutosplitError):
-                    [answers[-1]] = self._cluster.ask([(host, method, self._segments[number].name, *given)], timeout_s=REPORT_S)
-        return answers
-
-    def _first(self, number: int) -> Connection:
-        hosts = self._segments[0].hosts
-        return self._requests[hosts[number % len(hosts)]]
-
-    def _load(self) -> None:
-        """Bring the stage files to the hosts, and start the workers of all segments side by side."""
-        segments = self._segments
-        folders = {host: {folder for s in segments if host in s.hosts for folder in s.folders} for _, host in self._places}
-        names, files = self._cluster.ship(folders)
-        orders = []
-        for number, host in self._places:
-            own = {names[folder]: files[names[folder]] for folder in segments[number].folders}
-            segment = segments[number].on(host).moved(lambda folder: Path(names[folder]))
-            orders.append((host, "open_segment", segment, own))
-        self._cluster.ask(orders)
-
-    def _connect(self) -> None:
-        """Connect the hosts: this machine to all, each segment to the next, and this machine to the first and the last ones."""
-        cluster, first, last = self._cluster, self._segments[0], self._segments[-1]
-        for number, host in self._places:
-            self._control.append(Connection(self._dial(self._segments[number].name, host, CONTROL), host, self._returns))
-        calls = []
-        for number, host in self._places:
-            if self._segments[number] is not last:
-                following = self._segments[number + 1]
-                targets = {one: (cluster.address(one), following.num_slots) for one in following.hosts}
-                calls.append((host, "connect", self._segments[number].name, targets))
-        cluster.ask(calls)
-        for host in dict.fromkeys(last.hosts):
-            sock = self._dial(last.name, host, ANSWERS, **{NUM_SLOTS: self.max_in_flight})
-            self._answers.append(Connection(sock, host, self._returns, last.outputs, num_slots=self.max_in_flight))
-        for host in dict.fromkeys(first.hosts):
-            sock = self._dial(first.name, host, REQUESTS)
-            self._requests[host] = Connection(sock, host, self._returns, first.inputs, num_credits=first.num_slots)
-
-    def _dial(self, segment: str, host: str, purpose: str, **more: int) -> socket.socket:
-        hello = {PURPOSE: purpose, SEGMENT: segment, SENDER: DRIVER, **more}
-        return dial(self._cluster.address(host), self._cluster.secret, hello)
-
-
-def _shifted(event: WorkerEvent, ahead_ns: int) -> WorkerEvent:
-    """The event on a clock that is ``ahead_ns`` behind; ``blocked_ns`` is a duration, and the first two fields are not times."""
-    times = {name: getattr(event, name) - ahead_ns for name in event._fields if name.endswith("_ns") and name != "blocked_ns"}
-    return event._replace(**times)
+        return found

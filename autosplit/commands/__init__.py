@@ -2,7 +2,8 @@
 
 ::
 
-    options and modules named so  the options of each command: flags, keys of an options file, and help
+    options, runoptions, exchangeoptions      options of several commands: flags, keys of an options file, and help. Those
+                                              of one command stand beside it
     flags, flagfaults, configfile             flags become options; faults are found before any work is done
     shorthelp                                 help that fits a screen, and --help-all
     machines, console, report, reasons        the machine that a command is given; how results and failures are shown

@@ -1,12 +1,14 @@
 """Measure a server under load, beside the prediction of a plan."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from autosplit.commands.console import err, show, write
-from autosplit.commands.options import seconds
+from autosplit.commands.options import Output, seconds
 from autosplit.commands.report import table
-from autosplit.commands.serveoptions import Bench
 from autosplit.commands.serving import read_token
 from autosplit.errors import MissingExtraError, UsageError
 from autosplit.progress import bars
@@ -14,6 +16,26 @@ from autosplit.values.planfile import read_plan
 
 NUM_SIMULATED = 2000
 """Requests of a simulation for a rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Output):
+    """What to load, and how much."""
+
+    url: Annotated[str, typer.Argument(help="A server of the Open Inference Protocol, such as http://127.0.0.1:8000.")]
+    model: Annotated[str, typer.Argument(help="One of its models; default: the only one.")] = ""
+    rate: Annotated[
+        str | None, typer.Option(help="Requests a second that come by chance; several with commas between, one after the other.")
+    ] = None
+    in_flight: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Instead: so many callers, each of which waits for its answer.")
+    ] = None
+    time: Annotated[str, typer.Option(help="How long each load lasts.")] = "10s"
+    plan: Annotated[Path | None, typer.Option(help="The plan.yaml of the model: also show what it predicts for each rate.")] = (
+        None
+    )
+    picture: Annotated[Path | None, typer.Option(help="Draw latency against rate as SVG.")] = None
+    token_file: Annotated[Path | None, typer.Option(help="File of the server's token.")] = None
 
 
 def bench(given: Bench) -> None:

@@ -1,8 +1,11 @@
 """Show the devices of this machine, and measure a model on them."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Annotated
 
-from autosplit.commands import options, showoptions
+import typer
+
+from autosplit.commands import options
 from autosplit.commands.console import err, say, say_notes, say_reused, show, trace
 from autosplit.commands.machines import opened_machine
 from autosplit.commands.report import table
@@ -11,19 +14,9 @@ from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars
 
 FOR_MODELS = (
-    "cluster",
-    "devices",
-    "machine",
-    "memory",
-    "batch",
-    "seq_len",
-    "trust",
-    "backend",
-    "remeasure",
-    "precision",
-    "values",
+    "cluster", "devices", "machine", "memory", "batch", "seq_len", "trust", "backend", "remeasure", "precision", "values",
     "trust_backend",
-)
+)  # fmt: skip
 """Flags for a measurement of a model."""
 
 SHOWN = 40
@@ -34,7 +27,14 @@ DETAILS = ("precision", "op_scale", "cut_per_MiB_s", "max_error", "source", "dat
 """Columns of a profile that only ``-v`` shows."""
 
 
-def devices(given: showoptions.Shown) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Shown(options.Clustered):
+    """Devices and backends."""
+
+    conformance: Annotated[bool, typer.Option("--conformance", help="List what backends compute otherwise than eager.")] = False
+
+
+def devices(given: Shown) -> None:
     """List the devices of this machine, its limits, and the backends that are installed; or the hosts of a cluster."""
     if given.conformance:
         _conformance(given)
@@ -51,7 +51,7 @@ def devices(given: showoptions.Shown) -> None:
     show(given, found.to_dict(), *views)
 
 
-def _conformance(given: showoptions.Shown) -> None:
+def _conformance(given: Shown) -> None:
     """The operators that were tried for the installed versions, and what backends compute otherwise than eager."""
     from autosplit.backends import faultstore
     from autosplit.backends.base import installed

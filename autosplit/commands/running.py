@@ -1,9 +1,12 @@
 """Run a plan beside its baselines, or write it for another runtime."""
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from autosplit.commands import runoptions, showoptions
+import typer
+
+from autosplit.commands import runoptions
 from autosplit.commands.console import (
     err,
     keep_plan,
@@ -23,6 +26,7 @@ from autosplit.commands.console import (
 )
 from autosplit.commands.exchangeoptions import Export
 from autosplit.commands.machines import opened_machine
+from autosplit.commands.options import Output
 from autosplit.commands.report import baselines_table, peers_table, plan_table, run_table, table
 from autosplit.commands.shaping import planned_sequences, sequences_of, traffic_of
 from autosplit.commands.starting import start
@@ -124,7 +128,15 @@ def _write(given: runoptions.Run | runoptions.Auto, report: "RunReport", graph: 
         write(given.picture, plot_baselines(report).svg)
 
 
-def report(given: showoptions.Report) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Report(Output):
+    """What to draw a page of."""
+
+    run: Annotated[Path, typer.Argument(help="A run file, written with --report RUN.json.")]
+    page: Annotated[Path, typer.Argument(help="The HTML file to write.")] = Path("report.html")
+
+
+def report(given: Report) -> None:
     """Draw the page of a run that 'auto' or 'run' wrote with --report RUN.json: one HTML file that loads nothing."""
     from autosplit.pages.writing import draw_run
 

@@ -3,14 +3,57 @@
 import json
 import logging
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from autosplit.commands.console import LogLines, err
-from autosplit.commands.options import seconds
-from autosplit.commands.serveoptions import Serve
+from autosplit.commands.options import Output, Profiles, seconds
 from autosplit.errors import MissingExtraError, UsageError
 from autosplit.progress import bars
 from autosplit.values.machine import parse_bytes
+from autosplit.webservice.limits import ServerLimits
+
+LIMITS = ServerLimits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limited(Output):
+    """Limits."""
+
+    max_body: Annotated[str, typer.Option(help="Largest body of a request.")] = f"{LIMITS.body_bytes >> 20}MiB"
+    queue_time: Annotated[str, typer.Option(help="How long a request waits for a place in the queue, else status 429.")] = (
+        f"{LIMITS.queue_s:g}s"
+    )
+    request_time: Annotated[str, typer.Option(help="How long a request may take, else status 504.")] = f"{LIMITS.request_s:g}s"
+    connections: Annotated[int, typer.Option(min=1, help="Most connections at a time.")] = LIMITS.connections
+    drain_time: Annotated[str, typer.Option(help="How long requests may go on after SIGTERM.")] = f"{LIMITS.drain_s:g}s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(Limited):
+    """What to serve, and where."""
+
+    plans: Annotated[list[str] | None, typer.Argument(help="plan.yaml, or NAME=plan.yaml; a model is named as its file.")] = None
+    repository: Annotated[
+        Path | None, typer.Option(help="Folder of further plans, which callers may load and unload by name.")
+    ] = None
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model in code of your own, which plans name: naming it says that you trust it. May be repeated."),
+    ] = None
+    devices: Annotated[
+        str | None,
+        typer.Option(help="cpu:0-7,cuda:0: if one of them is lost, a plan goes on with the others, by its stored profile."),
+    ] = None
+    profiles: Profiles = None
+    host: Annotated[str, typer.Option(help="Interface to listen on; others than loopback let other machines in.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8000
+    token_file: Annotated[Path | None, typer.Option(help="File of the token that callers must name.")] = None
+    certificate: Annotated[Path | None, typer.Option(help="File of a TLS certificate with its chain.")] = None
+    key: Annotated[Path | None, typer.Option(help="File of the certificate's private key.")] = None
 
 
 def serve(given: Serve) -> None:
@@ -28,7 +71,6 @@ def serve(given: Serve) -> None:
     except ModuleNotFoundError as failure:
         raise MissingExtraError(f"serving needs '{failure.name}'; install it: pip install 'autosplit[serve]'") from None
     from autosplit.serving.hostmanager import HostManager
-    from autosplit.webservice.limits import ServerLimits
 
     limits = ServerLimits(
         body_bytes=parse_bytes(given.max_body),

@@ -6,14 +6,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
-from autosplit.commands import showoptions
 from autosplit.commands.console import out, show
+from autosplit.commands.options import Output
 from autosplit.commands.report import table
 from autosplit.parsing import MALFORMED, MAX_REASON, json_safe
 from autosplit.progress import Progress, bars
@@ -25,7 +27,14 @@ EVERY_S = 1.0
 NOTHING = "No host of this user is running."
 
 
-def status(given: showoptions.Status) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Status(Output):
+    """How to look at running hosts."""
+
+    watch: Annotated[bool, typer.Option(help="Look again every second, until Ctrl-C.")] = False
+
+
+def status(given: Status) -> None:
     """Show the hosts of this user that run now: devices, networks, workers, queues. It disturbs none of them."""
     from autosplit.reports.status import running_hosts
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from autosplit.errors import DeviceError
+from autosplit.errors import DeviceError, one_line
 from autosplit.tables import bytes_text
 from autosplit.values.machine import HOST_KINDS, Device
 from autosplit.versions import added
@@ -219,7 +219,7 @@ def failure_of(accelerator: Accelerator) -> str:
         done.record(queue)
         done.synchronise()
     except Exception as failure:
-        return f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
+        return f"{type(failure).__name__}: {one_line(failure)}"
     return ""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autosplit.errors import UsageError, raise_faults
+from autosplit.errors import UsageError, one_line, raise_faults
 from autosplit.planning.givensplits import GivenSplit, split_from_labels
 from autosplit.planning.moduleunits import Unit, path_of
 from autosplit.tracing.capturing import Traced
@@ -123,7 +123,7 @@ def _read(path: Path, graph: Graph, contents: Mapping[Key, frozenset[str]], faul
     try:
         tensors = list(onnx.load(path).graph.initializer)
     except Exception as failure:  # protobuf raises classes of its own
-        faults.append(f"'{path}' cannot be read as ONNX: {_reason(failure)}")
+        faults.append(f"'{path}' cannot be read as ONNX: {one_line(failure)}")
         return None
     found, num_faults = list[Initializer](), len(faults)
     for number, tensor in enumerate(tensors):
@@ -134,7 +134,7 @@ def _read(path: Path, graph: Graph, contents: Mapping[Key, frozenset[str]], faul
             array = onnx.numpy_helper.to_array(tensor)
             key = _key(array)
         except Exception as failure:  # as above, and those of onnx and numpy for bytes, types and texts that do not fit
-            faults.append(f"initializer {label} of '{path}' cannot be read: {_reason(failure)}")
+            faults.append(f"initializer {label} of '{path}' cannot be read: {one_line(failure)}")
             continue
         named = [known for known in graph.weights if name == known or name.endswith(f".{known}")]
         fits = [known for known in named if prod(graph.weights[known].shape) == array.size]
@@ -161,7 +161,3 @@ def _key(array: "np.ndarray[Any, Any]") -> Key:
     """Raises: one of numpy's exceptions: the array does not hold numbers."""
     values = np.ascontiguousarray(array, dtype=np.float64)
     return tuple(array.shape), hashlib.sha256(values.data).digest()
-
-
-def _reason(failure: Exception) -> str:
-    return " ".join(str(failure).split())[:200] or type(failure).__name__

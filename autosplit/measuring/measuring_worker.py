@@ -13,12 +13,12 @@ import torch
 
 from autosplit.backends.base import get_backend
 from autosplit.backends.checking import check, reference
-from autosplit.backends.probing import one_line
+from autosplit.backends.probing import innermost
 from autosplit.devices import accelerators
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, open_accelerator
 from autosplit.devices.calls import Call, begin, serve
 from autosplit.devices.processes import WorkerProcess, spawn_worker
-from autosplit.errors import AutosplitError, BackendError, HungError
+from autosplit.errors import AutosplitError, BackendError, HungError, one_line
 from autosplit.measuring.accelerator_timer import AcceleratorTimer
 from autosplit.measuring.calibration import kernel_s
 from autosplit.measuring.link_ends import EndTimes, LinkEnd, OnAccelerator, OnCores, play
@@ -125,10 +125,9 @@ class MeasuringWorker:
             raise
         except torch.OutOfMemoryError as failure:
             limit = "device memory is too small: measuring needs room for the weights twice"
-            text = f"backend '{backend}' cannot be measured, {limit}: {' '.join(str(failure).split())[:200]}"
-            raise BackendError(text) from None
+            raise BackendError(f"backend '{backend}' cannot be measured, {limit}: {one_line(failure)}") from None
         except Exception as failure:
-            raise BackendError(f"backend '{backend}' failed: {one_line(failure)}") from None
+            raise BackendError(f"backend '{backend}' failed: {innermost(failure)}") from None
         self._timer, prepared = timer, Prepared(eager_s, error.relative)
         self._ready[folder, backend, threads] = timer, prepared
         return prepared

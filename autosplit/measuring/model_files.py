@@ -2,13 +2,11 @@
 all weights, and stages around a typical cut."""
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import fx
 
 from autosplit.backends import conformance
 from autosplit.backends.base import get_backend
@@ -19,7 +17,7 @@ from autosplit.measuring.attribution import value_names
 from autosplit.measuring.cut_cost import Cut, loses_at_cuts, save_cut
 from autosplit.measuring.stage_timer import INPUTS
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.programs import Observer
+from autosplit.tracing.programs import computed_values
 from autosplit.tracing.splitting import StageProgram, split, unsplit
 from autosplit.tracing.verifying import own_storage
 from autosplit.values.graph import Graph
@@ -135,7 +133,8 @@ class ModelFiles:
     ) -> list[Subgraph]:
         """Save the wanted ones of these stages with their inputs, and prepare them for the devices."""
         graph, programs = self.traced.graph, split(self.traced, stages)
-        values = stage_values(self.traced, {spec.name for program in programs for spec in program.inputs})
+        read = {spec.name for program in programs for spec in program.inputs}
+        values = computed_values(self.traced.program, self.traced.example_inputs, read)
         subgraphs = []
         for ops, program in zip(stages, programs, strict=True):
             if is_wanted(ops):
@@ -192,16 +191,3 @@ def _added(parts: Sequence[Samples | None]) -> Samples | None:
     count = min(map(len, known))
     passes = zip(*(samples[-count:] for samples in known), strict=True)
     return Samples(tuple(float(f"{sum(one):.5g}") for one in passes))
-
-
-def stage_values(traced: Traced, names: Collection[str]) -> dict[str, torch.Tensor]:
-    """The named values of one run of the model on its example inputs."""
-    found: dict[str, torch.Tensor] = {}
-
-    def see(node: fx.Node, value: Any) -> None:
-        if node.name in names:
-            found[node.name] = value
-
-    with torch.inference_mode():
-        Observer(traced.program, see).run(*traced.example_inputs)
-    return found

@@ -9,14 +9,15 @@ The modules, in the order of their use::
     statusblock     shared memory: deadlines and numbers of requests, and the state of each worker
     messages        the messages between the host and a worker
     stageworker     the loop of one stage replica: messages, requests; nullworker: the same loop in a thread
-    stagerings      a worker's ends of its rings, and requests begun early
+    stagerings      a worker's ends of its rings; lookahead: requests that a stage of several at once begins early
     provisioner     puts the stages on their devices, all or none; keptfiles: the files that a restart needs
-    request         one request, made of tensors that fit, with copies of its inputs while it waits, and its answer
+    request         one request, its future, and its answer
+    intake          requests are made of tensors that fit; copies of their inputs while they wait
     waitingroom     the queue of requests, and callers that wait for a place there
     admission       which requests are sent, wait in the queue or are refused; Transport: the protocol that carries them
     inflight        the requests between the first stage and their answer, their numbers, and how many there may be
     hostrings       the host's ends of the rings: InputRings, ResultRings
-    monitor         places and times of requests, times and health of workers
+    flow            places of requests; monitor: their times, times and health of workers
     recovery        kills hanging workers, replaces dead ones, at once or after a pause, and replays
     ringtransport   workers and rings, with one thread that takes results and sees to workers
     localstage      a stage that is loaded in the caller's process; turns: callers compute their requests themselves

@@ -3,6 +3,7 @@
 ``Transport`` is the protocol that carries requests to the stages and their results back, below one ``Admission``.
 """
 
+import functools
 import math
 import threading
 import time
@@ -20,23 +21,17 @@ from autosplit.running.waitingroom import AdmissionQueue, WaitingRoom
 from autosplit.running.wiring import Wiring
 
 
-def wait_until(
-    holds: Callable[[], bool], changed: threading.Condition, timeout_s: float | None, check_thread: Callable[[], None]
-) -> bool:
+def wait_until(holds: Callable[[], bool], changed: threading.Condition, check_thread: Callable[[], None]) -> None:
     """Wait on ``changed`` (held by the caller) until ``holds()`` is true.
 
     Args:
         holds: the condition.
         changed: notified when a request is done.
-        timeout_s: how long to wait; None waits without limit.
         check_thread: called before a wait; raises UsageError in a thread that must not wait.
-    Returns: whether it is true.
     """
-    if holds():
-        return True
-    if timeout_s is None or timeout_s > 0:
+    if not holds():
         check_thread()
-    return changed.wait_for(holds, None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+        changed.wait_for(holds)
 
 
 def closed() -> RefusedError:
@@ -44,18 +39,18 @@ def closed() -> RefusedError:
     return RefusedError("the request was refused: the pipeline is closed")
 
 
-class CallersTurns(Protocol):
-    """Computes requests in the threads of their callers, one at a time (see ``turns``)."""
+class Entrance(Protocol):
+    """Takes requests in: an ``Admission``, or ``Turns``, whose callers compute their requests themselves."""
 
     @property
     def returns_immediately(self) -> bool:
         """Whether ``submit`` would return soon."""
 
     def submit(self, request: Request, timeout_s: float | None) -> AnswerFuture:
-        """Compute a request; the future has its answer."""
+        """Take a request in, and return the future of its answer."""
 
     def enter(self, request: Request, timeout_s: float | None = None) -> None:
-        """Compute a request in this thread, or wait until another thread has."""
+        """Take a request in, whose caller waits for its answer. Raises: RefusedError: closed, or not in time."""
 
 
 class Transport(Protocol):
@@ -65,8 +60,8 @@ class Transport(Protocol):
     """
 
     @property
-    def turns(self) -> "CallersTurns | None":
-        """Computes requests in the threads of their callers, if the transport has no thread of its own."""
+    def turns(self) -> Entrance | None:
+        """Takes requests in place of the admission, if the transport has no thread of its own."""
 
     @property
     def wiring(self) -> Wiring:
@@ -154,6 +149,12 @@ class Admission:
         self.is_open, self._is_sending = True, True
         self._transport = transport
         self._waiting_room = WaitingRoom(self.changed.beside(), self._has_room, answers.check_thread)
+
+    def submit(self, request: Request, timeout_s: float | None) -> AnswerFuture:
+        """Take a request in, and return the future of its answer. Raises: as ``enter``."""
+        request.future = future = AnswerFuture(functools.partial(self.cancel, request))
+        self.enter(request, timeout_s)
+        return future
 
     def enter(self, request: Request, timeout_s: float | None = None) -> None:
         """Send a request, or let it wait; answer it if its deadline has passed already.
@@ -247,7 +248,7 @@ class Admission:
             self.is_open = False
             self._end()
             if drain:
-                wait_until(self._is_done, self.changed, None, self.answers.check_thread)
+                wait_until(self._is_done, self.changed, self.answers.check_thread)
 
     def hand_over(self, successor: "Admission") -> int:
         """Refuse new requests, which go to the successor; return the number of its first request (the lock is held)."""
@@ -255,7 +256,8 @@ class Admission:
         successor.num_sent = self.num_sent + self.queue.num_all
         return successor.num_sent
 
-    def is_free(self) -> bool:
+    @property
+    def returns_immediately(self) -> bool:
         """Whether a request need not wait to be taken in, or is refused in any case."""
         return self._waiting_room.is_free()
 

@@ -21,10 +21,11 @@ from autosplit.errors import AutosplitError, PlanError, RefusedError
 from autosplit.reports.results import StageStats
 from autosplit.running.admission import Admission, wait_until
 from autosplit.running.inflight import Pace
+from autosplit.running.intake import InputCopies
 from autosplit.running.localstage import LocalStage, Work, serve
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
-from autosplit.running.request import InputCopies, Request
+from autosplit.running.request import Request
 from autosplit.running.turns import Turns
 from autosplit.running.wiring import Wiring, require_here
 from autosplit.values.machine import HOST_KINDS
@@ -145,7 +146,7 @@ class CallerTransport:
         admission = self._admission
         admission.fail(RefusedError("the pipeline was closed before the request was done"))
         with admission.changed:
-            wait_until(self._is_still, admission.changed, None, admission.answers.check_thread)
+            wait_until(self._is_still, admission.changed, admission.answers.check_thread)
             self._is_over = True
         self._unreported.put(None)
         for inbox in self._inboxes:

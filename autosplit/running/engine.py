@@ -1,7 +1,6 @@
 """Engine: a network that takes requests until it is closed, over any transport."""
 
 import atexit
-import functools
 import logging
 import os
 import threading
@@ -17,10 +16,11 @@ import torch
 from autosplit.devices.limits import refusals_named
 from autosplit.errors import BRIEF, AutosplitError, BackendError, PlanError, RefusedError, UsageError, listed, raise_faults
 from autosplit.reports.results import LatencyStats, RunStats
-from autosplit.running.admission import Admission, Occupancy, Transport, closed
+from autosplit.running.admission import Admission, Entrance, Occupancy, Transport, closed
+from autosplit.running.intake import Intake
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import BatchCounts, WorkerHealth, latency_of, run_stats
-from autosplit.running.request import AnswerFuture, Answers, Intake, Request, Tensors, monotonic_deadline
+from autosplit.running.request import AnswerFuture, Answers, Request, Tensors, monotonic_deadline
 from autosplit.running.stage import StagePlacement
 from autosplit.running.swapping import with_swapped_weights
 from autosplit.running.wiring import Wiring
@@ -84,6 +84,7 @@ class Engine:
     def _use(self, transport: Transport, admission: Admission) -> None:
         """Send requests to this transport from now on."""
         self._transport, self._admission = transport, admission
+        self._entrance: Entrance = transport.turns or admission
 
     def submit(
         self,
@@ -176,8 +177,7 @@ class Engine:
     @property
     def returns_immediately(self) -> bool:
         """Whether ``submit`` would return soon: there is a place, and it does not compute for long in the calling thread."""
-        turns = self._transport.turns
-        return self._admission.is_free() if turns is None else turns.returns_immediately
+        return self._entrance.returns_immediately
 
     @property
     def occupancy(self) -> Occupancy:
@@ -363,25 +363,21 @@ class Engine:
     def _submit(self, request: Request, timeout_s: float | None) -> AnswerFuture:
         """Take a request in, and return the future of its answer. Raises: as ``Admission.enter``."""
         while True:
-            transport, admission = self._transport, self._admission
+            entrance = self._entrance
             try:
-                if transport.turns is not None:
-                    return transport.turns.submit(request, timeout_s)
-                request.future = future = AnswerFuture(functools.partial(admission.cancel, request))
-                admission.enter(request, timeout_s)
-                return future
+                return entrance.submit(request, timeout_s)
             except RefusedError:
-                if admission is self._admission:
+                if entrance is self._entrance:
                     raise  # otherwise weights were swapped meanwhile, and the request goes to the new stages
 
     def _enter(self, request: Request) -> None:
         """Take a request in. Raises: as ``Admission.enter``."""
         while True:
-            transport, admission = self._transport, self._admission
+            entrance = self._entrance
             try:
-                return (transport.turns or admission).enter(request)
+                return entrance.enter(request)
             except RefusedError:
-                if admission is self._admission:
+                if entrance is self._entrance:
                     raise
 
     def check_thread(self) -> None:

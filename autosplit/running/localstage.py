@@ -28,7 +28,7 @@ from autosplit.running.monitor import WorkerHealth, stage_stats, worker_health
 from autosplit.running.request import NUM_TIMES, MatchingTensors, Request
 from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.stage import StagePlacement
-from autosplit.running.statusblock import STATUS_WORDS
+from autosplit.running.statusblock import STATUS_WORDS, WorkerStatus
 from autosplit.running.wiring import Wiring
 from autosplit.tracing.splitting import states_in
 from autosplit.tracing.tensorspec import Announced, TensorSpec, announced, check_outputs, laid_out, zeros
@@ -72,8 +72,9 @@ class LocalStage:
         self._stage, self.replica, self.device = stage, replica, stage.devices[replica]
         self._last_ns = (1 << 62,) * NUM_USUAL
         self._num_started = 0
-        self._words = [0] * STATUS_WORDS
+        self._words = memoryview(bytearray(8 * STATUS_WORDS)).cast("q")
         """As in the status block of a pipeline."""
+        self._status = WorkerStatus(self._words)
         self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
         before_bytes, begun_s = anonymous_bytes(os.getpid()), time.perf_counter()
@@ -104,10 +105,9 @@ class LocalStage:
             raise
 
     def _compute(self, request: Request) -> None:
-        words, number = self._words, request.number
-        got = words[statusblock.SINCE_NS] = time.monotonic_ns()
-        words[statusblock.STATE], words[statusblock.SEQUENCE] = statusblock.RUNNING, number
-        flag, ran = DATA, got
+        number = request.number
+        got = ran = self._status.enter(statusblock.RUNNING, number)
+        flag = DATA
         if 0 < request.deadline_ns <= got:
             request.error = DeadlineError(f"request {number} was skipped: its deadline passed before its stage began")
             flag = SKIPPED
@@ -121,7 +121,7 @@ class LocalStage:
                 request.error = StageError(self._explain(request, traceback.format_exc()))
         request.inputs = ()
         request.made_ns = time.monotonic_ns()
-        words[statusblock.STATE] = statusblock.WAITING
+        self._words[statusblock.STATE] = statusblock.WAITING
         self._count(request, flag, got, ran)
 
     def places(self) -> "list[tuple[Context, ...]]":
@@ -176,7 +176,7 @@ class LocalStage:
     def _take(self, request: Request, outputs: Sequence[torch.Tensor]) -> None:
         """Check outputs and make them the request's own. Raises: ValueError: they are not as announced."""
         loaded = self._loaded[request.variant]
-        check_outputs(outputs, len(loaded.announced), loaded.announced)
+        check_outputs(outputs, loaded.announced)
         for (name, copies), value in zip(loaded.targets, outputs, strict=True):
             request.values[name] = value if copies is None else copies.copy(value, request.variant)
         for name, position in self._passed:
@@ -184,14 +184,10 @@ class LocalStage:
 
     def _count(self, request: Request, flag: int, got: int, ran: int) -> None:
         """Add a request to the sums of the stage: it was begun at ``got`` and computed at ``ran``, in monotonic nanoseconds."""
-        words, asked, posted, sent = self._words, self._idle_ns, request.submitted_ns, request.made_ns
-        words[statusblock.SINCE_NS] = self._idle_ns = sent
+        asked, posted, sent = self._idle_ns, request.submitted_ns, request.made_ns
+        self._words[statusblock.SINCE_NS] = self._idle_ns = sent
         self._events.append((request.number, flag, asked, posted, got, ran, sent, 0))
-        words[statusblock.DONE + flag] += 1
-        words[statusblock.BUSY_NS] += ran - got
-        words[statusblock.WAIT_NS] += got - asked
-        words[statusblock.TRANSFER_NS] += sent - ran
-        words[statusblock.QUEUE_NS] += max(0, got - posted)
+        self._status.count(flag, ran - got, got - asked, sent - ran, max(0, got - posted))
         self._last_ns = (*self._last_ns[1:], ran - got)
 
     @property

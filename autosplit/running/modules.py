@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from autosplit.devices.accelerators import WITHOUT_IT, Accelerator, Queue, failure_of, open_accelerator
-from autosplit.errors import AutosplitError, BackendError, DeviceError, UsageError, listed
+from autosplit.errors import AutosplitError, BackendError, DeviceError, UsageError, listed, one_line
 from autosplit.tables import bytes_text
 from autosplit.values.samples import backends
 
@@ -157,8 +157,7 @@ class StageFolder:
                 )
             return place_runnable(accelerator, place, program.inputs, program.outputs)
         except torch.OutOfMemoryError as failure:
-            shown = " ".join(str(failure).split())[:200]
-            raise BackendError(f"the stage's weights fit, and its values do not ({shown}), on {way_out}") from None
+            raise BackendError(f"the stage's weights fit, and its values do not ({one_line(failure)}), on {way_out}") from None
         except AutosplitError:
             raise
         except Exception as failure:

@@ -1,103 +1,21 @@
-"""Observe a running pipeline: the places of its requests, their times and those of its workers, and the health of the workers.
-
-Places are read from the status block without asking a worker. The status of a worker names one request. The worker has handed
-over all its requests before that one, and while it waits it has not taken that one either. The contents of each ring, and the
-worker that holds up another, follow from these numbers.
-"""
+"""Observe a running pipeline: the times of its requests and of its workers, and the health of the workers."""
 
 import contextlib
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from autosplit.devices.processes import memory_held, resident_bytes
 from autosplit.errors import RefusedError, WorkerError
-from autosplit.memory.slots import HOST
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.running import statusblock
+from autosplit.running.flow import Flow
 from autosplit.running.inflight import Lanes
 from autosplit.running.messages import Ready, WorkerEvent
 from autosplit.running.provisioner import Deployment
 from autosplit.running.request import RequestTimes
 from autosplit.running.stageworker import StageWorker
-from autosplit.running.statusblock import StatusBlock
-from autosplit.running.wiring import Wiring
-
-Words = Sequence[int] | memoryview
-"""The words of a worker in the status block."""
-
-
-class Position(NamedTuple):
-    """The state of a worker (see ``statusblock``), and its request: the first that it has not handed over."""
-
-    state: int
-    sequence: int
-
-
-class Flow:
-    """The path of requests through a wiring, for workers in the order of ``Wiring.workers``."""
-
-    def __init__(self, wiring: Wiring) -> None:
-        self._wiring = wiring
-        self._workers = list(wiring.workers())
-        self._replicas = [len(stage.devices) for stage in wiring.stages]
-        self._first = [sum(self._replicas[:stage]) for stage in range(len(self._replicas))]
-
-    def places(self, block: StatusBlock) -> list[Position]:
-        """The position of each worker now."""
-        found = (block.status(number) for number in range(len(self._workers)))
-        return [Position(status[statusblock.STATE], status[statusblock.SEQUENCE]) for status in found]
-
-    def num_queued(self, number: int, places: Sequence[Position], nexts: Sequence[int]) -> int:
-        """Requests that lie ready for a worker, all their inputs there.
-
-        Args:
-            number: the worker.
-            places: of all workers.
-            nexts: for each lane, the request that the host will send next.
-        """
-        state, sequence = places[number]
-        if state in (statusblock.STARTING, statusblock.PAUSED):
-            return 0
-        stage, _ = self._workers[number]
-        every = self._replicas[stage]
-        first = sequence if state == statusblock.WAITING else sequence + every
-        sources = {channel.source for channel in self._wiring.channels if channel.target == stage}
-        count = 0
-        while count < self._wiring.most_in_flight and all(
-            self._handed_over(source, first + count * every, places, nexts) for source in sources
-        ):
-            count += 1
-        return count
-
-    def at_fault(self, number: int, places: Sequence[Position], nexts: Sequence[int]) -> bool:
-        """Whether only this worker can advance its request: it runs the request, or waits although the request is ready."""
-        state, sequence = places[number]
-        match state:
-            case statusblock.WAITING:
-                return self.num_queued(number, places, nexts) > 0
-            case statusblock.SENDING:
-                return not self._blocked(self._workers[number][0], sequence, places)
-            case _:
-                return state != statusblock.STARTING
-
-    def _handed_over(self, source: int, sequence: int, places: Sequence[Position], nexts: Sequence[int]) -> bool:
-        if source == HOST:
-            return sequence < nexts[sequence % len(nexts)]
-        return places[self._worker(source, sequence)].sequence > sequence
-
-    def _blocked(self, stage: int, sequence: int, places: Sequence[Position]) -> bool:
-        """Whether a ring for the outputs of this request is full, as its slot still holds an older request."""
-        targets = (channel for channel in self._wiring.channels if channel.source == stage and channel.target != HOST)
-        return any(
-            places[self._worker(channel.target, sequence)].sequence <= sequence - channel.num_slots * channel.every
-            for channel in targets
-        )
-
-    def _worker(self, stage: int, sequence: int) -> int:
-        return self._first[stage] + sequence % self._replicas[stage]
 
 
 @dataclass(eq=False)
@@ -151,7 +69,7 @@ def worker_health(
     device: str,
     pid: int,
     alive: bool,
-    status: Words,
+    status: memoryview,
     num_queued: int,
 ) -> WorkerHealth:
     """The health of a worker, from its words of the status block."""
@@ -231,7 +149,7 @@ class Monitor:
 
 def stage_stats(
     place: tuple[str, str, int, str, int],
-    status: Words,
+    status: memoryview,
     events: Sequence[WorkerEvent],
     ready: Ready,
     pid: int,

@@ -21,8 +21,8 @@ from autosplit.devices.calls import last_words
 from autosplit.errors import BackendError, RefusedError, WorkerError
 from autosplit.memory.slots import HOST
 from autosplit.running import statusblock
+from autosplit.running.flow import Flow
 from autosplit.running.inflight import Lanes
-from autosplit.running.monitor import Flow
 from autosplit.running.provisioner import Deployment
 from autosplit.running.stageworker import StageWorker
 

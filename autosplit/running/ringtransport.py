@@ -19,11 +19,12 @@ from autosplit.reports.results import StageStats
 from autosplit.running.admission import Admission
 from autosplit.running.hostrings import InputRings, ResultRings
 from autosplit.running.inflight import SOON_NS, InFlight
+from autosplit.running.intake import InputCopies
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import Monitor, WorkerHealth
 from autosplit.running.provisioner import Deployment, provision
 from autosplit.running.recovery import Recovery
-from autosplit.running.request import InputCopies, Request
+from autosplit.running.request import Request
 from autosplit.running.wiring import Wiring, require_here
 
 LOOK_NS = 1_000_000

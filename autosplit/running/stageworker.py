@@ -19,12 +19,13 @@ from autosplit.devices.forking import freed_memory_returned
 from autosplit.devices.processes import anonymous_bytes, reset_peak
 from autosplit.errors import AutosplitError, BackendError, DeviceError
 from autosplit.running import statusblock
+from autosplit.running.lookahead import Lookahead
 from autosplit.running.messages import Ready, WorkerConfig
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, VARIANT, Slot
-from autosplit.running.stagerings import Lookahead, StageRings
+from autosplit.running.stagerings import StageRings
 from autosplit.running.statusblock import StatusBlock, WorkerStatus
 from autosplit.tracing.splitting import states_in
-from autosplit.tracing.tensorspec import check_outputs
+from autosplit.tracing.tensorspec import announced, check_outputs
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Begun
@@ -94,9 +95,7 @@ class StageWorker:
         self._events: deque[tuple[int, ...]] = deque(maxlen=KEPT_EVENTS)
         self._sequence: int | None = None
         self._stages = config.stage.at_each_size()
-        self._announced = cache(
-            lambda variant: [(position, view.shape, view.dtype) for position, view in self._rings.output_slots(variant)]
-        )
+        self._announced = cache(lambda variant: announced(self._stages[variant].outputs))
 
     def load(self) -> str:
         """Load the stage at each size; return its note about itself, or ''."""
@@ -168,7 +167,7 @@ class StageWorker:
         """
         status = self.status
         asked = status.enter(statusblock.WAITING, sequence)
-        ahead = self._lookahead.pop()
+        ahead = self._lookahead.pop() if self._num_contexts > 1 else None
         slots, begun = (ahead.slots, ahead.begun) if ahead else (self._rings.take(sequence), None)
         got = status.enter(statusblock.RUNNING, sequence)
         flag, result = self._compute(sequence, slots, begun)
@@ -205,7 +204,7 @@ class StageWorker:
         """Make the outputs of a request, which fit their slots, or the text of the error."""
         try:
             outputs = make()
-            check_outputs(outputs, len(self._config.stage.outputs), self._announced(slots[0].header[VARIANT]))
+            check_outputs(outputs, self._announced(slots[0].header[VARIANT]))
             return DATA, outputs
         except Exception:
             return ERROR, self._explain(sequence, slots, traceback.format_exc())

@@ -33,7 +33,7 @@ _PAST = 1
 
 
 class WorkerStatus:
-    """The words of one worker, for the worker itself."""
+    """The words of one worker, or of a stage in the caller's process, for whoever writes them."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from autosplit.compat.models import missing_packages
-from autosplit.errors import MissingExtraError, ModelError, close_names, raise_faults
+from autosplit.errors import MissingExtraError, ModelError, close_names, one_line, raise_faults
 from autosplit.examples.batch_norm import calibrate_batch_norm, tracking_norms
 from autosplit.tables import bytes_text
 from autosplit.tracing.modelspec import typed_options
@@ -341,8 +341,3 @@ def _require_memory(model_class: Any, config: Any, subject: str) -> None:
             f"{subject} has {bytes_text(needed)} of weights, and {bytes_text(free)} of memory are free. "
             "Make it smaller, for example with '?num_hidden_layers=2'."
         )
-
-
-def one_line(failure: BaseException) -> str:
-    """The message of a failure on one line, cut."""
-    return " ".join(str(failure).split())[:300]

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from autosplit.errors import MissingExtraError, ModelError, UsageError, raise_faults
+from autosplit.errors import MissingExtraError, ModelError, UsageError, one_line, raise_faults
 from autosplit.files import read_data
 from autosplit.parsing import parse_json, shown
 from autosplit.tables import bytes_text
@@ -85,7 +85,7 @@ def load_checkpoint(
         except ImportError as failure:
             raise MissingExtraError(f"{subject} needs a package that is not installed: {failure}") from None
         except Exception as failure:
-            raise ModelError(f"{subject} cannot be loaded: {architectures.one_line(failure)}") from failure
+            raise ModelError(f"{subject} cannot be loaded: {one_line(failure)}") from failure
     lost = [f"it lacks '{name}'" for name in sorted(found["missing_keys"])]
     lost += [f"'{name[0]}' has another shape than its config says" for name in sorted(found["mismatched_keys"])]
     raise_faults(ModelError, f"{subject} does not hold all weights of {names[0]}", lost)
@@ -115,7 +115,7 @@ def fetch(name: str) -> Path:
             repository, revision=revision or None, allow_patterns=list(FILES), ignore_patterns=["*/*"]
         )
     except Exception as failure:
-        reason = architectures.one_line(failure)
+        reason = one_line(failure)
         way_out = "Without a network, give a folder: 'transformers:/path/to/checkpoint'"
         raise ModelError(f"model 'hub:{name}' cannot be fetched: {reason}. {way_out}") from failure
     return Path(folder)

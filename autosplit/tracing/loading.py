@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from autosplit.compat.torchparts import FakeTensorMode, pytree
-from autosplit.errors import BRIEF, ModelError, raise_faults
+from autosplit.errors import BRIEF, ModelError, one_line, raise_faults
 from autosplit.tracing import architectures, checkpoints
 from autosplit.tracing.importing import import_function
 from autosplit.tracing.modelspec import parse_options, typed_options
@@ -160,8 +160,7 @@ def _load_program(path: Path, options: Mapping[str, str], trust: bool) -> Export
     try:
         return torch.export.load(path)
     except Exception as failure:
-        reason = " ".join(str(failure).split())[:300]
-        raise ModelError(f"model file '{path}' cannot be read as an exported program: {reason}") from failure
+        raise ModelError(f"model file '{path}' cannot be read as an exported program: {one_line(failure)}") from failure
 
 
 def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, seq_len: int | None) -> tuple[nn.Module, Inputs]:

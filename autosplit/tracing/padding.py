@@ -8,7 +8,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import torch
 from torch import fx
@@ -17,7 +16,7 @@ from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import difference
 from autosplit.tracing.family import At, Family
 from autosplit.tracing.flattening import is_pick
-from autosplit.tracing.programs import Observer, user_line
+from autosplit.tracing.programs import computed_values, user_line
 from autosplit.tracing.verifying import distinct_inputs
 
 TOLERANCE = 1e-4
@@ -85,9 +84,10 @@ def _mixing(family: Family, dim: str, small: At, large: At, num_draws: int) -> s
     """
     exact, padded = family.make(small, num_draws - 1), family.at(large)
     for inputs in distinct_inputs(exact.example_inputs, num_draws):
-        wanted = _values(exact, inputs)
+        wanted = computed_values(exact.program, inputs)
         specs = [padded.specs[name] for name in padded.graph.inputs]
-        found = _values(padded, [pad(tensor, spec.shape) for tensor, spec in zip(inputs, specs, strict=True)])
+        padded_inputs = [pad(tensor, spec.shape) for tensor, spec in zip(inputs, specs, strict=True)]
+        found = computed_values(padded.program, padded_inputs)
         wrong = [
             name
             for name, axes in family.out_dims.items()
@@ -105,19 +105,6 @@ def _mixing(family: Family, dim: str, small: At, large: At, num_draws: int) -> s
 
 def _limit(tensor: torch.Tensor) -> float:
     return TOLERANCE if tensor.is_floating_point() or tensor.is_complex() else 0.0
-
-
-def _values(traced: Traced, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every value of a pass."""
-    found: dict[str, torch.Tensor] = {}
-
-    def see(node: fx.Node, value: Any) -> None:
-        if isinstance(value, torch.Tensor) and node.op != "get_attr":
-            found[node.name] = value
-
-    with torch.inference_mode():
-        Observer(traced.program, see).run(*inputs)
-    return found
 
 
 def _first_other(

@@ -9,7 +9,7 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +78,21 @@ def observed(
     with fake_mode(inputs) as mode, torch.no_grad():
         fakes = [value if isinstance(value, FakeTensor) else mode.from_tensor(value) for value in inputs]
         return Observer(program, see).run(*fakes), specs
+
+
+def computed_values(
+    program: fx.GraphModule, inputs: Sequence[torch.Tensor], names: Collection[str] | None = None
+) -> dict[str, torch.Tensor]:
+    """Every value of a pass, or those of these names."""
+    found: dict[str, torch.Tensor] = {}
+
+    def see(node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and node.op != "get_attr" and (names is None or node.name in names):
+            found[node.name] = value
+
+    with torch.inference_mode():
+        Observer(program, see).run(*inputs)
+    return found
 
 
 def weight_names(graph: fx.Graph) -> list[str]:

@@ -237,21 +237,20 @@ def kind_of(value: object) -> str:
     return ""
 
 
-Announced = tuple[int, Sequence[int], torch.dtype]
-"""Position of an output of a stage, and the shape and dtype that the stage announced for it."""
+Announced = tuple[Sequence[int], torch.dtype]
+"""The shape and dtype that a stage announced for an output."""
 
 
 def announced(specs: Sequence[TensorSpec]) -> tuple[Announced, ...]:
-    """All outputs of a stage."""
-    return tuple((position, torch.Size(spec.shape), spec.torch_dtype) for position, spec in enumerate(specs))
+    """The outputs of a stage."""
+    return tuple((torch.Size(spec.shape), spec.torch_dtype) for spec in specs)
 
 
-def check_outputs(outputs: Sequence[torch.Tensor], num_outputs: int, wanted: Iterable[Announced]) -> None:
+def check_outputs(outputs: Sequence[torch.Tensor], wanted: Sequence[Announced]) -> None:
     """Raise ValueError if a stage did not make what it announced: whoever takes an output reads as much memory as announced."""
-    if len(outputs) != num_outputs:
-        raise ValueError(f"it returned {len(outputs)} outputs instead of the {num_outputs} announced")
-    for position, shape, dtype in wanted:
-        made = outputs[position]
+    if len(outputs) != len(wanted):
+        raise ValueError(f"it returned {len(outputs)} outputs instead of the {len(wanted)} announced")
+    for position, (made, (shape, dtype)) in enumerate(zip(outputs, wanted, strict=True)):
         if (
             made.__class__ is torch.Tensor
             and made.is_cpu

@@ -3,7 +3,7 @@ import errno
 import pytest
 import torch
 
-from autosplit.backends.probing import one_line, refused_ops
+from autosplit.backends.probing import innermost, refused_ops
 
 
 def test_all_ops_of_a_refused_kind_are_named_and_few_conversions_are_made(mlp, whole):
@@ -29,7 +29,7 @@ def test_nothing_is_refused_in_one_conversion(mlp, whole):
 
 
 def test_an_error_without_words_is_its_class():
-    assert one_line(KeyError()) == "KeyError"
+    assert innermost(KeyError()) == "KeyError"
 
 
 def test_a_stage_that_views_a_strided_input_is_probed(after_attention):

@@ -26,8 +26,7 @@ from autosplit.bundling.dumps import differences_of, example_inputs, read_dump, 
 from autosplit.bundling.manifest import WEIGHTS, Part, check_files, read_manifest
 from autosplit.bundling.openbundle import load_bundle, mapped_devices
 from autosplit.bundling.packing import pack
-from autosplit.commands.bundleoptions import Bundle
-from autosplit.commands.bundles import bundle
+from autosplit.commands.bundles import Bundle, bundle
 from autosplit.errors import BundleError, RefusedError, StageError, UsageError
 from autosplit.files import content_hash
 from autosplit.tracing.capturing import trace

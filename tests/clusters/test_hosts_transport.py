@@ -9,7 +9,7 @@ from hosts import SECRET, Hosts, on_hosts
 from pipelines import at_widths, increment, request
 
 from autosplit.clusters.agent import Agent
-from autosplit.clusters.hoststransport import Lost
+from autosplit.clusters.hostsdeployment import Lost
 from autosplit.clusters.remote import HostsPipeline
 from autosplit.errors import WorkerError
 from autosplit.running.engine import Engine

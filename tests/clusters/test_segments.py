@@ -14,7 +14,8 @@ from pipelines import WIDTH, at_widths, double, local, request
 
 import autosplit
 from autosplit.bundling.bundler import write_bundle
-from autosplit.clusters.hoststransport import Answered, Events, HostsTransport, Lost, Route
+from autosplit.clusters.hostsdeployment import Answered, Events, HostsDeployment, Lost
+from autosplit.clusters.hoststransport import HostsTransport
 from autosplit.clusters.raynodes import connected
 from autosplit.clusters.segments import segments_of
 from autosplit.errors import DeadlineError, DeviceError, PlanError, RefusedError, StageError, UsageError, WorkerError
@@ -74,7 +75,7 @@ def test_stages_on_hosts_do_not_run_here_nor_in_a_bundle(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-class FakeRoute(Route):
+class FakeDeployment(HostsDeployment):
     """Keeps what is sent."""
 
     max_in_flight = 2
@@ -97,16 +98,20 @@ class FakeRoute(Route):
         pass
 
 
-def none(lost: Lost, route: Route, events: Events) -> Route:
+def none(lost: Lost, deployment: HostsDeployment, events: Events) -> HostsDeployment:
     raise WorkerError(f"host '{lost.host}' was lost: {lost.reason}")
 
 
 class Bench:
-    """An engine on a fake route; it answers with the value ``10 * number``."""
+    """An engine over a fake deployment; it answers with the value ``10 * number``."""
 
-    def __init__(self, replace: Callable[[Lost, Route, Events], Route] = none, queue_capacity: int = 8) -> None:
-        self.events, self.route = Events(), FakeRoute()
-        self.engine = Engine(lambda wiring: HostsTransport(self.route, self.events, replace), FakeRoute.wiring, queue_capacity)
+    def __init__(
+        self, replace: Callable[[Lost, HostsDeployment, Events], HostsDeployment] = none, queue_capacity: int = 8
+    ) -> None:
+        self.events, self.deployment = Events(), FakeDeployment()
+        self.engine = Engine(
+            lambda wiring: HostsTransport(self.deployment, self.events, replace), FakeDeployment.wiring, queue_capacity
+        )
 
     def submit(self, timeout_s: float | None = 0.0, width: int = WIDTH, **settings: Any) -> AnswerFuture:
         return self.engine.submit(request(0, width), timeout_s=timeout_s, **settings)
@@ -131,7 +136,7 @@ def test_callers_at_the_door_are_let_in_once_the_queue_is_half_empty() -> None:
         bench.submit()  # there is room, which is for those who came before
     assert bench.engine.num_waiting == 3 and late.empty()
     for number in range(1, 9):
-        while number not in bench.route.sent:
+        while number not in bench.deployment.sent:
             time.sleep(0.001)
         bench.answer(number)
     for caller in callers:
@@ -147,13 +152,13 @@ def test_deadlines_in_the_queue_and_cancelling() -> None:
     with pytest.raises(DeadlineError):
         late.result(5)
     assert unwanted.cancel() and running[0].cancel()
-    assert bench.route.cancelled == [0]
+    assert bench.deployment.cancelled == [0]
     bench.answer(0)
     bench.events.put(Answered(1, None, "StageError\nhost 'b': op 'fc' failed"))
     with pytest.raises(StageError, match="host 'b': op 'fc' failed"):
         running[1].result(5)
     bench.engine.close(drain=True)
-    assert bench.route.sent == [0, 1]
+    assert bench.deployment.sent == [0, 1]
 
 
 def test_a_lost_host_fails_what_it_had_and_all_that_comes() -> None:
@@ -168,9 +173,9 @@ def test_a_lost_host_fails_what_it_had_and_all_that_comes() -> None:
 
 
 def test_requests_run_again_on_another_route() -> None:
-    again, ready = FakeRoute(), threading.Event()
+    again, ready = FakeDeployment(), threading.Event()
 
-    def replace(lost: Lost, route: Route, events: Events) -> Route:
+    def replace(lost: Lost, deployment: HostsDeployment, events: Events) -> HostsDeployment:
         ready.set()
         return again
 
@@ -182,8 +187,8 @@ def test_requests_run_again_on_another_route() -> None:
     for number in (0, 2):
         bench.answer(number)
     assert [float(future.result(5)[0]) for future in futures] == [0.0, 10.0, 20.0]
-    assert bench.route.sent == [0, 1, 2] and again.sent == [0, 2], "the request with a result does not run again"
-    assert bench.route.variants == [1, 0, 1] and again.variants == [1, 1], "a request runs again at its own size"
+    assert bench.deployment.sent == [0, 1, 2] and again.sent == [0, 2], "the request with a result does not run again"
+    assert bench.deployment.variants == [1, 0, 1] and again.variants == [1, 1], "a request runs again at its own size"
     assert bench.engine.restarts == 1
     bench.engine.close(drain=True)
 

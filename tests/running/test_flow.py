@@ -3,7 +3,7 @@
 import pytest
 from pipelines import double, local
 
-from autosplit.running.monitor import Flow, Position
+from autosplit.running.flow import Flow, Position
 from autosplit.running.statusblock import PAUSED, RUNNING, SENDING, STARTING, WAITING
 from autosplit.running.wiring import wire
 
