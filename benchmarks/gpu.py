@@ -1,7 +1,10 @@
 """Accelerators: kept busy, smaller than the model, and several of them. On a card where there is one, else simulated.
 
     make bench-gpu
-    python -m benchmarks.gpu ["Several accelerators"]
+    python -m benchmarks.gpu ["Kept busy"]
+
+On a card tests/devices/test_cuda.py runs first. The page is written after each row, and no row begins after ``LIMIT_S``, so all
+ends within 6 minutes. A section that was left short is made whole by a command that names it.
 
 A simulated accelerator (tests/simulatedmemory.py) takes 10 us for an op, and its link copies 10 GB/s in each direction; a core
 takes an op's weights at 1.5 GB/s. Stages on accelerators are run; answers of whole plans are compared in all bits with those of
@@ -9,12 +12,17 @@ torch on a core. The seconds of a request are those of the clocks of the devices
 """
 
 import gc
+import math
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import autosplit
 from autosplit.devices.accelerators import Accelerator
 from autosplit.devices.cuda import Cuda
+from autosplit.memory.slots import NUM_CONTEXTS
 from autosplit.tables import bytes_text
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
@@ -23,7 +31,7 @@ from benchmarks.gpucases import (
     accelerator,
     alone_per_s,
     card_case,
-    computes_per_s,
+    limits_per_s,
     ours_per_s,
     placed,
     simulated_case,
@@ -34,21 +42,23 @@ TABLE, IS_CARD = Path("benchmarks/gpu.md"), Cuda.count() > 0
 MLP = "autosplit.examples.mlp:mlp?depth=24&width=512"
 BERT_24 = "transformers:BertModel?num_hidden_layers=24&hidden_size=1024&num_attention_heads=16&intermediate_size=4096"
 BUSY = (
-    ("transformers:ResNetForImageClassification", None, (1, 8)),
-    ("transformers:BertModel", 128, (1, 8) if IS_CARD else (1,)),
-    ("transformers:GPT2Model", 128, (1, 8) if IS_CARD else (1,)),
-    ("autosplit.examples.unet:unet?size=256", None, (1, 8)),
+    ("transformers:ResNetForImageClassification", None),
+    ("transformers:BertModel", 128),
+    ("transformers:GPT2Model", 128),
+    ("autosplit.examples.unet:unet?size=256", None),
 )
-"""Model, its tokens, and batches. A simulated op takes as long at any batch, and a core takes a minute for these two at 8."""
+"""Model and its tokens."""
 LARGER = (
     (BERT_24, 128, (800_000_000,), 4),
-    (MLP, None, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), 20),
+    (MLP, None, tuple(tenth / 10 for tenth in ((1, 5, 9) if IS_CARD else range(1, 11))), 20),
 )
 """Model, its tokens, caps in bytes or as shares of its weights, and requests on simulated accelerators."""
 CAPS = (0.15,)
 """Caps of each of several accelerators, as shares of all weights."""
 BUSES = (("none", 0.0, False), ("10 GB/s shared", 1e10, False), ("10 GB/s, peer to peer", 1e10, True))
-COUNT = 100 if IS_CARD else 2
+NUM_ALONE, NUM_OURS = (100, 100) if IS_CARD else (1, NUM_CONTEXTS)
+"""Requests that are timed. A simulated one takes as long each time; ours settle once each context has had one."""
+TESTS, TESTS_LIMIT_S, LIMIT_S = "tests/devices/test_cuda.py", 90.0, 240.0 if IS_CARD else math.inf
 
 
 def words(plan: Plan, core: str) -> str:
@@ -67,39 +77,42 @@ def row(*cells: object) -> str:
     return f"| {shown} |"
 
 
-def kept_busy() -> list[str]:
+def kept_busy() -> Iterator[str]:
     """One accelerator fed from one process with pinned copies.
 
     Alone: copies in, compute, copies out in one queue, and a wait for each request. Ours: as a worker runs the stage. The limit
-    is compute without copies: where it is below 1.05 of the best alone, so is every way. Where copies in one direction take
-    longer than compute, as those of the U-Net at batch 8 do, ours is at the rate of the link.
+    is the slower of compute without copies, and copies without compute in the slower direction: where it is below 1.05 of the
+    best alone, so is every way. A simulated op takes as long in a graph as alone.
     """
-    shares = "ours / best alone", "limit / best alone", "ours / limit"
-    lines = [
-        row("model", "batch", "eager alone", "graph alone", "compiled alone", "ours", "limit", *shares),
-        "|---" * 10 + "|",
-    ]
+    shares = "ours / best alone", "limit / best alone", "ours / compute", "ours / limit"
+    ways = "eager alone", "graph alone", "compiled alone", "ours", "compute", "copies"
+    yield row("model", "batch", *ways, *shares)
+    yield "|---" * 12 + "|"
     device = accelerator(IS_CARD)
-    for spec, seq_len, batches in BUSY:
-        for batch in batches:
-            lines.append(_kept_busy(spec, batch, seq_len, device))
+    for batch in (1, 8):
+        for spec, seq_len in BUSY:
+            yield _kept_busy(spec, batch, seq_len, device)
             gc.collect()  # a stage is a ring, and the device has no room for those of two models
-    return lines
 
 
 def _kept_busy(spec: str, batch: int, seq_len: int | None, device: Accelerator) -> str:
     traced = autosplit.trace(spec, batch=batch, seq_len=seq_len)
     inputs = traced.example_inputs
-    eager = alone_per_s(placed(traced, device, record=False), inputs, COUNT)
-    compiled = alone_per_s(placed(traced, device, record=True, compiles=True), inputs, COUNT) if IS_CARD else 0.0
+
+    def alone(compiles: bool) -> float:
+        return alone_per_s(placed(traced, device, record=compiles, compiles=compiles), inputs, NUM_ALONE) if IS_CARD else 0.0
+
+    eager, compiled = alone(compiles=False), alone(compiles=True)
     gc.collect()
     graph = placed(traced, device, record=True)
-    recorded, ours, limit = (per_s(graph, inputs, COUNT) for per_s in (alone_per_s, ours_per_s, computes_per_s))
-    best = max(eager, recorded, compiled)
-    return row(spec, batch, eager, recorded, compiled or "–", ours, limit, ours / best, limit / best, ours / limit)
+    recorded, ours = alone_per_s(graph, inputs, NUM_ALONE), ours_per_s(graph, inputs, NUM_OURS)
+    compute, copies = limits_per_s(graph, NUM_ALONE)
+    best, limit = max(eager, recorded, compiled), min(compute, copies)
+    ways = eager or "–", recorded, compiled or "–", ours, compute, copies
+    return row(spec, batch, *ways, ours / best, limit / best, ours / compute, ours / limit)
 
 
-def one_accelerator() -> list[str]:
+def one_accelerator() -> Iterator[str]:
     """BERT of 24 layers with 128 tokens under a cap of 800 MB, and an MLP with caps for its weights as shares of them.
 
     The rule of accelerate is a formula: weights fill the device in order, and each later layer is copied before it computes, for
@@ -108,7 +121,8 @@ def one_accelerator() -> list[str]:
     """
     rates = "predicted", "run", "all streamed", "all on the core", "accelerate's rule"
     shares = "predicted / run", "run / better of streamed and core", "run / rule"
-    lines = [row("model", "cap", "plan", *rates, *shares), "|---" * 11 + "|"]
+    yield row("model", "cap", "plan", *rates, *shares)
+    yield "|---" * 11 + "|"
     for spec, seq_len, caps, count in LARGER:
         traced = autosplit.trace(spec, seq_len=seq_len)
         case = card_case(traced) if IS_CARD else simulated_case(traced, 1)
@@ -121,23 +135,22 @@ def one_accelerator() -> list[str]:
             name, told = spec.partition(":")[2], f"{cap:.0%}" if cap <= 1 else bytes_text(cap)
             others = streamed if case.least_bytes <= room else "no room", on_core, rule
             about = predicted / run, run / better, run / rule
-            lines.append(row(name, told, words(plan, case.names[0]), predicted, run, *others, *about))
-    return lines
+            yield row(name, told, words(plan, case.names[0]), predicted, run, *others, *about)
 
 
-def several_accelerators() -> list[str]:
+def several_accelerators() -> Iterator[str]:
     """The MLP with 128 rows on one, two and four simulated accelerators with a link each and a bus.
 
     The cap is that of each, as a share of all weights. Without a bus only the links limit copies. Values between accelerators
     pass through the host; where they could go from one to the other (peer to peer), the plan is predicted and simulated, not run.
     """
     traced = autosplit.trace(MLP, batch=128)
-    lines = [row("accelerators", "cap", "bus", "plan", "predicted", "schedule", "run", "predicted / run"), "|---" * 8 + "|"]
+    yield row("accelerators", "cap", "bus", "plan", "predicted", "schedule", "run", "predicted / run")
+    yield "|---" * 8 + "|"
     for num_gpus in (1, 2, 4):
         for share in CAPS:
             for name, rate, peer_to_peer in BUSES[: 1 if num_gpus == 1 else None]:
-                lines.append(_on_bus(simulated_case(traced, num_gpus, rate, peer_to_peer), traced, share, name, peer_to_peer))
-    return lines
+                yield _on_bus(simulated_case(traced, num_gpus, rate, peer_to_peer), traced, share, name, peer_to_peer)
 
 
 def _on_bus(case: Case, traced: Traced, share: float, name: str, peer_to_peer: bool) -> str:
@@ -148,10 +161,22 @@ def _on_bus(case: Case, traced: Traced, share: float, name: str, peer_to_peer: b
     return row(num_gpus, f"{share:.0%}", name, words(plan, case.names[0]), predicted, case.scheduled_per_s(plan), *told)
 
 
+def tested() -> str:
+    """What the tests of a card end with."""
+    try:
+        command = [sys.executable, "-m", "pytest", "-q", TESTS]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=TESTS_LIMIT_S, check=False)
+        print(ran.stdout)
+    except subprocess.TimeoutExpired as late:
+        print((late.stdout or b"").decode())
+        return f"{TESTS}: had not ended after {TESTS_LIMIT_S:.0f} s"
+    return f"{TESTS}: {ran.stdout.strip().splitlines()[-1]}"
+
+
 def main() -> None:
     """Write the sections of this device; those of others stay."""
     where = str(Cuda(0).facts()) if IS_CARD else "simulated"
-    about = (__doc__ or "").partition('accelerators"]\n\n')[2].strip()
+    about = (__doc__ or "").strip().rpartition("\n\n")[2]
     page = TABLE.read_text(encoding="utf-8") if TABLE.exists() else ""
     page = with_section(page, f"# Accelerators\n\nMade by `make bench-gpu`, in requests/s. Each heading says on what.\n\n{about}")
     parts = (
@@ -160,10 +185,18 @@ def main() -> None:
         ("Several accelerators", several_accelerators),
     )
     wanted = sys.argv[1:] or [heading for heading, _ in parts[: 2 if IS_CARD else None]]
+    about_tests = [tested(), ""] if IS_CARD and not sys.argv[1:] else []
     for heading, table in (part for part in parts if part[0] in wanted):
-        told = " ".join((table.__doc__ or "").split())
-        page = with_section(page, "\n".join([f"## {heading}, {where}", "", told, "", *table()]))
-        TABLE.write_text(page, encoding="utf-8")
+        lines = [f"## {heading}, {where}", "", *about_tests, " ".join((table.__doc__ or "").split()), ""]
+        began, limit_s = time.monotonic(), LIMIT_S / len(wanted)
+        for line in table():
+            lines.append(line)
+            is_over = time.monotonic() - began > limit_s
+            lines += ["", f"A row that would have begun after {limit_s:.0f} s was left out."] if is_over else []
+            page = with_section(page, "\n".join(lines))
+            TABLE.write_text(page, encoding="utf-8")
+            if is_over:
+                break
 
 
 if __name__ == "__main__":

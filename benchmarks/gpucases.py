@@ -8,14 +8,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import torch
 from simulated import Simulated
-from simulatedmemory import BUS_BYTES_PER_S, OP_S, no_copies
+from simulatedmemory import BUS_BYTES_PER_S, OP_S
 from simulatedruns import seconds_of_requests
 
 import autosplit
 from autosplit.backends.placing import PlacedStage, place_runnable
 from autosplit.costs.planschedule import schedule_plan
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.devices.accelerators import Accelerator, Event
+from autosplit.devices.accelerators import Accelerator, Event, Queue, Work
 from autosplit.devices.cuda import Cuda
 from autosplit.devices.discovering import machine_for
 from autosplit.memory.account import Account
@@ -158,12 +158,7 @@ def placed(traced: Traced, device: Accelerator, record: bool, compiles: bool = F
 
 def _settled(device: Accelerator) -> Event:
     """An event for the beginning of a measurement; the queues of a simulated device begin at one time, as those of a card do."""
-    device.synchronise()
-    if isinstance(device, Simulated):
-        now_s = max(queue.time_s for queue in device.queues)
-        for queue in device.queues:
-            queue.time_s = now_s
-        device.memory.copies = no_copies()
+    device.restart() if isinstance(device, Simulated) else device.synchronise()
     return device.event()
 
 
@@ -182,15 +177,21 @@ def alone_per_s(stage: PlacedStage, inputs: Sequence[torch.Tensor], count: int) 
     return count / last.seconds_since(first)
 
 
-def computes_per_s(stage: PlacedStage, _: Sequence[torch.Tensor], count: int) -> float:
-    """Passes a second without copies."""
-    first, last = _settled(stage.accelerator), stage.accelerator.event()
-    first.record(stage.computing)
-    for _ in range(count):
-        stage.accelerator.enqueue(stage.computing, stage.contexts[0].compute)
-    last.record(stage.computing)
-    last.synchronise()
-    return count / last.seconds_since(first)
+def limits_per_s(stage: PlacedStage, count: int) -> tuple[float, float]:
+    """Requests a second if copies took no time, and if compute took none: the slower direction, each alone in its queue."""
+    context, device = stage.contexts[0], stage.accelerator
+
+    def alone(queue: Queue, work: Work) -> float:
+        first, last = _settled(device), device.event()
+        first.record(queue)
+        for _ in range(count):
+            device.enqueue(queue, work)
+        last.record(queue)
+        last.synchronise()
+        return count / last.seconds_since(first)
+
+    ways = (stage._arriving, context.arrive), (stage._leaving, context.leave)
+    return alone(stage.computing, context.compute), min(alone(*way) for way in ways)
 
 
 def ours_per_s(stage: PlacedStage, inputs: Sequence[torch.Tensor], count: int) -> float:

@@ -1,8 +1,9 @@
 """An accelerator without hardware: memory of its own behind queues that do nothing until somebody waits for them.
 
 Being as late as the rules allow, it shows every missing wait: what was not waited for is not there yet, and what is
-overwritten too early is read too late. Its memory is that of ``simulatedmemory``, which also counts the time. Tests put it in
-the place of CUDA by its import path, here and in workers.
+overwritten too early is read too late. Its memory is that of ``simulatedmemory``, which also counts the time: the host's own
+work takes none, but work that it enqueues after a wait begins after what it waited for. Tests put it in the place of CUDA by its
+import path, here and in workers.
 """
 
 import os
@@ -72,6 +73,7 @@ class Event:
     def synchronise(self) -> None:
         self.owner.calls["event.synchronise"] += 1
         self.reach(self.marks)
+        self.owner.host_s = max(self.owner.host_s, self.at_s)
 
     def reach(self, mark: int) -> None:
         while self.done < mark:
@@ -92,6 +94,8 @@ class Simulated(Accelerator):
         self.memory = simulatedmemory.memory_of(index)
         self.calls: Counter[str] = Counter()
         self.queues: list[Queue] = []
+        self.host_s = 0.0
+        """The seconds up to which the host has waited."""
         self.clock: Callable[[], float] | None = None
         """Tells the time of an event in place of its queue."""
 
@@ -115,7 +119,13 @@ class Simulated(Accelerator):
 
     def enqueue(self, queue: Queue, work: Work) -> None:
         self.calls["enqueue"] += 1
-        queue.waiting.append(work)
+        host_s = self.host_s
+
+        def begin() -> None:
+            queue.time_s = max(queue.time_s, host_s)
+            work()
+
+        queue.waiting.append(begin)
 
     def capture(self, queue: Queue, work: Work) -> Work:
         self.calls["capture"] += 1
@@ -137,6 +147,15 @@ class Simulated(Accelerator):
         for queue in self.queues:
             while queue.waiting:
                 queue.step()
+
+    def restart(self) -> None:
+        """Let the host and all queues begin at 0 s with a link that is free."""
+        self.synchronise()
+        for queue in self.queues:
+            queue.time_s = 0.0
+        self.host_s, self.memory.copies = 0.0, simulatedmemory.no_copies()
+        if self.memory.bus:
+            self.memory.bus.used.clear()
 
 
 class InHostMemory(Simulated):

@@ -41,8 +41,10 @@ class _OnDevice:
 
     def __call__(self, inputs: Sequence[torch.Tensor], ready_s: float) -> tuple[list[torch.Tensor], float, float]:
         self.stage._arriving.time_s = max(self.stage._arriving.time_s, ready_s)
-        begun = self.stage.begin(inputs)
+        begun, device = self.stage.begin(inputs), self.stage.accelerator
+        host_s = device.host_s
         made = [one.clone() for one in begun.outputs()]
+        device.host_s = host_s  # a worker begins later requests before it waits for this one
         return made, begun.context.arrived.at_s, begun.context.left.at_s
 
 
@@ -122,9 +124,5 @@ def _replicas(
         device = Simulated(int(index))
         device.memory.bus = bus_of.get(name)
         found.append(_OnDevice(placed(program, device, stage.resident_bytes)))
-        for queue in device.queues:
-            queue.time_s = 0.0
-        device.memory.copies = simulatedmemory.no_copies()
-        if device.memory.bus:
-            device.memory.bus.used.clear()
+        device.restart()
     return found

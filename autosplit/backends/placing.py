@@ -1,4 +1,4 @@
-"""Run a stage on an accelerator: copy inputs in, compute, copy outputs out, each in its own queue, with two requests in progress.
+"""Run a stage on an accelerator: copy inputs in, compute, copy outputs out, each in its own queue, for three requests at once.
 
 ::
 

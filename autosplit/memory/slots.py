@@ -1,8 +1,10 @@
 """How many slots the rings between stages have, and how many requests are in flight."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from autosplit.values.machine import HOST_KINDS
 
 BURST, BURST_DEPTH = 16, 4
 """The most requests in flight if they are small and answers come fast, so that the host wakes once for several answers; and the
@@ -11,8 +13,8 @@ least queue depth for as many. At a smaller depth they are fewer in proportion."
 BURST_BYTES = 512 * 1024
 """The most bytes of these requests in the host's slots: half of a core's second-level cache."""
 
-NUM_CONTEXTS = 2
-"""Requests in progress on an accelerator: one computes while another arrives or leaves."""
+NUM_CONTEXTS = 3
+"""Requests in progress on an accelerator: one arrives, one computes, one leaves."""
 
 HOST = -1
 """The host's number among the stages; a stage's number is its position."""
@@ -25,6 +27,11 @@ class Workers:
     replicas: int
     streams: int
     queue_depth: int
+
+
+def at_once(kinds: Iterable[str], streams: int) -> int:
+    """Requests that a replica of a stage on devices of these kinds works on at once."""
+    return streams if set(kinds) <= set(HOST_KINDS) else NUM_CONTEXTS
 
 
 def in_flight(stages: Sequence[Workers], host_bytes: int) -> tuple[int, int]:

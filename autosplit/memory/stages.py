@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from autosplit.memory.arena import bound_of
 from autosplit.memory.lives import Step, aligned, lives_of
-from autosplit.memory.slots import HOST, NUM_CONTEXTS, Workers, in_flight, num_slots
+from autosplit.memory.slots import HOST, NUM_CONTEXTS, Workers, at_once, in_flight, num_slots
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST_KINDS, Device, Machine, kind_of
 from autosplit.values.plan import Plan, Stage, StageMemory
@@ -250,7 +250,8 @@ def _ring_bytes(graph: Graph, plan: Plan, num_bytes: Mapping[str, int]) -> list[
 
     For a stage on an accelerator these are the tensors on the device that take its inputs and outputs, for each context.
     """
-    workers = [Workers(len(stage.devices), stage.streams, plan.queue_depth) for stage in plan.stages]
+    at_work = [at_once(map(kind_of, stage.devices), stage.streams) for stage in plan.stages]
+    workers = [Workers(len(one.devices), busy, plan.queue_depth) for one, busy in zip(plan.stages, at_work, strict=True)]
     if plan.process == "caller":
         return [0] * len(workers)
     home = {

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autosplit.errors import DeviceError, PlanError, listed, raise_faults
-from autosplit.memory.slots import HOST, Workers, in_flight, num_slots
+from autosplit.memory.slots import HOST, Workers, at_once, in_flight, num_slots
 from autosplit.running.stage import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
 
@@ -90,7 +90,8 @@ def wire(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Seque
     """
     inputs, outputs = listed("inputs", inputs, str), listed("outputs", outputs, str)
     raise_faults(PlanError, "the stages do not fit together", faults_of(stages, inputs, outputs))
-    workers = [Workers(len(stage.devices), stage.streams, stage.queue_depth) for stage in stages]
+    at_work = [at_once((device.kind for device in stage.devices), stage.streams) for stage in stages]
+    workers = [Workers(len(one.devices), busy, one.queue_depth) for one, busy in zip(stages, at_work, strict=True)]
     if window is None:
         window, most = in_flight(workers, _host_bytes(stages, inputs, outputs))
     elif window < 1:
