@@ -32,12 +32,7 @@ def start(way: str, folder: Path, threads: int) -> Generate:
     generator = open_generator(family, plan, Machine.of([parse_device(device)]))
 
     def generate(prompts: Prompts, new: int, mark: Mark) -> list[int]:
-        futures = [
-            generator.submit(prompt, on_token=lambda _, number=number: mark(number), max_new_tokens=new)
-            for number, prompt in enumerate(prompts)
-        ]
-        first, *_ = [future.result() for future in futures]
-        return first
+        return generator.generate(prompts, on_token=lambda number, _: mark(number), max_new_tokens=new)[0]
 
     return generate
 

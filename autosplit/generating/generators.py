@@ -125,33 +125,42 @@ class Generator:
             In the future: DeadlineError. StageError: the logits are not finite, or a stage failed on this sequence alone.
             WorkerError: workers died again and again at a step of this sequence alone.
         """
-        return self._submit(prompt, _sampling(sampling), start, priority, deadline_s, timeout_s, on_token)
+        settings, deadline_ns = _sampling(sampling), monotonic_deadline(deadline_s)
+        generation = begun(prompt, start, settings, self.capacity, on_token, priority, deadline_ns)
+        self._submit([generation], timeout_s)
+        return generation.future
 
     def generate(
-        self, prompts: Sequence[Sequence[int] | torch.Tensor], *, start: Sequence[int] | None = None, **sampling: Any
+        self,
+        prompts: Sequence[Sequence[int] | torch.Tensor],
+        *,
+        start: Sequence[int] | None = None,
+        on_token: Callable[[int, int], None] | None = None,
+        **sampling: Any,
     ) -> list[list[int]]:
         """The new tokens of each prompt, in their order. The prompts run side by side, and may have any lengths.
+
+        They come at once: the first step may hold tokens of all of them.
 
         Args:
             prompts: as for ``submit``. Equal ones get different draws: the seed of each follows from its place.
             start: as for ``submit``, of all answers.
+            on_token: as for ``submit``; it gets the place of the prompt, too, before the token.
             sampling: as for ``submit``.
         Raises: UsageError, RefusedError, WorkerError: as ``submit``. StageError: of the first sequence that failed, after all.
         """
-        settings = _sampling(sampling)
-        for prompt in prompts:
-            begun(prompt, start, settings, self.capacity)  # before any of them runs
-        futures = list[Future[list[int]]]()
+        settings, notes = _sampling(sampling), [on_token and partial(on_token, number) for number in range(len(prompts))]
+        pairs = enumerate(zip(prompts, notes, strict=True))
+        generations = [begun(one, start, settings.of(number), self.capacity, note) for number, (one, note) in pairs]
         try:
-            for number, prompt in enumerate(prompts):
-                futures.append(self._submit(prompt, settings.of(number), start))
-            for future in futures:
-                future.exception()
+            self._submit(generations)
+            for one in generations:
+                one.future.exception()
         except BaseException:  # Ctrl-C, or the generator was closed
-            for future in futures:
-                future.cancel()
+            for one in generations:
+                one.future.cancel()
             raise
-        return [future.result() for future in futures]
+        return [one.future.result() for one in generations]
 
     def stream(self, prompt: Sequence[int] | torch.Tensor, **options: Any) -> Iterator[int]:
         """The new tokens of a prompt, each as soon as it is there; arguments and errors as for ``submit``.
@@ -225,35 +234,26 @@ class Generator:
         sizes = f"{self.capacity.max_sequences} sequences of {self.capacity.max_length} tokens"
         return f"Generator({sizes}, {self.num_running} running, {self.num_waiting} waiting)"
 
-    def _submit(
-        self,
-        prompt: Sequence[int] | torch.Tensor,
-        sampling: Sampling,
-        start: Sequence[int] | None = None,
-        priority: int = 0,
-        deadline_s: float | None = None,
-        timeout_s: float | None = None,
-        on_token: Callable[[int], None] | None = None,
-    ) -> "Future[list[int]]":
-        ids, source, then = begun(prompt, start, sampling, self.capacity)
-        generation = Generation(ids, len(ids), sampling, priority, monotonic_deadline(deadline_s), on_token, source, then)
+    def _submit(self, generations: Sequence[Generation], timeout_s: float | None = None) -> None:
+        """Let sequences wait for slots: at once, as far as there is room for them in the queue."""
         here = threading.current_thread() is self._thread  # a callback, for which no place becomes free while it waits
         with self._changed:
-            room = self._changed.wait_for(self._has_room, 0 if here else timeout_s)
-            if self._failure is not None:
-                raise self._failure
-            if not self._is_open or not self._thread.is_alive():
-                raise RefusedError(
-                    "the sequence was refused: the generator is closed, or was opened in the parent of this process"
-                )
-            if not room:
-                raise RefusedError(
-                    f"the sequence was refused: {self.num_waiting} sequences are waiting (limit {self._queue_capacity}) and "
-                    f"{self.num_running} have a place in the caches (limit {self.capacity.max_sequences}); submit later"
-                )
-            self._scheduler.add(generation)
-            self._changed.notify_all()
-        return generation.future
+            for generation in generations:
+                room = self._changed.wait_for(self._has_room, 0 if here else timeout_s)
+                if self._failure is not None:
+                    raise self._failure
+                if not self._is_open or not self._thread.is_alive():
+                    raise RefusedError(
+                        "the sequence was refused: the generator is closed, or was opened in the parent of this process"
+                    )
+                if not room:
+                    raise RefusedError(
+                        f"the sequence was refused: {self.num_waiting} sequences are waiting (limit {self._queue_capacity}) and "
+                        f"{self.num_running} have a place in the caches (limit {self.capacity.max_sequences}); "
+                        "submit later"
+                    )
+                self._scheduler.add(generation)
+                self._changed.notify_all()
 
     def _has_room(self) -> bool:
         return not self._is_open or not self._thread.is_alive() or self.num_waiting < self._queue_capacity

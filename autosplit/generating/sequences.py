@@ -176,22 +176,32 @@ def num_giving(parts: Sequence[Part]) -> int:
 
 
 def begun(
-    prompt: Sequence[int] | torch.Tensor, start: Sequence[int] | None, sampling: Sampling, capacity: Capacity
-) -> tuple[list[int], Array | None, tuple[int, ...]]:
-    """The first tokens of a sequence; for a model with an encoder the rows of its source, and the tokens behind a language.
+    prompt: Sequence[int] | torch.Tensor,
+    start: Sequence[int] | None,
+    sampling: Sampling,
+    capacity: Capacity,
+    on_token: Callable[[int], None] | None = None,
+    priority: int = 0,
+    deadline_ns: int = 0,
+) -> Generation:
+    """A sequence before its first step; for a model with an encoder with the rows of its source.
 
     Args:
         prompt: ids of the first tokens, or a source (see ``Source.rows``).
         start: ids with which an answer to a source begins; None for those of the model.
         sampling: of the sequence.
         capacity: of the caches.
+        on_token: called with each new token.
+        priority: lower is sooner.
+        deadline_ns: monotonic nanoseconds after which it gets no further token; 0 for no deadline.
     Raises: UsageError: with every fault.
     """
     source = capacity.source
     if source is None:
         if start is not None:
             raise UsageError("the model has no encoder, so its answers begin with the prompt; leave out start")
-        return _first_ids(ids_of(prompt), sampling, capacity), None, ()
+        ids = _first_ids(ids_of(prompt), sampling, capacity)
+        return Generation(ids, len(ids), sampling, priority, deadline_ns, on_token)
     wanted = source.start if start is None else ids_of(start)
     if len(wanted) != source.num_start and (start is None or not source.is_text):
         raise UsageError(
@@ -200,7 +210,8 @@ def begun(
         )
     rows, ids = source.rows(prompt), [0 if token is None else token for token in wanted]
     num_known = next((place for place, token in enumerate(wanted) if token is None), len(ids))
-    return _first_ids(ids, sampling, capacity)[:num_known], rows, tuple(ids[num_known + 1 :])
+    first, then = _first_ids(ids, sampling, capacity)[:num_known], tuple(ids[num_known + 1 :])
+    return Generation(first, len(first), sampling, priority, deadline_ns, on_token, rows, then)
 
 
 def _first_ids(ids: list[int], sampling: Sampling, capacity: Capacity) -> list[int]:

@@ -1,12 +1,11 @@
 """SideBySide: several generators with the same weights as one; a sequence goes to the one with the fewest, and stays there."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 from autosplit.generating.generators import Generator
+from autosplit.generating.sequences import Generation
 from autosplit.generating.tallies import Tally
 from autosplit.values.plan import Plan
 
@@ -48,6 +47,12 @@ class SideBySide(Generator):
             for one in self.generators:
                 closing.callback(one.close, drain=drain)
 
-    def _submit(self, *given: Any, **options: Any) -> "Future[list[int]]":
-        chosen = min(self.generators, key=lambda one: one.num_running + one.num_waiting)
-        return chosen._submit(*given, **options)
+    def _submit(self, generations: Sequence[Generation], timeout_s: float | None = None) -> None:
+        counts = [one.num_running + one.num_waiting for one in self.generators]
+        shares: list[list[Generation]] = [[] for _ in counts]
+        for generation in generations:
+            number = counts.index(min(counts))
+            counts[number] += 1
+            shares[number].append(generation)
+        for one, share in zip(self.generators, shares, strict=True):
+            one._submit(share, timeout_s)

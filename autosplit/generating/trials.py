@@ -3,7 +3,6 @@
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -221,15 +220,14 @@ def _contender(generator: Generator, plan: Plan, predicted: TokenRates | None, f
 
 
 def asked_at_once(generator: Generator, new: int, prompts: Prompts) -> Times:
-    """Submit all prompts at once."""
-    begun_s, times_s, futures = time.perf_counter(), Times(), list[Future[list[int]]]()
-    for prompt in prompts:
-        times = list[float]()
-        times_s.append(times)
-        note = lambda _, times=times: times.append(time.perf_counter() - begun_s)  # noqa: E731
-        futures.append(generator.submit(prompt, start=_start_of(generator), max_new_tokens=new, on_token=note))
-    for future in futures:
-        future.result()
+    """The times of the new tokens of prompts that come at once."""
+    times_s: Times = [[] for _ in prompts]
+    begun_s = time.perf_counter()
+
+    def note(number: int, token: int) -> None:
+        times_s[number].append(time.perf_counter() - begun_s)
+
+    generator.generate(prompts, start=_start_of(generator), max_new_tokens=new, on_token=note)
     return times_s
 
 
