@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from autosplit.deploying.setup import Setup
 from autosplit.devices.discovering import absent_devices
@@ -27,8 +28,11 @@ def estimated_profile(traced: Traced, machine: Machine, setup: Setup, measure: C
         profile = measure(traced, Machine.of(known.get(name) or parse_device(name) for name in there), setup=setup)
     unstated = [machine[name] for name in absent if machine[name].speed is None]
     if unstated:
-        stored = open_store(setup.store or user_root()).load(traced.graph, precision=setup.precision, of=setup.profile_of)
-        profile = estimating.as_measured_elsewhere(profile, stored, unstated, setup.profile_of)
+        load = partial(open_store(setup.store or user_root()).load, traced.graph, precision=setup.precision)
+        stamps = [one.provenance for one in load().measured.values()]
+        machines = sorted({stamp.accelerator.get("name", stamp.cpu) for stamp in stamps})
+        others = f" (stored: {', '.join(machines) or 'none'})"
+        profile = estimating.as_measured_elsewhere(profile, load(of=setup.profile_of), unstated, setup.profile_of, others)
     return estimating.estimated(profile, traced.graph, machine)
 
 

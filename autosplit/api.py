@@ -30,7 +30,7 @@ from autosplit.modeltrace import Model as Model
 from autosplit.modeltrace import trace as trace
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
-from autosplit.planning.question import TIME_LIMIT_S, Question
+from autosplit.planning.question import TIME_LIMIT_S, Question, require_possible
 from autosplit.preloading import load_planner
 from autosplit.progress import announce, progress_shown
 from autosplit.reports.runreport import RunReport
@@ -349,7 +349,7 @@ def auto(
             progress("trace", 0.0, "loading the model and capturing its graph")
             traced = trace(model, inputs=inputs)
             progress("trace", 1.0, "done")
-        wanted = wanted.verify(traced.graph, machine)
+        wanted = require_possible(wanted, traced.graph, machine)
         announce(asked, expectation(machine, setup, budget))
         profile = measure(traced, machine, traffic=traffic, setup=setup, then_search=True)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)

@@ -15,6 +15,7 @@ from autosplit.generating.opening import open_generator
 from autosplit.generating.phases import demands_of, require_caches_here
 from autosplit.generating.trials import stats_of
 from autosplit.keeping import keep_footprints
+from autosplit.planning.question import require_possible
 from autosplit.preloading import settle
 from autosplit.progress import progress_shown
 from autosplit.values.constraints import Constraints
@@ -83,6 +84,7 @@ def _opened(
         progress("trace", 0.0, "loading the model and capturing its graph")
         family = trace(model, generate=sequences)
         progress("trace", 1.0, "done")
+        require_possible(demands_of(constraints), family.graph, machine)
         profile = measure(family, machine, setup=setup, then_search=True)
         found = search(family, profile, machine, constraints, setup=setup, budget=budget)
         opened, footprints = open_generator(family, found.plan, machine), Footprints(machine, None, family.variants[1:])

@@ -221,6 +221,7 @@ def test_bad_input_is_one_message_and_leaves_nothing(
     [
         (["auto", MLP, "--stages", "3", "--max-stages", "2"], "--stages 3 is above --max-stages 2; leave one of them out"),
         (["search", MLP, "--pin", "relu*=cpu:77"], "'relu*' names device 'cpu:77', which is not one of"),
+        (["auto", MLP, "--memory", "1kB"], "' is 1000 B, and each worker alone takes more than 976.6 KiB there; raise it, or"),
         (["auto", "nosuch.py:net"], "there is no file 'nosuch.py' here"),
         (["auto", "nosuch:net"], "No module named 'nosuch'"),
         (["auto", f"{MLP}&colour=3"], "it has no field 'colour'"),
@@ -246,10 +247,9 @@ def test_demands_that_cannot_be_met_are_named(
     known = ["search", MLP, "--devices", DEVICES, "--backend", "eager", "--budget", "0s", "--profiles", str(folder / "profiles")]
     pinned = inside(*known, "--pin", f"nothing=cpu:{CORES[0]}", cwd=tmp_path, monkeypatch=monkeypatch)
     assert pinned.exit_code == 1 and "'nothing' matches no op" in pinned.stderr
-    capped = inside(*known, "--memory", "1kB", cwd=tmp_path, monkeypatch=monkeypatch)
-    assert capped.exit_code == 1
-    assert "no plan fits: a worker takes " in capped.stderr and "and its cap is 1000 B. Raise a cap." in capped.stderr
-    assert not (tmp_path / "plan.yaml").exists()
+    capped = inside(*known, "--memory", "1.1MB", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert "no plan fits: a worker takes " in capped.stderr and "and its cap is 1.0 MiB. Raise a cap." in capped.stderr
+    assert capped.exit_code == 1 and not (tmp_path / "plan.yaml").exists()
 
 
 @pytest.mark.timeout(120)

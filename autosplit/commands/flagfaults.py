@@ -13,7 +13,7 @@ WRITTEN = ("output", "trace", "picture", "dot", "report", "page", "profiles", "f
 def verify(given: Output) -> None:
     """Raises: UsageError, with every fault: values that cannot be used, and paths that could not be written in the end."""
     faults: list[str] = []
-    for flag in ("budget", "time_limit", "max_latency", "min_stage"):
+    for flag in ("budget", "time_limit", "max_latency", "min_stage", "time", "queue_time", "request_time", "drain_time"):
         text = getattr(given, flag, None)
         try:
             if text is not None and seconds(text) == 0 and flag in ("max_latency", "min_stage"):

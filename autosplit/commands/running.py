@@ -86,6 +86,7 @@ def auto(given: runoptions.Auto) -> None:
     start_s = start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.deploying.comparing import expectation
+    from autosplit.planning.question import require_possible
 
     started, budget = keeping.now(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as drawn:
@@ -93,7 +94,7 @@ def auto(given: runoptions.Auto) -> None:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         wanted.require_consistent(machine)
         traced = trace(given, progress, given.model, generate=sequences)
-        wanted.verify(traced.graph, machine)
+        require_possible(wanted, traced.graph, machine)
         say(expectation(machine, setup, budget))
         result = api.auto(traced, machine, wanted, traffic=traffic, setup=setup, budget=budget)
     report = result.report

@@ -117,7 +117,7 @@ def read_token(path: Path | None) -> str:
     """The token in a file, '' without a file. Raises: UsageError: it is empty. OSError: the file cannot be read."""
     if path is None:
         return ""
-    token = path.read_text(encoding="utf-8").strip()
-    if not token or not token.isprintable():
+    token = path.read_text(encoding="utf-8", errors="replace").strip()
+    if not token or not token.isprintable() or "\N{REPLACEMENT CHARACTER}" in token:
         raise UsageError(f"file '{path}' holds no token: one line of text is needed")
     return token

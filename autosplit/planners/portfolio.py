@@ -10,7 +10,7 @@ from autosplit.costs.judge import Solution
 from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
-from autosplit.planners import clock, infeasible, jit
+from autosplit.planners import clock, infeasible, jit, obvious
 from autosplit.planners.clock import LEAST_S, halfway, now
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.contiguous.chains import improve_chains, offer_first_chain
@@ -40,7 +40,7 @@ def find_quickest(incumbent: Incumbent, deadline: float) -> None:
     quick = Incumbent(incumbent.problem, replace(incumbent.demands, objective="latency", max_latency_s=inf), incumbent.seed)
     quick.offer(incumbent.blocks, "start")
     schedule_sample(quick, deadline)
-    infeasible.refuse_latency(incumbent.demands, quick.bound_s, quick.bound_method)
+    obvious.refuse_latency(incumbent.demands, quick.bound_s, quick.bound_method)
     incumbent.offer(quick.blocks, "quickest plan")
     if quick.blocks and not incumbent.blocks:
         near_s = latency_s(incumbent.problem, quick.blocks)
@@ -195,10 +195,10 @@ def quick_bound(problem: Problem, demands: Demands) -> tuple[float, str]:
 def _refuse_obvious(problem: Problem, demands: Demands) -> None:
     """Raise InfeasibleError for faults that show without a search."""
     if np.isinf(problem.compute_s).any() or problem.total_bytes > problem.memory_bytes.min():
-        infeasible.refuse_obvious(problem, kept_together(problem, demands.contiguous), demands.num_stages or demands.max_stages)
-    infeasible.refuse_short(problem, demands)
+        obvious.refuse_obvious(problem, kept_together(problem, demands.contiguous), demands.num_stages or demands.max_stages)
+    obvious.refuse_short(problem, demands)
     if demands.max_latency_s < inf:
-        infeasible.refuse_latency(demands, *quick_bound(problem, replace(demands, objective="latency")))
+        obvious.refuse_latency(demands, *quick_bound(problem, replace(demands, objective="latency")))
 
 
 def _refuse(incumbent: Incumbent, deadline: float, name_conflict: bool) -> None:

@@ -27,31 +27,41 @@ def sources(machine: Machine) -> tuple[str, ...]:
 
 
 def estimated(profile: Profile, graph: Graph, machine: Machine) -> Profile:
-    """The profile with the seconds of the devices whose speed the machine states, and a note on each.
+    """The profile with the seconds of the devices whose speed the machine states, and notes that name them.
 
     Raises: ProfileError: the device that a speed refers to was not measured. UsageError: a table lacks ops.
     """
+    told: dict[str, list[str]] = {}
     for device in machine.devices:
         if device.speed is not None and device.speed.of != device.name:
             found, rests_on = _measured(profile, graph, device)
-            note = f"ESTIMATE: the times on '{device.name}' were not measured; they are {rests_on}"
-            profile = replace(profile, measured={**profile.measured, **found}, notes=(*profile.notes, note))
-    return profile.verify()
+            told.setdefault(f"were not measured; they are {rests_on}", []).append(device.name)
+            profile = replace(profile, measured={**profile.measured, **found})
+    return _noted(profile, told)
 
 
-def as_measured_elsewhere(profile: Profile, stored: Profile, devices: Iterable[Device], of: str) -> Profile:
+def _noted(profile: Profile, told: Mapping[str, Iterable[str]]) -> Profile:
+    """The profile with a note for each kind of estimate, which names all devices of that kind."""
+    notes = [f"ESTIMATE: the times on {', '.join(map(repr, names))} {words}" for words, names in told.items()]
+    return replace(profile, notes=(*profile.notes, *notes)).verify()
+
+
+def as_measured_elsewhere(profile: Profile, stored: Profile, devices: Iterable[Device], of: str, others: str = "") -> Profile:
     """The profile with the stored measurements of another machine for devices that are not here.
 
-    A device takes those of its own name, else those of the first device of its kind with as many cores.
+    A device takes those of its own name, else those of the first device of its kind with as many cores. ``others`` names the
+    machines that are stored, for the message.
 
     Raises: ProfileError: the stored profile has no such device.
     """
+    told: dict[str, list[str]] = {}
     for device in devices:
         threads = max(1, len(device.cores))
         alike = [s for s in stored.measured if s.device.partition(":")[0] == device.kind and s.threads == threads]
         names = dict.fromkeys(setting.device for setting in alike)
         if not names:
-            raise ProfileError(_way_out(device.name, f"no stored profile of '{profile.graph_name}' of machine '{of}' has one"))
+            reason = f"no stored profile of '{profile.graph_name}' of machine '{of}' has one{others}"
+            raise ProfileError(_way_out(device.name, reason))
         name = device.name if device.name in names else next(iter(names))
         taken = {
             s._replace(device=device.name): replace(stored.measured[s], source=f"{ESTIMATED}: {stored.measured[s].source}")
@@ -60,9 +70,9 @@ def as_measured_elsewhere(profile: Profile, stored: Profile, devices: Iterable[D
         }
         where = next(iter(taken.values())).provenance
         measured_on = where.accelerator.get("name", where.cpu)
-        note = f"ESTIMATE: the times on '{device.name}' are those of '{name}' on another machine ({measured_on}, {where.date})"
-        profile = replace(profile, measured={**profile.measured, **taken}, notes=(*profile.notes, note))
-    return profile.verify()
+        told.setdefault(f"are those of '{name}' on another machine ({measured_on}, {where.date})", []).append(device.name)
+        profile = replace(profile, measured={**profile.measured, **taken})
+    return _noted(profile, told)
 
 
 def _way_out(name: str, reason: str) -> str:

@@ -2,11 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
+import numpy as np
+
+from autosplit.costs.graphproblem import problem_from
+from autosplit.planners.obvious import refuse_obvious
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Machine
+from autosplit.values.machine import HOST_KINDS, Machine
 from autosplit.values.plan import QUEUE_DEPTH, Source
 from autosplit.values.profile import Profile
 
@@ -72,3 +77,20 @@ class Question:
     def num_parts(self) -> int:
         """How many microbatches a request is cut into."""
         return self.source.batch // (self.microbatch or self.source.batch)
+
+
+def require_possible(constraints: Constraints, graph: Graph, machine: Machine) -> Constraints:
+    """Return the constraints as the planner takes them, if nothing is wrong that shows before ops are measured.
+
+    Only caps of cores are looked at: an accelerator may have weights streamed to it.
+
+    Raises: UsageError: with every fault, as ``Constraints.verify``. InfeasibleError: weights alone break the caps.
+    """
+    wanted = constraints.verify(graph, machine)
+    caps = [inf if d.memory_bytes is None or d.kind not in HOST_KINDS else float(d.memory_bytes) for d in machine.devices]
+    if min(caps) < graph.weight_bytes:
+        free = np.zeros((len(graph.ops), len(caps)))
+        problem = replace(problem_from(graph, machine, free, wanted.placement(graph, machine)), memory_bytes=np.array(caps))
+        together = [*((number,) for number in range(problem.num_ops)), *problem.groups]
+        refuse_obvious(problem, together, wanted.num_stages or wanted.max_stages)
+    return wanted

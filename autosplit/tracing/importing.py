@@ -21,7 +21,7 @@ def import_function(place: str, attribute: str, subject: str) -> Any:
         module = _module_of(Path(place)) if is_file else _module_named(place)
     except ModuleNotFoundError as failure:
         raise ModelError(f"{subject} cannot be imported: {failure}{_shadowed(place)}") from None
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         raise ModelError(f"{subject} cannot be imported: {type(failure).__name__}: {failure}") from failure
     function = getattr(module, attribute, None)
     if not callable(function):

@@ -184,7 +184,7 @@ def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, se
         raise ModelError(f"{subject} needs values for {', '.join(missing)}: add '?{missing[0]}=...'")
     try:
         made = function(**values)
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         raise ModelError(f"{subject} failed: {type(failure).__name__}: {failure}") from failure
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise ModelError(

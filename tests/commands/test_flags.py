@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from autosplit import cli
 from autosplit.commands.flags import command
 from autosplit.commands.options import PLANNER_TIME, Plans
 from autosplit.errors import UsageError
@@ -49,3 +50,15 @@ def test_any_sets_are_a_demand_on_the_plan() -> None:
 def test_a_flag_for_other_inputs_is_refused_with_its_default_too(words: list[str]) -> None:
     with pytest.raises(UsageError, match="leave out --"):
         answer_of(lambda given: given.require_for_models(), *words)
+
+
+@pytest.mark.parametrize("words", [["auto"], ["search"], ["search", "--rates", "5"]])
+def test_caps_that_weights_alone_break_are_refused_before_ops_are_measured(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("autosplit.measuring.profiler.measure", None)
+    model = "autosplit.examples.mlp:mlp?depth=1&width=1024"
+    done = CliRunner().invoke(cli.app, [*words, model, "--devices", "cpu:0", "--memory", "1.2MB", "--profiles", "kept"])
+    assert done.exit_code == 1 and "takes about" not in done.stderr
+    assert "op 'linear' needs 4.0 MiB of weights on one device, and the largest cap is 1.1 MiB ('cpu:0')" in done.stderr

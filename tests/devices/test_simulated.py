@@ -68,7 +68,7 @@ def test_the_context_is_what_a_second_process_takes() -> None:
         assert facts.context_bytes == CONTEXT_BYTES
         machine = discovering.machine_for("cpu,cuda:1", memory="cuda:1=100MB")
         assert (machine["cuda:1"].context_bytes, machine["cuda:1"].memory_bytes) == (CONTEXT_BYTES, 100_000_000)
-        told = r"the cap of 'cuda:1' is 9\.5 MiB, and drivers and libraries alone take 32\.0 MiB there"
+        told = r"the cap of 'cuda:1' is 9\.5 MiB, and drivers and libraries of each worker take 32\.0 MiB there"
         with pytest.raises(DeviceError, match=told):
             discovering.machine_for("cpu,cuda:1", memory="cuda:1=10MB")
 

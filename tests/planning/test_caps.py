@@ -12,7 +12,7 @@ from autosplit.memory.account import Account
 from autosplit.memory.stages import StageKey, ValueMemory, count, footprints_of, stage_memories, with_footprints
 from autosplit.planning.caps import front_within_caps, plan_within_caps
 from autosplit.planning.predicting import predict
-from autosplit.planning.question import Question
+from autosplit.planning.question import Question, require_possible
 from autosplit.values.constraints import Constraints, Objective
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
@@ -78,6 +78,23 @@ def test_the_best_split_within_tight_caps_is_found_wherever_there_is_one(objecti
         assert all(stage.memory is not None for stage in plan.stages)
         found_s = figure_s(plan, objective)
         assert plan.prediction.bound_s <= found_s * (1 + 1e-9) and found_s <= min(possible, default=inf) * (1 + 1e-9)
+
+
+def test_what_is_refused_before_ops_are_measured_has_no_plan_and_is_larger_than_its_caps() -> None:
+    refused = 0
+    for seed in range(20):
+        graph, profile, free = drawn(seed)
+        machine = free.with_memory({name: (free[name].memory_bytes or 0) // 12 for name in NAMES})
+        try:
+            assert require_possible(Constraints(), graph, machine) == Constraints()
+        except InfeasibleError as failure:
+            refused += 1
+            assert " of weights" in failure.conflict[0] and not every_split(graph, profile, machine)
+            with pytest.raises(InfeasibleError):
+                planned(graph, profile, machine)
+        streamed = Machine.of([parse_device("cuda:0")]).with_memory({"cuda:0": 1})
+        assert require_possible(Constraints(), graph, streamed) == Constraints()
+    assert 5 < refused < 15
 
 
 def test_a_front_keeps_the_caps_with_all_that_its_plans_hold() -> None:

@@ -72,8 +72,8 @@ def test_a_profile_of_another_machine_counts_by_kind_and_number_of_cores() -> No
     devices = [parse_device("cuda:0"), parse_device("cuda:1"), parse_device("cpu:7")]
     found = as_measured_elsewhere(profile(), stored, devices, "H100")
     assert [found.op_s("fc", device.name, "eager") for device in devices] == [2.0, 2.0, 5.0]
-    assert found.notes[1] == (
-        "ESTIMATE: the times on 'cuda:1' are those of 'cuda:0' on another machine (NVIDIA H100, 2026-11-01)"
+    assert found.notes[0] == (
+        "ESTIMATE: the times on 'cuda:0', 'cuda:1' are those of 'cuda:0' on another machine (NVIDIA H100, 2026-11-01)"
     )
     assert all(found.measured[Setting(device.name, "eager", 1)].is_estimate for device in devices)
     with pytest.raises(ProfileError, match="no stored profile of 'net' of machine 'H100' has one; state its speed"):
