@@ -61,12 +61,16 @@ def _names(problem: Problem, ops: Sequence[int]) -> str:
     return f"ops {shown}" + (f" and {len(ops) - 3} more" if len(ops) > 3 else "") + ", which stay together,"
 
 
+def _reason(problem: Problem, op: int, device: int) -> str:
+    """Why an op cannot run on a device."""
+    return problem.reasons.get((op, device), f"op '{problem.ops[op]}' cannot run on '{problem.devices[device]}'")
+
+
 def _no_device(problem: Problem, ops: Sequence[int]) -> str:
     """Why no device takes all the ops, with one reason for each device."""
     reasons = []
-    for device, name in enumerate(problem.devices):
-        op = next(op for op in ops if np.isinf(problem.compute_s[op, device]))
-        reasons.append(problem.reasons.get((op, device), f"op '{problem.ops[op]}' cannot run on '{name}'"))
+    for device in range(problem.num_devices):
+        reasons.append(_reason(problem, next(op for op in ops if np.isinf(problem.compute_s[op, device])), device))
     ends = "; ".join(dict.fromkeys(reasons))
     verb = "has" if len(ops) == 1 else "have"
     return f"{_names(problem, ops)} {verb} no device: {ends}. Drop one of these, or add a device that takes it."
@@ -162,11 +166,7 @@ def _constraints(problem: Problem, demands: Demands) -> list[Constraint]:
         names = ", ".join(f"'{problem.devices[device]}'" for device in pool.devices)
         found.append(("pool", f"{names} hold at most {bytes_text(pool.num_bytes)} together", number))
     for op in np.flatnonzero(np.isinf(problem.compute_s).any(axis=1)):
-        devices = np.flatnonzero(np.isinf(problem.compute_s[op]))
-        reasons = [
-            problem.reasons.get((int(op), int(d)), f"op '{problem.ops[op]}' cannot run on '{problem.devices[d]}'")
-            for d in devices
-        ]
+        reasons = [_reason(problem, int(op), int(device)) for device in np.flatnonzero(np.isinf(problem.compute_s[op]))]
         found.append(("place", "; ".join(dict.fromkeys(reasons)), int(op)))
     if demands.contiguous and problem.order:
         shape = f"a chain of {demands.num_stages} blocks in all" if demands.num_stages else "stages form a chain"
