@@ -53,7 +53,7 @@ GIVEN = {
     """,
     "number of another tool": "planning.peers.BUFFER",
     "measured; the record on the planner's methods, or the comment in the code, has the figures": """
-        planners.bounds.MOST_PLANES planners.clock.SMALL_PLACES planners.clock.LEAST_S planners.contiguous.chains.START_LEAST_S
+        planners.bounds.MOST_PLANES planners.clock.SMALL_PLACES planners.clock.LEAST_S
         planners.contiguous.proving.STEP planners.contiguous.proving.NEAR planners.contiguous.proving.FAR
         planners.contiguous.proving.QUICK_S planners.contiguous.proving.CLOSE planners.cpsat.integer_program.FEW_ITEMS
         planners.delays.BYTE_STEPS planners.latency.cut_vertices.MOST_BETWEEN planners.latency.order_annealing.NUM_WALKERS

@@ -85,20 +85,14 @@ def sequence_usage(num_classes: int, demands: Demands, sequence: Sequence[int]) 
     limit = min(demands.num_stages or length, demands.max_stages or length, length)
     counted = demands.num_stages is not None or demands.max_stages is not None
     depth = limit + 1 if counted else 1
-    after = np.full((depth * (length + 1), length), -1, dtype=np.int64)
-    takes = np.zeros((length, num_classes), dtype=np.int64)
-    takes[np.arange(length), list(sequence)] = 1
-    free = np.zeros((depth * (length + 1), num_classes), dtype=np.int64)
-    for passed in range(length + 1):
-        for blocks in range(depth):
-            state = passed * depth + blocks
-            np.add.at(free[state], list(sequence[passed:]), 1)
-            for move in range(passed, length):
-                if not counted:
-                    after[state, move] = move + 1
-                elif blocks < limit:
-                    after[state, move] = (move + 1) * depth + blocks + 1
-    final = np.ones(len(after), dtype=bool)
-    if demands.num_stages is not None:
-        final = np.arange(len(after)) % depth == demands.num_stages
-    return Usage(after, takes, np.ones(length, dtype=np.int64), free, final, complete=False)
+    passed, blocks = np.divmod(np.arange(depth * (length + 1)), depth)
+    move, takes = np.arange(length), np.eye(num_classes, dtype=np.int64)[list(sequence)]
+    allowed = (move >= passed[:, None]) & (blocks < limit)[:, None]
+    return Usage(
+        after=np.where(allowed, (move + 1) * depth + blocks[:, None] + counted, -1),
+        takes=takes,
+        width=np.ones(length, dtype=np.int64),
+        free=np.vstack([takes[::-1].cumsum(axis=0)[::-1], np.zeros((1, num_classes), dtype=np.int64)])[passed],
+        final=np.full(len(blocks), True) if demands.num_stages is None else blocks == demands.num_stages,
+        complete=False,
+    )

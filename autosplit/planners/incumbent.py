@@ -27,7 +27,7 @@ class Incumbent:
         seed: of everything random.
         say: called with each line of the log.
         judged: the best plan; None while none is known.
-        objective_s: its objective in seconds; infinite while none is known.
+        objective_s: its objective in seconds, below which a plan counts; infinite while none is known.
         bound_s, bound_method: no plan has a smaller objective, and what proved that.
         refuted: demands that no plan meets, once that is proved: the same as ``demands``, or looser ones.
         shared: devices hold several blocks because no plan with one block on a device is known.
@@ -101,7 +101,7 @@ class Incumbent:
     @property
     def closed(self) -> bool:
         """Whether plan and bound meet."""
-        return bool(self.blocks) and self.objective_s - self.bound_s <= CLOSED * self.objective_s
+        return self.objective_s < inf and self.objective_s - self.bound_s <= CLOSED * self.objective_s
 
     def solution(self) -> Solution:
         """The best plan, verified."""

@@ -9,7 +9,7 @@ import numpy as np
 from autosplit.costs.problem import Problem
 from autosplit.planners.clock import now
 from autosplit.planners.cpsat.integer_program import is_refuted
-from autosplit.planners.obvious import shown_ops
+from autosplit.planners.obvious import shown_ops, why_not
 from autosplit.tables import bytes_text, seconds_text
 from autosplit.values.constraints import Demands
 
@@ -73,11 +73,7 @@ def _constraints(problem: Problem, demands: Demands) -> list[Constraint]:
         names = ", ".join(f"'{problem.devices[device]}'" for device in pool.devices)
         found.append(("pool", f"{names} hold at most {bytes_text(pool.num_bytes)} together", number))
     for op in np.flatnonzero(np.isinf(problem.compute_s).any(axis=1)):
-        devices = np.flatnonzero(np.isinf(problem.compute_s[op]))
-        reasons = [
-            problem.reasons.get((int(op), int(d)), f"op '{problem.ops[op]}' cannot run on '{problem.devices[d]}'")
-            for d in devices
-        ]
+        reasons = [why_not(problem, int(op), int(device)) for device in np.flatnonzero(np.isinf(problem.compute_s[op]))]
         found.append(("place", "; ".join(dict.fromkeys(reasons)), int(op)))
     if demands.contiguous and problem.order:
         shape = f"a chain of {demands.num_stages} blocks in all" if demands.num_stages else "stages form a chain"

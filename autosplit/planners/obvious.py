@@ -55,12 +55,16 @@ def shown_ops(problem: Problem, ops: Sequence[int]) -> str:
     return f"ops {shown}" + (f" and {len(ops) - 3} more" if len(ops) > 3 else "") + ", which stay together,"
 
 
+def why_not(problem: Problem, op: int, device: int) -> str:
+    """Why an op cannot run on a device."""
+    return problem.reasons.get((op, device), f"op '{problem.ops[op]}' cannot run on '{problem.devices[device]}'")
+
+
 def _no_device(problem: Problem, ops: Sequence[int]) -> str:
     """Why no device takes all the ops, with one reason for each device."""
     reasons = []
-    for device, name in enumerate(problem.devices):
-        op = next(op for op in ops if np.isinf(problem.compute_s[op, device]))
-        reasons.append(problem.reasons.get((op, device), f"op '{problem.ops[op]}' cannot run on '{name}'"))
+    for device in range(problem.num_devices):
+        reasons.append(why_not(problem, next(op for op in ops if np.isinf(problem.compute_s[op, device])), device))
     ends = "; ".join(dict.fromkeys(reasons))
     verb = "has" if len(ops) == 1 else "have"
     return f"{shown_ops(problem, ops)} {verb} no device: {ends}. Drop one of these, or add a device that takes it."

@@ -13,13 +13,13 @@ from autosplit.errors import InfeasibleError
 from autosplit.planners import clock, infeasible, jit, obvious
 from autosplit.planners.clock import LEAST_S, halfway, now
 from autosplit.planners.clusters import forced_clusters
-from autosplit.planners.contiguous.chains import improve_chains, offer_first_chain
+from autosplit.planners.contiguous.chains import improve_chains, offer_first_chain, start_with_chain
 from autosplit.planners.cpsat.integer_program import find_any_plan, solve_integer_program
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent, Solver
 from autosplit.planners.items import contract, kept_together
 from autosplit.planners.latency.scheduling import schedule_sample
-from autosplit.planners.noncontiguous.partitioning import partition
+from autosplit.planners.noncontiguous.partitioning import partition, walk_once
 from autosplit.planners.row_annealing import anneal_rows
 from autosplit.planners.wired import plan_with_wires
 from autosplit.values.constraints import Demands
@@ -94,7 +94,8 @@ Step = tuple[Solver, Callable[[Incumbent], bool]]
 
 FIRST_PLAN: tuple[Step, ...] = (
     (find_quickest, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
-    (improve_chains, lambda i: True),
+    (start_with_chain, lambda i: i.demands.any_sets),
+    (improve_chains, lambda i: no_plan(i) or not i.demands.any_sets),
     (refute_every_placement, no_plan),
     (find_any_plan, no_plan),
     (solve_integer_program, no_plan),
@@ -104,6 +105,8 @@ FIRST_PLAN: tuple[Step, ...] = (
 
 BETTER_PLANS: tuple[Step, ...] = (
     (solve_integer_program, lambda i: i.demands.any_sets and places(i) <= clock.SMALL_PLACES),
+    (walk_once, lambda i: i.demands.any_sets),
+    (improve_chains, lambda i: i.demands.any_sets),
     (partition, lambda i: i.demands.any_sets),
     (schedule_sample, lambda i: not for_throughput(i)),
     (solve_integer_program, lambda i: not i.demands.any_sets and (for_throughput(i) or places(i) <= FEW_PLACES)),

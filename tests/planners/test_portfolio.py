@@ -15,11 +15,10 @@ from problems import chain, random_problem
 from autosplit.costs.problem import Net, Problem
 from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError, UsageError
-from autosplit.planners.clock import now
-from autosplit.planners.contiguous import chains
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.portfolio import solve, split_any_sets
 from autosplit.values.constraints import Demands
+from benchmarks.planner import capped
 
 FOLDER = Path(__file__).parents[1] / "data" / "workloads"
 
@@ -239,10 +238,8 @@ def test_a_plan_that_shares_devices_unasked_says_so():
     assert solve(problem, Demands(reuse=True)).status == "optimal"
 
 
-@pytest.mark.parametrize(("time_limit_s", "least_s"), [(2.0, 1.9), (20.0, 7.9)])
-def test_a_chain_that_starts_plans_of_any_sets_gets_its_time_first(monkeypatch, time_limit_s, least_s):
-    # within 2 s it had 0.8 s, and one of six dense graphs ended 0.01 % above the chain that 2 s find
-    given_s = []
-    monkeypatch.setattr(chains, "_improve", lambda incumbent, items, deadline: given_s.append(deadline - now()))
-    solve(chain([3.0, 1.0, 2.0, 2.0]), Demands(contiguous=False), time_limit_s=time_limit_s)
-    assert given_s[0] > least_s
+@pytest.mark.usefixtures("processor_time")
+def test_any_sets_are_searched_before_chains_over_all_orders():
+    # the proof of chains took all of 1.5 s, and the answer was the best chain of 51.06 s
+    solution = solve(capped("layer-inceptionv3_inference", 0.14375, 8), Demands(contiguous=False), time_limit_s=1.0)
+    assert 38.6 < solution.objective_s < 39.5

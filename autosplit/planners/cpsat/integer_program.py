@@ -17,17 +17,13 @@ LONGEST_REFUTATION_S = 2.0
 """Most seconds for the question whether constraints conflict; each of them is asked about in turn."""
 
 
-def solve_integer_program(incumbent: Incumbent, deadline: float) -> None:
-    """The best blocks under every rule at once."""
-    _ask(incumbent, deadline, any_plan=False)
-
-
 def find_any_plan(incumbent: Incumbent, deadline: float) -> None:
     """Any blocks that meet the demands; the objective does not count."""
-    _ask(incumbent, deadline, any_plan=True)
+    solve_integer_program(incumbent, deadline, any_plan=True)
 
 
-def _ask(incumbent: Incumbent, deadline: float, any_plan: bool) -> None:
+def solve_integer_program(incumbent: Incumbent, deadline: float, any_plan: bool = False) -> None:
+    """The best blocks under every rule at once, or any blocks that meet the demands."""
     problem, demands = incumbent.problem, incumbent.demands
     if problem.num_ops > MANY_ITEMS or incumbent.closed or (incumbent.blocks and now() >= deadline):
         return

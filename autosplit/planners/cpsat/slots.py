@@ -6,7 +6,7 @@ Memory caps, pools and forbidden devices are constraints on these Booleans alone
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from math import floor, isfinite
 from typing import Any
 
@@ -30,6 +30,7 @@ class Slots:
         item_of: the item of each op.
         types: the devices of each choice of a slot: a class, or one device where slots share devices.
         type_class: the class of each type.
+        pairs: (type, other type, two devices of them) for each pair of types that two blocks may have.
         inside: ``inside[item][slot]`` is 1 where the item is in the slot.
         used: whether a slot holds anything.
         chosen: ``chosen[slot][type]``, whether the slot runs on the type.
@@ -45,6 +46,9 @@ class Slots:
         self.types = [(device,) for device in range(problem.num_devices)] if demands.reuse else list(items.classes)
         self.item_of = items.item_of.tolist()
         self.type_class = [int(items.class_of[group[0]]) for group in self.types]
+        cases = product(*(enumerate(self.types) for _ in range(2)))
+        found = [(k, j, [(d, e) for d in group for e in other if d != e or demands.reuse]) for (k, group), (j, other) in cases]
+        self.pairs = [(k, j, ends[0]) for k, j, ends in found if ends]
         plain = demands.max_replicas == 1 and not demands.reuse and demands.num_stages is None and demands.max_stages is None
         self.fixed = [] if demands.contiguous or not plain else [k for k, group in enumerate(self.types) for _ in group]
         self.inside: list[list[Any]] = []

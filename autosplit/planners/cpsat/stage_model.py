@@ -31,7 +31,7 @@ MOST_ORDERED = 5
 def search_stages(
     incumbent: Incumbent, items: Items, num_slots: int, deadline: float, *, any_plan: bool = False, holds_for_all: bool = True
 ) -> None:
-    """Offer the plans of the solver until one costs what the model says of it, or is enough.
+    """Offer the plans of the solver until one costs what the model says of it, or is enough; the others are excluded in turn.
 
     Args:
         incumbent: only plans better than its own count; its plan is the solver's hint.
@@ -47,34 +47,28 @@ def search_stages(
         return
     model = _Model(problem, items, num_slots, incumbent.objective_s, timeless)
     if not any_plan:
-        model.bound_below(incumbent.bound_s)
+        model.model.Add(model.goal >= min(floor(incumbent.bound_s * model.scale * (1 - TOLERANCE)), int(SCALE)))
         model.model.Minimize(model.goal)
     if incumbent.blocks:
         model.hint(incumbent.blocks)
-    while _is_asked_again(model, incumbent, deadline, any_plan, holds_for_all):
+    while True:
+        solver, status = solve(model.model, deadline, incumbent.seed)
+        if status == cp_model.INFEASIBLE and holds_for_all:
+            if incumbent.blocks:
+                incumbent.prove(incumbent.objective_s, "CP-SAT")
+            else:
+                incumbent.refuted = demands
+        elif holds_for_all and not any_plan:
+            incumbent.prove((solver.BestObjectiveBound() - model.slack) / model.scale, "CP-SAT")
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return
+        blocks = model.true_blocks(solver)
+        incumbent.offer(blocks, "CP-SAT")
+        if incumbent.closed or (any_plan and incumbent.blocks) or not (blocks or model.sure) or now() > deadline:
+            return
+        model.exclude(solver)
         if not any_plan:
             model.limit(incumbent.objective_s)
-
-
-def _is_asked_again(model: "_Model", incumbent: Incumbent, deadline: float, any_plan: bool, holds_for_all: bool) -> bool:
-    """Ask the solver once. Returns: whether to ask for another plan than the one that it gave."""
-    solver, status = solve(model.model, deadline, incumbent.seed)
-    if status == cp_model.INFEASIBLE:
-        if holds_for_all and incumbent.blocks:
-            incumbent.prove(incumbent.objective_s, "CP-SAT")
-        elif holds_for_all:
-            incumbent.refuted = incumbent.demands
-        return False
-    if holds_for_all and not any_plan:
-        incumbent.prove((solver.BestObjectiveBound() - model.slack) / model.scale, "CP-SAT")
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return False
-    blocks = model.true_blocks(solver)
-    incumbent.offer(blocks, "CP-SAT")
-    if incumbent.closed or (any_plan and incumbent.blocks) or not (blocks or model.sure) or now() > deadline:
-        return False
-    model.exclude(solver)
-    return True
 
 
 def _num_terms(problem: Problem, items: Items, num_slots: int, timeless: bool) -> int:
@@ -113,10 +107,6 @@ class _Model(TimedSlots):
         if quick or demands.max_latency_s < all_s:
             makespan = self.makespan(min(demands.max_latency_s, all_s, self.top_s if quick else inf))
             self.goal = makespan if quick else self.load
-
-    def bound_below(self, bound_s: float) -> None:
-        """The goal is at least a known bound."""
-        self.model.Add(self.goal >= min(floor(bound_s * self.scale * (1 - TOLERANCE)), int(SCALE)))
 
     def limit(self, limit_s: float) -> None:
         """The goal is at most the objective of a known plan."""
@@ -251,11 +241,8 @@ class _Model(TimedSlots):
         """Steps of sending and of receiving a value between types, shape (types, types); -1 where the pair is impossible."""
         seconds = self.problem.transfers.sending_s(num_bytes), self.problem.transfers.receiving_s(num_bytes)
         tables = np.full((2, len(self.types), len(self.types)), -1, dtype=np.int64)
-        for k, group in enumerate(self.types):
-            for j, other in enumerate(self.types):
-                pair = next(((d, e) for d in group for e in other if d != e or self.demands.reuse), None)
-                if pair is not None:
-                    tables[:, k, j] = [self._steps(float(table[pair])) for table in seconds]
+        for k, j, pair in self.pairs:
+            tables[:, k, j] = [self._steps(float(table[pair])) for table in seconds]
         return tables[0], tables[1]
 
     def _product(self, flags: Sequence[Any]) -> Any:

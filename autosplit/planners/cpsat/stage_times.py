@@ -132,12 +132,7 @@ class TimedSlots(Slots):
 
     def _delays(self, s: int, t: int) -> Iterator[tuple[int, list[Any]]]:
         """The delay in steps from slot s to slot t, with the types for which it holds."""
-        cases = []
-        for k, group in enumerate(self.types):
-            for j, other in enumerate(self.types):
-                pair = next(((d, e) for d in group for e in other if d != e or self.demands.reuse), None)
-                if pair is not None:
-                    cases.append((self._delay_of(*pair), [self.chosen[s][k], self.chosen[t][j]]))
+        cases = [(self._delay_of(*pair), [self.chosen[s][k], self.chosen[t][j]]) for k, j, pair in self.pairs]
         if len({wait for wait, _ in cases}) == 1:
             cases = [(cases[0][0], [])]
         yield from ((wait, flags) for wait, flags in cases if wait)

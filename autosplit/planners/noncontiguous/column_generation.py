@@ -27,29 +27,21 @@ from autosplit.planners.noncontiguous.sweeps import capped_sweep, cheap_nets, na
 Members = NDArray[np.bool_]
 
 
-@dataclass
 class RestrictedMaster:
     """The linear program: the largest share of every item that the devices can hold together, using the known sets."""
 
-    solver: Any
-    share: Any
-    rows: list[Any]
-    limits: list[Any]
-    columns: list[list[Members]]
-    seen: set[tuple[int, bytes]]
-
-    @staticmethod
-    def of(num_items: int, counts: Sequence[int]) -> "RestrictedMaster":
+    def __init__(self, num_items: int, counts: Sequence[int]) -> None:
         """A program without sets, for the given number of devices of each class."""
-        solver = pywraplp.Solver.CreateSolver("GLOP")
-        share = solver.NumVar(0, solver.infinity(), "share")
-        rows = [solver.Constraint(0, solver.infinity()) for _ in range(num_items)]
-        for row in rows:
-            row.SetCoefficient(share, -1)
-        limits = [solver.Constraint(-solver.infinity(), count) for count in counts]
-        solver.Objective().SetCoefficient(share, 1)
-        solver.Objective().SetMaximization()
-        return RestrictedMaster(solver, share, rows, limits, [[] for _ in counts], set())
+        self.solver: Any = pywraplp.Solver.CreateSolver("GLOP")
+        endless = self.solver.infinity()
+        self.share = self.solver.NumVar(0, endless, "share")
+        self.rows = [self.solver.Constraint(0, endless) for _ in range(num_items)]
+        for row in self.rows:
+            row.SetCoefficient(self.share, -1)
+        self.limits = [self.solver.Constraint(-endless, count) for count in counts]
+        self.columns: list[list[Members]] = [[] for _ in counts]
+        self.seen: set[tuple[int, bytes]] = set()
+        self.solver.Maximize(self.share)
 
     def add(self, kind: int, members: Members) -> bool:
         """Add a set that a device of a class can hold. Returns: whether it is new."""
@@ -265,7 +257,7 @@ def _starting_master(
     graph: Items, pricers: Sequence[Pricer], known: Sequence[Sequence[Members]], target_s: float
 ) -> RestrictedMaster:
     """The known sets that are within the target."""
-    master = RestrictedMaster.of(graph.num_items, [pricer.count for pricer in pricers])
+    master = RestrictedMaster(graph.num_items, [pricer.count for pricer in pricers])
     for kind, room_bytes in enumerate(graph.costs.memory_bytes):
         for part in known[kind]:
             if graph.costs.num_bytes[part].sum() <= room_bytes and load_s(graph, part, kind) <= target_s:

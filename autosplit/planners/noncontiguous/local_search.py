@@ -112,7 +112,9 @@ def descend(graph: Items, home: Ints, *, seed: int, patience: int, halt: Callabl
     return best_s, best
 
 
-def descents(graph: Items, starts: list[Ints], *, seed: int, halt: Callable[[], bool]) -> Iterator[tuple[float, Ints]]:
+def descents(
+    graph: Items, starts: list[Ints], *, seed: int, halt: Callable[[], bool], endless: bool = True
+) -> Iterator[tuple[float, Ints]]:
     """Better and better assignments: from the starts, then in turn from random ones and from the best with some items moved.
 
     Each round walks on a coarse graph and carries the assignment to finer ones (a V-cycle, Karypis et al., 1999). Each size of
@@ -123,11 +125,12 @@ def descents(graph: Items, starts: list[Ints], *, seed: int, halt: Callable[[], 
         starts: assignments to begin with.
         seed: of everything random.
         halt: asked often; the iteration ends when it returns True.
+        endless: the iteration does not end with the starts.
     """
     rng, sizes = np.random.default_rng(seed), _sizes(graph)
     spent_s = np.zeros(len(sizes))
     best_s, best = inf, None
-    for number in count():
+    for number in count() if endless else range(len(starts)):
         if halt():
             return
         fresh_seed = int(rng.integers(1 << 30))

@@ -26,6 +26,12 @@ def partition(incumbent: Incumbent, deadline: float) -> None:
         _Partition(incumbent, deadline).run()
 
 
+def walk_once(incumbent: Incumbent, deadline: float) -> None:
+    """One walk by resplits from the best plan: a search for chains ends sooner below what it finds."""
+    if now() < deadline:
+        _Partition(incumbent, deadline).walk(deadline, endless=False)
+
+
 class _Partition:
     """One call: the hypergraph, the incumbent that search and proof share, and when they end."""
 
@@ -49,21 +55,25 @@ class _Partition:
             raise
 
     def _search(self, until: float) -> None:
-        """Walk from the best plan, or from every item on its fastest device.
+        """Walks; if the hypergraph costs less than the problem, annealing by the true evaluator goes on from the last plans."""
+        starts = self.walk(until if self.graph.exact else halfway(until))
+        if not self.graph.exact:
+            rows = [blocks_at(self.graph, home) for home in starts]
+            anneal_rows(self.incumbent, until, rows, endless=True, halt=lambda: self.interrupted)
 
-        If the hypergraph costs less than the problem, annealing by the true evaluator goes on from the last plans.
-        """
+    def walk(self, until: float, endless: bool = True) -> list[Ints]:
+        """Walk from the best plan, or from every item on its fastest device. Returns: the last assignments."""
         fastest = np.array([members[0] for members in self.graph.classes])[self.graph.costs.compute_s.argmin(axis=1)]
         start = self._home()
         self._offer(fastest, "start")
         starts = [fastest if start is None else start]
-        walk_until = until if self.graph.exact else halfway(until)
-        for _, home in descents(self.graph, starts, seed=self.incumbent.seed, halt=lambda: self._is_over() or now() > walk_until):
+        walks = descents(
+            self.graph, starts, seed=self.incumbent.seed, halt=lambda: self._is_over() or now() > until, endless=endless
+        )
+        for _, home in walks:
             self._offer(home, "resplitting")
             starts = [*starts[-2:], home]
-        if not self.graph.exact:
-            rows = [blocks_at(self.graph, home) for home in starts]
-            anneal_rows(self.incumbent, until, rows, endless=True, halt=lambda: self.interrupted)
+        return starts
 
     def _offer(self, home: Ints, method: str) -> None:
         self.incumbent.offer(blocks_at(self.graph, home), method)
