@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from pipelines import Gate, fail_on_7, increment, request
+from pipelines import Gate, fail_on_7, increment, request, wait_until
 
 from autosplit.errors import DeadlineError, RefusedError, StageError, UsageError
 from autosplit.running.engine import Engine
@@ -207,9 +207,17 @@ class TransportContract:
         engine = self.open(gate)
         futures = [engine.submit(request(number)) for number in range(engine.max_in_flight + ROOM)]
         assert gate.entered.acquire(timeout=LIMIT_S)
-        threading.Timer(0.05, gate.opened.set).start()
+
+        def refused_for_good() -> bool:
+            with pytest.raises(RefusedError) as refusal:  # all places are taken
+                engine.submit(request(0), timeout_s=0)
+            return "closed" in str(refusal.value)
+
+        opener = threading.Thread(target=lambda: (wait_until(refused_for_good, LIMIT_S), gate.opened.set()))
+        opener.start()
         engine.close(drain=drain)
         engine.close()
+        opener.join(LIMIT_S)
         assert all(future.done() for future in futures)
         if drain:
             assert [number_of(future) for future in futures] == [number + 1 for number in range(len(futures))]

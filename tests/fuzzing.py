@@ -1,10 +1,11 @@
-"""How many random cases a property gets: a quarter of them in the suite, all of them under ``make fuzz``."""
+"""Random cases of properties: a quarter of them in the suite, the same at each run, and all, new ones, under ``make fuzz``."""
 
 import os
 
+FUZZES = "AUTOSPLIT_FUZZ_CASES" in os.environ
 LEAST = 5
 
 
 def examples(most: int) -> int:
     """The number of cases to draw, of ``most``."""
-    return most if "AUTOSPLIT_FUZZ_CASES" in os.environ else max(LEAST, most // 4)
+    return most if FUZZES else max(LEAST, most // 4)

@@ -421,7 +421,7 @@ def test_a_silent_host_is_replaced(
     traced: autosplit.Traced, profile: autosplit.Profile, cluster: autosplit.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is stopped closes nothing and says nothing, as a link that drops every packet."""
-    monkeypatch.setattr(frames, "SILENCE_S", 1.5)
+    monkeypatch.setattr(frames, "SILENCE_S", 3.0)  # others send a sign of life each 0.5 s, on a busy machine
     [x] = traced.example_inputs
     with open_pipeline(traced, halves(traced, cluster), hosts=cluster, profile=profile) as model:
         assert [stage.devices[0].host for stage in model.pipeline.wiring.stages] == ["node-a", "node-c"]
@@ -430,7 +430,7 @@ def test_a_silent_host_is_replaced(
             answers += [model.submit(x) for _ in range(30)]
             assert all(torch.equal(answer.result(300), traced.run(x)) for answer in answers)
         [note] = model.pipeline.replanned
-        assert "host 'node-c' was lost: it was silent for 1.5 s" in note or "says that it was silent" in note
+        assert "host 'node-c' was lost: it was silent for 3 s" in note or "says that it was silent" in note
     assert set(cluster.lost) == {"node-c"}
     assert [device.host for device in cluster.machine.devices] == ["node-a", "node-b"]
     assert cluster.refresh() == ["node-c"], cluster.lost

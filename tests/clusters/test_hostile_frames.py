@@ -39,7 +39,7 @@ from autosplit.running.stage import StagePlacement
 
 NUM_CASES = int(os.environ.get("AUTOSPLIT_FUZZ_CASES", "100"))
 MOST_BYTES = 200 << 20
-WAIT_S = 5.0
+WAIT_S = 30.0
 
 pytestmark = pytest.mark.timeout(60 + NUM_CASES)
 

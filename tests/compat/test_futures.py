@@ -52,7 +52,7 @@ def test_a_lock_that_is_interrupted_while_it_is_entered_or_left_is_free(make: Ca
     taken = []
 
     def take() -> None:
-        taken.append(lock.acquire(timeout=2))
+        taken.append(lock.acquire(timeout=30))
         if taken == [True]:
             lock.release()  # finished futures share it, and other tests need it
 

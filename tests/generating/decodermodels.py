@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -71,9 +72,10 @@ def greedy(step, asked: list[list[int]], new: int) -> list[list[int]]:
 
 
 def answers_under_kills(generator, asked, num_new):
-    """The new tokens after each prompt, while a worker is killed before each answer is awaited."""
+    """The new tokens after each prompt, while a worker is killed before each answer is awaited, unless it is dead still."""
     futures, chosen = [generator.submit(prompt, max_new_tokens=num_new) for prompt in asked], random.Random(0)
     for future in futures:
-        os.kill(chosen.choice(generator.pipeline.pids), signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(chosen.choice(generator.pipeline.pids), signal.SIGKILL)
         future.result()
     return [future.result() for future in futures]

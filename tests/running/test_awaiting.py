@@ -26,6 +26,7 @@ class Server:
     def __init__(self, room: bool = True) -> None:
         self.futures: list[Future[Any]] = []
         self.room = room
+        self.num_at_the_door = 0
         self.space = threading.Event()
         self.space.set()
         self.left_s: list[float | None] = []
@@ -34,6 +35,7 @@ class Server:
         if not self.room and timeout_s == 0:
             raise RefusedError("no room")
         if not self.room:
+            self.num_at_the_door += 1
             self.space.wait(10)
         self.left_s.append(deadline_s)
         self.futures.append(Future())
@@ -151,7 +153,8 @@ def test_what_is_cancelled_while_it_waits_for_room_is_not_computed() -> None:
 
     async def run() -> None:
         waits = [asyncio.ensure_future(awaiting(server.submit, returns_immediately=True)) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        while not server.num_at_the_door:  # the first one is under way, and the others wait behind it
+            await asyncio.sleep(1e-3)
         for wait in waits[:2]:
             wait.cancel()
         await asyncio.wait(waits[:2])

@@ -4,14 +4,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from pipelines import Gate, double, fail_on_7, local, request
+from pipelines import Gate, double, fail_on_7, local, request, wait_until
 
 from autosplit.errors import DeadlineError, PlanError, RefusedError, StageError, UsageError
-from autosplit.running import turns
+from autosplit.running import localstage, turns
 from autosplit.running.engine import Engine
 from autosplit.running.localstage import LocalStage
 from autosplit.running.pipeline import InProcess, Pipeline
@@ -77,15 +78,18 @@ def test_close_waits_for_the_place_of_an_answer_that_is_being_given(monkeypatch:
 
 
 def test_one_slow_request_does_not_make_a_quick_stage_slow_for_event_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleep(x: torch.Tensor) -> torch.Tensor:
-        time.sleep(float(x[0]))
+    now_ns = 1
+
+    def take_time(x: torch.Tensor) -> torch.Tensor:
+        nonlocal now_ns
+        now_ns += int(x[0]) * turns.SHORT_NS
         return x + 1
 
-    monkeypatch.setattr(turns, "SHORT_NS", 20_000_000)
-    with InProcess([local("a", sleep, "x", "y")], ["x"], ["y"]) as engine:
+    monkeypatch.setattr(localstage, "time", SimpleNamespace(monotonic_ns=lambda: now_ns, perf_counter=time.perf_counter))
+    with InProcess([local("a", take_time, "x", "y")], ["x"], ["y"]) as engine:
         seen = []
-        for seconds in (0, 0, 0.03, 0, 0.03, 0.03, 0.03, 0):
-            engine.run([torch.full((4,), float(seconds))])
+        for times_short in (0, 0, 2, 0, 2, 2, 2, 0):
+            engine.run([torch.full((4,), float(times_short))])
             seen.append(engine.returns_immediately)
     assert seen == [True, True, True, True, True, True, False, True]
 
@@ -139,8 +143,7 @@ def test_more_urgent_requests_of_other_threads_come_first_and_a_full_engine_refu
         for number, priority in [(1, 5), (2, -1)]:
             threads.append(threading.Thread(target=engine.submit, args=(request(number),), kwargs={"priority": priority}))
             threads[-1].start()
-            while engine.num_waiting < number:
-                pass
+            wait_until(lambda number=number: engine.num_waiting >= number)
         with pytest.raises(RefusedError, match=r"1 requests are running \(limit 1\)"):
             engine.submit(request(3), timeout_s=0)
         gate.opened.set()
@@ -171,8 +174,7 @@ def test_one_thread_computes_what_others_bring_and_a_thread_that_is_interrupted_
         threads = [threading.Thread(target=ask, args=(number,)) for number in (0, 1, 3, 2)]
         for number, thread in enumerate(threads):
             thread.start()
-            while engine.num_waiting < number:
-                pass
+            wait_until(lambda number=number: engine.num_waiting >= number)
             assert number or gate.entered.acquire(timeout=10)
         gate.opened.set()
         for thread in threads:

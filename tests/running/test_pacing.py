@@ -6,7 +6,7 @@ from itertools import repeat
 
 import pytest
 import torch
-from pipelines import local, request
+from pipelines import local, request, wait_until
 
 from autosplit.running.inflight import SOON_NS, Pace
 from autosplit.running.pipeline import Pipeline
@@ -80,8 +80,7 @@ def test_none_overtakes_waiting_ones_when_more_may_be_in_flight(monkeypatch: pyt
         fast.set()
         let_out.release()
         futures[0].result(10)
-        while pipeline.max_in_flight == 3:  # two are in the queue
-            pass
+        wait_until(lambda: pipeline.max_in_flight > 3)  # two are in the queue
         futures.append(pipeline.submit(request(6)))
         let_out.release(6)
         assert [int(future.result(10)[0][0]) for future in futures] == seen == list(range(7))

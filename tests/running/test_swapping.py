@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipelines import CORES, Gate, increment, local
+from pipelines import CORES, Gate, increment, local, wait_until
 from pipelines import request as vector
 
 from autosplit.errors import BackendError, RefusedError, UsageError
@@ -67,8 +67,7 @@ def test_a_swap_under_way_is_seen_by_all_stages_at_one_request_and_survives_a_de
     asker.start()
     first = pipeline.swap("all", doubled(traced), tmp_path / "new")
     os.kill(pipeline.pids[1], signal.SIGKILL)
-    while pipeline.restarts == 0:
-        pass
+    wait_until(lambda: pipeline.restarts > 0)
     stop.set()
     asker.join()
     answers = [future.result(30)[0] for future in futures]

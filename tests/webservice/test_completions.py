@@ -171,7 +171,7 @@ def test_faults_of_chats_and_bodies(server: Generating) -> None:
 
 
 def test_a_full_queue_and_a_late_answer_are_refused() -> None:
-    with generating(replace(LIMITS, request_s=0.5)) as server, ThreadPoolExecutor(8) as pool:
+    with generating(replace(LIMITS, request_s=2.0)) as server, ThreadPoolExecutor(8) as pool:
         server.pipeline._holds = True
         calls = [pool.submit(ask, server, max_tokens=9) for _ in range(SLOTS + 2)]  # the last two fill the queue
         wait_until(lambda: server.generator.num_waiting == 2)

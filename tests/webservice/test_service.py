@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,16 @@ def takes_connections(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_read(sock: socket.socket) -> bool:
+    """Whether the other end, a process of this machine, has accepted a connection and read all that was sent."""
+    ends = [sock.getpeername()[1], sock.getsockname()[1]]
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        _, local, remote, _, queues, *_, inode = line.split()[:10]
+        if [int(one.rpartition(":")[2], 16) for one in (local, remote)] == ends:
+            return queues.endswith(":00000000") and inode != "0"
+    return False
 
 
 def expected(served: Served, request: dict[str, Any]) -> torch.Tensor:
@@ -174,7 +183,7 @@ def test_the_command_ends_in_peace_after_sigterm(served: Served, tmp_path: Path)
         place = urlsplit(about["url"])
         with socket.create_connection((place.hostname or "", place.port or 0), timeout=60) as under_way:
             under_way.sendall(head + body[:10])
-            time.sleep(0.3)
+            wait_until(lambda: is_read(under_way))
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: not takes_connections(place.hostname or "", place.port or 0))
             under_way.sendall(body[10:])
