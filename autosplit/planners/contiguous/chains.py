@@ -121,7 +121,7 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
         _hold_latency_limit(incumbent, items, deadline)
     if incumbent.closed or (incumbent.blocks and now() >= deadline):
         return
-    complete = items.exact and incumbent.blocks  # otherwise CP-SAT may find or prove plans that no order of items shows
+    complete = items.exact and incumbent.blocks  # otherwise CP-SAT may find or prove what orders of items do not say
     prove_chain(incumbent, items, deadline if complete else clock.halfway(deadline))
 
 
