@@ -53,7 +53,7 @@ def pieces(graph: fx.Graph) -> list[Piece]:
     """The pieces of a flat graph, in an order in which each finds its inputs.
 
     The number of a piece is the number of changes between custom and other ops on the longest way to it: custom ops are in pieces
-    with odd numbers. Views of what custom ops make are with them, and views and constants that they alone read.
+    with odd numbers. Views of the outputs of custom ops are with them, and views and constants that they alone read.
     """
     in_torch, numbers = _in_torch(graph), dict[fx.Node, int]()
     for node in graph.nodes:
@@ -69,7 +69,7 @@ def pieces(graph: fx.Graph) -> list[Piece]:
 
 
 def _in_torch(graph: fx.Graph) -> set[fx.Node]:
-    """The custom ops, constants and views that only they read, and views of what they make; one of memory that stays is free."""
+    """The custom ops, constants and views that only they read, and views of their outputs; views of kept memory are free."""
     found = {node for node in graph.nodes if is_custom(node)}
     for node in reversed(graph.nodes):
         if (node.target in VIEWS or _is_constant(node)) and node.users and all(reader in found for reader in node.users):

@@ -74,7 +74,7 @@ def run_mix(bench: Bench, rates: Mapping[str, float], seconds: float) -> Mix:
     def feed(name: str) -> list[float]:
         """Send the requests of a model. Returns: the times of the answers."""
         entry, rate, under_way, times_s = entries[name], rates[name], deque[Future[Any]](), list[float]()
-        most = min(entry.in_flight, firsts[name])  # a model is ahead by what was answered, and not by what it sent
+        most = min(entry.in_flight, firsts[name])  # answered requests, not sent ones, put a model ahead
         try:
             for number in range(round(rate * end_s)):
                 if len(under_way) == most:

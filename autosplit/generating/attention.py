@@ -146,8 +146,8 @@ def attend(*arguments: Any, **options: Any) -> torch.Tensor:
 
     It writes the states, and its schema hides that, because passes of torch might otherwise copy them at each call of a graph.
     That is safe because no other op reads a state, and because a step that runs again writes the same rows again. Tokens at
-    positions from max_length on are not kept. Only places that the sequence has written are read, never what another one left in
-    the slot: a mask would not hide its NaN.
+    positions from max_length on are not kept. Only places that the sequence has written are read, never rows of an earlier one
+    in the slot: a mask would not hide its NaN.
     """
     found, run = prepare_attend(*arguments, **options)
     run()

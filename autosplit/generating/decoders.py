@@ -132,7 +132,7 @@ def cached(model: nn.Module, max_sequences: int, max_length: int) -> nn.Module:
         wanted = torch.stack([last_logits(ids) for ids in sequences])
         made = in_steps(found, sequences)
         for part in found.modules():
-            if isinstance(part, KVCache):  # a trace reads what it did not write, and finds zeros as a worker does
+            if isinstance(part, KVCache):  # a trace reads rows that it did not write, and finds zeros as a worker does
                 part.keys[:, :, :LENGTH] = part.values[:, :, :LENGTH] = 0
     require_same(name, made, wanted)
     return found

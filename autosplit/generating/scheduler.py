@@ -222,7 +222,7 @@ class Scheduler:
     def _prompts(self, ready: Sequence[Generation], num_beside: int) -> list[Part]:
         """Chunks of prompts, or whole sources, for a step beside single tokens.
 
-        The steps count with all of their seconds: where only what they add to single tokens counted, many small chunks looked
+        The steps count with all of their seconds: where only the seconds beyond single tokens counted, many small chunks looked
         cheap, and sequences whose prompts wait decode nothing (25 M parameters: 562 tokens/s in place of 899).
         """
         waiting = [_part(generation, self._most) for generation in sorted(ready, key=_urgency) if not generation.is_decoding]

@@ -1,4 +1,4 @@
-"""measure(): profile a model on the devices of this machine. Only what the store does not hold is measured.
+"""measure(): profile a model on the devices of this machine. Only times that the store lacks are measured.
 
 Four steps: look up stored times, list the missing ones, measure them in one pinned worker for each device, and keep each
 result before the next measurement.

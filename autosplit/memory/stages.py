@@ -27,7 +27,7 @@ LOOKUP = "aten.embedding.default"
 BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000}
 """Bytes that a backend holds once in a worker with several programs: its library's state, buffers of matrix products, free blocks
 of its arena. Fitted with ``OP_BYTES`` to workers of a Llama of 399 ops and 25 M parameters, whole and in two stages, with 3 to 7
-programs. Later workers beside what is counted (``benchmarks.generation_plans`` and ``generation_memory``; ONNX Runtime 1.31):
+programs. Later workers beside the counted bytes (``benchmarks.generation_plans`` and ``generation_memory``; ONNX Runtime 1.31):
 
 ==============================  ========  ==============================  ============
 worker, held / counted, MB      programs  ONNX Runtime                    eager

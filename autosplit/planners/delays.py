@@ -106,7 +106,7 @@ def critical_path_s(problem: Problem, delays: Delays, after: After = lambda op, 
     Args:
         problem: the ops in topological order.
         delays: between ops on two devices.
-        after: says what else is known of a later op. Arrays have the shape (num_classes, steps of bytes + 1).
+        after: gives further bounds on a later op. Arrays have the shape (num_classes, steps of bytes + 1).
     """
     firsts = problem.representatives
     binds, size, most = byte_steps(problem, delays)

@@ -51,7 +51,7 @@ def allocating(function: Function) -> Function:
 def summing(signature: str) -> Callable[[Function], Function]:
     """Like ``compiled``, at once and for these types, for sums of floats in any order, which run several times as fast.
 
-    NaN and infinity stay what they are.
+    NaN and infinity keep their meaning.
     """
 
     def compile_now(function: Function) -> Function:

@@ -166,7 +166,7 @@ def baselines_by_backend(
     Args:
         graph: the model.
         machine: its devices.
-        source: what the model was made from.
+        source: the spec and the batch of the model.
         backends: the other backends.
         main: the backend whose baselines are all wanted.
         best_device: name of the device that is fastest on the whole model.
@@ -207,7 +207,7 @@ def baselines_with(
     Args:
         graph: the model.
         machine: its devices; ``all cores`` and ``streams`` are left out unless all devices are CPU cores of one host.
-        source: what the model was made from.
+        source: the spec and the batch of the model.
         backend: the backend of every stage.
         best_device: name of the device that is fastest on the whole model.
         streams: whether the backend can work on several requests at once.

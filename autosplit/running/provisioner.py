@@ -97,7 +97,7 @@ class Deployment:
         return failed
 
     def reload_limit_s(self, number: int) -> float:
-        """Seconds within which a worker must have loaded its stage again: several times what it took before."""
+        """Seconds within which a worker must have loaded its stage again: several times the seconds of the last time."""
         return min(LOAD_TIMEOUT_S, RELOAD_LEAST_S + RELOAD_FACTOR * self.ready[number].load_s)
 
     def run(self, lanes: Lanes, *, alone: bool = False) -> None:

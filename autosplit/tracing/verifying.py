@@ -92,7 +92,7 @@ def verify(
         found: the graph's outputs on the example inputs.
         num_draws: the example inputs, and fresh ones; with 1 the module is called once.
     Returns: the largest error over all draws, and sentences that the user should read.
-    Raises: TraceError: the graph computes something else than the module. Whatever the module raises on its example inputs.
+    Raises: TraceError: the graph computes something else than the module. Also any exception of the module on its example inputs.
     """
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]

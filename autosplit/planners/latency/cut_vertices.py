@@ -179,7 +179,7 @@ class CutVertices:
     def _seconds(self, ops: Sequence[int], labels: NDArray[np.int64], work_s: Floats, classes: Sequence[Sequence[int]]) -> Floats:
         """The least seconds of each assignment, as blocks wait for all that they read and send all that they make at their end.
 
-        What an op on the first device makes leaves after the work and the transfers of all ops there that it depends on. The
+        The value of an op on the first device leaves after the work and the transfers of all ops there that it depends on. The
         second device works from the moment on at which all inputs of some op are there that depends on no other op there.
         """
         place, count = {op: number for number, op in enumerate(ops)}, labels.shape[1]
