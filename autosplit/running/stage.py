@@ -129,10 +129,12 @@ class StagePlacement:
     def load_each_size(self, replica: int, *, shared: bool) -> "list[tuple[StagePlacement, Runnable, bool]]":
         """The stage at each size, its function, and whether that is new: sizes of one module have one. Raises: as ``load``."""
         found: list[tuple[StagePlacement, Runnable, bool]] = []
-        for one in self.at_each_size():
+        sizes = self.at_each_size()
+        has_several = any(one.module != self.module for one in sizes)
+        for one in sizes:
             known = next((run for other, run, _ in found if other.module == one.module), None)
             found.append((one, one.load(replica, shared=shared) if known is None else known, known is None))
-            if self.variants and known is None:
+            if has_several and known is None:
                 gc.collect()  # a graph that was read is a ring of nodes, whose memory the next one takes
         return found
 

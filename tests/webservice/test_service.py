@@ -2,10 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -169,27 +169,36 @@ def test_a_token_guards_all_but_health_and_the_page(served: Served) -> None:
         served.application.token = ""
 
 
-def test_the_command_ends_in_peace_after_sigterm(served: Served, tmp_path: Path) -> None:
-    plan = served.application.repository.files()["mlp"]
-    words = [sys.executable, "-m", "autosplit", "serve", f"one={plan}", "--port", "0", "--json"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        about = json.loads(process.stdout.readline())
-        other = Served(served.traced, served.application, about["url"])
-        assert about["models"] == ["one"] and other.call("POST", "/v2/models/one/infer", good())[0] == 200
-        children = psutil.Process(process.pid).children(recursive=True)
+def test_the_server_of_the_document_ends_in_peace_after_sigterm(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The document's own lines start it, with a second model, and a request is under way when they end it."""
+    code = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", code, re.DOTALL) if '"serve"' in block]
+    for line, replaced in {'"mlp.yaml"': '"mlp.yaml", "one=mlp.yaml"', "server.terminate()": "end(server, url)"}.items():
+        assert code.count(line) == 1
+        code = code.replace(line, replaced)
+    servers: list[subprocess.Popen[bytes]] = []
+    children: list[psutil.Process] = []
+
+    def end(process: subprocess.Popen[bytes], url: str) -> None:
+        servers.append(process)
+        assert Served(served.traced, served.application, url).call("POST", "/v2/models/one/infer", good())[0] == 200
+        children.extend(psutil.Process(process.pid).children(recursive=True))
         body = json.dumps(good()).encode()
         head = f"POST /v2/models/one/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-        place = urlsplit(about["url"])
+        place = urlsplit(url)
         with socket.create_connection((place.hostname or "", place.port or 0), timeout=60) as under_way:
             under_way.sendall(head + body[:10])
             wait_until(lambda: is_read(under_way))
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
             wait_until(lambda: not takes_connections(place.hostname or "", place.port or 0))
             under_way.sendall(body[10:])
             assert under_way.recv(65536).startswith(b"HTTP/1.1 200")
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 0 and "Traceback" not in said
+
+    monkeypatch.chdir(served.application.repository.files()["mlp"].parent)
+    exec(code, {"end": end})
+    assert servers[0].returncode == 0 and "Traceback" not in capfd.readouterr().err
     assert children and not psutil.wait_procs(children, timeout=30)[1]
 
 
