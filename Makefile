@@ -103,7 +103,7 @@ dist: ## source distribution and wheel in build/dist, and a run of the wheel in 
 	build/bare/bin/python -m build --outdir build/dist .
 	build/bare/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
 	build/bare/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt build/dist/*.whl
-	cd build/bare && bin/autosplit --version && bin/autosplit auto "autosplit.examples.mlp:mlp?depth=2&width=64" --devices cpu:0 --backend eager --budget 1s
+	cd build/bare && bin/autosplit --version && bin/autosplit auto "autosplit.examples.mlp:mlp?depth=2&width=64" --devices cpu:0 --backend eager --budget 1s --profiles profiles
 
 clean: ## remove what was built
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,10 +1,16 @@
 """Find flags that cannot be used before a command does any work."""
 
 import math
+from collections.abc import Callable, Mapping
 
 from autosplit.commands.options import Output, flag_name, seconds
 from autosplit.errors import UsageError, raise_faults
 from autosplit.files import unwritable
+from autosplit.values.machine import parse_bytes
+
+TIMES = ("budget", "time_limit", "max_latency", "min_stage", "time", "queue_time", "request_time", "drain_time")
+READ: Mapping[str, Callable[[str], float]] = {**dict.fromkeys(TIMES, seconds), "max_body": parse_bytes}
+"""Flags with units to the function that reads them."""
 
 WRITTEN = ("output", "trace", "picture", "dot", "report", "page", "profiles", "front")
 """Flags that name a file or folder to write."""
@@ -13,10 +19,10 @@ WRITTEN = ("output", "trace", "picture", "dot", "report", "page", "profiles", "f
 def verify(given: Output) -> None:
     """Raises: UsageError, with every fault: values that cannot be used, and paths that could not be written in the end."""
     faults: list[str] = []
-    for flag in ("budget", "time_limit", "max_latency", "min_stage", "time", "queue_time", "request_time", "drain_time"):
+    for flag, parse in READ.items():
         text = getattr(given, flag, None)
         try:
-            if text is not None and seconds(text) == 0 and flag in ("max_latency", "min_stage"):
+            if text is not None and parse(text) == 0 and flag in ("max_latency", "min_stage"):
                 faults.append(f"{flag_name(flag)} must be above 0 s, but is '{text}'")
         except UsageError as failure:
             faults.append(f"{flag_name(flag)}: {failure}")

@@ -21,7 +21,8 @@ def named_machine(given: options.Devices, devices: str | None = None, here: bool
     """
     from autosplit.devices.discovering import absent_devices, machine_for
 
-    machine = machine_for(given.devices or (None if given.machine else devices), given.machine, given.memory, here=here)
+    named = devices if given.devices is None and given.machine is None else given.devices
+    machine = machine_for(named, given.machine, given.memory, here=here)
     require_costs(machine, absent_devices(machine), getattr(given, "profile_of", ""))
     return machine
 
@@ -47,7 +48,7 @@ def opened_machine(
     if given.machine is not None:
         raise UsageError("devices are given twice, by --cluster and by a machine file; leave one of them out")
     say(f"cluster {given.cluster}: looking for its nodes")
-    named = given.devices or devices
+    named = devices if given.devices is None else given.devices
     with Cluster(given.cluster) as cluster:
         machine = cluster.machine if named is None else cluster.machine.only(name.strip() for name in named.split(","))
         if given.memory is not None:

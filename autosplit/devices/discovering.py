@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from autosplit import tables
 from autosplit.arguments import checked
@@ -16,7 +16,7 @@ from autosplit.devices.calls import begin
 from autosplit.devices.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
 from autosplit.devices.processes import WorkerProcess, spawn_worker
 from autosplit.errors import DeviceError, UsageError, each, names, raise_faults
-from autosplit.values.machine import Machine, parse_bytes, parse_device, span
+from autosplit.values.machine import Kind, Machine, parse_bytes, parse_device, span
 from autosplit.values.machinefile import read_machine
 from autosplit.values.samples import backends
 from autosplit.versions import version_of
@@ -121,10 +121,11 @@ def _caps_below_context(machine: Machine) -> Iterator[str]:
 
 
 def _spelled_out(given: Sequence[str]) -> Iterator[str]:
-    """The names, with those of all devices of a kind in place of the kind alone."""
+    """The names, with those of all devices of a kind in place of the kind alone, or the first one where none is here."""
     for name in given:
-        found = [device.name for device in discover().devices if device.kind == name] if ":" not in name else []
-        yield from found or [name]
+        is_kind = name in get_args(Kind)
+        found = [device.name for device in discover().devices if device.kind == name] if is_kind else []
+        yield from found or [f"{name}:0" if is_kind else name]
 
 
 def as_machine(devices: Devices | None, here: bool = True) -> Machine:

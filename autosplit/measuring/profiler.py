@@ -302,16 +302,23 @@ class _Measurement:
         }
         stages = tuple(stage for stage in self.profile.stages if stage.setting not in fresh)
         self.profile = replace(self.profile, measured={**self.profile.measured, **fresh}, stages=stages).verify()
-        if self.store is not None:
-            self.store.save(self.traced.graph, self.profile, fresh)
+        self._store(lambda store: store.save(self.traced.graph, self.profile, fresh))
 
     def _keep_links(self, links: Sequence[Link]) -> Profile:
         """Put links into the profile and the store."""
         self.profile = self.profile.with_links(links)
-        if self.store is not None:
-            stamp = replace(link_stamp(self.stamps), date=datetime.now(UTC).isoformat(timespec="seconds"))
-            self.store.save_links(stamp, links)
+        stamp = replace(link_stamp(self.stamps), date=datetime.now(UTC).isoformat(timespec="seconds"))
+        self._store(lambda store: store.save_links(stamp, links))
         return self.profile
+
+    def _store(self, save: Callable[[Store], None]) -> None:
+        """Write to the store, if there is one. If it cannot be written, a note says why, and the measurement goes on without."""
+        lost: list[str] = []
+        if self.store is not None:
+            with self.store.noted(lost) as store:
+                save(store)
+        if lost:
+            self.store, self.profile = None, replace(self.profile, notes=(*self.profile.notes, *lost))
 
     def _without_left_out(self, notes: Sequence[str]) -> Profile:
         """The profile without the settings that were left out, and a note on each."""

@@ -80,11 +80,11 @@ def write_run(report: RunReport, traced: Traced, machine: Machine, path: Path, s
 
 def draw_run(run: Path, page: Path) -> Path:
     """Draw the page of a run file. Raises: UsageError: the file is not a run file, or its parts do not fit together."""
+    contents = read_contents(run)
     try:
-        return _write(read_contents(run), page)
+        return _write(contents, page)
     except MALFORMED as failure:
-        reason = f"{type(failure).__name__}: {failure}"
-        raise UsageError(f"run file '{run}' cannot be drawn, because its parts do not fit together: {reason:.300}") from None
+        raise UsageError(f"run file '{run}' cannot be drawn, because its parts do not fit together: {failure!r:.300}") from None
 
 
 def _runs(traced: Traced, store: str | Path | None) -> list[Run]:

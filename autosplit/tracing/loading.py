@@ -131,8 +131,13 @@ def _load_spec(
     if not (colon and place and attribute):
         what = "give 'transformers:ClassName', 'hub:org/name', 'file.py:function', 'package.module:function' or a path "
         what += "that ends in .pt2"
-        workload = "; a planner's workload file needs search --format" if Path(target).is_file() else ""
-        raise ModelError(f"model '{spec}' is not a spec: {what}{workload}")
+        if target.endswith(".py"):
+            what = f"name a function of the file that returns (module, example inputs), as in '{target}:function'"
+        elif Path(target).is_dir():
+            what = f"a checkpoint is named as 'transformers:{target}'"
+        elif Path(target).is_file():
+            what += "; a planner's workload file needs search --format"
+        raise ModelError(f"model '{spec}' is not a spec: {what}")
     if place == "hub" or (place == "transformers" and Path(attribute).is_dir()):
         folder = checkpoints.fetch(attribute) if place == "hub" else Path(attribute)
         loaded = checkpoints.load_checkpoint(folder, target, options, batch, seq_len, given, weights)

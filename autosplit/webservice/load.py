@@ -94,6 +94,8 @@ async def _find(server: str, model: str, headers: Mapping[str, str]) -> Target:
             async with session.get(f"{server}/v2/models/{model}", raise_for_status=True) as answer:
                 about = await answer.json()
         return _target(f"{server}/v2/models/{model}/infer", about["inputs"], headers)
+    except aiohttp.InvalidURL:
+        raise UsageError(f"{shown(server)} is not the address of a server; write http://HOST:PORT") from None
     except (aiohttp.ClientError, OSError, TimeoutError) as failure:
         raise UsageError(f"'{server}' does not list its models: {failure or type(failure).__name__}") from None
     except MALFORMED as failure:

@@ -117,8 +117,9 @@ def test_named_devices_must_be_here(monkeypatch) -> None:
     ):
         machine_for("cpu:1-2,cuda:99")
     assert [[device.name for device in one.devices] for one in machine_for("cpu:0-1,cpu:1").layouts] == [["cpu:0-1"], ["cpu:1"]]
-    with pytest.raises(DeviceError, match="not understood"):
-        machine_for("gpu")
+    for name, words in (("gpu", "not understood"), ("cuda", "'cuda:0' is not here: this machine has 0 CUDA devices")):
+        with pytest.raises(DeviceError, match=words):
+            machine_for(name)
     assert machine_for("cpu").devices == tuple(device for device in discover().devices if device.kind == "cpu")
     assert machine_for(["cpu:0", "cpu:3"]).devices == machine_for("cpu:0,cpu:3").devices
     with pytest.raises(DeviceError, match="no devices"):

@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import math
 import os
 import signal
@@ -30,6 +31,7 @@ from autosplit.measuring import (
     settings,
     shortest_measurement_s,
     stage_timer,
+    store,
 )
 from autosplit.measuring.cut_cost import typical_cut
 from autosplit.measuring.measuring_worker import DeviceFaults, MeasuringWorker, Prepared, open_workers
@@ -317,6 +319,17 @@ def test_a_truncated_file_is_measured_again_with_a_warning(traced, machine, pool
     again = fake_measure(traced, machine, store=tmp_path)
     assert set(again.measured) == set(first.measured)
     assert any("truncated" in note and "is measured again" in note for note in again.notes)
+
+
+def test_a_store_on_a_full_disk_costs_one_note_and_no_measurement(traced, machine, pool, tmp_path, monkeypatch) -> None:
+    def full(path: Path, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(store, "write_atomic", full)
+    profile = fake_measure(traced, machine, store=tmp_path)
+    assert {setting.device for setting in profile.measured} == {device.name for device in machine.devices}
+    [note] = profile.notes
+    assert "could not keep what was measured: " in note and "No space left on device; make room" in note
 
 
 def test_a_backend_that_refuses_is_left_out_unless_it_is_the_only_one(traced, machine, pool) -> None:

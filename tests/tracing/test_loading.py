@@ -154,7 +154,9 @@ def test_attention_implementation_is_sdpa_unless_asked_otherwise():
         ("autosplit.examples.unet:unet?size=9", "unet' failed: RuntimeError: Sizes of tensors must match"),
         ("builtins:print", "and \\(module, example inputs\\) is expected"),
         ("resnet50", r"is not a spec: .*ends in \.pt2$"),
-        (__file__, r"is not a spec: .*workload file needs search --format$"),
+        (sys.executable, r"is not a spec: .*workload file needs search --format$"),
+        (__file__, r"is not a spec: name a function of the file .*test_loading\.py:function'$"),
+        (sys.prefix, r"is not a spec: a checkpoint is named as 'transformers:/"),
         ("no_such_file.pt2", "does not exist"),
     ],
 )
