@@ -46,7 +46,8 @@ PLANNING_SHARE = 0.2
 """Share of the time that is left for one question to the planner."""
 
 MAX_TRIALS = 24
-FIRST = "first"
+FIRST, BESIDE = PLAN, "candidate"
+"""Names of the first candidate, which stays loaded and is mostly the plan, and of the one that runs beside it."""
 
 
 class Hunt:
@@ -208,7 +209,7 @@ class Hunt:
 
         Raises: AutosplitError, OSError: the first plan, beside which all others run, cannot be loaded or has given up.
         """
-        (traced, known), name = self._known[plan.microbatch], FIRST if FIRST not in self.bench.loaded else PLAN
+        (traced, known), name = self._known[plan.microbatch], FIRST if FIRST not in self.bench.loaded else BESIDE
         self._tell(f"measuring {plan.summary()}")
         try:
             entry = self.bench.load(name, plan, traced)
