@@ -249,6 +249,8 @@ def test_rounds_end_once_no_way_may_be_better_or_the_time_is_over(plan: Plan) ->
     assert _halve(_Ring(plan, {PLAN: 100.0, "a": 99.0}, drift=0.01), "throughput") == {PLAN: 3, "a": 3}
     assert _halve(_Ring(plan, {PLAN: 100.0, "a": 95.0}, drift=0.1), "throughput") == {PLAN: 4, "a": 4}
     assert _halve(_Ring(plan, {PLAN: 100.0, "a": 95.0}, drift=0.1), "throughput", until_s=0.0) == {PLAN: 2, "a": 2}
+    hurried = _halve(_Ring(plan, {PLAN: 100.0, "a": 95.0, "b": 70.0}), "throughput", until_s=0.0)
+    assert hurried == {PLAN: 2, "a": 2, "b": 1}
 
 
 def test_the_most_promising_baselines_are_loaded_first(plan: Plan) -> None:
