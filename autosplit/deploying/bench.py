@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import Call, Service
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.reports.judging import in_turn
-from autosplit.reports.outcomes import PLAN, Outcome
+from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.running.engine import Engine
 from autosplit.running.pipeline import Pipeline
@@ -45,6 +45,7 @@ class Contender:
     """A plan that is loaded and checked, with its rounds so far.
 
     Attributes:
+        network: its name in the host.
         calls: for each different input, ``submit`` of the service with it: the call that a report recommends.
         fault: the wrong numbers and their backend, as a sentence; empty for right numbers.
         first_s: seconds of single requests just after loading.
@@ -54,6 +55,7 @@ class Contender:
     """
 
     plan: Plan
+    network: str
     pipeline: Engine
     calls: Sequence[Call]
     error: NumericalError
@@ -194,7 +196,7 @@ class Bench:
         """
         pipeline = deploy(self.host, name, traced, plan, self.machine, self.workspace)
         try:
-            self.loaded[name] = self._check(plan, pipeline, traced)
+            self.loaded[name] = self._check(plan, name, pipeline, traced)
         except BaseException:
             self.host.remove_network(name, when_busy="fail")
             raise
@@ -202,16 +204,16 @@ class Bench:
 
     def unload(self, name: str) -> None:
         """End the workers of a plan."""
-        del self.loaded[name]
-        self.host.remove_network(name)
+        self.host.remove_network(self.loaded.pop(name).network)
 
-    def clear(self, but: Plan | None = None) -> None:
-        """End the workers of all plans ``but`` one, if a search has left it loaded as ``PLAN``; its prediction is taken over."""
-        for name, entry in list(self.loaded.items()):
-            if but is not None and name == PLAN and entry.plan.hash == but.hash:
-                entry.plan = but
-            else:
-                self.unload(name)
+    def adopt(self, plans: Mapping[str, Plan]) -> None:
+        """Take over those of the named plans that a search has left loaded, with their predictions, and end all other workers."""
+        left, self.loaded = {entry.plan.hash: entry for entry in self.loaded.values()}, {}
+        for name, plan in plans.items():
+            if entry := left.pop(plan.hash, None):
+                self.loaded[name], entry.plan = entry, plan
+        for entry in left.values():
+            self.host.remove_network(entry.network)
 
     def run_round(self, names: Sequence[str], number: int, num_items: int) -> None:
         """Run each named plan once, in an order that depends on the number of the round.
@@ -243,7 +245,7 @@ class Bench:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _check(self, plan: Plan, pipeline: Engine, traced: Traced) -> Contender:
+    def _check(self, plan: Plan, network: str, pipeline: Engine, traced: Traced) -> Contender:
         reference = self.workspace.reference(traced, threads_of(plan))
         work = reference.work
         workers = [len(stage.devices) * stage.streams for stage in plan.stages]
@@ -255,7 +257,7 @@ class Bench:
         fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
         service = Service(traced, pipeline)
         calls = [service.bind_call(inputs) for inputs in work]
-        entry = Contender(plan, pipeline, calls, worst, fault, _alone_s(plan, calls, self._first_s, least=3))
+        entry = Contender(plan, network, pipeline, calls, worst, fault, _alone_s(plan, calls, self._first_s, least=3))
         pipeline.stats(clear=True)
         return entry
 

@@ -95,7 +95,7 @@ def run_beside(
             report = compare(subjects, plan, beside, machine, constraints, setup=here, budget=budget, progress=left)
     except BackendError as failure:
         if isinstance(setup.bench, Bench):
-            setup.bench.clear()
+            setup.bench.adopt({})
         if not failure.device or profile is None or setup.hosts is not None:
             raise
         lost = f"device '{failure.device}' was lost, and all ran anew without it: {failure}"
@@ -157,7 +157,7 @@ def compare(
         machine: the devices.
         constraints: demands that a baseline must meet to become the plan; None keeps the plan in any case.
         setup: ``backends`` that a baseline must run on to become the plan; ``workspace`` and ``observe``; ``bench``, where a
-            search may have left the plan loaded.
+            search may have left some of the plans loaded.
         budget: rounds and requests. The fastest contenders may run up to twice as many rounds, in the time that others leave.
         progress: called with the share of the step ``run``.
     Raises: PlanError, BackendError, WorkerError: the plan itself cannot be run; StageError: a request failed.
@@ -171,14 +171,15 @@ def compare(
     keep, forced = without_autosplit(baselines.plans), constraints is None
     begun_s = time.monotonic()
     with bench_of(machine, setup, budget) as bench:
-        bench.clear(but=plan)
         if setup.observe is not None:
             setup.observe(bench.host)
         contest = Contest(bench, plan.objective, keep, budget.round_s, between(progress, 0.0, LOADING_SHARE))
         plans = {PLAN: plan} | {name: baselines.plans[name] for name in by_promise(baselines, keep)}
         distinct, same_as = _distinct(_counted(plans, subjects, machine))
+        bench.adopt(distinct)
         late_s = begun_s + LOADING_TIME * budget.compare_s
         reasons |= contest.load(distinct, {size: traced for size, (traced, _) in subjects.items()}, late_s)
+        bench.loaded = {name: bench.loaded[name] for name in distinct if name in bench.loaded}  # the plan first
         _note_footprints(bench, subjects, Footprints(machine, setup.workspace))
         barred = {name for name, e in bench.loaded.items() if name != PLAN and unfit(e.plan, e.latency.p50_s)}
         told, until_s = between(progress, LOADING_SHARE, 1.0), begun_s + budget.compare_s

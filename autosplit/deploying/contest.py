@@ -85,14 +85,14 @@ class Contest:
         """
         reasons = dict[str, str]()
         for number, (name, candidate) in enumerate(plans.items()):
-            if name not in (PLAN, self.keep) and (why := self._no_time(candidate, plans[PLAN], late_s)):
+            adopted = name in self.bench.loaded
+            if not adopted and name not in (PLAN, self.keep) and (why := self._no_time(candidate, plans[PLAN], late_s)):
                 reasons[name] = why
                 continue
-            if name == PLAN and PLAN in self.bench.loaded:
-                continue
-            self.progress("run", number / len(plans), f"loading '{name}'")
+            self.progress("run", number / len(plans), f"{'checking' if adopted else 'loading'} '{name}'")
             try:
-                self.bench.load(name, candidate, traced[candidate.microbatch])
+                if not adopted:
+                    self.bench.load(name, candidate, traced[candidate.microbatch])
             except (AutosplitError, OSError) as failure:  # descriptors may be short, or room for its files
                 if name == PLAN:
                     raise

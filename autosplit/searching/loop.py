@@ -51,7 +51,7 @@ def search(
         budget: ``search_s`` for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
             own limit. 0 returns the planner's answer from the profile alone. So does ``SMALL_S`` where its stages ran before.
         setup: ``journal``, a file of Optuna's trials, with which a search that was stopped goes on, and another one begins anew;
-            ``workspace``, ``hosts`` and ``max_error``, as for ``Bench``; ``bench``, where the first candidate stays loaded.
+            ``workspace``, ``hosts`` and ``max_error``, as for ``Bench``; ``bench``, where the first and the last candidate stay.
         subject_for: gives the traced model and its profile for a microbatch, or raises an AutosplitError if requests cannot be
             cut into such microbatches; None keeps whole requests.
         footprints: measures the memory of stages if a device has a cap; None counts the bytes of values and weights.
@@ -68,7 +68,7 @@ def search(
             return _search(question, traced, budget, setup, subject_for, footprints, progress, keep)
         except (BackendError, WorkerError) as failure:
             if isinstance(setup.bench, Bench):
-                setup.bench.clear()
+                setup.bench.adopt({})
             if lost := getattr(failure, "device", ""):
                 question = _without_device(question, lost, failure)
                 continue

@@ -54,7 +54,7 @@ class _Ran:
 def _loaded(plan: Plan, pipeline: Any, p50_s: float = 0.1) -> Contender:
     error = NumericalError(0.0, 0.0, "y")
     calls = [] if pipeline is None else [pipeline.submit]
-    return Contender(plan, cast(Pipeline, pipeline), calls, error, "", [p50_s])
+    return Contender(plan, "network", cast(Pipeline, pipeline), calls, error, "", [p50_s])
 
 
 @pytest.mark.parametrize("num_items", [1, 20, 31])
