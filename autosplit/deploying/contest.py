@@ -74,7 +74,7 @@ class Contest:
     """Baseline to how many times as good as the plan it was in its short run."""
 
     def load(self, plans: Mapping[str, Plan], traced: Mapping[int, Traced], late_s: float) -> dict[str, str]:
-        """Load the plan and its baselines, and say why others are left out.
+        """Load the plan and its baselines that the bench has not loaded yet, and say why others are left out.
 
         Args:
             plans: the plan first, then its baselines in the order in which to load them.
@@ -89,7 +89,7 @@ class Contest:
             if not adopted and name not in (PLAN, self.keep) and (why := self._no_time(candidate, plans[PLAN], late_s)):
                 reasons[name] = why
                 continue
-            self.progress("run", number / len(plans), f"{'checking' if adopted else 'loading'} '{name}'")
+            self.progress("run", number / len(plans), f"loading '{name}'")
             try:
                 if not adopted:
                     self.bench.load(name, candidate, traced[candidate.microbatch])
