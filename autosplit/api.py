@@ -10,7 +10,7 @@ from autosplit.absent import estimated_profile, with_estimates
 from autosplit.arguments import checked
 from autosplit.backends.base import absent_runtimes
 from autosplit.backends.warming import begin_loading
-from autosplit.backends.workspace import Workspace
+from autosplit.deploying.bench import Bench
 from autosplit.deploying.comparing import Subject, expectation, run_beside
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.networks import machine_of_plan
@@ -341,8 +341,8 @@ def auto(
     wanted.require_consistent(machine)
     prepare_to_spawn()
     begin_loading(setup.considered)
-    with progress_shown(setup.progress) as progress, Workspace() as own:
-        asked, setup = setup.progress, replace(setup, progress=progress, workspace=setup.workspace or own)
+    with progress_shown(setup.progress) as progress, Bench(machine, setup, budget) as bench:
+        asked, setup = setup.progress, replace(setup, progress=progress, workspace=bench.workspace, bench=bench)
         if isinstance(model, Traced | Family):
             traced: Traced | Family = model
         else:

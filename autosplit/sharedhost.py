@@ -211,7 +211,7 @@ def _run(
     """
     sharing, mix_s = shared.sharing, round_s(budget.search_s, MOST_S)
     rates = {tenant.name: tenant.rate_per_s for tenant in sharing.tenants}
-    with Bench(sharing.machine, setup.workspace) as bench:
+    with Bench(sharing.machine, setup, budget) as bench:
         if setup.observe is not None:
             setup.observe(bench.host)
         for number, (name, plan) in enumerate(shared.plans.items()):

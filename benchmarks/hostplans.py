@@ -62,7 +62,7 @@ def rows(name: str, cluster: autosplit.Cluster) -> list[tuple[str, float, float]
 
 def run_side_by_side(traced: autosplit.Traced, plans: Mapping[str, Plan], cluster: autosplit.Cluster) -> dict[str, float]:
     """Items a second of each plan: the median of its rounds, which alternate with those of the others."""
-    with Bench(cluster.machine, hosts=cluster) as bench:
+    with Bench(cluster.machine, autosplit.Setup(hosts=cluster)) as bench:
         for way, plan in plans.items():
             bench.load(way, plan, traced).restart()
         for number in range(ROUNDS):

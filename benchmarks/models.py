@@ -138,7 +138,7 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
         short = {native.name: batch * native.tried_per_s for native in loaded}
         near = sorted(loaded, key=lambda native: -short[native.name])[:MOST_NEAR]
         near = [native for native in near if short[native.name] > NEAR * max(short.values())]
-        bench = stack.enter_context(Bench(machine, workspace))
+        bench = stack.enter_context(Bench(machine, Setup(workspace=workspace)))
         ours = bench.load("ours", plan, found.traced)
         _run_rounds(ours, near, batch, given.rounds)
         error = ours.error

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from autosplit import sharedhost
 from autosplit.backends import apart
-from autosplit.deploying import comparing, compiling, contest, replanning, setup
+from autosplit.deploying import bench, compiling, contest, replanning, setup
 from autosplit.generating import hostcost
 from autosplit.measuring import cache_lookup, links, profiler, request_overhead, rounds
 from autosplit.measuring.measuring_worker import Workers
@@ -17,10 +17,10 @@ from autosplit.values.machine import Device
 def measure_briefly() -> None:
     """Shorten the rounds of a profile, of the links, of a search and of a report in this process."""
     profiler.ROUND_S = 0.1
-    rounds.ALONE_S, rounds.CUT_S, profiler.CALIBRATION_S = 0.03, 0.03, 0.1
+    rounds.ALONE_S, rounds.CUT_S = 0.03, 0.03
     links.MESSAGES = (6, 6, 4, 2)
     request_overhead.WARM_REQUESTS, request_overhead.COLD_REQUESTS = 32, 8
-    comparing.FIRST_S, contest.ALONE_S = 0.05, 0.03
+    bench.FIRST_S, contest.ALONE_S = 0.05, 0.03
     hostcost.NUM_STEPS, hostcost.WARM_UP = 8, 2
     setup.ROUND_S, setup.LEAST_COMPARE_S, hunt.ROUND_S = 0.1, 1.0, 0.1
     candidates.EXPLAIN_S, writing.FRONT_S, precisions.BUDGET_S = 0.1, 0.5, 0.1

@@ -2,9 +2,9 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from types import TracebackType
@@ -14,7 +14,7 @@ from autosplit.backends.workspace import NUM_DISTINCT, SLOW_S, Workspace
 from autosplit.deploying.checking import blame, threads_of, worst_error
 from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import Call, Service
-from autosplit.deploying.setup import Hosts
+from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.reports.judging import in_turn
 from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
@@ -45,6 +45,7 @@ class Contender:
     """A plan that is loaded and checked, with its rounds so far.
 
     Attributes:
+        network: its name in the host.
         calls: for each different input, ``submit`` of the service with it: the call that a report recommends.
         fault: the wrong numbers and their backend, as a sentence; empty for right numbers.
         first_s: seconds of single requests just after loading.
@@ -54,6 +55,7 @@ class Contender:
     """
 
     plan: Plan
+    network: str
     pipeline: Engine
     calls: Sequence[Call]
     error: NumericalError
@@ -169,27 +171,19 @@ class Bench:
 
     Args:
         machine: the devices.
-        workspace: where stages are saved and prepared, to be shared with others; by default a private one.
-        hosts: the hosts of the devices, if they are not this machine's.
-        first_s: seconds of single requests sent after loading: as many as fit, but at least three, or one if it alone takes
-            longer.
-        max_error: largest relative error of a plan with stages in a lower precision; None for the tolerance of the precision.
+        setup: ``workspace``, where stages are saved and prepared, by default a private one; ``hosts``; and ``max_error``, the
+            largest relative error of a plan with stages in a lower precision, None for the tolerance of the precision.
+        budget: single requests are sent after loading for half of its ``round_s``, and at most ``FIRST_S``: as many as fit, but
+            at least three, or one if it alone takes longer.
     """
 
-    def __init__(
-        self,
-        machine: Machine,
-        workspace: Workspace | None = None,
-        hosts: Hosts | None = None,
-        first_s: float = FIRST_S,
-        max_error: float | None = None,
-    ) -> None:
-        self.machine, self._max_error = machine, max_error
-        self._first_s = first_s
+    def __init__(self, machine: Machine, setup: Setup = SETUP, budget: Budget = BUDGET) -> None:
+        self.machine, self._max_error = machine, setup.max_error
+        self._first_s = min(FIRST_S, budget.round_s / 2)
         self.loaded: dict[str, Contender] = {}
-        self.host = HostManager(engine_factory=Pipeline if hosts is None else hosts.engine_factory())
-        self._workspace = workspace or Workspace()
-        self._owns_workspace = workspace is None
+        self.host = HostManager(engine_factory=Pipeline if setup.hosts is None else setup.hosts.engine_factory())
+        self.workspace = setup.workspace or Workspace()
+        self._owns_workspace = setup.workspace is None
 
     def load(self, name: str, plan: Plan, traced: Traced) -> Contender:
         """Start the plan's workers, compare answers with the unsplit model, and measure requests one at a time.
@@ -200,9 +194,9 @@ class Bench:
             traced: the model, traced for the plan's microbatch.
         Raises: PlanError, BackendError, WorkerError: the plan cannot be run; StageError: a request failed.
         """
-        pipeline = deploy(self.host, name, traced, plan, self.machine, self._workspace)
+        pipeline = deploy(self.host, name, traced, plan, self.machine, self.workspace)
         try:
-            self.loaded[name] = self._check(plan, pipeline, traced)
+            self.loaded[name] = self._check(plan, name, pipeline, traced)
         except BaseException:
             self.host.remove_network(name, when_busy="fail")
             raise
@@ -210,8 +204,16 @@ class Bench:
 
     def unload(self, name: str) -> None:
         """End the workers of a plan."""
-        del self.loaded[name]
-        self.host.remove_network(name)
+        self.host.remove_network(self.loaded.pop(name).network)
+
+    def adopt(self, plans: Mapping[str, Plan]) -> None:
+        """Take over those of the named plans that a search has left loaded, with their predictions, and end all other workers."""
+        left, self.loaded = {entry.plan.hash: entry for entry in self.loaded.values()}, {}
+        for name, plan in plans.items():
+            if entry := left.pop(plan.hash, None):
+                self.loaded[name], entry.plan = entry, plan
+        for entry in left.values():
+            self.host.remove_network(entry.network)
 
     def run_round(self, names: Sequence[str], number: int, num_items: int) -> None:
         """Run each named plan once, in an order that depends on the number of the round.
@@ -233,7 +235,7 @@ class Bench:
         """End all workers, and remove the files of a private workspace."""
         with ExitStack() as stack:
             if self._owns_workspace:
-                stack.callback(self._workspace.close)
+                stack.callback(self.workspace.close)
             stack.callback(self.host.close, drain=False)
         self.loaded.clear()
 
@@ -243,8 +245,8 @@ class Bench:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _check(self, plan: Plan, pipeline: Engine, traced: Traced) -> Contender:
-        reference = self._workspace.reference(traced, threads_of(plan))
+    def _check(self, plan: Plan, network: str, pipeline: Engine, traced: Traced) -> Contender:
+        reference = self.workspace.reference(traced, threads_of(plan))
         work = reference.work
         workers = [len(stage.devices) * stage.streams for stage in plan.stages]
         count = max(len(work), 2 * sum(workers) if len(work) == NUM_DISTINCT else max(workers))
@@ -255,9 +257,14 @@ class Bench:
         fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
         service = Service(traced, pipeline)
         calls = [service.bind_call(inputs) for inputs in work]
-        entry = Contender(plan, pipeline, calls, worst, fault, _alone_s(plan, calls, self._first_s, least=3))
+        entry = Contender(plan, network, pipeline, calls, worst, fault, _alone_s(plan, calls, self._first_s, least=3))
         pipeline.stats(clear=True)
         return entry
+
+
+def bench_of(machine: Machine, setup: Setup, budget: Budget) -> AbstractContextManager[Bench]:
+    """The bench of the setup, which stays open behind a ``with`` block, or a private one."""
+    return nullcontext(setup.bench) if isinstance(setup.bench, Bench) else Bench(machine, setup, budget)
 
 
 def _alone_s(plan: Plan, calls: Sequence[Call], seconds: float, least: int = 1) -> list[float]:

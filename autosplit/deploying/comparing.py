@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autosplit.backends.base import has_streams, installed
 from autosplit.backends.workspace import Workspace
-from autosplit.deploying.bench import FIRST_S, Bench
+from autosplit.deploying.bench import Bench, bench_of
 from autosplit.deploying.compiling import LEAST_COMPILE_S, compile_baselines
 from autosplit.deploying.contest import LOADING_TIME, MOST_BESIDE, Contest, by_promise
 from autosplit.deploying.footprints import Footprints
@@ -94,12 +94,14 @@ def run_beside(
                 left = between(progress, COMPILING_SHARE, 1.0)
             report = compare(subjects, plan, beside, machine, constraints, setup=here, budget=budget, progress=left)
     except BackendError as failure:
+        if isinstance(setup.bench, Bench):
+            setup.bench.adopt({})
         if not failure.device or profile is None or setup.hosts is not None:
             raise
         lost = f"device '{failure.device}' was lost, and all ran anew without it: {failure}"
         plan, machine = plan_without(failure, traced, plan, machine, profile, constraints)
         asked = subjects, plan, machine, constraints, with_baselines
-        report = run_beside(*asked, setup=setup, budget=budget, progress=progress)
+        report = run_beside(*asked, setup=replace(setup, bench=None), budget=budget, progress=progress)
         return replace(report, notes=(lost, *report.notes))
     peers = Baselines() if profile is None else predicted_peers(traced.graph, plan, machine, profile)
     return replace(report, notes=tuple(notes), peers=peers)
@@ -154,7 +156,8 @@ def compare(
         baselines: run beside it; the report says why a baseline cannot be loaded, or that its numbers are wrong.
         machine: the devices.
         constraints: demands that a baseline must meet to become the plan; None keeps the plan in any case.
-        setup: ``backends`` that a baseline must run on to become the plan; ``workspace`` and ``observe``.
+        setup: ``backends`` that a baseline must run on to become the plan; ``workspace`` and ``observe``; ``bench``, where a
+            search may have left some of the plans loaded.
         budget: rounds and requests. The fastest contenders may run up to twice as many rounds, in the time that others leave.
         progress: called with the share of the step ``run``.
     Raises: PlanError, BackendError, WorkerError: the plan itself cannot be run; StageError: a request failed.
@@ -166,15 +169,17 @@ def compare(
 
     reasons = dict(baselines.left_out)
     keep, forced = without_autosplit(baselines.plans), constraints is None
-    begun_s, first_s = time.monotonic(), min(FIRST_S, budget.round_s / 2)
-    with Bench(machine, setup.workspace, setup.hosts, first_s, setup.max_error) as bench:
+    begun_s = time.monotonic()
+    with bench_of(machine, setup, budget) as bench:
         if setup.observe is not None:
             setup.observe(bench.host)
         contest = Contest(bench, plan.objective, keep, budget.round_s, between(progress, 0.0, LOADING_SHARE))
         plans = {PLAN: plan} | {name: baselines.plans[name] for name in by_promise(baselines, keep)}
         distinct, same_as = _distinct(_counted(plans, subjects, machine))
+        bench.adopt(distinct)
         late_s = begun_s + LOADING_TIME * budget.compare_s
         reasons |= contest.load(distinct, {size: traced for size, (traced, _) in subjects.items()}, late_s)
+        bench.loaded = {name: bench.loaded[name] for name in distinct if name in bench.loaded}  # the plan first
         _note_footprints(bench, subjects, Footprints(machine, setup.workspace))
         barred = {name for name, e in bench.loaded.items() if name != PLAN and unfit(e.plan, e.latency.p50_s)}
         told, until_s = between(progress, LOADING_SHARE, 1.0), begun_s + budget.compare_s

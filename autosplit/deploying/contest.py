@@ -74,7 +74,7 @@ class Contest:
     """Baseline to how many times as good as the plan it was in its short run."""
 
     def load(self, plans: Mapping[str, Plan], traced: Mapping[int, Traced], late_s: float) -> dict[str, str]:
-        """Load the plan and its baselines, and say why others are left out.
+        """Load the plan and its baselines that the bench has not loaded yet, and say why others are left out.
 
         Args:
             plans: the plan first, then its baselines in the order in which to load them.
@@ -85,12 +85,14 @@ class Contest:
         """
         reasons = dict[str, str]()
         for number, (name, candidate) in enumerate(plans.items()):
-            if name not in (PLAN, self.keep) and (why := self._no_time(candidate, plans[PLAN], late_s)):
+            adopted = name in self.bench.loaded
+            if not adopted and name not in (PLAN, self.keep) and (why := self._no_time(candidate, plans[PLAN], late_s)):
                 reasons[name] = why
                 continue
             self.progress("run", number / len(plans), f"loading '{name}'")
             try:
-                self.bench.load(name, candidate, traced[candidate.microbatch])
+                if not adopted:
+                    self.bench.load(name, candidate, traced[candidate.microbatch])
             except (AutosplitError, OSError) as failure:  # descriptors may be short, or room for its files
                 if name == PLAN:
                     raise
@@ -135,10 +137,12 @@ class Contest:
     def run(self, num_rounds: int, num_items: int | None) -> dict[str, Outcome]:
         """Full rounds first, then rounds of requests alone, so that the workers' times are from full rounds only.
 
-        The figure that the objective does not ask for is taken of all plans, in ``NUM_BESIDE`` rounds, or one in a small budget.
+        The figure that the objective does not ask for is taken of all plans, in ``NUM_BESIDE`` rounds. In a small budget the
+        throughput is taken in one, and the latency is that of the requests after loading.
         ``num_items``: items of the plan in all full rounds, None for as many as ``round_s`` holds.
         """
-        few, by_latency = 1 if self._is_small else min(NUM_BESIDE, num_rounds), self.objective == "latency"
+        by_latency = self.objective == "latency"
+        few = int(by_latency) if self._is_small else min(NUM_BESIDE, num_rounds)
         bench = self.bench
         num_full, full_s = (few, self.round_s / 2) if by_latency else (num_rounds, self.round_s)
         alone_s = self.round_s / 2 if by_latency else min(ALONE_S, self.round_s / 2)
@@ -166,8 +170,8 @@ class Contest:
         """Run all plans in rounds. The time of plans that stop early goes to the fastest ones, if ``decide`` is set.
 
         The rounds end as soon as one plan is ahead of all others by more than the spread of their ratios, or when the time is
-        over; plans that are still not separated count as tied. A plan with wrong numbers runs once. The plan runs in all
-        ``num_rounds``, and so does the baseline to keep, unless requests are slow or the budget is small.
+        over, and progress says which; plans that are still not separated count as tied. A plan with wrong numbers runs once. The
+        plan runs in all ``num_rounds``, and so does the baseline to keep, unless requests are slow or the budget is small.
         """
         loaded = self.bench.loaded
         keep = {PLAN} if loaded[PLAN].slow or self._is_small else {PLAN, self.keep}
@@ -182,11 +186,14 @@ class Contest:
             beside = keep if number + 1 < num_rounds else ()
             per_s = {name: loaded[name].rounds(self.objective) for name in running if name in right}
             allowed = {name: rounds for name, rounds in per_s.items() if name not in self.barred}
-            over = number > 0 and time.monotonic() > self.until_s
-            if over or (self.decide and leader(allowed)):
+            over = time.monotonic() > self.until_s
+            first = leader(allowed) if self.decide else ""
+            if first or (over and number > 0):
+                why = f"no other way can be better than '{first}'" if first else "the time is over"
+                self.progress("run", 1.0, f"{why} after {number + 1} rounds")
                 return
-            fit = still_running(allowed, beside)
-            fast = still_running(per_s, beside) if beside else []
+            fit = still_running(allowed, beside, over)
+            fast = still_running(per_s, beside, over) if beside else []
             running = [name for name in per_s if name in fit or (name in self.barred and name in fast)]
 
 

@@ -79,6 +79,7 @@ class Setup:
         log: called with each line of the solvers' logs.
         journal: file of the trials, with which a search that was stopped goes on.
         workspace: where stages are saved and prepared, to be shared between calls.
+        bench: a ``Bench`` where candidates and baselines run, so that ``run`` does not load again what ``search`` has loaded.
         observe: called once with the HostManager on which a plan and its baselines run.
         keep: called with the ``SearchResult`` so far, if a search, or ``auto`` after one, is stopped by Ctrl-C or a failure.
         hosts: the hosts on which to measure and run, such as a ``Cluster``; None for this machine.
@@ -98,6 +99,7 @@ class Setup:
     log: Callable[[str], None] | None = None
     journal: str | Path | None = None
     workspace: Workspace | None = None
+    bench: object = None
     observe: Callable[[Any], None] | None = None
     keep: Callable[[Any], None] | None = None
     hosts: Hosts | None = None

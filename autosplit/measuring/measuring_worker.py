@@ -61,10 +61,10 @@ class MeasuringWorker:
         PROVIDERS.update(providers)
         self._cores, self._accelerator = tuple(cores), open_accelerator(device)
 
-    def calibrate(self, seconds: float) -> float:
-        """Fastest time in seconds of the calibration kernel, which runs for so many seconds."""
+    def calibrate(self) -> float:
+        """Fastest time in seconds of the calibration kernel."""
         found = self._accelerator
-        return kernel_s(self._cores, 0.0, seconds) if found is None else accelerators.calibration_s(found)
+        return kernel_s(self._cores) if found is None else accelerators.calibration_s(found)
 
     def pinned_s_per_byte(self) -> float:
         """Seconds in which a byte of pinned memory comes to the device; 0 for cores."""
@@ -76,7 +76,6 @@ class MeasuringWorker:
             self._drop()
         if self._place is None:
             self._place = OnCores() if self._accelerator is None else OnAccelerator(self._accelerator)
-        torch.set_num_threads(1)  # a stage copies and reads its messages in one thread
         return play(end, self._place)
 
     def prepare(

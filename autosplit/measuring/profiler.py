@@ -36,9 +36,6 @@ NUM_PASSES = 8
 """Passes of a long model for a backend on a device: 1 reference, 1 that warms up and is checked, 4 in the first round, 1 alone,
 and 1 in a later round. A short model gets more, for less time."""
 
-CALIBRATION_S, ALL_CALIBRATIONS_S = 0.6, 5.0
-"""Seconds for the calibration kernel on one device, and at most on all: later runs are compared with its fastest time."""
-
 WAITING = "waiting until another process has measured"
 
 
@@ -237,10 +234,9 @@ class _Measurement:
 
     def _calibrate(self, workers: Workers) -> dict[str, float]:
         """Run the calibration kernel on one device after the other: later runs repeat it with idle neighbours too."""
-        seconds = min(CALIBRATION_S, ALL_CALIBRATIONS_S / len(self.machine.devices))
         found: dict[str, float] = {}
         for device in self.machine.devices:
-            found |= workers.call(MeasuringWorker.calibrate, {device.name: (seconds,)})
+            found |= workers.call(MeasuringWorker.calibrate, {device.name: ()})
         return found
 
     def _time(self, group: Sequence[Setting], work: Callable[[Sequence[Setting], BackendFiles], dict[Setting, Measured]]) -> None:

@@ -19,15 +19,12 @@ from autosplit.measuring.calibration import DRIFT_LIMIT, drift
 from autosplit.measuring.cut_cost import loses_at_cuts
 from autosplit.measuring.measuring_worker import MeasuringWorker, Prepared, Workers
 from autosplit.measuring.model_files import BackendFiles, ModelFiles, Subgraph, merged
-from autosplit.measuring.stage_timer import PassBudget
+from autosplit.measuring.stage_timer import SLOW_RATIO, PassBudget, together
 from autosplit.values.machine import Machine
 from autosplit.values.samples import Measured, Provenance, Samples, Setting
 
 ROUND_S, ALONE_S, CUT_S = 0.8, 0.2, 0.2
 """Seconds of timing in a first round: of all devices at once, of each kind alone, and of the cut."""
-
-SLOW_RATIO = 1.15
-"""Rounds whose medians differ by more than this factor ran at different speeds of the machine."""
 
 MEMORY_FACTOR = 2
 """Bytes that a worker may hold for a loaded stage, as a multiple of its weights."""
@@ -87,8 +84,10 @@ class Rounds:
         """
         group = [setting for setting in group if not is_accelerator(self.machine[setting.device])]
         self._prepare(group, files.subgraphs[0].folder)
-        half = PassBudget(self.round_s / 2, least=2, least_long=1)  # the whole passes are half of the passes of a first round
-        timed = self.workers.call(MeasuringWorker.time, {setting.device: (half, False, self.keep) for setting in group})
+        # The whole passes are half of the passes of a first round, and devices that are ready start together.
+        half = PassBudget(self.round_s / 2, least=2, overlap_s=self.round_s / 4, least_long=1)
+        budgets = {setting.device: replace(half, earlier=known[setting].whole) for setting in group}
+        timed = self.workers.call(MeasuringWorker.time, {name: (one, False, self.keep) for name, one in budgets.items()})
         return {setting: _with_round(known[setting], rounded(timed[setting.device].whole_s)) for setting in group}
 
     def _remark(self, backend: str, waited: Mapping[Setting, float], uncut: Sequence[str], files: BackendFiles) -> None:
@@ -146,7 +145,7 @@ class Rounds:
 
     def _alone(self, group: Sequence[Setting], budget: PassBudget) -> dict[str, Samples]:
         """Whole passes on one device of each kind while all others are idle; none where there is but one device."""
-        few = PassBudget(min(ALONE_S, budget.seconds), least=2, most=20, least_long=1)
+        few = PassBudget(min(ALONE_S, budget.seconds), least=2, most=20, overlap_s=0.0, least_long=1)
         chosen = self._one_of_each(group) if len(group) > 1 else []
         timed = [self.workers.call(MeasuringWorker.time, {one.device: (few,)}) for one in chosen]
         return {device: rounded(passes.whole_s) for one in timed for device, passes in one.items()}
@@ -184,15 +183,3 @@ def _with_round(measured: Measured, samples: Samples) -> Measured:
     whole = samples if measured.whole is None else together(measured.whole, samples)
     alone = measured.alone
     return replace(measured, whole=whole, alone=whole if alone is not None and alone.median_s > whole.median_s else alone)
-
-
-def together(one: Samples, two: Samples) -> Samples:
-    """The samples of two rounds; only those of the faster one if they ran at different speeds of the machine.
-
-    >>> together(Samples((1.0, 1.2)), Samples((1.1,))).samples_s
-    (1.0, 1.2, 1.1)
-    >>> together(Samples((1.9, 1.8)), Samples((1.1,))).samples_s
-    (1.1,)
-    """
-    faster, slower = sorted((one, two), key=lambda samples: samples.median_s)
-    return faster if slower.median_s > SLOW_RATIO * faster.median_s else Samples((*one.samples_s, *two.samples_s))

@@ -8,7 +8,7 @@ from autosplit.reports.outcomes import PLAN, Outcome, Ratio
 from autosplit.values.plan import Plan
 
 FAR_BEHIND = (0.6, 0.8)
-"""A baseline that never reached this share of the fastest plan stops after the first round, or after a later one."""
+"""A baseline that never reached this share of the fastest plan stops after the first round, or after a later or hurried one."""
 
 RIVAL = 1.03
 """A plan that was at least this many times as fast as the fastest plan in some round may be the better one."""
@@ -138,12 +138,13 @@ def in_turn(names: Sequence[str], number: int) -> list[str]:
     return order if number % 2 == 0 or len(order) == 2 else order[::-1]
 
 
-def still_running(rates: Mapping[str, Sequence[float]], keep: Collection[str]) -> list[str]:
+def still_running(rates: Mapping[str, Sequence[float]], keep: Collection[str], hurried: bool = False) -> list[str]:
     """The plans that are worth another round: those not far behind. If ``keep`` is empty, the fastest plan and its rivals.
 
     Args:
         rates: throughput of each plan, in the same rounds.
         keep: plans that run on in any case.
+        hurried: the time is over, so the next round is the last one.
 
     >>> still_running({"plan": [9.0, 9.0], "slow": [5.0, 7.0], "fast": [10.0, 10.0]}, ["plan"])
     ['plan', 'fast']
@@ -153,7 +154,7 @@ def still_running(rates: Mapping[str, Sequence[float]], keep: Collection[str]) -
     first = next(iter(rates.values()))
     fastest = max(rates, key=lambda name: median(a / b for a, b in zip(rates[name], first, strict=True)))
     most = {name: max(a / b for a, b in zip(per_s, rates[fastest], strict=True)) for name, per_s in rates.items()}
-    least = FAR_BEHIND[len(first) > 1] if keep else RIVAL
+    least = FAR_BEHIND[hurried or len(first) > 1] if keep else RIVAL
     return [name for name in rates if name == fastest or name in keep or most[name] >= least]
 
 

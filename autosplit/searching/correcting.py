@@ -7,7 +7,7 @@ from statistics import geometric_mean, median
 import numpy as np
 
 from autosplit.deploying.bench import Contender
-from autosplit.measuring.rounds import SLOW_RATIO
+from autosplit.measuring.stage_timer import SLOW_RATIO
 from autosplit.running.messages import WorkerEvent
 from autosplit.values.machine import places
 from autosplit.values.plan import Plan

@@ -15,7 +15,7 @@ from autosplit.planning.predicting import moved_s, predict
 from autosplit.planning.question import Question
 from autosplit.progress import Progress
 from autosplit.reports.judging import is_simpler
-from autosplit.reports.outcomes import PLAN, Ratio
+from autosplit.reports.outcomes import Ratio
 from autosplit.searching.candidates import (
     PREDICTION_ERROR,
     SearchResult,
@@ -46,7 +46,8 @@ PLANNING_SHARE = 0.2
 """Share of the time that is left for one question to the planner."""
 
 MAX_TRIALS = 24
-FIRST = "first"
+FIRST, BESIDE = "first", "candidate"
+"""Names of the first candidate, and of the one beside it. It stays loaded until the next one, for a report may run both again."""
 
 
 class Hunt:
@@ -208,9 +209,11 @@ class Hunt:
 
         Raises: AutosplitError, OSError: the first plan, beside which all others run, cannot be loaded or has given up.
         """
-        (traced, known), name = self._known[plan.microbatch], FIRST if FIRST not in self.bench.loaded else PLAN
+        (traced, known), name = self._known[plan.microbatch], FIRST if FIRST not in self.bench.loaded else BESIDE
         self._tell(f"measuring {plan.summary()}")
         try:
+            if name in self.bench.loaded:
+                self.bench.unload(name)
             entry = self.bench.load(name, plan, traced)
             first = self.bench.loaded[FIRST]
             before, alone, begun_ns = len(first.rounds_per_s), len(first.rounds_alone_s), time.monotonic_ns()
@@ -239,8 +242,6 @@ class Hunt:
         ratio = outcome.against(beside, self.question.constraints.objective) if outcome.outputs_equal else Ratio(0.0, 0.0, 0.0, 0)
         trial = Trial(asked, plan, outcome.throughput_per_s, ratio.median, outcome.fault, outcome, ratio)
         self.trials.append(trial)
-        if name != FIRST:
-            self.bench.unload(name)
         return trial
 
     def _correct(self) -> None:

@@ -9,9 +9,10 @@ begins with the planner's answer; a trial whose prediction is far behind the bes
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
-from autosplit.deploying.bench import FIRST_S, Bench
+from autosplit.deploying.bench import Bench, bench_of
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup
 from autosplit.errors import AutosplitError, BackendError, DeviceError, WorkerError
@@ -25,9 +26,6 @@ from autosplit.searching.journal import open_study
 from autosplit.searching.precisions import other_precisions, with_precisions
 from autosplit.tracing.capturing import Traced
 from autosplit.values.samples import runtime_of
-
-ALONE_SHARE = 1 / 30
-"""Most of the budget for the single requests that are sent to a candidate just after loading, as a share."""
 
 LEAST_PLANNING_S = 1.0
 """Least seconds of the first and the last question to the planner. A second is enough: for ResNet-50, BERT, ViT, GPT-2 and
@@ -53,7 +51,7 @@ def search(
         budget: ``search_s`` for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
             own limit. 0 returns the planner's answer from the profile alone. So does ``SMALL_S`` where its stages ran before.
         setup: ``journal``, a file of Optuna's trials, with which a search that was stopped goes on, and another one begins anew;
-            ``workspace``, ``hosts`` and ``max_error``, as for ``Bench``.
+            ``workspace``, ``hosts`` and ``max_error``, as for ``Bench``; ``bench``, where the first and the last candidate stay.
         subject_for: gives the traced model and its profile for a microbatch, or raises an AutosplitError if requests cannot be
             cut into such microbatches; None keeps whole requests.
         footprints: measures the memory of stages if a device has a cap; None counts the bytes of values and weights.
@@ -69,6 +67,8 @@ def search(
         try:
             return _search(question, traced, budget, setup, subject_for, footprints, progress, keep)
         except (BackendError, WorkerError) as failure:
+            if isinstance(setup.bench, Bench):
+                setup.bench.adopt({})
             if lost := getattr(failure, "device", ""):
                 question = _without_device(question, lost, failure)
                 continue
@@ -114,10 +114,11 @@ def _search(
         progress("search", 1.0, "done")
         return _counted(footprints, SearchResult(plan, traced, question.profile))
     study = open_study(question, setup.journal, subject_for is not None)
-    bench = Bench(question.machine, setup.workspace, setup.hosts, min(FIRST_S, ALONE_SHARE * budget_s), setup.max_error)
+    benches = ExitStack()
+    bench = benches.enter_context(bench_of(question.machine, setup, budget))
     hunt = Hunt(question, traced, bench, budget_s, progress, begun_s, subject_for, footprints)
     try:
-        with bench:
+        with benches:
             usual = candidates.usual_plans(question, traced, footprints)
             hunt.correct(*candidates.run_order(question, first, usual))
             progress("search", min(1.0, hunt.spent()), "trying plans of other shapes")

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,11 +20,14 @@ from autosplit.deploying.contest import NO_TIME, SCREEN_S, Contest, by_promise
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.progress import quiet
 from autosplit.reports.outcomes import PLAN
+from autosplit.reports.results import LatencyStats
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Finished
 from autosplit.tracing.differing import NumericalError
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
+
+OBJECTIVES = ("throughput", "latency")
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ class _Ran:
 def _loaded(plan: Plan, pipeline: Any, p50_s: float = 0.1) -> Contender:
     error = NumericalError(0.0, 0.0, "y")
     calls = [] if pipeline is None else [pipeline.submit]
-    return Contender(plan, cast(Pipeline, pipeline), calls, error, "", [p50_s])
+    return Contender(plan, "network", cast(Pipeline, pipeline), calls, error, "", [p50_s])
 
 
 @pytest.mark.parametrize("num_items", [1, 20, 31])
@@ -197,7 +200,7 @@ def test_every_way_follows_others_and_none_always_comes_first(plan: Plan, num_na
     assert all(len({names.index(name) for names in rounds}) > 1 for name in ways)
 
 
-@pytest.mark.parametrize("objective", ["throughput", "latency"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan, objective: str) -> None:
     ways = {f"way {number}": 10.0 * number for number in range(1, 8)}
     ring = _Ring(plan, {PLAN: 35.0, **ways})
@@ -233,7 +236,7 @@ def _halve(
     return {name: len(entry.rounds(objective)) for name, entry in ring.loaded.items()}
 
 
-@pytest.mark.parametrize("objective", ["throughput", "latency"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize(
     ("decide", "runs"), [(True, {"plan": 4, "wrong": 1, "slow": 1, "a": 7, "b": 7}), (False, {"a": 4, "b": 4})]
 )
@@ -249,6 +252,31 @@ def test_rounds_end_once_no_way_may_be_better_or_the_time_is_over(plan: Plan) ->
     assert _halve(_Ring(plan, {PLAN: 100.0, "a": 99.0}, drift=0.01), "throughput") == {PLAN: 3, "a": 3}
     assert _halve(_Ring(plan, {PLAN: 100.0, "a": 95.0}, drift=0.1), "throughput") == {PLAN: 4, "a": 4}
     assert _halve(_Ring(plan, {PLAN: 100.0, "a": 95.0}, drift=0.1), "throughput", until_s=0.0) == {PLAN: 2, "a": 2}
+    hurried = _halve(_Ring(plan, {PLAN: 100.0, "a": 95.0, "b": 70.0}), "throughput", until_s=0.0)
+    assert hurried == {PLAN: 2, "a": 2, "b": 1}
+
+
+@dataclass
+class _Figures:
+    """In place of an ``Outcome``, for which workers are asked."""
+
+    latency: LatencyStats | None = None
+    alone_s: tuple[float, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("round_s", "num_beside"), [(SCREEN_S, {"throughput": 0, "latency": 1}), (2.0, dict.fromkeys(OBJECTIVES, 3))]
+)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_in_a_small_budget_the_requests_after_loading_tell_the_latency(
+    plan: Plan, objective: str, round_s: float, num_beside: Mapping[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Contender, "outcome", lambda _: _Figures())
+    ring = _Ring(plan, {PLAN: 100.0, "a": 90.0})
+    found = Contest(cast(Bench, ring), objective, "", round_s).run(5, None)
+    other = "latency" if objective == "throughput" else "throughput"
+    assert {len(entry.rounds(other)) for entry in ring.loaded.values()} == {num_beside[objective]}
+    assert {name: one.latency.p50_s for name, one in found.items()} == {PLAN: pytest.approx(0.01), "a": pytest.approx(1 / 90)}
 
 
 def test_the_most_promising_baselines_are_loaded_first(plan: Plan) -> None:

@@ -651,13 +651,13 @@ def sleeping(_: object) -> None:
 def test_a_worker_that_died_or_hangs_is_named_and_replaced(machine, monkeypatch, work, limit_s, said) -> None:
     name = machine.devices[0].name
     with open_workers(machine.devices[:1]) as workers:
-        assert workers.call(MeasuringWorker.calibrate, {name: (0.0,)})[name] > 0
+        assert workers.call(MeasuringWorker.calibrate, {name: ()})[name] > 0
         monkeypatch.setattr(measuring_worker, "LIMIT_S", limit_s)
         with pytest.raises(DeviceFaults, match=f"worker 'measuring {name}' {said} during {work.__name__}") as caught:
             workers.call(work, {name: ()})
         assert caught.value.lost and [*caught.value.by_device] == [name]
         monkeypatch.undo()
-        assert workers.call(MeasuringWorker.calibrate, {name: (0.0,)})[name] > 0
+        assert workers.call(MeasuringWorker.calibrate, {name: ()})[name] > 0
 
 
 def test_another_measurement_takes_eight_passes_on_all_devices_at_once(traced) -> None:

@@ -1,5 +1,9 @@
+import json
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from autosplit.measuring.stage_timer import LoadedStage, OpTimer, PassBudget, Ti
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import StageProgram, save_stage, split
+from autosplit.values.samples import Samples
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +99,43 @@ def test_rounds_end_by_time_or_number_but_overlap(done: int, elapsed_s: float, m
 @pytest.mark.parametrize(("done", "elapsed_s", "more"), [(4, 0.9, True), (5, 0.2, True), (5, 0.9, False)])
 def test_rounds_end_once_the_median_is_certain(done: int, elapsed_s: float, more: bool) -> None:
     assert PassBudget(2.0).more([1.0, 1.001, 9.0, 1.0, 1.001][:done], elapsed_s) is more
+
+
+EVEN = (1.0, 1.001, 0.999, 1.0, 1.001)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "done", "more"),
+    [
+        (EVEN, [1.002] * 2, False),
+        (EVEN, [1.4] * 2, False),
+        ([1.9 * one for one in EVEN], [1.002] * 2, True),
+        ([1.9 * one for one in EVEN], EVEN, False),
+        ([1.0, 1.1, 0.9, 1.05, 0.95], [1.02, 0.97], True),
+    ],
+    ids=["as before", "slower, so it will not count", "faster, so it counts alone", "faster and certain", "uncertain before"],
+)
+def test_a_later_round_ends_once_it_is_certain_with_the_earlier_one(
+    earlier: Sequence[float], done: Sequence[float], more: bool
+) -> None:
+    assert PassBudget(2.0, least=2, earlier=Samples(tuple(earlier))).more(done, 0.5) is more
+
+
+def test_recorded_rounds_end_early_with_the_median_of_all_their_passes() -> None:
+    """Of passes of seven models on three backends, recorded beside a busy neighbour."""
+    recorded = [
+        one["whole"]
+        for path in sorted((Path(__file__).parents[2] / "profiles").glob("*/cpu-*.json"))
+        for one in json.loads(path.read_text())["entries"]
+        if one["whole"]
+    ]
+    errors, counts = list[float](), list[int]()
+    for samples_s in (one for one in recorded if len(one) > 12):
+        budget = PassBudget(math.inf, least=2, most=len(samples_s), overlap_s=0.0)
+        counts.append(next(count for count in range(len(samples_s) + 1) if not budget.more(samples_s[:count], 1.0)))
+        errors.append(abs(median(samples_s[: counts[-1]]) / median(samples_s) - 1))
+    assert len(errors) > 20 and median(counts) < 10
+    assert median(errors) < 0.01 and sorted(errors)[int(0.9 * len(errors))] < 0.03
 
 
 def test_of_a_long_model_few_passes_are_made(traced: Traced, program: StageProgram, tmp_path: Path, monkeypatch) -> None:

@@ -20,12 +20,12 @@ from autosplit.memory.stages import StageKey, with_footprints
 from autosplit.planning.predicting import predict
 from autosplit.planning.question import Question
 from autosplit.progress import quiet
-from autosplit.reports.outcomes import Ratio
+from autosplit.reports.outcomes import PLAN, Ratio
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.searching import candidates, loop
 from autosplit.searching.candidates import SearchResult, Trial, answer, asking, run_order, usual_plans, with_bound
-from autosplit.searching.hunt import FIRST, MAX_TRIALS, NUM_ROUNDS, Hunt
+from autosplit.searching.hunt import BESIDE, FIRST, MAX_TRIALS, NUM_ROUNDS, Hunt
 from autosplit.searching.journal import open_study
 from autosplit.searching.loop import search
 from autosplit.searching.tuning import Study, first_trials, space
@@ -496,7 +496,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         def load(name: str, plan: Plan, traced: Any) -> Contender:
             pipeline = made.host.add_network(name, [local("s", functions.pop(0), "x", "y")], ["x"], ["y"], max_restarts=0)
             error, calls = NumericalError(0.0, 0.0, "y"), [functools.partial(pipeline.submit, request(7))]
-            made.loaded[name] = Contender(plan, pipeline, calls, error, "", [0.01])
+            made.loaded[name] = Contender(plan, name, pipeline, calls, error, "", [0.01])
             return made.loaded[name]
 
         monkeypatch.setattr(made, "load", load)
@@ -513,6 +513,21 @@ def test_a_candidate_that_fails_as_it_runs_is_noted_and_unloaded(bench: Any, fun
     assert words in (failed := hunt._measure(second, {})).note and failed.times_first is None
     assert list(bench.loaded) == [FIRST] and list(bench.host.networks()) == [FIRST]
     assert hunt._measure(third, {}).times_first is not None
+
+
+def test_the_first_and_the_last_candidate_stay_loaded_for_a_report_that_runs_them_too(bench: Any) -> None:
+    hunt = Hunt(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, bench, 60.0, quiet)
+    first, second, third = (planned(hunt.question, num_stages=1, queue_depth=depth) for depth in (4, 2, 8))
+    bench.functions += [increment] * 2
+    for plan in (first, second, third):
+        hunt._measure(plan, {})
+    assert [entry.plan for entry in bench.loaded.values()] == [first, third] and [*bench.host.networks()] == [FIRST, BESIDE]
+    proved = replace(third, prediction=replace(third.prediction, bound_s=1e-9))
+    kept = bench.loaded[BESIDE]
+    bench.adopt({PLAN: proved, "replicas": second})
+    assert bench.loaded == {PLAN: kept} and kept.plan is proved and [*bench.host.networks()] == [BESIDE]
+    bench.adopt({})
+    assert not bench.loaded and not bench.host.networks()
 
 
 def test_a_candidate_for_which_descriptors_are_short_is_noted_and_the_first_one_ends_the_search(
