@@ -5,7 +5,6 @@ Memory caps, pools and forbidden devices are constraints on these Booleans alone
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise, product
 from math import floor, isfinite
 from typing import Any
@@ -116,32 +115,12 @@ class Slots:
                 self.model.Add(sum(takes[k] for takes in takes_of) <= count)
         self.takes = takes_of
         self._forbid()
-        self._break_symmetry()
 
     def _forbid(self) -> None:
         compute = self.items.costs.compute_s[:, self.type_class]
         for item, k in zip(*np.nonzero(np.isinf(compute)), strict=True):
             for s in range(self.num_slots):
                 self.model.Add(self.inside[item][s] == 0).OnlyEnforceIf(self.chosen[s][k])
-
-    def _break_symmetry(self) -> None:
-        """Without order, the i-th heaviest item is in one of the first i + 1 equal slots; equal devices are used in turn."""
-        for group in self.items.classes if self.demands.reuse else []:
-            for before, device in pairwise(group):
-                for s in range(self.num_slots):
-                    self.model.AddBoolOr([self.chosen[s][device].Not(), *(self.chosen[t][before] for t in range(s + 1))])
-        if self.demands.contiguous or (len(self.types) > 1 and not self.fixed):
-            return
-        for k in range(len(self.types)):
-            equal = [s for s in range(self.num_slots) if not self.fixed or self.fixed[s] == k]
-            for rank, item in enumerate(self.by_weight[: len(equal)]):
-                for s in equal[rank + 1 :]:
-                    self.model.Add(self.inside[item][s] == 0)
-
-    @property
-    def by_weight(self) -> list[int]:
-        """Items, the heaviest first."""
-        return [int(item) for item in np.argsort(-self.items.costs.compute_s.clip(max=1e300).mean(axis=1), kind="stable")]
 
     def _memory(self) -> None:
         """Memory caps. If devices are shared, each item and weight of a device counts once, over all its slots."""
@@ -208,14 +187,13 @@ class Slots:
 
     def hint(self, blocks: Sequence[Block]) -> None:
         """Start from a known plan."""
-        rows: list[Block | None] = list(self._renamed(blocks) if self.demands.reuse else blocks)
-        if not self.demands.contiguous and (self.fixed or len(self.types) == 1):
-            home = {op: number for number, block in enumerate(blocks) for op in block.ops}
-            heavy = [blocks[number] for number in dict.fromkeys(home[self.items.ops[item][0]] for item in self.by_weight)]
-            rows = [None] * self.num_slots
-            for block in heavy:
-                k = next(k for k, group in enumerate(self.types) if block.devices[0] in group)
-                rows[next(s for s in range(self.num_slots) if rows[s] is None and (not self.fixed or self.fixed[s] == k))] = block
+        rows: list[Block | None] = list(blocks)
+        if self.fixed:
+            rows, free = [None] * self.num_slots, list(enumerate(self.fixed))
+            for block in blocks:
+                slot, kind = next((s, k) for s, k in free if block.devices[0] in self.types[k])
+                free.remove((slot, kind))
+                rows[slot] = block
         place = {op: s for s, row in enumerate(rows) if row for op in row.ops}
         for item, ops in enumerate(self.items.ops):
             if self.demands.contiguous:
@@ -229,15 +207,6 @@ class Slots:
             for k, group in enumerate(self.types):
                 self.model.AddHint(self.chosen[s][k], int(row is not None and any(device in group for device in row.devices)))
             self.model.AddHint(self.used[s], int(row is not None))
-
-    def _renamed(self, blocks: Sequence[Block]) -> list[Block]:
-        """The blocks with equal devices named in the order in which they are first used."""
-        names: dict[int, int] = {}
-        free = [list(members) for members in self.items.classes]
-        for device in (device for block in blocks for device in sorted(block.devices)):
-            if device not in names:
-                names[device] = next(row.pop(0) for row, group in zip(free, self.items.classes, strict=True) if device in group)
-        return [replace(block, devices=tuple(names[device] for device in block.devices)) for block in blocks]
 
     def exclude(self, solver: cp_model.CpSolver) -> None:
         """Exclude the plan of the solver: these items in these slots, on these numbers of devices of each type."""
