@@ -2,7 +2,6 @@
 
 import logging
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from time import monotonic
@@ -58,24 +57,20 @@ def any_sets() -> None:
     home = np.array([0, 1, 0, 0, 0])
     tight = replace(graph, costs=graph.costs._replace(num_bytes=np.ones(5), memory_bytes=np.full(2, 3.0)))
     resplitting.resplit(tight, home, 0, 1, limit_s=100.0, lean=0.5, seed=0)
-    values, pricers = np.ones(5, dtype=np.int64), column_generation.pricers_of(graph, tries=2)
+    values, pricers = np.ones(5, dtype=np.int64), column_generation.pricers_of(graph)
     for pricer in (*pricers, *column_generation.capped_pricers(tight, pricers)):
         pricer.profile(values, 20.0)
         pricer.best_set(values, 20.0, 1)
 
 
-PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
-    ("chains", chains),
-    ("interleaved stages and orders of ops", orders),
-    ("any sets of ops", any_sets),
-)
+PARTS = chains, orders, any_sets
 
 
 def main() -> None:
     """Compile everything that is not cached, with a line for each part on stderr."""
     logging.getLogger(jit.__name__).setLevel(logging.ERROR)  # the lines below say it in more detail
-    for number, (name, part) in enumerate(PARTS, start=1):
-        sys.stderr.write(f"compiling the planner, {number} of {len(PARTS)}: {name} … ")
+    for number, part in enumerate(PARTS, start=1):
+        sys.stderr.write(f"compiling the planner, {number} of {len(PARTS)}: {part.__name__.replace('_', ' ')} … ")
         sys.stderr.flush()
         begun = monotonic()
         part()

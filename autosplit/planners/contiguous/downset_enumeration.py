@@ -32,15 +32,9 @@ DONE, PAUSED, FULL, HOPELESS = range(4)
 
 @compiled
 def run(
-    costs: Costs,
-    block: GrowingBlock,
-    rules: Rules,
-    sets: DownSetTable,
-    walk: Enumeration,
-    limit: Floats,
-    num_steps: int,
+    costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, limit: Floats, num_steps: int,
     most_of_a_set: int,
-) -> int:
+) -> int:  # fmt: skip
     """Work through the sets by size until all are done, the steps are used up, or the table is full."""
     steps = 0
     num_items = len(walk.waiting)
@@ -161,15 +155,14 @@ def _extend(
         # 2. take the candidate; enter the superset and go deeper, unless every block that contains this one is above the limit
         item = int(walk.candidates[walk.cursor[depth]])
         steps += 1
-        _save(walk, depth)
+        for place in range(len(walk.sums)):  # as they are, so that taking the item back leaves no rounding error
+            walk.saved[depth, place] = walk.sums[place]
         _flip(rules, walk, item, one)
         add(costs, block, item)
         if price(costs, block) < limit[0] * (1 - ROUNDING) * rules.widest:
             status = _reach(costs, block, rules, sets, walk, number, limit)
-            if (
-                steps > most
-                or walk.high[depth] + walk.high[depth] - walk.low[depth] + 64 > len(walk.candidates) - len(walk.bits) * 64
-            ):
+            room = len(walk.candidates) - len(walk.bits) * 64 - 64
+            if steps > most or walk.high[depth] + walk.high[depth] - walk.low[depth] > room:
                 status = -2
             _descend(rules, walk, depth, item)
             depth += 1
@@ -192,13 +185,6 @@ def _descend(rules: Rules, walk: Enumeration, depth: int, item: int) -> None:
             walk.candidates[end] = rules.after[slot]
             end += 1
     walk.low[depth + 1], walk.cursor[depth + 1], walk.high[depth + 1] = low, low, end
-
-
-@inner
-def _save(walk: Enumeration, depth: int) -> None:
-    """Save the sums before an item is added, so that taking it back leaves no rounding error."""
-    for place in range(len(walk.sums)):
-        walk.saved[depth, place] = walk.sums[place]
 
 
 @inner
@@ -267,16 +253,9 @@ def _find(sets: DownSetTable, walk: Enumeration) -> int:
 
 @inner
 def _improve(
-    rules: Rules,
-    sets: DownSetTable,
-    walk: Enumeration,
-    number: int,
-    usage: int,
-    value: float,
-    origin: int,
-    move: int,
+    rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, usage: int, value: float, origin: int, move: int,
     limit: Floats,
-) -> None:
+) -> None:  # fmt: skip
     """Keep the value of (set, usage) if it is the best so far. A better chain of all items lowers the limit."""
     entry = sets.head[number]
     while entry >= 0 and sets.entry_usage[entry] != usage:

@@ -6,8 +6,8 @@ order, then at all cuts near the best ones found. It proves nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,7 @@ MORE_BLOCKS = 3
 """Blocks for each device where devices are shared and no number of blocks is demanded."""
 
 
-@dataclass(frozen=True)
-class _Labels:
+class _Labels(NamedTuple):
     """Prefixes: their ends (places among the cuts), the load and bytes of each device, and the last device and parent label."""
 
     end: Ints
@@ -38,10 +37,6 @@ class _Labels:
     memory: Floats
     device: Ints
     parent: Ints
-
-    def chosen(self, keep: Ints) -> "_Labels":
-        """The labels at the given places."""
-        return _Labels(self.end[keep], self.load[keep], self.memory[keep], self.device[keep], self.parent[keep])
 
 
 def improve_interleaved(incumbent: Incumbent, items: Items, deadline: float) -> None:
@@ -110,7 +105,7 @@ def _beam(
         grown = _grow(layers[-1], loads[:, :, columns], sizes, problem.memory_bytes, twin, left, demands.min_stage_s)
         borne = grown.load.clip(min=0)
         keep = _keep(grown, np.maximum(borne.max(axis=1), borne @ scale + rest[grown.end]), kept)
-        layers.append(grown.chosen(keep))
+        layers.append(_Labels._make(table[keep] for table in grown))
         if not len(keep):
             return None
     best = None
@@ -132,7 +127,7 @@ def _grow(labels: _Labels, loads: Floats, sizes: Floats, caps: Floats, twin: Int
     device, or -1.
     """
     num_cuts = len(loads)
-    parts: list[tuple[Ints, Floats, Floats, Ints, Ints]] = []
+    parts: list[_Labels] = []
     for device in range(loads.shape[2]):
         open_ = (labels.load[:, twin[device]] >= 0) if twin[device] >= 0 else np.ones(len(labels.end), dtype=bool)
         parent, end = np.nonzero((np.arange(num_cuts)[None, :] > labels.end[:, None]) & open_[:, None])
@@ -146,9 +141,8 @@ def _grow(labels: _Labels, loads: Floats, sizes: Floats, caps: Floats, twin: Int
         load, memory = labels.load[parent].copy(), labels.memory[parent].copy()
         load[:, device] = load[:, device].clip(min=0) + added[fits]
         memory[:, device] += size[fits]
-        parts.append((end, load, memory, np.full(len(end), device), parent))
-    end, load, memory, chosen, parent = (np.concatenate([part[field] for part in parts]) for field in range(5))
-    return _Labels(end, load, memory, chosen, parent)
+        parts.append(_Labels(end, load, memory, np.full(len(end), device), parent))
+    return _Labels._make(map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _keep(labels: _Labels, promise: Floats, count: int) -> Ints:

@@ -5,7 +5,6 @@ Memory caps, pools and forbidden devices are constraints on these Booleans alone
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise, product
 from math import floor, isfinite
 from typing import Any
@@ -116,7 +115,6 @@ class Slots:
                 self.model.Add(sum(takes[k] for takes in takes_of) <= count)
         self.takes = takes_of
         self._forbid()
-        self._break_symmetry()
 
     def _forbid(self) -> None:
         compute = self.items.costs.compute_s[:, self.type_class]
@@ -124,87 +122,49 @@ class Slots:
             for s in range(self.num_slots):
                 self.model.Add(self.inside[item][s] == 0).OnlyEnforceIf(self.chosen[s][k])
 
-    def _break_symmetry(self) -> None:
-        """Without order, the i-th heaviest item is in one of the first i + 1 equal slots; equal devices are used in turn."""
-        for group in self.items.classes if self.demands.reuse else []:
-            for before, device in pairwise(group):
-                for s in range(self.num_slots):
-                    self.model.AddBoolOr([self.chosen[s][device].Not(), *(self.chosen[t][before] for t in range(s + 1))])
-        if self.demands.contiguous or (len(self.types) > 1 and not self.fixed):
-            return
-        for k in range(len(self.types)):
-            equal = [s for s in range(self.num_slots) if not self.fixed or self.fixed[s] == k]
-            for rank, item in enumerate(self.by_weight[: len(equal)]):
-                for s in equal[rank + 1 :]:
-                    self.model.Add(self.inside[item][s] == 0)
-
-    @property
-    def by_weight(self) -> list[int]:
-        """Items, the heaviest first."""
-        return [int(item) for item in np.argsort(-self.items.costs.compute_s.clip(max=1e300).mean(axis=1), kind="stable")]
-
-    def _sizes(self, s: int) -> tuple[list[Any], list[int], float]:
-        """The bytes of a slot as Booleans and whole steps, rounded down, and the bytes of a step."""
-        step = self._step(float(self.problem.memory_bytes.min()))
-        flags, sizes = [], []
-        for item, size in enumerate(self.items.costs.num_bytes):
-            if size:
-                flags.append(self.inside[item][s])
-                sizes.append(_whole(size, step))
-        for weight, size in enumerate(self.items.costs.weight_bytes):
-            held = self.model.NewBoolVar("")
-            for item in self.items.weights[weight]:
-                self.model.Add(held >= self.inside[item][s])
-            flags.append(held)
-            sizes.append(_whole(size, step))
-        return flags, sizes, step
-
     def _memory(self) -> None:
-        if not np.isfinite(self.problem.memory_bytes).any():
-            return
-        if self.demands.reuse:
-            self._memory_of_shared_devices()
+        """Memory caps. If devices are shared, each item and weight of a device counts once, over all its slots."""
+        memory = self.problem.memory_bytes
+        for k, (device, *_) in enumerate(self.types if self.demands.reuse else ()):
+            if isfinite(memory[device]):
+                self._cap(self._held(self._there([k])), float(memory[device]))
+        if self.demands.reuse or not np.isfinite(memory).any():
             return
         for s in range(self.num_slots):
-            flags, sizes, step = self._sizes(s)
-            total = sum(flag * size for flag, size in zip(flags, sizes, strict=True))
-            caps = [_room(float(self.problem.memory_bytes[group[0]]), sizes, step) for group in self.types]
+            total, sizes, step = self._total(self._held([(s, None)]), float(memory.min()))
+            caps = [_room(float(memory[group[0]]), sizes, step) for group in self.types]
             if self.demands.max_replicas == 1:
                 self.model.Add(total <= sum(cap * flag for cap, flag in zip(caps, self.chosen[s], strict=True)))
                 continue
             for cap, flag in zip(caps, self.chosen[s], strict=True):
                 self.model.Add(total <= cap).OnlyEnforceIf(flag)
 
-    def _memory_of_shared_devices(self) -> None:
-        """A memory cap counts each item and weight of a device once, over all its slots."""
-        for k, (device,) in enumerate(self.types):
-            cap = float(self.problem.memory_bytes[device])
-            if isfinite(cap):
-                self._cap(self._held([k]), cap)
-
     def _pools(self) -> None:
         for pool in self.problem.pools:
             types = [k for k, group in enumerate(self.types) if group[0] in pool.devices]
-            self._cap(self._held(types), pool.num_bytes)
+            self._cap(self._held(self._there(types)), pool.num_bytes)
 
-    def _held(self, types: Sequence[int]) -> list[tuple[Any, float]]:
-        """(Boolean, bytes) of each item and weight that any device of these types holds."""
-        parts = []
-        chosen = []
-        for s in range(self.num_slots):
-            flag = self.model.NewBoolVar("")
+    def _there(self, types: Sequence[int]) -> list[tuple[int, Any]]:
+        """Each slot, and a Boolean that is 1 where it runs on one of these types."""
+        found = [(s, self.model.NewBoolVar("")) for s in range(self.num_slots)]
+        for s, flag in found:
             for k in types:
                 self.model.AddImplication(self.chosen[s][k], flag)
-            chosen.append(flag)
+        return found
+
+    def _held(self, slots: Sequence[tuple[int, Any]]) -> list[tuple[Any, float]]:
+        """(Boolean, bytes) of each item and weight in those of the slots whose Boolean is 1; None stands for 1."""
+        parts = []
         groups = [((item,), size) for item, size in enumerate(self.items.costs.num_bytes)]
         groups += [(tuple(self.items.weights[w]), size) for w, size in enumerate(self.items.costs.weight_bytes)]
         for members, size in groups:
-            if size:
-                held = self.model.NewBoolVar("")
-                for item in members:
-                    for s in range(self.num_slots):
-                        self.model.Add(held >= self.inside[item][s] + chosen[s] - 1)
-                parts.append((held, float(size)))
+            uses = [self.inside[i][s] if there is None else self.inside[i][s] + there - 1 for i in members for s, there in slots]
+            if size and slots[0][1] is None and len(uses) == 1:
+                parts.append((uses[0], float(size)))
+            elif size:
+                parts.append((self.model.NewBoolVar(""), float(size)))
+                for use in uses:
+                    self.model.Add(parts[-1][0] >= use)
         return parts
 
     def _step(self, cap: float) -> float:
@@ -215,22 +175,25 @@ class Slots:
             return 1.0
         return max(min(cap, total) / MEMORY_STEPS, total / MOST_STEPS)
 
-    def _cap(self, parts: Sequence[tuple[Any, float]], cap: float) -> None:
+    def _total(self, parts: Sequence[tuple[Any, float]], cap: float) -> tuple[Any, list[int], float]:
+        """The steps of all parts, those of each, and the bytes of a step. They are rounded down: every plan is verified."""
         step = self._step(cap)
-        sizes = [_whole(size, step) for _, size in parts]
-        total = sum(held * size for (held, _), size in zip(parts, sizes, strict=True))
+        sizes = [floor(size / step) for _, size in parts]
+        return sum(held * size for (held, _), size in zip(parts, sizes, strict=True)), sizes, step
+
+    def _cap(self, parts: Sequence[tuple[Any, float]], cap: float) -> None:
+        total, sizes, step = self._total(parts, cap)
         self.model.Add(total <= _room(cap, sizes, step))
 
     def hint(self, blocks: Sequence[Block]) -> None:
         """Start from a known plan."""
-        rows: list[Block | None] = list(self._renamed(blocks) if self.demands.reuse else blocks)
-        if not self.demands.contiguous and (self.fixed or len(self.types) == 1):
-            home = {op: number for number, block in enumerate(blocks) for op in block.ops}
-            heavy = [blocks[number] for number in dict.fromkeys(home[self.items.ops[item][0]] for item in self.by_weight)]
-            rows = [None] * self.num_slots
-            for block in heavy:
-                k = next(k for k, group in enumerate(self.types) if block.devices[0] in group)
-                rows[next(s for s in range(self.num_slots) if rows[s] is None and (not self.fixed or self.fixed[s] == k))] = block
+        rows: list[Block | None] = list(blocks)
+        if self.fixed:
+            rows, free = [None] * self.num_slots, list(enumerate(self.fixed))
+            for block in blocks:
+                slot, kind = next((s, k) for s, k in free if block.devices[0] in self.types[k])
+                free.remove((slot, kind))
+                rows[slot] = block
         place = {op: s for s, row in enumerate(rows) if row for op in row.ops}
         for item, ops in enumerate(self.items.ops):
             if self.demands.contiguous:
@@ -244,15 +207,6 @@ class Slots:
             for k, group in enumerate(self.types):
                 self.model.AddHint(self.chosen[s][k], int(row is not None and any(device in group for device in row.devices)))
             self.model.AddHint(self.used[s], int(row is not None))
-
-    def _renamed(self, blocks: Sequence[Block]) -> list[Block]:
-        """The blocks with equal devices named in the order in which they are first used."""
-        names: dict[int, int] = {}
-        free = [list(members) for members in self.items.classes]
-        for device in (device for block in blocks for device in sorted(block.devices)):
-            if device not in names:
-                names[device] = next(row.pop(0) for row, group in zip(free, self.items.classes, strict=True) if device in group)
-        return [replace(block, devices=tuple(names[device] for device in block.devices)) for block in blocks]
 
     def exclude(self, solver: cp_model.CpSolver) -> None:
         """Exclude the plan of the solver: these items in these slots, on these numbers of devices of each type."""
@@ -279,11 +233,6 @@ class Slots:
                     devices.append(free[k][0] if self.demands.reuse else free[k].pop(0))
             found.append(Block(self.items.expand(members), tuple(sorted(devices))))
         return tuple(found)
-
-
-def _whole(num_bytes: float, step: float) -> int:
-    """Whole steps of memory, rounded down: a plan that does not fit in steps does not fit in bytes; every plan is verified."""
-    return floor(num_bytes / step)
 
 
 def _room(cap: float, sizes: Sequence[int], step: float) -> int:

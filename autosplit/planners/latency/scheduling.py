@@ -5,7 +5,7 @@ ops and blocks of them. The bound is the longest path, with bounds by CP-SAT on 
 """
 
 from bisect import bisect, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -32,31 +32,30 @@ class Timetable:
     start_s: Floats
 
 
-def list_schedule(
-    problem: Problem, delays: Delays, devices: Sequence[int], caution: float = 1.0, deadline: float = inf
-) -> Timetable | None:
-    """HEFT on some devices; None where an op can run on none of them, or after the deadline.
+def list_schedule(problem: Problem, delays: Delays, caution: float = 1.0, deadline: float = inf) -> Timetable | None:
+    """HEFT; None if an op can run on no device, or after the deadline.
 
     A full device takes no more ops while another one can.
 
     Args:
         problem: the ops in topological order.
         delays: between ops on two devices.
-        devices: the devices that may be used.
         caution: factor of the delays while a device is chosen.
         deadline: as a second of ``now()``.
     """
-    allowed = problem.compute_s[:, list(devices)]
-    if np.isinf(allowed).all(axis=1).any():
+    allowed = np.isfinite(problem.compute_s)
+    if not allowed.any(axis=1).all():
         return None
-    mean = np.where(np.isfinite(allowed), allowed, 0).sum(axis=1) / np.isfinite(allowed).sum(axis=1)
+    dear_s = np.where(allowed, problem.compute_s, 10 * problem.compute_s[allowed].sum())
+    devices = dear_s.sum(axis=0).argsort(kind="stable").tolist()  # of equal ends the fastest device gets an op
+    mean = np.where(allowed, problem.compute_s, 0).sum(axis=1) / allowed.sum(axis=1)
     tables = delays.between_devices
-    fixed_s, byte_s, delay_s = (float(table[np.ix_(devices, devices)].mean()) for table in tables)
+    fixed_s, byte_s, delay_s = (float(table.mean()) for table in tables)
     rank = np.zeros(problem.num_ops)
     for op in reversed(range(problem.num_ops)):
         moved = ((*delays.edges[op, reader], reader) for reader in problem.readers[op])
         rank[op] = mean[op] + max((count * fixed_s + size * byte_s + delay_s + rank[r] for count, size, r in moved), default=0.0)
-    busy: dict[int, list[tuple[float, float]]] = {device: [] for device in devices}
+    busy: list[list[tuple[float, float]]] = [[] for _ in devices]
     compute_s, sizes, caps = problem.compute_s.tolist(), problem.op_bytes.tolist(), problem.memory_bytes.tolist()
     held = [0.0] * problem.num_devices
     place, start_s, end_s = np.full(problem.num_ops, -1), np.zeros(problem.num_ops), np.zeros(problem.num_ops)
@@ -134,8 +133,10 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
     forced = forced_clusters(incumbent.problem, incumbent.demands.contiguous)
     delays = Delays(forced.problem, incumbent.demands.max_replicas)
     incumbent.offer_one_device()
-    for table in _list_schedules(forced.problem, delays, halfway(deadline), deadline):
-        incumbent.offer(forced.expand(blocks_of(forced.problem, table)), "list scheduling")
+    for caution, until in ((1.0, deadline), (2.0, halfway(deadline))):
+        table = list_schedule(forced.problem, delays, caution, until)
+        if table is not None:
+            incumbent.offer(forced.expand(blocks_of(forced.problem, table)), "list scheduling")
     incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
     if not incumbent.closed:
         bound_s = segment_bound_s(
@@ -159,23 +160,3 @@ def _anneal(incumbent: Incumbent, forced: Clusters, deadline: float) -> None:
             incumbent.offer(forced.expand(found), "annealing")
             return
     anneal_rows(incumbent, deadline)
-
-
-def _list_schedules(problem: Problem, delays: Delays, soft_deadline: float, deadline: float) -> Iterator[Timetable]:
-    """HEFT on all devices, then on the fastest eight, four, two and one of them; each with the true delays and with double ones.
-
-    The first one may take until the deadline, the others until ``soft_deadline``, both seconds of ``now()``.
-    """
-    speed = np.where(
-        np.isfinite(problem.compute_s), problem.compute_s, 10 * problem.compute_s[np.isfinite(problem.compute_s)].sum()
-    )
-    order = [int(device) for device in np.argsort(speed.sum(axis=0), kind="stable")]
-    powers = [2**power for power in range(problem.num_devices.bit_length()) if 2**power < problem.num_devices]
-    for count in (problem.num_devices, *reversed(powers)):
-        for caution in (1.0, 2.0) if count > 1 else (1.0,):
-            first = count == problem.num_devices and caution == 1.0
-            table = list_schedule(problem, delays, order[:count], caution, deadline if first else soft_deadline)
-            if table is not None:
-                yield table
-            if now() > soft_deadline:
-                return

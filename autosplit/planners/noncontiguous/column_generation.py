@@ -82,12 +82,12 @@ FINEST_CELLS = 300_000_000
 """Most states times values of a cut profile: 1.5 s."""
 
 
-def pricers_of(graph: Items, *, tries: int = 200, deadline: float = inf) -> list[Pricer]:
+def pricers_of(graph: Items, deadline: float = inf) -> list[Pricer]:
     """A pricer for each class of devices. If the graph is too wide, its cheapest nets are left out.
 
     After the deadline, as a second of ``now()``, one order of the items is tried.
     """
-    tries = tries if graph.num_items <= MANY_ITEMS else 24
+    tries = 200 if graph.num_items <= MANY_ITEMS else 24
     everything = np.ones(graph.num_items, dtype=np.bool_)
     max_states = max(MOST_STATES, 8 * graph.num_items)
     found = []
@@ -126,18 +126,11 @@ def _only(graph: Items, chosen: Members) -> Items:
 def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int, limit_s: float) -> float:
     """The least load at which all devices together hold a value of ``total``, at most ``limit_s``."""
     loads = np.unique(np.concatenate(profiles))
-    low, high = 0, len(loads)
-    while low < high:
-        middle = (low + high) // 2
-        held = sum(
-            pricer.count * (int(np.searchsorted(profile, loads[middle], side="right")) - 1)
-            for pricer, profile in zip(pricers, profiles, strict=True)
-        )
-        if held >= total:
-            high = middle
-        else:
-            low = middle + 1
-    return float(loads[low]) if low < len(loads) else limit_s
+    held = np.zeros(len(loads), dtype=np.int64)
+    for pricer, profile in zip(pricers, profiles, strict=True):
+        held += pricer.count * (np.searchsorted(profile, loads, side="right") - 1)
+    enough = int(np.searchsorted(held, total))
+    return float(loads[enough]) if enough < len(loads) else limit_s
 
 
 @dataclass
@@ -226,7 +219,11 @@ def generate_columns(
         coarse as these bring no new set) or ``halted``; the best prices; and all known sets.
     """
     graph, pricers = bound.graph, bound.pricers
-    master = _starting_master(graph, pricers, known, target_s)
+    master = RestrictedMaster(graph.num_items, [pricer.count for pricer in pricers])
+    for kind, room_bytes in enumerate(graph.costs.memory_bytes):
+        for part in known[kind]:
+            if graph.costs.num_bytes[part].sum() <= room_bytes and load_s(graph, part, kind) <= target_s:
+                master.add(kind, part)
     _, fresh = master.solve()
     centre = fresh if centre is None else centre
     weight, best_share = 0.9, np.inf
@@ -251,18 +248,6 @@ def generate_columns(
         share, fresh = master.solve()
         if share >= 1.0 - 1e-7:
             return "covered", centre, master.columns
-
-
-def _starting_master(
-    graph: Items, pricers: Sequence[Pricer], known: Sequence[Sequence[Members]], target_s: float
-) -> RestrictedMaster:
-    """The known sets that are within the target."""
-    master = RestrictedMaster(graph.num_items, [pricer.count for pricer in pricers])
-    for kind, room_bytes in enumerate(graph.costs.memory_bytes):
-        for part in known[kind]:
-            if graph.costs.num_bytes[part].sum() <= room_bytes and load_s(graph, part, kind) <= target_s:
-                master.add(kind, part)
-    return master
 
 
 def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> None:
@@ -297,7 +282,7 @@ def rising_bound(
     value_s, home = best()
     if not 0.0 < value_s < np.inf:
         return None
-    bound = ColumnBound(graph, pricers_of(graph, deadline=deadline), value_s, deadline=deadline)
+    bound = ColumnBound(graph, pricers_of(graph, deadline), value_s, deadline=deadline)
     _first_prices(bound, report)
     if (graph.costs.memory_bytes < graph.costs.num_bytes.sum()).any() and now() < deadline:
         bound.pricers = capped_pricers(graph, bound.pricers)

@@ -159,7 +159,7 @@ def test_clusters_cost_what_their_ops_cost(seed):
 def test_list_schedules_become_legal_blocks_not_below_the_critical_path(seed):
     problem = random_problem(seed, loose_order=False, grouped=False, caps=False, pooled=False, num_devices=3)
     delays = Delays(problem)
-    table = list_schedule(problem, delays, [0, 1, 2])
+    table = list_schedule(problem, delays)
     assert table is not None
     blocks = blocks_of(problem, table)
     assert find_faults(problem, blocks) == []

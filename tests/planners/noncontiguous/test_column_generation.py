@@ -40,7 +40,7 @@ def test_a_bound_without_the_cheapest_nets_still_holds(seed):
     assert area(thin, order) <= least and len(thin.pins) == len(graph.pins) - dropped.sum()
     best = exhaustive.best_blocks(problem, Demands(contiguous=False))
     assert best is not None
-    bound = ColumnBound(thin, pricers_of(thin, tries=2), 10 * best[1] + 1.0)
+    bound = ColumnBound(thin, pricers_of(thin), 10 * best[1] + 1.0)
     bound.try_prices(graph.costs.compute_s.min(axis=1) + 1e-300)
     assert bound.bound_s <= best[1] * (1 + 1e-9)
 

@@ -39,7 +39,7 @@ def test_no_set_below_the_cap_is_lost_and_with_many_levels_none_above_it_is_left
     fitting = [part for part in subsets(graph) if load_s(graph, part, 0) <= limit_s]
     below = [part for part in fitting if sizes[part].sum() <= room_bytes]
     most, wide = (max(int(values[part].sum()) for part in parts) for parts in (below, fitting))
-    plain = pricers_of(graph, tries=2)[0]
+    plain = pricers_of(graph)[0]
     for num_levels in (1, 2, 5, 1000):
         sweep = capped_sweep(plain.sweep, sizes, room_bytes, num_levels)
         pricer = Pricer(sweep, plain.work_s, 1)
@@ -55,7 +55,7 @@ def test_a_device_that_holds_nothing_takes_what_weighs_nothing():
     sizes = graph.costs.num_bytes
     light = sizes == 0
     assert 0 < light.sum() < graph.num_items
-    plain = pricers_of(graph, tries=2)[0]
+    plain = pricers_of(graph)[0]
     for num_levels in (1, 5):
         pricer = Pricer(capped_sweep(plain.sweep, sizes, 0.0, num_levels), plain.work_s, 1)
         found = pricer.best_set(np.ones(graph.num_items, dtype=np.int64), 1e9)

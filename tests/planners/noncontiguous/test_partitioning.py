@@ -189,7 +189,7 @@ def test_a_sweep_prices_every_set(seed: int) -> None:
     rng = np.random.default_rng(seed)
     values = rng.integers(0, 9, size=graph.num_items)
     limit_s = float(rng.integers(5, 40))
-    pricers = pricers_of(graph, tries=3)
+    pricers = pricers_of(graph)
     assert pricers is not None
     for kind, pricer in enumerate(pricers):
         sets = [np.array(bits, dtype=bool) for bits in product((False, True), repeat=graph.num_items)]
