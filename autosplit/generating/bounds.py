@@ -86,8 +86,8 @@ def phase_rows(
 ) -> list[dict[str, Any]]:
     """One row for each stage and phase: its predicted seconds, and the seconds of each limit; the largest one bounds it.
 
-    ``host_s`` is the host's time between the answer of the last stage and the next step. ``compute_s`` is what reading weights
-    and caches at the full bandwidth and sending leave of the predicted seconds.
+    ``host_s`` is the host's processor time between the answer of the last stage and the next step. ``compute_s`` is what reading
+    weights and caches at the full bandwidth and sending leave of the predicted seconds.
 
     Args:
         plan: the plan; of replicas the first ones count.
