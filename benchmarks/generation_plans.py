@@ -31,7 +31,9 @@ from autosplit.devices.limits import affinity
 from autosplit.files import write_atomic
 from autosplit.generating.bounds import state_bytes
 from autosplit.generating.forecast import forecast
+from autosplit.generating.generators import Generator
 from autosplit.generating.phases import PhaseProfile
+from autosplit.generating.sidebyside import SideBySide
 from autosplit.generating.steps import StepFamily
 from autosplit.generating.trials import asked_at_once, random_prompts, stats_of
 from autosplit.memory.stages import count
@@ -39,6 +41,7 @@ from autosplit.planning.baselines import ONE_DEVICE, REPLICAS, baseline_plan
 from autosplit.planning.givensplits import read_given
 from autosplit.planning.moduleunits import layer_lists
 from autosplit.reports.outcomes import TokenRates
+from autosplit.running.engine import Engine
 from autosplit.tracing.aliasing import values_of
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
@@ -186,13 +189,33 @@ def run_part(model: str, part: str, backend: str, num_rounds: int) -> dict[str, 
             generator.generate(random_prompts(family, 0), max_new_tokens=4)
         for number in range(num_rounds):
             for name in list(ways)[:: -1 if number % 2 else 1]:
+                prompts, before_s = random_prompts(family, number + 1), processor_s(ways[name])
+                ways[name].stats(clear=True)
                 begun_s = time.perf_counter()
-                times_s = asked_at_once(ways[name], new, random_prompts(family, number + 1))
-                found[name]["rounds"].append(asdict(TokenRates.of(times_s, time.perf_counter() - begun_s)))
+                times_s = asked_at_once(ways[name], new, prompts)
+                elapsed_s = time.perf_counter() - begun_s
+                taken_s = [after - before for after, before in zip(processor_s(ways[name]), before_s, strict=True)]
+                work = {"elapsed_s": elapsed_s, "num_steps": ways[name].stats().num_steps, "processor_s": taken_s}
+                found[name]["rounds"].append(asdict(TokenRates.of(times_s, elapsed_s)) | work)
             print(f"{model}, {part}: round {number + 1} of {num_rounds}", flush=True)
         for name, generator in ways.items():
             found[name]["held_bytes"] = [one.held_bytes for one in stats_of(generator).stages]
     return {"cpu": describe().facts["cpu"], "backend": backend, "host_s": profile.host_s, "plans": found}
+
+
+def processor_s(generator: Generator) -> list[float]:
+    """The processor time so far of the host, and of each worker."""
+    parts = generator.generators if isinstance(generator, SideBySide) else (generator,)
+    workers = [psutil.Process(pid).cpu_times() for one in parts if isinstance(one.pipeline, Engine) for pid in one.pipeline.pids]
+    return [time.process_time(), *(one.user + one.system for one in workers)]
+
+
+def step_text(plan: Mapping[str, Any]) -> str:
+    """The milliseconds of a step by the clock, and of processor time: of the host and of each worker."""
+    rounds = [one for one in plan["rounds"] if "num_steps" in one]  # not in rounds that were kept before steps were counted
+    rows = [[1e3 * seconds / one["num_steps"] for seconds in (one["elapsed_s"], *one["processor_s"])] for one in rounds]
+    clock, *processor = [f"{median(column):.2f}" for column in zip(*rows, strict=True)] or [""]
+    return f"{clock}: {' + '.join(processor)}" if processor else ""
 
 
 def middle(plan: Mapping[str, Any], figure: str) -> float:
@@ -209,6 +232,7 @@ def rows_of(plans: Mapping[str, Any]) -> list[list[str]]:
         for figure, factor in (("tokens_per_s", 1.0), ("first_token_s", 1e3), ("per_token_s", 1e3)):
             told, found = plan["predicted"][figure], middle(plan, figure)
             cells.append(f"{factor * found:.0f} / {factor * told:.0f} ({told / found - 1:+.0%})")
+        cells.append(step_text(plan))
         cells.append(f"{(max(rates) - min(rates)) / median(rates):.0%}")
         cells.append(" + ".join(f"{one / 1e6:.0f}" for one in plan["weight_bytes"]))
         held = zip(plan["held_bytes"], plan["predicted_bytes"], strict=True)
@@ -229,9 +253,11 @@ def page(kept: Mapping[str, Any]) -> str:
     lines += [
         "As many sequences at once as the part says, in interleaved rounds. Rates and times are medians of the rounds, measured "
         "/ predicted (error). Memory is that of each worker, measured / predicted, without its process and rings. `unequal`: "
-        "workers on the second core stand still for half of the time."
+        "workers on the second core stand still for half of the time. A step by the clock is followed by the processor time that "
+        "the host and each worker take for it, in the mean of both phases; of two replicas each step runs on one."
     ]
-    titles = ["plan", "ops on cores", "tokens/s", "first token, ms", "time per token, ms", "spread", "weights, MB", "memory, MB"]
+    titles = ["plan", "ops on cores", "tokens/s", "first token, ms", "time per token, ms", "step, ms: host + workers"]
+    titles += ["spread", "weights, MB", "memory, MB"]
     for model, parts in kept.items():
         errors = {figure: errors_of(parts.values(), figure) for figure in ("tokens_per_s", "first_token_s", "per_token_s")}
         lines += ["", f"## {model}"]

@@ -86,8 +86,8 @@ def phase_rows(
 ) -> list[dict[str, Any]]:
     """One row for each stage and phase: its predicted seconds, and the seconds of each limit; the largest one bounds it.
 
-    ``host_s`` is the host's time between the answer of the last stage and the next step. ``compute_s`` is the predicted seconds
-    less those of sending and of reading weights and caches at the full bandwidth.
+    ``host_s`` is the host's processor time between the answer of the last stage and the next step. ``compute_s`` is the predicted
+    seconds less those of sending and of reading weights and caches at the full bandwidth.
 
     Args:
         plan: the plan; of replicas the first ones count.

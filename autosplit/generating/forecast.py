@@ -160,7 +160,7 @@ def simulated(
         alone_s: the same while none does.
         devices: the device of each stage, which runs one step at a time.
         sequences: the sequences.
-        host_s: the host's seconds between the answer of a step and its next one; it takes one answer at a time.
+        host_s: the host's processor time between the answer of a step and its next one; it takes one answer at a time.
         num_beside: devices of other pipelines, which compute all the time.
         source: the kind of prompts of a model with an encoder.
 

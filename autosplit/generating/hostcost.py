@@ -1,15 +1,15 @@
-"""The time of a step beside its stages: the host's time from the answer of a step to the next step of the same sequences.
+"""The time of a step beside its stages: the host's processor time for the answer of a step and the next step of its sequences.
 
-Rings, wake-ups, the choice of the next step and the work for each of its sequences are in it. It is timed with generators on all
-devices at once, whose one stage only reads memory, for as long as the model's step takes: as beside a model, the host's data
-leave the caches, and the host has no core of its own where all cores are devices.
+Rings, the choice of the next step and the work for each of its sequences are in it. Where all cores are devices, a device
+computes nothing while the host works there. So all of this time counts, and not only the part for which its stage waits: the
+rest is taken from another stage. It is measured with generators on all devices at once, whose one stage only reads memory, for
+as long as the model's step takes: as beside a model, the host's data leave the caches, and its work takes three times as long.
 """
 
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import cache
-from statistics import median
 
 import torch
 
@@ -36,12 +36,12 @@ _memory: list[torch.Tensor] = []
 
 
 def read_memory(ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, sampling: torch.Tensor) -> torch.Tensor:
-    """The stage: read memory for as many microseconds as the first token says. The next tokens are the same ones."""
-    until_ns = time.monotonic_ns() + 1000 * int(ids[0])
+    """The stage: read memory for as many microseconds of processor time as the first token says, which is the next one, too."""
+    until_ns = time.thread_time_ns() + 1000 * int(ids[0])
     if not _memory:
         _memory.append(torch.ones(NUM_BLOCKS, BLOCK))
     block = 0
-    while time.monotonic_ns() < until_ns:
+    while time.thread_time_ns() < until_ns:
         _memory[0][block % NUM_BLOCKS].sum()
         block += 1
     return ids
@@ -49,10 +49,9 @@ def read_memory(ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor,
 
 @cache
 def measure_host(cores: tuple[str, ...], num_sequences: int, step_us: int) -> float:
-    """The seconds of a step at the host, measured once for these arguments in a process.
+    """The host's seconds of processor time for a step, measured once for these arguments in a process.
 
-    They are those for which a stage waits from its answer to its next step, where one is under way. Each further sequence of a
-    step adds 1 or 2 hundredths to them, so the steps have one size.
+    Each further sequence of a step adds 1 or 2 hundredths to them, so the steps have one size.
 
     Args:
         cores: devices of one core each, on which stages compute at once.
@@ -74,10 +73,9 @@ def measure_host(cores: tuple[str, ...], num_sequences: int, step_us: int) -> fl
                 future.result()
 
         run(WARM_UP)
-        for pipeline in pipelines:
-            pipeline.stats(clear=True)
+        begun_s = time.process_time()
         run(NUM_STEPS)
-        return median(pipeline.stats().stages[0].wait.p50_s for pipeline in pipelines)
+        return (time.process_time() - begun_s) / (NUM_STEPS * len(generators))
 
 
 def _pipeline(core: str, num_tokens: int) -> Pipeline:

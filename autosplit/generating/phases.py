@@ -32,8 +32,8 @@ class PhaseProfile(Profile):
 
     Attributes:
         phases: tokens of a step to its own measurements.
-        host_s: the host's seconds between the answer of a step and the next step of the same sequences. In these measurements
-            taking an answer costs nothing: the host works while a device waits for it (see ``forecast.simulated``).
+        host_s: the host's processor time for a step (see ``hostcost``). In these measurements taking an answer costs nothing:
+            the host works while a device waits for it (see ``forecast.simulated``).
     """
 
     phases: Mapping[int, Profile] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def measure_phases(
 
 
 def _host_s(family: StepFamily, machine: Machine, phases: Mapping[int, Profile]) -> float:
-    """The seconds of a step at the host, while the devices compute steps as long as those of decoding."""
+    """The host's processor time for a step, while the devices compute steps as long as those of decoding."""
     decoding = phases[min(phases)]
     step_s = min(decoding.whole_s(*setting) for setting in decoding.measured)
     here = affinity()

@@ -113,9 +113,9 @@ class Scheduler:
             generation = heapq.heappop(self._waiting)[2]
             generation.slot = heapq.heappop(self._free)
             self._running.append(generation)
-        ready = [generation for generation in self._running if generation.is_ready]
-        if self.num_under_way >= self._num_stages or not ready:
+        if self.num_under_way >= self._num_stages:
             return None
+        ready = [generation for generation in self._running if generation.is_ready]
         suspect = next((generation for generation in ready if generation.is_suspect), None)
         parts = [_part(suspect, self._most)] if suspect is not None else self._parts(ready)
         if not parts:

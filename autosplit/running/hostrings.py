@@ -9,7 +9,7 @@ import contextlib
 import os
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,11 @@ from autosplit.running.inflight import Lanes
 from autosplit.running.provisioner import Deployment
 from autosplit.running.request import Request
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, RingEnd, Slot
+from autosplit.tracing.tensorspec import TensorSpec, storage_bytes
+
+SMALL_BYTES = 4096
+"""A value of so few bytes gets new memory in each answer. Beside stages whose data fill the caches, memory that is used again
+takes three times as long for it (96 us in place of 40 for 8 numbers, on a core of an AMD EPYC)."""
 
 _UNREAD = torch.empty(0)
 """In the place of an input that no stage reads."""
@@ -84,7 +89,7 @@ class ResultRing:
     """The receiving end of one ring that leads to the host: its values by name, and its next request."""
 
     end: RingEnd
-    copies: dict[str, CopyPool]
+    copies: dict[str, CopyPool | None]
     first: int
     every: int
     next: int
@@ -114,10 +119,15 @@ class ResultRing:
         request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
         if slot.header[FLAG] == DATA:
             for (name, copies), value in zip(self.copies.items(), slot.tensors, strict=True):
-                request.values[name] = copies.copy(value, request.variant)
+                request.values[name] = value.clone() if copies is None else copies.copy(value, request.variant)
         elif request.error is None:
             request.error = error_of(slot, request.number)
         self.end.release(request.sequence)
+
+
+def _are_small(specs: Sequence[TensorSpec]) -> bool:
+    """Whether tensors of these specs have at most ``SMALL_BYTES``, on a boundary and without gaps, as new memory has none."""
+    return all(storage_bytes(spec) == spec.num_bytes <= SMALL_BYTES for spec in specs)
 
 
 def error_of(slot: Slot, number: int) -> AutosplitError:
@@ -138,7 +148,8 @@ class ResultRings:
             for first, ring in enumerate(rings if channel.target == HOST else ()):
                 end = RingEnd(ring, sends=False)
                 most = 4 * wiring.most_in_flight
-                copies = {specs[0].name: CopyPool(specs, most) for specs in zip(*channel.layouts, strict=True)}
+                columns = zip(*channel.layouts, strict=True)
+                copies = {specs[0].name: None if _are_small(specs) else CopyPool(specs, most) for specs in columns}
                 self._rings.append(ResultRing(end, copies, first, channel.every, first))
         self._ring_fds = {ring.end.fd for ring in self._rings}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
