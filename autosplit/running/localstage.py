@@ -201,7 +201,7 @@ class LocalStage:
         return [WorkerEvent(*row) for row in rows]
 
     def stats(self, events: Sequence[WorkerEvent]) -> StageStats:
-        """What it did; its process holds more than the stage, so the memory is that of the whole process."""
+        """Its times; its process holds more than the stage, so the memory is that of the whole process."""
         return stage_stats(self._stage, self.replica, self._words, events, self.ready, os.getpid())
 
     def health(self, network: str) -> WorkerHealth:
