@@ -48,5 +48,5 @@ def measure_links_once() -> None:
 
 def compile_in_one_process() -> None:
     """Keep the process that compiles from workspace to workspace: each new one imports the exporter for 4 s."""
-    apart._num_keeping = 1
+    apart.num_keeping = 1
     compiling.end_idle = lambda: None

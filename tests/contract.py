@@ -143,13 +143,6 @@ class TransportContract:
             caller.join(LIMIT_S)
             assert number_of(future) == 10 and engine.num_held == 0
 
-    def test_inputs_that_do_not_fit_hurt_nobody_else(self) -> None:
-        with self.open(increment) as engine:
-            for inputs in ([], [torch.zeros(3)]):
-                with pytest.raises(UsageError):
-                    engine.submit(inputs)
-            assert engine.run(request(1))[0][0] == 2
-
     def test_requests_of_several_sizes_keep_their_shapes_and_their_order(self) -> None:
         with self.open(increment, 2, WIDTHS) as engine:
             requests = [request(number, width) for number, width in enumerate(MIXED)]

@@ -30,8 +30,8 @@ LIMIT_S = 900.0
 """Seconds that one call may take. The slowest compilation that was seen, inductor with 819 ops on two cores, took 56 s."""
 
 _idle: list[WorkerProcess] = []
-_num_keeping = 0
-"""Blocks of ``kept`` that are entered."""
+num_keeping = 0
+"""Blocks of ``kept`` that are entered. Tests set it, to keep the process from test to test."""
 _lock = threading.Lock()
 _warming: threading.Thread | None = None
 """The call of ``begin_apart``, until the next call has waited for it."""
@@ -142,21 +142,21 @@ def _taken() -> WorkerProcess:
 @contextmanager
 def kept() -> Iterator[None]:
     """Let the processes of all workspaces in this block wait for further calls until its end."""
-    global _num_keeping
+    global num_keeping
     with _lock:
-        _num_keeping += 1
+        num_keeping += 1
     try:
         yield
     finally:
         with _lock:
-            _num_keeping -= 1
+            num_keeping -= 1
         end_idle()
 
 
 def end_idle() -> None:
     """End the processes that wait for further calls, unless ``kept`` keeps them."""
     with _lock:
-        workers = [] if _num_keeping else _idle[:]
+        workers = [] if num_keeping else _idle[:]
         del _idle[: len(workers)]
     for worker in workers:
         _end(worker)

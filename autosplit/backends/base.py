@@ -79,11 +79,10 @@ class Backend(ABC):
             self.prepare(program, folder / "stage", precision)
             return self.load(folder / "stage", threads, precision)
 
-    @abstractmethod
     def refuses_kind(self, kind: str) -> str | None:
         """None if it runs on this kind of accelerator (``cuda``), else the reason and a backend that does."""
+        return None
 
-    @abstractmethod
     def place(
         self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
     ) -> tuple[Runnable, bool]:
@@ -91,8 +90,9 @@ class Backend(ABC):
 
         Returns: a function of tensors on the accelerator, which is called with ``queue`` as the current queue; and whether its
             work may be recorded and replayed (a CUDA graph).
-        Raises: BackendError: the runtime refuses the stage.
+        Raises: BackendError: the runtime refuses the stage, or runs on no accelerator.
         """
+        raise BackendError(f"backend '{self.name}' does not run on {accelerator.device}")
 
 
 class AcceleratorBackend(Backend):

@@ -40,10 +40,6 @@ class EagerBackend(Backend):
         require_precision(self, precision)
         return program_runnable(in_precision(program, precision), threads)
 
-    def refuses_kind(self, kind: str) -> str | None:
-        """Return None: torch runs everywhere."""
-        return None
-
     def place(
         self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
     ) -> tuple[Runnable, bool]:

@@ -10,7 +10,7 @@ import json
 import secrets
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -73,9 +73,13 @@ class OnnxStage:
     check: Check | None = None
     free: bool = False
 
-    def restored(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Outputs of any size in the order of their logical shapes, from dense ones."""
-        pairs = zip(self.outputs, outputs, strict=True)
+    def arrays(self, inputs: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """Inputs by name, as dense arrays of numpy."""
+        return {port.name: port.dense(value).numpy() for port, value in zip(self.inputs, inputs, strict=True)}
+
+    def restored(self, arrays: Iterable[Any]) -> list[torch.Tensor]:
+        """Outputs of any size in the order of their logical shapes, from dense arrays of numpy."""
+        pairs = zip(self.outputs, map(torch.from_numpy, arrays), strict=True)
         return [value if port.natural else value.permute(port.inverse) for port, value in pairs]
 
 

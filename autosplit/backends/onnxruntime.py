@@ -288,12 +288,11 @@ def free_runnable(session: Any, stage: OnnxStage) -> Runnable:
     outputs = [port.name for port in stage.outputs]
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        given = {port.name: port.dense(value).numpy() for port, value in zip(stage.inputs, inputs, strict=True)}
         try:
-            made = session.run(outputs, given)
+            made = session.run(outputs, stage.arrays(inputs))
         except Exception as failure:
             raise RuntimeError(_reason(str(failure))) from None
-        return stage.restored([torch.from_numpy(array) for array in made])
+        return stage.restored(made)
 
     return run
 

@@ -27,7 +27,6 @@ from autosplit.backends.pieces import in_pieces, piece_folders, write_pieces
 from autosplit.backends.ports import BoundMemory
 from autosplit.backends.quiet import quiet
 from autosplit.compat.runtimes import fold_constants
-from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.valueranges import Assumed
@@ -95,12 +94,6 @@ class OpenVinoBackend(FileBackend, StreamingBackend):
     def refuses_kind(self, kind: str) -> str | None:
         """Refuse every accelerator."""
         return "OpenVINO has no plug-in for it; use eager, inductor or onnxruntime there"
-
-    def place(
-        self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32", trust: bool = False
-    ) -> tuple[Runnable, bool]:
-        """Raise BackendError: OpenVINO runs on no accelerator."""
-        raise BackendError(f"OpenVINO does not run on {accelerator.device}")
 
 
 def settings(threads: int, precision: Precision, streams: int = 1) -> dict[str, Any]:
@@ -219,8 +212,7 @@ class FreeRequest(OpenVinoRequest):
 
     def outputs(self) -> Sequence[torch.Tensor]:
         """The outputs of the last request."""
-        places = range(len(self._stage.outputs))
-        return self._stage.restored([torch.from_numpy(self.request.get_output_tensor(k).data.copy()) for k in places])
+        return self._stage.restored(self.request.get_output_tensor(k).data.copy() for k in range(len(self._stage.outputs)))
 
 
 def _request(stage: OnnxStage, compiled: Compiled) -> OpenVinoRequest:

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from autosplit.backends.onnxfile import OnnxStage, open_onnx
+from autosplit.backends.onnxfile import open_onnx
 from autosplit.backends.pieces import Call, Piece, in_pieces, piece_folders
-from autosplit.backends.ports import Port
 from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.tracing.flattening import is_op
 from autosplit.tracing.splitting import load_stage
@@ -105,7 +104,7 @@ class OnnxRuntimeProbe:
 
     def sample(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """One profiled pass, and its outputs."""
-        return _restored(self._stage, self._session.run(None, _arrays(self._stage.inputs, inputs)))
+        return self._stage.restored(self._session.run(None, self._stage.arrays(inputs)))
 
     def nodes(self) -> list[RuntimeNode]:
         """Kernel times, which ONNX Runtime rounds to microseconds."""
@@ -138,12 +137,12 @@ class OpenVinoProbe:
 
     def sample(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """One profiled pass, and its outputs."""
-        made = self._request.infer(list(_arrays(self._stage.inputs, inputs).values()))
+        made = self._request.infer(list(self._stage.arrays(inputs).values()))
         for node in self._request.profiling_info:
             if str(node.status).endswith("EXECUTED"):
                 self._samples.setdefault(node.node_name, []).append(node.real_time.total_seconds())
                 self._kinds[node.node_name] = node.node_type
-        return _restored(self._stage, list(made.values()))
+        return self._stage.restored(made.values())
 
     def nodes(self) -> list[RuntimeNode]:
         """The executed nodes in the order of OpenVINO's runtime model."""
@@ -194,17 +193,9 @@ def _by_ops(node: RuntimeNode, place: str, names: Mapping[str, str]) -> RuntimeN
     return replace(node, name=f"{place}:{node.kind}", origins=tuple(ops))
 
 
-def _restored(stage: OnnxStage, arrays: Sequence[Any]) -> Sequence[torch.Tensor]:
-    return stage.restored([torch.from_numpy(array) for array in arrays])
-
-
 def _origins(node: Any) -> tuple[str, ...]:
     """The names of the nodes that a node of OpenVINO's runtime model was fused from."""
     info = node.get_rt_info()
     return (
         tuple(name for name in str(info["originalLayersNames"].value).split(",") if name) if "originalLayersNames" in info else ()
     )
-
-
-def _arrays(ports: Sequence[Port], inputs: Sequence[torch.Tensor]) -> Mapping[str, Any]:
-    return {port.name: port.dense(value).numpy() for port, value in zip(ports, inputs, strict=True)}

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from autosplit.errors import PlanError
+from autosplit.memory.slots import Workers, in_flight
 from autosplit.running.modules import StageFolder
 from autosplit.running.stage import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
@@ -130,5 +131,5 @@ def segments_of(
 
 def _num_slots(stages: Sequence[StagePlacement], hosts: Sequence[str]) -> int:
     """Requests that one host may have of a segment: enough to keep its workers at work, and some on their way."""
-    at_work = sum(len(stage.devices) * (stage.streams + max(1, stage.queue_depth // 2)) for stage in stages)
+    at_work, _ = in_flight([Workers(len(stage.devices), stage.streams, stage.queue_depth) for stage in stages], host_bytes=0)
     return -(-at_work // len(set(hosts))) + IN_TRANSIT

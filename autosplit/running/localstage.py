@@ -69,7 +69,7 @@ class LocalStage:
 
     def __init__(self, wiring: Wiring, replica: int) -> None:
         [stage] = wiring.stages
-        self._stage, self.replica, self.device = stage, replica, stage.devices[replica]
+        self._stage, self.replica = stage, replica
         self._last_ns = (1 << 62,) * NUM_USUAL
         self._num_started = 0
         self._words = memoryview(bytearray(8 * STATUS_WORDS)).cast("q")
@@ -202,12 +202,11 @@ class LocalStage:
 
     def stats(self, events: Sequence[WorkerEvent]) -> StageStats:
         """Its times; its process holds more than the stage, so the memory is that of the whole process."""
-        place = self._stage.name, self.device.name, self.replica, self._stage.module.kind, self._stage.num_threads(self.replica)
-        return stage_stats(place, self._words, events, self.ready, os.getpid())
+        return stage_stats(self._stage, self.replica, self._words, events, self.ready, os.getpid())
 
     def health(self, network: str) -> WorkerHealth:
         """Its state and sums, as those of a worker."""
-        return worker_health(network, self._stage.name, self.replica, self.device.name, os.getpid(), True, self._words, 0)
+        return worker_health(network, self._stage, self.replica, os.getpid(), True, self._words, 0)
 
     def unload(self) -> None:
         """Let go of the weights; there are no more requests. The threads of the runtime have returned from Python by then."""

@@ -15,6 +15,7 @@ from autosplit.running.inflight import Lanes
 from autosplit.running.messages import Ready, WorkerEvent
 from autosplit.running.provisioner import Deployment
 from autosplit.running.request import RequestTimes
+from autosplit.running.stage import StagePlacement
 from autosplit.running.stageworker import StageWorker
 
 
@@ -63,22 +64,15 @@ class WorkerHealth:
 
 
 def worker_health(
-    network: str,
-    stage: str,
-    replica: int,
-    device: str,
-    pid: int,
-    alive: bool,
-    status: memoryview,
-    num_queued: int,
+    network: str, stage: StagePlacement, replica: int, pid: int, alive: bool, status: memoryview, num_queued: int
 ) -> WorkerHealth:
     """The health of a worker, from its words of the status block."""
     since_s = (time.monotonic_ns() - status[statusblock.SINCE_NS]) / 1e9 if status[statusblock.SINCE_NS] else 0.0
     return WorkerHealth(
         network,
-        stage,
+        stage.name,
         replica,
-        device,
+        stage.devices[replica].name,
         pid,
         statusblock.STATES[status[statusblock.STATE]] if alive else "dead",
         since_s,
@@ -119,8 +113,7 @@ class Monitor:
         for number, (config, worker) in enumerate(zip(self._deployment.worker_configs, self._deployment.workers, strict=True)):
             status = self._deployment.status_block.status(number)
             num_queued = self._flow.num_queued(number, places, self._lanes.nexts)
-            place = config.stage.name, config.replica, config.device.name
-            found.append(worker_health(network, *place, worker.pid, worker.alive(), status, num_queued))
+            found.append(worker_health(network, config.stage, config.replica, worker.pid, worker.alive(), status, num_queued))
         return found
 
     def stats(self, *, clear: bool) -> list[StageStats]:
@@ -141,30 +134,29 @@ class Monitor:
     def _stage_stats(self, number: int, events: Sequence[WorkerEvent]) -> StageStats:
         config, ready = self._deployment.worker_configs[number], self._deployment.ready[number]
         status, pid = self._deployment.status_block.status(number), self._deployment.workers[number].pid
-        stage, replica = config.stage, config.replica
-        place = stage.name, config.device.name, replica, config.stage.module.kind, stage.num_threads(replica)
-        found = stage_stats(place, status, events, ready, pid)
+        found = stage_stats(config.stage, config.replica, status, events, ready, pid)
         return found if config.states is None else replace(found, held_bytes=found.held_bytes + config.states.num_bytes)
 
 
 def stage_stats(
-    place: tuple[str, str, int, str, int],
-    status: memoryview,
-    events: Sequence[WorkerEvent],
-    ready: Ready,
-    pid: int,
+    stage: StagePlacement, replica: int, status: memoryview, events: Sequence[WorkerEvent], ready: Ready, pid: int
 ) -> StageStats:
     """The work and the memory of one copy of a stage.
 
     Args:
-        place: stage, device, replica, backend, threads.
+        stage: the stage.
+        replica: its copy.
         status: its words of the status block.
         events: the times of its last requests.
         ready: its memory and seconds when it was loaded.
         pid: its process.
     """
     return StageStats(
-        *place,
+        stage.name,
+        stage.devices[replica].name,
+        replica,
+        stage.module.kind,
+        stage.num_threads(replica),
         num_requests=status[statusblock.DONE],
         num_failed=status[statusblock.FAILED],
         num_skipped=status[statusblock.SKIPPED],

@@ -197,7 +197,7 @@ def provision(wiring: Wiring, stopping: threading.Event | None = None) -> Deploy
     workers = list(wiring.workers())
     rings: list[tuple[Ring, ...]] = []
     configs: list[WorkerConfig] = []
-    status_block = StatusBlock.create(wiring.most_in_flight, len(workers), wiring.num_lanes)
+    status_block = StatusBlock.create(wiring.most_in_flight * wiring.num_lanes, len(workers))  # all may be in one lane
     try:
         for channel in wiring.channels:
             made: list[Ring] = []

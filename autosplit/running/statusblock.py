@@ -63,22 +63,16 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class StatusBlockHandle:
-    """The numbers with which a process opens the block whose descriptor it inherited."""
+    """The numbers with which a process opens a block whose descriptor it inherited; ``num_places`` requests have words there."""
 
     fd: int
-    window: int
+    num_places: int
     num_workers: int
-    num_lanes: int = 1
 
     @property
     def num_bytes(self) -> int:
         """Size of the block."""
         return 8 * (2 * self.num_places + STATUS_WORDS * self.num_workers)
-
-    @property
-    def num_places(self) -> int:
-        """Requests that have words of their own: a window in each lane."""
-        return self.window * self.num_lanes
 
 
 class StatusBlock:
@@ -89,11 +83,11 @@ class StatusBlock:
         self._words = map_shared(handle.fd, handle.num_bytes).numpy().data.cast("q")
 
     @staticmethod
-    def create(window: int, num_workers: int, num_lanes: int = 1) -> "StatusBlock":
-        """A block of zeros for ``window`` requests in flight, even if all are in one lane."""
-        fd = create_shared(StatusBlockHandle(-1, window, num_workers, num_lanes).num_bytes)
+    def create(num_places: int, num_workers: int) -> "StatusBlock":
+        """A block of zeros."""
+        fd = create_shared(StatusBlockHandle(-1, num_places, num_workers).num_bytes)
         try:
-            return StatusBlock(StatusBlockHandle(fd, window, num_workers, num_lanes))
+            return StatusBlock(StatusBlockHandle(fd, num_places, num_workers))
         except BaseException:
             os.close(fd)
             raise

@@ -12,7 +12,6 @@ from autosplit.backends.checking import TIMES_EAGER, TOLERANCES, check, referenc
 from autosplit.backends.eager import EagerBackend
 from autosplit.errors import BackendError, MissingExtraError, UsageError
 from autosplit.tracing.capturing import trace
-from autosplit.tracing.differing import NumericalError, compare
 from autosplit.tracing.loading import load_model
 
 
@@ -113,35 +112,6 @@ def test_bf16_is_judged_beside_torchs_own(mlp, whole):
             check(Wrong(factor), program, mlp.example_inputs, precision="bf16")
 
 
-@pytest.mark.parametrize(
-    ("found", "expected", "relative"),
-    [
-        ([math.nan, 1.0], [math.nan, 1.0], 0.0),
-        ([math.inf, 1.0], [math.inf, 2.0], 0.5),
-        ([math.nan, 1.0], [0.0, 1.0], math.inf),
-        ([0.0, -math.inf], [0.0, math.inf], math.inf),
-        ([0.0, 1e-9], [0.0, 0.0], math.inf),
-        ([], [], 0.0),
-    ],
-)
-def test_compare_treats_infinities_and_nans_as_values(found, expected, relative):
-    assert compare(["y"], [torch.tensor(found)], [torch.tensor(expected)]).relative == relative
-
-
-@pytest.mark.parametrize(
-    ("found", "expected", "error"),
-    [
-        ([1 - 2j, 3 + 4j], [1 + 2j, 3 + 4j], NumericalError(4.0, 0.8, "y")),
-        ([1 + 2j, 3 + 4j], [1 + 2j, 3 + 4j], NumericalError(0.0, 0.0, "y")),
-        ([complex(1, math.inf)], [complex(1, -math.inf)], NumericalError(math.inf, math.inf, "y")),
-        ([complex(math.inf, 1), 4], [complex(math.inf, 1), 5], NumericalError(1.0, 0.2, "y")),
-    ],
-)
-def test_compare_looks_at_both_parts_of_complex_numbers(found, expected, error):
-    for dtype in (torch.complex64, torch.complex128):
-        assert compare(["y"], [torch.tensor(found, dtype=dtype)], [torch.tensor(expected, dtype=dtype)]) == error
-
-
 def test_a_conjugated_spectrum_is_wrong_numbers(whole):
     class Spectrum(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -152,18 +122,6 @@ def test_a_conjugated_spectrum_is_wrong_numbers(whole):
     conjugated = [value.conj() for value in reference(program, inputs)]
     with pytest.raises(BackendError, match="gives wrong numbers"):
         check(get_backend("eager"), program, inputs, runnable=lambda _: conjugated)
-
-
-def test_compare_counts_integers_that_differ():
-    error = compare(["a", "b"], [torch.ones(2), torch.tensor([1, 2, 3, 4])], [torch.ones(2), torch.tensor([1, 2, 3, 5])])
-    assert error == NumericalError(0.25, 0.25, "b")
-
-
-def test_compare_refuses_another_shape_or_dtype():
-    with pytest.raises(BackendError, match=r"output 'y' came back as torch.float32 \(2,\), not torch.float32 \(3,\)"):
-        compare(["y"], [torch.ones(2)], [torch.ones(3)])
-    with pytest.raises(BackendError, match="0 outputs came back, and the stage has 1"):
-        compare(["y"], [], [torch.ones(3)])
 
 
 def test_runtimes_that_are_not_installed_are_named_with_the_way_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,19 +271,6 @@ def test_a_plan_may_come_back_to_a_host_and_have_replicas_on_both(traced: autosp
     assert all(torch.equal(y, traced.run(x)) for x, y in zip(inputs, answers, strict=True))
 
 
-def test_deadlines_and_refusals_hold_over_hosts(traced: autosplit.Traced, cluster: autosplit.Cluster) -> None:
-    [x] = traced.example_inputs
-    with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
-        with pytest.raises(autosplit.DeadlineError):
-            model.submit(x, deadline_s=1e-9).result(300)
-        with pytest.raises(autosplit.UsageError, match="do not fit"):
-            model.submit(torch.zeros(3))
-        answers = [model.submit(x) for _ in range(200)]  # more than the window and the queue
-        assert all(torch.equal(answer.result(300), traced.run(x)) for answer in answers)
-    with pytest.raises(autosplit.RefusedError, match="closed"):
-        model.submit(x)
-
-
 @pytest.mark.parametrize("dynamic", [(), ("eager",)])
 def test_requests_of_several_sizes_run_over_hosts(family: Family, cluster: autosplit.Cluster, dynamic: tuple[str, ...]) -> None:
     plan, requests = sized_halves(family, cluster, dynamic), requests_of_three_sizes(12)
@@ -343,29 +330,6 @@ def test_every_kind_of_request_runs_over_hosts(traced: autosplit.Traced, cluster
         device = cluster.machine.devices[ord(name[-1]) - ord("a")].name
         labels = f'device="{device}",host="{name}",network="two",outcome="done",replica="0",stage="{stage}"'
         assert f"autosplit_requests_total{{{labels}}} 5.0" in text.splitlines()
-
-
-def test_a_stopped_host_holds_callers_up_and_urgent_requests_overtake(
-    traced: autosplit.Traced, cluster: autosplit.Cluster
-) -> None:
-    [x] = traced.example_inputs
-    order: list[str] = []
-    with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
-        pipeline = model.pipeline
-        assert torch.equal(model(x), traced.run(x))
-        with stopped(pipeline.pids[1]):
-            futures = [model.submit(x) for _ in range(pipeline.max_in_flight)]
-            unwanted, plain, urgent = (model.submit(x, priority=priority) for priority in (0, 0, -1))
-            futures += [plain, urgent]
-            with pytest.raises(autosplit.RefusedError, match=f"{pipeline.max_in_flight} requests are running"):
-                while True:
-                    futures.append(model.submit(x, timeout_s=0))
-            assert (pipeline.num_running, pipeline.num_waiting) == (pipeline.max_in_flight, pipeline.queue_capacity)
-            assert unwanted.cancel() and pipeline.num_waiting == pipeline.queue_capacity - 1
-            for name, future in (("plain", plain), ("urgent", urgent)):
-                future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
-        assert all(torch.equal(future.result(300), traced.run(x)) for future in futures)
-        assert order == ["urgent", "plain"]
 
 
 def test_the_trace_has_a_process_for_each_host_on_one_clock(

@@ -49,7 +49,7 @@ def planned(traced: Traced, eager_s: float, other_s: float) -> tuple[Plan, Profi
 
 def test_processes_that_compile_end_once_the_stages_of_all_plans_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
-    for name, value in {"_num_keeping": 0, "_idle": ["for two plans"], "_end": ended.append}.items():
+    for name, value in {"num_keeping": 0, "_idle": ["for two plans"], "_end": ended.append}.items():
         monkeypatch.setattr(apart, name, value)
     with apart.kept():
         for _ in range(2):
@@ -73,7 +73,7 @@ def test_a_limit_within_a_step_leaves_its_seconds_shown() -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
     """The processes that compile; those of other tests are not asked."""
     found = list[WorkerProcess]()
-    monkeypatch.setattr(apart, "_num_keeping", 0)
+    monkeypatch.setattr(apart, "num_keeping", 0)
     apart.end_idle()
 
     def spawn(target: str, **settings: str) -> WorkerProcess:

@@ -523,7 +523,7 @@ def test_a_stage_is_timed_only_after_it_was_prepared() -> None:
 @pytest.fixture
 def compilers_end(monkeypatch) -> None:
     """Workspaces end the processes that compile, which other tests keep."""
-    monkeypatch.setattr(apart, "_num_keeping", 0)
+    monkeypatch.setattr(apart, "num_keeping", 0)
 
 
 @pytest.mark.timeout(120)

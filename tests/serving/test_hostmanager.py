@@ -264,7 +264,7 @@ def test_one_limit_holds_for_all_networks_of_a_host() -> None:
     host.close()
 
 
-def test_a_host_at_its_limit_blocks_or_drops_the_oldest_request() -> None:
+def test_a_host_at_its_limit_blocks() -> None:
     host, gate = held_host(limit=1)
     first = host.submit("one", request(1))
     with pytest.raises(RefusedError, match="1 requests are unfinished"):
@@ -286,12 +286,6 @@ def test_a_host_at_its_limit_blocks_or_drops_the_oldest_request() -> None:
     while not seen:
         time.sleep(0.001)
     assert "a callback of an answer cannot wait" in str(seen[0])
-    host.close()
-    host, gate = held_host(limit=2, when_full="drop_oldest")
-    futures = [host.submit(name, request(number)) for number, name in enumerate(["one", "two", "one", "two"])]
-    gate.opened.set()
-    assert [future.cancelled() for future in futures] == [True, True, False, False]
-    assert [float(future.result(10)[0][0]) for future in futures[2:]] == [3, 4]
     host.close()
 
 

@@ -383,11 +383,6 @@ def test_tensors_inside_torch_func_are_refused():
         torch.func.vmap(lambda x: load_model(nn.Identity().eval(), inputs=(x,)))(torch.ones(2, 3))
 
 
-def test_traced_graph_module_is_taken_as_it_is():
-    net = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval())
-    assert load_model(net, inputs=(torch.zeros(1, 3),)).module is net
-
-
 def test_example_inputs_are_given_as_to_torch_export():
     x, y = torch.zeros(1), torch.ones(1)
     assert call_of((x,), {"y": y}, None) == Call((x,), {"y": y})
