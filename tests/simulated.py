@@ -73,7 +73,8 @@ class Event:
     def synchronise(self) -> None:
         self.owner.calls["event.synchronise"] += 1
         self.reach(self.marks)
-        self.owner.host_s = max(self.owner.host_s, self.at_s)
+        if self.owner.host_s is not None:
+            self.owner.host_s = max(self.owner.host_s, self.at_s)
 
     def reach(self, mark: int) -> None:
         while self.done < mark:
@@ -94,8 +95,8 @@ class Simulated(Accelerator):
         self.memory = simulatedmemory.memory_of(index)
         self.calls: Counter[str] = Counter()
         self.queues: list[Queue] = []
-        self.host_s = 0.0
-        """The seconds up to which the host has waited."""
+        self.host_s: float | None = 0.0
+        """The seconds up to which the host has waited; None if that does not count."""
         self.clock: Callable[[], float] | None = None
         """Tells the time of an event in place of its queue."""
 
@@ -119,7 +120,7 @@ class Simulated(Accelerator):
 
     def enqueue(self, queue: Queue, work: Work) -> None:
         self.calls["enqueue"] += 1
-        host_s = self.host_s
+        host_s = self.host_s or 0.0
 
         def begin() -> None:
             queue.time_s = max(queue.time_s, host_s)

@@ -1,7 +1,8 @@
 """Run a plan on simulated accelerators and cores in one process, in simulated time, as its workers would run it together.
 
 Each stage on an accelerator is placed as in a worker; its queues keep the time. A stage on a core computes in given seconds. A
-request enters a stage when its inputs are there, and not before the next stage has taken the one ``depth`` requests earlier.
+request enters a stage when its inputs are there, and not before the next stage has taken the one ``depth`` requests earlier. That
+a worker waits for the answer of a request before it begins the third one after it is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,10 +42,8 @@ class _OnDevice:
 
     def __call__(self, inputs: Sequence[torch.Tensor], ready_s: float) -> tuple[list[torch.Tensor], float, float]:
         self.stage._arriving.time_s = max(self.stage._arriving.time_s, ready_s)
-        begun, device = self.stage.begin(inputs), self.stage.accelerator
-        host_s = device.host_s
+        begun = self.stage.begin(inputs)
         made = [one.clone() for one in begun.outputs()]
-        device.host_s = host_s  # a worker begins later requests before it waits for this one
         return made, begun.context.arrived.at_s, begun.context.left.at_s
 
 
@@ -125,4 +124,5 @@ def _replicas(
         device.memory.bus = bus_of.get(name)
         found.append(_OnDevice(placed(program, device, stage.resident_bytes)))
         device.restart()
+        device.host_s = None
     return found

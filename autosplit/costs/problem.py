@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from autosplit.costs.wires import NO_WIRES, Wires
 from autosplit.errors import UsageError, raise_faults
+from autosplit.tables import bytes_text
 
 HOST = -1
 """The calling process, which feeds and drains: an op in nets, a block, a device in transfer matrices (there the last index)."""
@@ -178,7 +179,11 @@ class Problem:
         more = np.divide(seconds, rates, out=np.zeros(self.num_devices), where=rates > 0)
         large = (self.op_bytes[:, None] > self.memory_bytes) & (rates > 0)
         why = {
-            (op, device): f"op '{self.ops[op]}': its weights alone are larger than the cap, streamed or not"
+            (
+                op,
+                device,
+            ): f"op '{self.ops[op]}': its weights alone take {bytes_text(int(self.op_bytes[op]))}, streamed or not, and "
+            f"the cap of '{self.devices[device]}' is {bytes_text(int(self.memory_bytes[device]))}"
             for op, device in np.argwhere(large).tolist()
         }
         return replace(

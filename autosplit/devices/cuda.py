@@ -62,13 +62,15 @@ class Cuda(Accelerator):
 
     @staticmethod
     def remark() -> str:
-        """The reason why devices are hidden or renumbered: CUDA_VISIBLE_DEVICES, a torch without CUDA, or no driver."""
-        if VISIBLE in os.environ:
-            return f"{VISIBLE}={os.environ[VISIBLE]!r}, and the numbers of the devices that it names begin at 0"
+        """The reason why devices are hidden or renumbered: a torch without CUDA, no driver, or CUDA_VISIBLE_DEVICES."""
         if torch.version.cuda is None:
             return f"torch {torch.__version__} is built without CUDA"
         driver = driver_version()
-        return f"driver {driver}, torch {torch.__version__}" if driver else "no NVIDIA driver is loaded"
+        if not driver and not Cuda.count():
+            return "no NVIDIA driver is loaded"
+        if VISIBLE in os.environ:
+            return f"{VISIBLE}={os.environ[VISIBLE]!r}, and the numbers of the devices that it names begin at 0"
+        return f"driver {driver or 'not known'}, torch {torch.__version__}"
 
     @property
     def device(self) -> torch.device:

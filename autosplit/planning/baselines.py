@@ -76,8 +76,9 @@ def baselines_of(
     main = most_used(used)
     fastest, alone_s = machine.devices[0].name, {}
     if profile is not None and main in known:
-        there = [device.name for device in machine.devices if _is_measured(profile, device.name, main)]
-        fastest = min(there, key=lambda name: profile.whole_s(name, main))
+        there = [device for device in machine.devices if _is_measured(profile, device.name, main)]
+        able = [device.name for device in there if fits(graph, tuple(op.name for op in graph.ops), device)]
+        fastest = min(able or [device.name for device in there], key=lambda name: profile.whole_s(name, main))
         alone_s = {b: profile.whole_s(fastest, b, busy=False) for b in known if _is_measured(profile, fastest, b)}
     quick = 0 < min(alone_s.values(), default=0.0) < QUICK_S
     in_caller = FROM_ONNX if quick and not isolate else ()
@@ -196,7 +197,7 @@ def baselines_with(
 ) -> dict[str, Plan]:
     """The baselines with one backend whose weights fit the memory caps.
 
-    - one device: the whole model on the fastest device;
+    - one device: the whole model on the fastest device whose cap it fits;
     - all cores: the whole model in one process that has every CPU core of the machine;
     - streams: the same process works on a request for each core at once, with the weights in memory once;
     - replicas: the whole model on each device, requests in turn;
@@ -345,8 +346,8 @@ def _even(ops: Sequence[str], num_parts: int) -> list[tuple[str, ...]]:
 
 
 def fits(graph: Graph, ops: tuple[str, ...], device: Device) -> bool:
-    """Whether the weights of the ops fit the device's cap."""
-    return device.memory_bytes is None or graph.stage_bytes(ops) <= device.memory_bytes
+    """Whether the weights of the ops fit the device's cap, beside what a worker's context takes there."""
+    return device.memory_bytes is None or graph.stage_bytes(ops) + device.context_bytes <= device.memory_bytes
 
 
 def baseline_plan(

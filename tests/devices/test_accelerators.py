@@ -116,10 +116,12 @@ def test_what_hides_a_card_is_told_and_a_new_numbering_is_asked_again(monkeypatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(cuda, "driver_version", lambda: "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # not the reason
     assert (
         accelerators.absence("cuda:0")
         == "device 'cuda:0' is not here: this machine has 0 CUDA devices (no NVIDIA driver is loaded)"
     )
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(cuda, "driver_version", lambda: "580.1")
     assert accelerators.absence("cuda:0").endswith(f"0 CUDA devices (driver 580.1, torch {torch.__version__})")
     assert all(device.kind == "cpu" for device in discovering.discover().devices)

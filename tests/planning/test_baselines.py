@@ -161,6 +161,9 @@ def test_replicas_on_devices_of_different_kinds_are_left_out_where_they_are_hope
     plan = predict(Plan(SOURCE, GRAPH.hash, profile.hash, (everything,), UNKNOWN), GRAPH, mixed, profile)
     found = baselines_of(GRAPH, plan, mixed, profile)
     assert "replicas (eager)" not in found.plans and "it cannot reach" in found.left_out["replicas (eager)"]
+    there = replace(mixed.devices[1], context_bytes=10_000, memory_bytes=10_000 + GRAPH.weight_bytes - 1)
+    capped = baselines_of(GRAPH, plan, replace(mixed, devices=(mixed.devices[0], there)), profile)
+    assert capped.plans["one device (eager)"].stages[0].devices == ("cpu:0",)  # what fits, beside the context
 
 
 def test_of_quick_models_more_ways_are_tried() -> None:
