@@ -51,8 +51,7 @@ class TransportContract:
         with self.open(gate, widths=widths) as engine:
             running = [engine.submit(request(number)) for number in range(engine.max_in_flight)]
             assert gate.entered.acquire(timeout=LIMIT_S)
-            while engine.num_waiting:
-                time.sleep(1e-3)
+            wait_until(lambda: not engine.num_waiting)
             try:
                 yield engine, running, engine.max_in_flight
             finally:
@@ -135,8 +134,7 @@ class TransportContract:
         with self.full(gate) as (engine, _, most):
             caller = threading.Thread(target=lambda: engine.run_many([request(number) for number in range(9)]))
             caller.start()
-            while engine.num_held < 9:
-                time.sleep(1e-3)
+            wait_until(lambda: engine.num_held == 9)
             future = engine.submit(request(9), priority=-1, timeout_s=0)
             assert (engine.num_running, engine.num_waiting, engine.num_held) == (most, 1, 9)
             gate.opened.set()
@@ -200,13 +198,7 @@ class TransportContract:
         engine = self.open(gate)
         futures = [engine.submit(request(number)) for number in range(engine.max_in_flight + ROOM)]
         assert gate.entered.acquire(timeout=LIMIT_S)
-
-        def refused_for_good() -> bool:
-            with pytest.raises(RefusedError) as refusal:  # all places are taken
-                engine.submit(request(0), timeout_s=0)
-            return "closed" in str(refusal.value)
-
-        opener = threading.Thread(target=lambda: (wait_until(refused_for_good, LIMIT_S), gate.opened.set()))
+        opener = threading.Thread(target=lambda: (wait_until(lambda: not engine._admission.is_open), gate.opened.set()))
         opener.start()
         engine.close(drain=drain)
         engine.close()
@@ -226,7 +218,4 @@ class TransportContract:
         threads, num_fds = set(threading.enumerate()), num_descriptors()
         with self.open(increment, 2, WIDTHS) as engine:
             engine.run_many([request(number, width) for number, width in enumerate(MIXED)])
-        until_s = time.monotonic() + LIMIT_S
-        while time.monotonic() < until_s and (set(threading.enumerate()) - threads or num_descriptors() > num_fds):
-            time.sleep(0.01)
-        assert set(threading.enumerate()) <= threads and num_descriptors() <= num_fds
+        wait_until(lambda: set(threading.enumerate()) <= threads and num_descriptors() <= num_fds)

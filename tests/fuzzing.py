@@ -3,9 +3,8 @@
 import os
 
 FUZZES = "AUTOSPLIT_FUZZ_CASES" in os.environ
-LEAST = 5
 
 
 def examples(most: int) -> int:
     """The number of cases to draw, of ``most``."""
-    return most if FUZZES else max(LEAST, most // 4)
+    return most if FUZZES else max(5, most // 4)

@@ -1,10 +1,12 @@
 """Small pipelines for tests: stages on null devices (threads) or on cores (processes), functions that workers import."""
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +38,15 @@ def wait_until(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
     while not holds():
         assert time.monotonic() < end_s, f"it does not hold within {limit_s} s"
         time.sleep(1e-3)
+
+
+def abandoned_since(before: set[Path]) -> list[Path]:
+    """Names in shared memory that are new and that no living process has mapped: others may use it meanwhile."""
+    held, paths = "", set(Path("/dev/shm").iterdir()) - before
+    for maps in Path("/proc").glob("[0-9]*/maps") if paths else ():
+        with contextlib.suppress(OSError):
+            held += maps.read_text()
+    return [path for path in paths if path.exists() and str(path) not in held]
 
 
 def at_widths(stage: StagePlacement, *widths: int) -> StagePlacement:

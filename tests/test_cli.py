@@ -23,6 +23,7 @@ import pytest
 import torch
 import typer
 import yaml
+from pipelines import abandoned_since, wait_until
 from typer.testing import CliRunner, Result
 
 from autosplit import cli
@@ -590,15 +591,6 @@ def test_a_workload_is_planned_and_its_answer_evaluates_to_the_same(tmp_path: Pa
     assert json.loads(judged.stdout)["loads"] == pytest.approx(answer["loads"])
 
 
-def abandoned(paths: set[Path]) -> list[Path]:
-    """Those that no living process has mapped: others on this machine may use shared memory meanwhile."""
-    held = ""
-    for maps in Path("/proc").glob("[0-9]*/maps") if paths else ():
-        with contextlib.suppress(OSError):
-            held += maps.read_text()
-    return [path for path in paths if path.exists() and str(path) not in held]
-
-
 CAUGHT = """
     try:
         signal.raise_signal(signal.SIGINT)
@@ -707,7 +699,7 @@ def nothing_left(tmp_path: Path) -> Callable[[Iterable[psutil.Process]], None]:
     def require(processes: Iterable[psutil.Process]) -> None:
         assert not psutil.wait_procs(list(processes), timeout=30)[1]
         assert not list((tmp_path / "temporary").glob("autosplit-*"))
-        assert not abandoned(set(Path("/dev/shm").iterdir()) - shared)
+        assert not abandoned_since(shared)
 
     return require
 
@@ -727,8 +719,7 @@ def test_ctrl_c_ends_the_process_at_its_first_and_its_last_step_and_leaves_nothi
             if line.startswith(step):
                 break
         workers = 0 if step == "trace" else len(CORES)
-        while process.poll() is None and len(grandchildren(process.pid)) < workers:
-            time.sleep(0.01)
+        wait_until(lambda: process.poll() is not None or len(grandchildren(process.pid)) >= workers)
         time.sleep(wait_s)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)

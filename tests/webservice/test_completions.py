@@ -174,7 +174,7 @@ def test_a_full_queue_and_a_late_answer_are_refused() -> None:
     with generating(replace(LIMITS, request_s=2.0)) as server, ThreadPoolExecutor(8) as pool:
         server.pipeline._holds = True
         calls = [pool.submit(ask, server, max_tokens=9) for _ in range(SLOTS + 2)]  # the last two fill the queue
-        wait_until(lambda: server.generator.num_waiting == 2)
+        wait_until(lambda: (server.generator.num_running, server.generator.num_waiting) == (SLOTS, 2))
         status, content = ask(server)
         assert (status, content["error"]["type"], content["error"]["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
         assert {call.result()[0] for call in calls} == {504}
