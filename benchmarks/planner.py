@@ -177,7 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cases = [(capped(*case), None, None) for case in CAPPED if not options.workloads or case[0] in options.workloads]
     if options.training:
         cases = [(trained(*case), None, None) for case in TRAINING]
-    solve(cases[0][0], Demands(contiguous=False), time_limit_s=2.0)
+    for is_chain in (True, False):  # compiles
+        solve(cases[0][0], Demands(contiguous=is_chain), time_limit_s=2.0)
     print("| workload | nodes | plan | reference | ours | bound | gap | s |\n|---|---|---|---|---|---|---|---|", flush=True)
     for problem, contiguous, free in cases:
         if options.objective == "latency":
