@@ -228,7 +228,7 @@ def test_bad_input_is_one_message_and_leaves_nothing(
         (["auto", f"{MLP}&colour=3"], "it has no field 'colour'"),
         (["auto", "nosuch.pt2", "--trust"], "'nosuch.pt2' does not exist"),
         (["auto", "transformers:NoSuchModel"], "no model class 'NoSuchModel'"),
-        (["evaluate", MLP, "--split", "nosuch.json"], "split file 'nosuch.json' does not exist"),
+        (["evaluate", MLP, "--split", "a.onnx,b.onnx"], "split file 'a.onnx' does not exist; numbers of layers are written as"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_traced_or_foretold(

@@ -80,8 +80,9 @@ def _evaluate_split(given: Evaluate) -> None:
     given.require_default(for_others, "a split of a model is predicted, or measured on the devices of this machine")
     if given.split is None:
         raise UsageError("name the split: --split 16,32, device_map.json, split_spec.yaml, stages.txt or a folder of ONNX files")
-    if Path(given.split).suffix and not Path(given.split).exists():
-        raise UsageError(f"split file '{given.split}' does not exist")
+    lost = [one for one in map(str.strip, given.split.split(",")) if not one.isdigit() and not Path(one).exists()]
+    if lost and not Path(given.split).exists():
+        raise UsageError(f"split file '{lost[0]}' does not exist; numbers of layers are written as 16,32")
     get_backend(given.backend)
     machine = named_machine(given, here=given.run)
     with bars(err) as progress:

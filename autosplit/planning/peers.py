@@ -16,6 +16,7 @@ EVEN_LAYERS = "even by layers (vLLM)"
 EVEN_BYTES = "even by bytes (accelerate)"
 BY_MEMORY = "by memory (exo, ollama)"
 FASTEST_ONLY = "fastest device only"
+TOO_LARGE = "its part of the weights does not fit a device"
 
 BUFFER = 1.25
 """Number of average modules that accelerate lets a device hold beyond its share."""
@@ -37,8 +38,10 @@ def peer_baselines(graph: Graph, machine: Machine, source: Source, backend: str,
         fastest: the device that is fastest on the whole model.
     """
     whole = (tuple(op.name for op in graph.ops), [machine[fastest]])
-    plans = {FASTEST_ONLY: baseline_plan(graph, source, ONE_DEVICE, backend, [whole])}
-    left_out: dict[str, str] = {}
+    plans, left_out = {FASTEST_ONLY: baseline_plan(graph, source, ONE_DEVICE, backend, [whole])}, dict[str, str]()
+    if not fits(graph, whole[0], machine[fastest]):
+        del plans[FASTEST_ONLY]
+        left_out[FASTEST_ONLY] = TOO_LARGE
     count, lists = len(machine.devices), layer_lists(graph)
     places: dict[str, tuple[Sequence[Unit], list[int]]] = {}
     if count < 2:
@@ -63,7 +66,7 @@ def peer_baselines(graph: Graph, machine: Machine, source: Source, backend: str,
         placed = [(ops, [machine.devices[label[ops[0]]]]) for ops in graph.runs(label, label)]
         held = {number: tuple(op for op in label if label[op] == number) for number in set(numbers)}
         if not all(fits(graph, ops, machine.devices[number]) for number, ops in held.items()):
-            left_out[name] = "its part of the weights does not fit a device"
+            left_out[name] = TOO_LARGE
         elif len(held) < 2:
             left_out[name] = "it puts the whole model on one device"
         else:
