@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 from types import TracebackType
 from typing import Any
@@ -178,12 +179,16 @@ class Bench:
     """
 
     def __init__(self, machine: Machine, setup: Setup = SETUP, budget: Budget = BUDGET) -> None:
-        self.machine, self._max_error = machine, setup.max_error
+        self.machine, self._hosts, self._max_error = machine, setup.hosts, setup.max_error
         self._first_s = min(FIRST_S, budget.round_s / 2)
         self.loaded: dict[str, Contender] = {}
-        self.host = HostManager(engine_factory=Pipeline if setup.hosts is None else setup.hosts.engine_factory())
         self.workspace = setup.workspace or Workspace()
         self._owns_workspace = setup.workspace is None
+
+    @cached_property
+    def host(self) -> HostManager:
+        """The host of all plans, which others see from the first one on."""
+        return HostManager(engine_factory=Pipeline if self._hosts is None else self._hosts.engine_factory())
 
     def load(self, name: str, plan: Plan, traced: Traced) -> Contender:
         """Start the plan's workers, compare answers with the unsplit model, and measure requests one at a time.
@@ -236,7 +241,8 @@ class Bench:
         with ExitStack() as stack:
             if self._owns_workspace:
                 stack.callback(self.workspace.close)
-            stack.callback(self.host.close, drain=False)
+            if "host" in vars(self):
+                stack.callback(self.host.close, drain=False)
         self.loaded.clear()
 
     def __enter__(self) -> "Bench":
