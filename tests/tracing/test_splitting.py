@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from fuzzing import examples, places
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -357,6 +357,12 @@ def test_a_stage_file_that_nobody_saved_is_refused(forgery, tmp_path):
 
 
 JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just([]) | st.just({}) | st.just([[]])
+
+
+def places(data):
+    for key in data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ():
+        yield data, key
+        yield from places(data[key])
 
 
 @given(data=st.data(), junk=JUNK)
