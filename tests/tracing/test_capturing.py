@@ -480,13 +480,6 @@ def test_python_values_among_the_outputs_are_compared():
     assert net.calls == 0
 
 
-def test_dropout_that_was_left_on_is_refused():
-    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval()
-    net[1].train()
-    with pytest.raises(TraceError, match=r"draws random numbers; call eval\(\)"):
-        trace(load_model(net, inputs=torch.ones(2, 2)))
-
-
 def test_outputs_that_are_views_of_inputs_are_traced():
     module = Net(lambda net, x: (x, x.view(-1), x.t()))
     assert_equals_eager(traced(module, torch.randn(2, 3)), module, torch.randn(2, 3))
