@@ -94,7 +94,7 @@ def run_beside(
                 left = between(progress, COMPILING_SHARE, 1.0)
             report = compare(subjects, plan, beside, machine, constraints, setup=here, budget=budget, progress=left)
     except BackendError as failure:
-        if isinstance(setup.bench, Bench):
+        if setup.bench is not None:
             setup.bench.adopt({})
         if not failure.device or profile is None or setup.hosts is not None:
             raise

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from autosplit.deploying.bench import Bench, bench_of
+from autosplit.deploying.bench import bench_of
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup
 from autosplit.errors import AutosplitError, BackendError, DeviceError, WorkerError
@@ -67,7 +67,7 @@ def search(
         try:
             return _search(question, traced, budget, setup, subject_for, footprints, progress, keep)
         except (BackendError, WorkerError) as failure:
-            if isinstance(setup.bench, Bench):
+            if setup.bench is not None:
                 setup.bench.adopt({})
             if lost := getattr(failure, "device", ""):
                 question = _without_device(question, lost, failure)

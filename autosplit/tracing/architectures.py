@@ -72,7 +72,7 @@ def build(
         try:
             if weights:
                 _require_memory(model_class, config, subject)
-            module: nn.Module = model_class(config).eval()
+            module = with_random_weights(model_class, config)
         except ImportError as failure:
             raise MissingExtraError(f"{subject} needs a package that is not installed: {one_line(failure)}") from None
         except ModelError:
@@ -83,6 +83,17 @@ def build(
         if weights and tracking_norms(module):
             _calibrate(module, shapes, batch, seq_len, given)
         return module, shapes.inputs(module, batch, seq_len) if given is None else {}
+
+
+def with_random_weights(model_class: Any, config: Any) -> nn.Module:
+    """The model of a config in eval mode, in the dtype of the config."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(config, "dtype", None) or before)
+    try:
+        module: nn.Module = model_class(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+    return module
 
 
 def _calibrate(module: nn.Module, shapes: "Shapes", batch: int, seq_len: int | None, given: Given | None) -> None:
@@ -122,7 +133,7 @@ class Shapes:
         return self.signature.parameters
 
     def inputs(self, module: nn.Module, batch: int, seq_len: int | None) -> dict[str, torch.Tensor]:
-        """Random inputs by name: images, sounds, series, or token ids with a mask of ones."""
+        """Random inputs by name: images, sounds, series in the dtype of the model, or token ids with a mask of ones."""
         main = self._main(module)
         found: dict[str, torch.Tensor] = {}
         if main == "input_ids":
@@ -146,6 +157,8 @@ class Shapes:
             found["decoder_input_ids"] = self._ids(batch, self._length(seq_len))
         elif seq_len is not None and "input_ids" not in found:
             raise ModelError(f"{self.subject} takes {', '.join(found)} and no tokens; leave the sequence length out")
+        dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), torch.float32)
+        found = {name: one.to(dtype) if one.is_floating_point() else one for name, one in found.items()}
         try:
             self.signature.bind(**found)
         except TypeError as failure:

@@ -76,7 +76,7 @@ def load_checkpoint(
         made, input_options = architectures.configure(model_class, options, subject, str(folder))
         try:
             if not weights:
-                module = model_class(made).eval()
+                module = architectures.with_random_weights(model_class, made)
                 shapes = architectures.Shapes(subject, made, inspect.signature(module.forward), input_options)
                 return Loaded(names[0], module, shapes.inputs(module, batch, seq_len) if given is None else {}, "")
             module, found = model_class.from_pretrained(

@@ -170,12 +170,12 @@ class Measurements:
         """The measurements with those of these stages as the newest ones, which count most.
 
         Overlapping stages may contradict each other, and the newest ones count. A stage of the whole model that did not run
-        counts with the time of the whole model: it has no cuts.
+        counts with the time of the whole model, which has no cuts, if its backend refuses no op.
         """
         own = {(setting, frozenset(ops)) for ops, setting in stages}
         unseen = own - {(stage.setting, stage.ops) for stage in self.stages}
-        timed = ((s, ops, self.measured[s].whole) for s, ops in unseen if ops == set(self.signatures) and s in self.measured)
-        whole = (StageMeasured(ops, setting, samples) for setting, ops, samples in timed if samples)
+        timed = ((ops, s, self.measured[s]) for s, ops in unseen if ops == set(self.signatures) and s in self.measured)
+        whole = (StageMeasured(ops, setting, one.whole) for ops, setting, one in timed if one.whole and not one.refused)
         return replace(self, stages=tuple(sorted((*self.stages, *whole), key=lambda stage: (stage.setting, stage.ops) in own)))
 
     @cached_property

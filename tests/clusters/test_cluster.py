@@ -163,7 +163,7 @@ def test_agents_let_no_stranger_in(traced: autosplit.Traced, cluster: autosplit.
     [x] = traced.example_inputs
     address = cluster.address("node-a")
     with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
-        hello = {PURPOSE: REQUESTS, SEGMENT: model.pipeline._transport._route._segments[0].name, SENDER: "stranger"}  # type: ignore[attr-defined]
+        hello = {PURPOSE: REQUESTS, SEGMENT: model.pipeline._transport._deployment._segments[0].name, SENDER: "stranger"}  # type: ignore[attr-defined]
         with socket.create_connection(address, 10) as sock, suppress(ConnectionResetError):
             sock.sendall(b"GET / HTTP/1.1".ljust(200))
             assert len(b"".join(iter(lambda: sock.recv(4096), b""))) == 64, "a random number and a keyed hash of it"

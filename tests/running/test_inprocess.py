@@ -12,7 +12,7 @@ import torch
 from pipelines import Gate, double, fail_on_7, local, request, wait_until
 
 from autosplit.errors import DeadlineError, PlanError, RefusedError, StageError, UsageError
-from autosplit.running import localstage, turns
+from autosplit.running import localstage, statusblock, turns
 from autosplit.running.engine import Engine
 from autosplit.running.localstage import LocalStage
 from autosplit.running.pipeline import InProcess, Pipeline
@@ -85,7 +85,9 @@ def test_one_slow_request_does_not_make_a_quick_stage_slow_for_event_loops(monke
         now_ns += int(x[0]) * turns.SHORT_NS
         return x + 1
 
-    monkeypatch.setattr(localstage, "time", SimpleNamespace(monotonic_ns=lambda: now_ns, perf_counter=time.perf_counter))
+    clock = SimpleNamespace(monotonic_ns=lambda: now_ns, perf_counter=time.perf_counter)
+    for module in (localstage, statusblock):
+        monkeypatch.setattr(module, "time", clock)
     with InProcess([local("a", take_time, "x", "y")], ["x"], ["y"]) as engine:
         seen = []
         for times_short in (0, 0, 2, 0, 2, 2, 2, 0):

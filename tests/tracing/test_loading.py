@@ -76,6 +76,15 @@ def test_transformers_weights_are_the_same_each_time():
     assert torch.equal(output_of(first)[0], output_of(second)[0])
 
 
+def test_a_model_and_its_inputs_have_the_dtype_that_is_asked_for():
+    images = "num_channels=3&embedding_size=8&hidden_sizes=[8,8,8,8]&depths=[1,1,1,1]&hidden_act=relu"
+    for spec in (f"transformers:BertModel?{TEXT}", f"transformers:ResNetModel?{images}"):
+        model = load_model(f"{spec}&dtype=bfloat16")
+        floats = [one for one in (*model.module.parameters(), *model.kwargs.values()) if one.is_floating_point()]
+        assert {one.dtype for one in floats} == {torch.bfloat16}
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_sequence_length_and_its_limit():
     spec = f"transformers:BertModel?{TEXT}&max_position_embeddings=64"
     assert load_model(spec).kwargs["input_ids"].shape == (1, 64)

@@ -140,6 +140,8 @@ def test_the_whole_model_that_did_not_run_is_not_charged_for_the_cuts_of_stages_
     assert predicted(ran.with_newest([(model, ON_0)])) == pytest.approx(10) and ran.with_newest([(model, ON_0)]) == ran
     nowhere = profile.with_newest([(model, Setting("cpu:7", "eager", 1)), (model[:2], ON_0)])
     assert nowhere == profile
+    partly = replace(profile, measured={**profile.measured, ON_0: replace(profile.measured[ON_0], refused={"op0": "not taken"})})
+    assert partly.with_newest([(model, ON_0)]) == partly
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=3, max_size=3))

@@ -105,7 +105,8 @@ def _beam(
         grown = _grow(layers[-1], loads[:, :, columns], sizes, problem.memory_bytes, twin, left, demands.min_stage_s)
         borne = grown.load.clip(min=0)
         keep = _keep(grown, np.maximum(borne.max(axis=1), borne @ scale + rest[grown.end]), kept)
-        layers.append(_Labels._make(table[keep] for table in grown))
+        end, load, memory, device, parent = grown
+        layers.append(_Labels(end[keep], load[keep], memory[keep], device[keep], parent[keep]))
         if not len(keep):
             return None
     best = None
@@ -142,7 +143,7 @@ def _grow(labels: _Labels, loads: Floats, sizes: Floats, caps: Floats, twin: Int
         load[:, device] = load[:, device].clip(min=0) + added[fits]
         memory[:, device] += size[fits]
         parts.append(_Labels(end, load, memory, np.full(len(end), device), parent))
-    return _Labels._make(map(np.concatenate, zip(*parts, strict=True)))
+    return _Labels(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _keep(labels: _Labels, promise: Floats, count: int) -> Ints:
