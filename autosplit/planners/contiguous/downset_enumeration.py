@@ -32,9 +32,15 @@ DONE, PAUSED, FULL, HOPELESS = range(4)
 
 @compiled
 def run(
-    costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, limit: Floats, num_steps: int,
+    costs: Costs,
+    block: GrowingBlock,
+    rules: Rules,
+    sets: DownSetTable,
+    walk: Enumeration,
+    limit: Floats,
+    num_steps: int,
     most_of_a_set: int,
-) -> int:  # fmt: skip
+) -> int:
     """Work through the sets by size until all are done, the steps are used up, or the table is full."""
     steps = 0
     num_items = len(walk.waiting)
@@ -253,9 +259,16 @@ def _find(sets: DownSetTable, walk: Enumeration) -> int:
 
 @inner
 def _improve(
-    rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, usage: int, value: float, origin: int, move: int,
+    rules: Rules,
+    sets: DownSetTable,
+    walk: Enumeration,
+    number: int,
+    usage: int,
+    value: float,
+    origin: int,
+    move: int,
     limit: Floats,
-) -> None:  # fmt: skip
+) -> None:
     """Keep the value of (set, usage) if it is the best so far. A better chain of all items lowers the limit."""
     entry = sets.head[number]
     while entry >= 0 and sets.entry_usage[entry] != usage:
