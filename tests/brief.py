@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from autosplit import sharedhost
 from autosplit.backends import apart
 from autosplit.deploying import bench, compiling, contest, replanning, setup
+from autosplit.devices import forkserver
 from autosplit.generating import hostcost
 from autosplit.measuring import cache_lookup, links, profiler, request_overhead, rounds
 from autosplit.measuring.measuring_worker import Workers
@@ -50,3 +51,8 @@ def compile_in_one_process() -> None:
     """Keep the process that compiles from workspace to workspace: each new one imports the exporter for 4 s."""
     apart.num_keeping = 1
     compiling.end_idle = lambda: None
+
+
+def load_exporters_once() -> None:
+    """Fork processes that compile from one that has the exporter: each new one, after a crash, would import it for 2 s."""
+    forkserver.preload("autosplit.compat.exporter", "onnxscript", "onnxscript.function_libs.torch_lib.ops")

@@ -73,5 +73,6 @@ def pytest_collection_finish() -> None:
 
         brief.measure_briefly()
         brief.compile_in_one_process()
+        brief.load_exporters_once()
         brief.keep_the_speed_of_cores()
         brief.measure_links_once()

@@ -25,7 +25,7 @@ from autosplit.backends.ports import DenseStage, LogicalStage, Port, port
 from autosplit.backends.probing import innermost, raise_shortage, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.backends.translating import translations
-from autosplit.compat.runtimes import kept_translations
+from autosplit.compat.runtimes import kept_kernels, kept_translations
 from autosplit.errors import BackendError
 from autosplit.files import hidden_beside
 from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json, read_text
@@ -175,7 +175,7 @@ def _convert(
         for node in flat.graph.find_nodes(op="call_function", target=torch.ops.aten.sort.stable):
             options = [node.kwargs.get("dim", -1), node.kwargs.get("descending", False)]
             node.target, node.args, node.kwargs = SORT, (node.args[0], *options), {}  # ONNX's TopK is stable
-        with kept_translations():
+        with kept_translations(), kept_kernels():
             program = torch.onnx.export(
                 flat, dynamo=True, verbose=False, optimize=False, custom_translation_table=translations(flat.graph)
             )

@@ -1,7 +1,7 @@
 """Runtimes and compilers below their public classes.
 
-Where a runtime has no such part any more, bundles for OpenVINO hold more bytes, and ``torch.onnx`` makes its table at each call.
-ONNX Runtime and TorchInductor have no other way: an error names the version that has one.
+Where a runtime has no such part any more, bundles for OpenVINO hold more bytes, ``torch.onnx`` makes its table at each call, and
+``torch.export`` makes its kernels. ONNX Runtime and TorchInductor have no other way: an error names the version that has one.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -69,7 +69,7 @@ def write_package(path: Path, files: Mapping[str, Any]) -> None:
     package_pt2(str(path), aoti_files=dict(files))
 
 
-_PATCHING = threading.Lock()
+_PATCHING = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -96,3 +96,67 @@ def kept_translations() -> Iterator[None]:
 @functools.cache
 def _made(make: Callable[..., Any], **options: Any) -> Any:
     return make(**options)
+
+
+class _Kernels(NamedTuple):
+    """What torch gives a composite operator for a while: from a function and its own kernels to others and a rule for fakes."""
+
+    function: Any
+    own: dict[Any, Any]
+    given: dict[Any, Any]
+    rule: Any
+
+
+_given: dict[Any, _Kernels] = {}
+
+
+@contextlib.contextmanager
+def kept_kernels() -> Iterator[None]:
+    """Let ``run_decompositions`` give operators the kernels of an earlier call, so that a small model is traced in half the time.
+
+    At each call it makes 22 kernels for each of 260 composite operators, so that these are not decomposed, and looks all
+    composite operators up once for each namespace. Operators get the same kernels here, for as long.
+    """
+    try:
+        from torch._export import utils
+        from torch._subclasses.fake_impls import op_implementations_dict as rules
+        from torch.export import exported_program
+
+        names = "_override_composite_implicit_decomp", "_materialize_cpp_cia_ops"
+        override, look_up = vars(exported_program)[names[0]], vars(utils)[names[1]]
+    except (ImportError, KeyError):
+        yield
+        return
+    with _PATCHING:
+        setattr(exported_program, names[0], functools.partial(_override, override, rules))
+        setattr(utils, names[1], functools.cache(look_up))
+        try:
+            yield
+        finally:
+            setattr(exported_program, names[0], override)
+            setattr(utils, names[1], look_up)
+
+
+@contextlib.contextmanager
+def _override(usual: Any, rules: dict[Any, Any], functions: Mapping[Any, Any]) -> Iterator[None]:
+    """``usual``, which makes kernels and gives them to operators for a while, for the operators that it never had so."""
+    before = {op: dict(op.py_kernels) for op in functions}
+    known = {op: found for op in functions if (found := _given.get(op)) and found[:2] == (functions[op], before[op])}
+    with usual({op: function for op, function in functions.items() if op not in known}):
+        for op in functions.keys() - known.keys():
+            _given[op] = _Kernels(functions[op], before[op], dict(op.py_kernels), rules.get(op))
+        try:
+            for op, found in known.items():
+                _give(op, found.given)
+                rules.setdefault(op, found.rule)
+            yield
+        finally:
+            for op in known:
+                _give(op, before[op])
+                rules.pop(op, None)
+
+
+def _give(op: Any, kernels: Mapping[Any, Any]) -> None:
+    op.py_kernels.clear()
+    op.py_kernels.update(kernels)
+    op._dispatch_cache.clear()

@@ -25,6 +25,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.nn.modules import rnn
 
+from autosplit.compat.runtimes import kept_kernels
 from autosplit.compat.torchparts import pytree
 from autosplit.errors import BRIEF, TraceError, UsageError, is_interrupt
 from autosplit.tracing import architectures, devicecopies, flattening
@@ -230,7 +231,8 @@ def export(model: Model, dynamic: Any = None) -> ExportedProgram:
                 args, kwargs = model.args, dict(model.kwargs)
                 shapes = None if dynamic is None else dynamic.dynamic_shapes(found, args, kwargs)
                 found = flattening.move_reserved(torch.export.export(found, args, kwargs, dynamic_shapes=shapes, strict=False))
-            functional: ExportedProgram = found.run_decompositions({})
+            with kept_kernels():
+                functional: ExportedProgram = found.run_decompositions({})
             return functional
     except Exception as failure:
         if is_interrupt(failure):

@@ -4,8 +4,10 @@ import gc
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +16,16 @@ from reported import REPORTS, answers
 from torch import nn
 
 import autosplit
-from autosplit.backends import conformance, faultstore
+from autosplit.backends import conformance, faultstore, trials
 from autosplit.backends.apart import apart
-from autosplit.backends.base import get_backend
+from autosplit.backends.base import Runnable, get_backend
 from autosplit.backends.opcases import case_of
 from autosplit.backends.workspace import Workspace
 from autosplit.deploying.networks import place
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
-from autosplit.errors import BackendError
+from autosplit.errors import BackendError, WorkerError
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op
 from autosplit.tracing.splitting import StageProgram, split
@@ -144,14 +146,54 @@ def mixed_answers(traced: Traced, backend: str, inputs: Sequence[torch.Tensor]) 
     return found
 
 
-def test_inductor_is_tried_too_and_a_crash_costs_the_kind_of_values_that_caused_it() -> None:
+class Dies(BaseException):
+    """A process ends."""
+
+
+class DyingLibrary:
+    """In the place of a backend: its code ends the process where the divisor of whole numbers is 0, as that of inductor does."""
+
+    def __init__(self) -> None:
+        self.program: StageProgram
+
+    def prepare(self, program: StageProgram, folder: Path) -> None:
+        self.program = program
+
+    def load(self, folder: Path, threads: int) -> Runnable:
+        divisions = self.program.module.graph.find_nodes(op="call_function", target=torch.ops.aten.div.Tensor_mode)
+        divisors, names = {node.args[1].name for node in divisions}, [spec.name for spec in self.program.inputs]
+
+        def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            if any(name in divisors and not value.all() for name, value in zip(names, inputs, strict=True)):
+                raise Dies
+            return self.program.module(*inputs)
+
+        return run
+
+
+def test_inductor_is_tried_too_and_a_crash_costs_the_kind_of_values_that_caused_it(monkeypatch, tmp_path) -> None:
+    """Each call after a crash goes on with what the one before has left in its folder; real crashes are below."""
+
     class Divided(nn.Module):
         def forward(self, n: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
             return torch.div(n, m, rounding_mode="trunc") + 1
 
+    def call_apart(function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+        asked.append(arguments[1])
+        try:
+            return function(*arguments)
+        except Dies:
+            raise WorkerError("worker 'compiling' was killed by SIGFPE while it was tried") from None
+
+    asked: list[str] = []
+    monkeypatch.setenv("AUTOSPLIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(faultstore, "_found", defaultdict(dict))
+    monkeypatch.setattr(trials, "get_backend", {"inductor": DyingLibrary()}.__getitem__)
+    monkeypatch.setattr(trials, "call_apart", call_apart)
     n = torch.randint(1, 9, (3, 4))
     told = conformance.refused(autosplit.trace(Divided().eval(), (n, n.clone())), "inductor")
     assert told == {"div": "computes otherwise, on an index beyond a table or a divisor of 0: it ends the process"}
+    assert asked == ["inductor"] * 2
 
 
 @pytest.mark.parametrize("backend", RUNTIMES)

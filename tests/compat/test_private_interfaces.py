@@ -14,6 +14,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from numba.core.caching import IndexDataCacheFile
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch.export import exported_program
 
 from autosplit.compat import models, numbacache, raysettings, runtimes, torchparts
 from autosplit.compat.futures import DoneFuture, SafeFuture
@@ -177,6 +179,39 @@ torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
 print(sorted({name for name in sys.modules if name.startswith("torch.export.")} - before))
 """
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_exports_give_operators_the_kernels_of_the_first_one_and_take_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    op, key, marks = (
+        torch.ops.aten.linear.default,
+        torch._C.DispatchKey.CompositeImplicitAutograd,
+        [lambda *_: None, lambda *_: 1],
+    )
+    exported = torch.export.export(torch.nn.Linear(2, 3), (torch.zeros(1, 2),), strict=False)
+    own, usual = dict(op.py_kernels), exported_program._override_composite_implicit_decomp
+    code = exported.run_decompositions({}).graph_module.code
+
+    def given(mark: object) -> tuple[dict[object, object], object]:
+        with exported_program._override_composite_implicit_decomp({op: mark}):
+            found = dict(op.py_kernels), op_implementations_dict[op]
+        assert op.py_kernels == own and op not in op_implementations_dict
+        return found
+
+    names = given(marks[0])[0].keys()
+    for _ in range(2):
+        with runtimes.kept_kernels():
+            first, again, other = (given(mark) for mark in (marks[0], marks[0], marks[1]))
+            assert first == again and first[0].keys() == other[0].keys() == names
+            assert (first[0][key], other[0][key]) == tuple(marks)
+            assert exported.run_decompositions({}).graph_module.code == code
+        assert exported_program._override_composite_implicit_decomp is usual
+    monkeypatch.setitem(op.py_kernels, torch._C.DispatchKey.CPU, marks[1])
+    own = dict(op.py_kernels)
+    with runtimes.kept_kernels():
+        assert given(marks[0])[0][torch._C.DispatchKey.CPU] is marks[1]
+    monkeypatch.delattr(exported_program, "_override_composite_implicit_decomp")
+    with runtimes.kept_kernels():
+        assert not hasattr(exported_program, "_override_composite_implicit_decomp")
 
 
 def test_containers_are_those_of_an_exported_program() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pipelines import CORES, request, spawned, wait_until
 
+from autosplit.devices import forkserver
 from autosplit.errors import StageError
 from autosplit.running import ringtransport
 from autosplit.running.modules import StageFolder
@@ -84,7 +85,10 @@ def test_a_stage_that_dies_at_every_request_fails_each_alone_and_stays_open() ->
         assert pipeline.failure is None and pipeline.restarts == 4
 
 
-def test_five_workers_outlive_the_process_that_they_were_forked_from_and_no_request_is_blamed() -> None:
+def test_five_workers_outlive_the_process_that_they_were_forked_from_and_no_request_is_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forkserver, "_wanted", [])  # of the exporter, which takes 2 s
     stages = [spawned("a", "slow_increment", "x", "u", [CORES[0]] * 3), spawned("b", "double", "u", "y", [CORES[-1]] * 2)]
     with Pipeline(stages, ["x"], ["y"], max_restarts=1) as pipeline:
         for num_restarts in (5, 10):
