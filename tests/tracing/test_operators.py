@@ -10,7 +10,7 @@ import pytest
 
 from autosplit.tracing.operators import ALLOWED, QUANTISED
 
-NUM_TRIALS = int(os.environ.get("AUTOSPLIT_FUZZ_CASES", "50")) // 10
+NUM_TRIALS = int(os.environ.get("AUTOSPLIT_FUZZ_CASES", "20")) // 10
 
 
 @pytest.mark.timeout(3600)
