@@ -34,30 +34,24 @@ OPERATORS = {"ATEN", "torch.ops.aten"}
 """An operator's name may begin with ``_``."""
 
 
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__") and name not in PUBLIC
-
-
 def private_uses(source: str) -> Iterator[str]:
     """Every private name of another package that the source imports or reads, with its line."""
     tree = ast.parse(source)
     nodes = list(ast.walk(tree))
     own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
     own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    attributes = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
-    own |= {node.attr for node in attributes if node.value.id in ("self", "cls")}
+    own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls")}
     for node in nodes:
         names: list[str] = []
-        if isinstance(node, ast.Attribute):
-            if is_private(node.attr) and node.attr not in own and ast.unparse(node.value) not in OPERATORS:
-                names = [node.attr]
+        if isinstance(node, ast.Attribute) and node.attr not in own and ast.unparse(node.value) not in OPERATORS:
+            names = [node.attr]
         elif isinstance(node, ast.Import):
             names = [part for alias in node.names for part in alias.name.split(".")]
         elif isinstance(node, ast.ImportFrom):
             names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "setattr", "hasattr"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
             names = [str(argument.value) for argument in node.args[1:2] if isinstance(argument, ast.Constant)]
-        if any(map(is_private, names)):
+        if any(name.startswith("_") and not name.startswith("__") and name not in PUBLIC for name in names):
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 
