@@ -81,7 +81,7 @@ class MeasuringWorker:
     def prepare(
         self, folder: Path, backend: str, threads: int, precision: Precision = "f32", eager: bool = False, keep: bool = False
     ) -> Prepared:
-        """Load the stage in ``folder`` and compare its numbers with f32 eager's, unless it is ready.
+        """Load the stage in ``folder`` and ``check`` its numbers, unless it is ready.
 
         Args:
             folder: the stage, prepared, with its inputs.

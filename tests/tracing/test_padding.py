@@ -96,15 +96,16 @@ def test_bert_may_be_padded_with_the_mask_that_it_takes():
     [(Attention(), "scaled_dot_product_attention"), (Mean(), "mean"), (Normed(), "_native_batch_norm_legit")],
 )
 def test_dimension_that_an_op_mixes_is_refused_with_the_op(module, op):
-    family = of_module(module, torch.randn(2, 8, 4))
+    family = of_module(module.bfloat16(), torch.randn(2, 8, 4, dtype=torch.bfloat16))
     assert f"op '{op}' mixes elements along it" in family.unpaddable["seq"]
     assert "test_padding.py" in family.unpaddable["seq"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("module", [Causal(), Sum(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())])
-def test_dimension_that_padding_does_not_change_may_be_padded(module):
+def test_dimension_that_padding_does_not_change_may_be_padded(module, dtype):
     name = "input" if isinstance(module, nn.Sequential) else "x"
-    model = load_model(module.eval(), inputs=(torch.randn(2, 8, 4),))
+    model = load_model(module.to(dtype).eval(), inputs=(torch.randn(2, 8, 4, dtype=dtype),))
     assert checked(model, {name: {1: "seq"}}, seq=range(2, 17)).unpaddable == {}
 
 
