@@ -82,8 +82,11 @@ class Strided(nn.Module):
         return self.conv(x)
 
 
-def test_bert_may_be_padded_with_the_mask_that_it_takes():
-    model = load_model(f"transformers:BertModel?{TEXT}", batch=2, seq_len=8)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bert_may_be_padded_with_the_mask_that_it_takes(dtype):
+    model = load_model(f"transformers:BertModel?{TEXT}&dtype={dtype}", batch=2, seq_len=8)
+    for weight in model.module.parameters():  # the usual small ones let rounding vanish in the norms
+        weight.data.mul_(20 if weight.dim() > 1 else 1)
     axes = {0: "batch", 1: "seq"}
     model = load_model(model.module, inputs={"input_ids": model.kwargs["input_ids"]})
     family = checked(model, {"input_ids": axes}, seq=range(4, 33), batch=range(1, 5))
@@ -101,11 +104,10 @@ def test_dimension_that_an_op_mixes_is_refused_with_the_op(module, op):
     assert "test_padding.py" in family.unpaddable["seq"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("module", [Causal(), Sum(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())])
-def test_dimension_that_padding_does_not_change_may_be_padded(module, dtype):
+def test_dimension_that_padding_does_not_change_may_be_padded(module):
     name = "input" if isinstance(module, nn.Sequential) else "x"
-    model = load_model(module.to(dtype).eval(), inputs=(torch.randn(2, 8, 4, dtype=dtype),))
+    model = load_model(module.eval(), inputs=(torch.randn(2, 8, 4),))
     assert checked(model, {name: {1: "seq"}}, seq=range(2, 17)).unpaddable == {}
 
 
