@@ -12,6 +12,7 @@ from torch import fx
 
 from autosplit.backends.apart import end_idle
 from autosplit.backends.base import Precision, convert, get_backend, require_device
+from autosplit.backends.checking import Right
 from autosplit.backends.onnxfile import fix_sizes
 from autosplit.compat.torchparts import num_writes
 from autosplit.devices.accelerators import is_accelerator
@@ -20,7 +21,7 @@ from autosplit.files import content_hash
 from autosplit.scratch import scratch_folder
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.programs import state_names, weight, weight_names
-from autosplit.tracing.splitting import StageProgram, save_stage
+from autosplit.tracing.splitting import StageProgram, save_stage, unsplit
 from autosplit.tracing.verifying import distinct_inputs
 from autosplit.values.machine import Device
 
@@ -35,12 +36,11 @@ Microbatch = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Microbatches and the model's outputs in f32 eager. Each op runs with its stage's threads, whose number can change bits."""
+    """Microbatches and the model's outputs in eager. Each op runs with its stage's threads, whose number can change bits."""
 
     traced: Traced
     threads: Mapping[str, int]
-    work: Sequence[Microbatch]
-    expected: Sequence[Microbatch]
+    right: Right
 
     @staticmethod
     def of(traced: Traced, threads: Mapping[str, int]) -> "Reference":
@@ -59,7 +59,7 @@ class Reference:
                         work.append(inputs)
         finally:
             torch.set_num_threads(before)
-        return Reference(traced, threads, work, expected)
+        return Reference(traced, threads, Right(unsplit(traced), work, expected))
 
 
 class Workspace:

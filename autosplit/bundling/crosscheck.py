@@ -23,7 +23,7 @@ MOST_CHECKED = 16
 
 
 def check_bundle(path: Path, networks: Mapping[str, tuple[Traced | Family, Plan]]) -> dict[str, NumericalError]:
-    """The largest error of each network against the unsplit model in f32 eager, over several inputs of its sizes.
+    """The largest error of each network against the unsplit model, over several inputs of its sizes.
 
     Native code in the bundle is run, in a process apart: this is for its maker.
     Raises: BundleError: an error is above the tolerance of the plan's backends and precision. BackendError: the bundle ended the
@@ -32,10 +32,10 @@ def check_bundle(path: Path, networks: Mapping[str, tuple[Traced | Family, Plan]
     found, path = {}, path.absolute()  # the process apart has another current folder
     for name, (model, plan) in networks.items():
         variants = family_of(model, plan).variants
-        references = [Reference.of(one, threads_of(plan)) for one in variants[:: -(-len(variants) // MOST_CHECKED)]]
-        doing, work = f"while network '{name}' of bundle '{path}' was checked", [one for each in references for one in each.work]
+        rights = [Reference.of(one, threads_of(plan)).right for one in variants[:: -(-len(variants) // MOST_CHECKED)]]
+        doing, work = f"while network '{name}' of bundle '{path}' was checked", [one for each in rights for one in each.work]
         answers = iter(torch.load(BytesIO(apart(_answers, path, name, _packed(work), doing=doing)), weights_only=True))
-        errors = [worst_error(plan, each, list(islice(answers, len(each.work)))) for each in references]
+        errors = [worst_error(plan, each, list(islice(answers, len(each.work)))) for each in rights]
         wrong = (pair for pair in errors if not pair[0].relative <= pair[1])
         worst, limit = next(wrong, max(errors, key=lambda pair: pair[0].relative))
         if not worst.relative <= limit:

@@ -75,7 +75,7 @@ def _make(given: Bundle, plans: list[str], path: Path) -> None:
         progress("check", 0.0, "comparing its outputs with the model's")
         errors = check_bundle(path, networks)
     for name, error in errors.items():
-        say(f"network '{name}' is off by {error.relative:.3g} of the largest value from the model in f32 eager")
+        say(f"network '{name}' is off by {error.relative:.3g} of the largest value from the model")
     _show_manifest(given, path, manifest)
 
 

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 import torch
 
 from autosplit.backends.base import exact_on, get_backend
-from autosplit.backends.checking import check, tolerance
-from autosplit.backends.lowering import beside
-from autosplit.backends.workspace import Microbatch, Reference
+from autosplit.backends.checking import Right, check, worst
 from autosplit.errors import BackendError
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.differing import NumericalError, compare
-from autosplit.tracing.splitting import split, unsplit
+from autosplit.tracing.differing import NumericalError
+from autosplit.tracing.splitting import split
 from autosplit.values.plan import Plan
 
 
@@ -24,14 +22,14 @@ def threads_of(plan: Plan) -> dict[str, int]:
     return {} if set(threads.values()) == {torch.get_num_threads()} else threads
 
 
-def worst_error(plan: Plan, reference: Reference, answers: Sequence[Sequence[torch.Tensor]]) -> tuple[NumericalError, float]:
-    """The largest error of a plan's answers to the reference's inputs, sent in turn, and the relative error that is allowed.
+def worst_error(plan: Plan, right: Right, answers: Sequence[Sequence[torch.Tensor]]) -> tuple[NumericalError, float]:
+    """The largest error of a plan's answers to the requests of ``right``, sent in turn, and the relative error that is allowed.
 
+    Answers of exact stages are compared with torch's own outputs, all others with those of f32.
     Raises: BackendError: number, shape or dtype of the outputs differ.
     """
-    traced, expected = reference.traced, reference.expected
-    errors = [compare(traced.graph.outputs, found, expected[k % len(expected)]) for k, found in enumerate(answers)]
-    return max(errors, key=lambda error: error.relative), limit_of(plan, traced, reference.work, expected)
+    expected = right.own if is_exact(plan) else right.outputs
+    return worst(right.program, answers, [expected[k % len(expected)] for k in range(len(answers))]), limit_of(plan, right)
 
 
 def is_exact(plan: Plan) -> bool:
@@ -40,22 +38,12 @@ def is_exact(plan: Plan) -> bool:
     return all(exact_on(get_backend(stage.backend), name, precision) for stage, precision in stages for name in stage.devices)
 
 
-def limit_of(plan: Plan, traced: Traced, work: Sequence[Microbatch], expected: Sequence[Microbatch]) -> float:
+def limit_of(plan: Plan, right: Right) -> float:
     """The largest relative error that the plan's outputs may have: 0 where every stage is exact."""
-    if set(plan.precisions) == {"f32"}:
-        return 0.0 if is_exact(plan) else tolerance("f32")
-    limits = []
-    for precision in set(plan.precisions) - {"f32"}:
-        lowered = beside(unsplit(traced), precision).module
-        with torch.inference_mode():
-            errors = [
-                compare(traced.graph.outputs, lowered(*inputs), right) for inputs, right in zip(work, expected, strict=True)
-            ]
-        limits.append(tolerance(precision, max(errors, key=lambda error: error.relative)))
-    return max(limits)
+    return 0.0 if is_exact(plan) else max(map(right.tolerance, {*plan.precisions}))
 
 
-def blame(plan: Plan, traced: Traced, inputs: Microbatch, error: NumericalError, limit: float) -> str:
+def blame(plan: Plan, traced: Traced, inputs: Sequence[torch.Tensor], error: NumericalError, limit: float) -> str:
     """The fault of a plan's numbers: it names the first stage that gives wrong outputs for right inputs."""
     values = dict(zip(traced.graph.inputs, inputs, strict=True))
     for stage, program in zip(plan.stages, split(traced, [stage.ops for stage in plan.stages]), strict=True):

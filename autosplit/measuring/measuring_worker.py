@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from autosplit.backends.base import get_backend
-from autosplit.backends.checking import check, reference
+from autosplit.backends.checking import Right, check, reference
 from autosplit.backends.probing import innermost
 from autosplit.devices import accelerators
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, open_accelerator
@@ -50,7 +50,7 @@ class MeasuringWorker:
         self._accelerator: Accelerator | None = None
         self._place: OnCores | OnAccelerator | None = None
         self._loaded: dict[Path, LoadedStage] = {}
-        self._expected: dict[tuple[Path, int], list[torch.Tensor]] = {}
+        self._right: dict[tuple[Path, int], Right] = {}
         self._ready: dict[tuple[Path, str, int], tuple[Timer | AcceleratorTimer, Prepared]] = {}
         self._timer: Timer | AcceleratorTimer | None = None
 
@@ -81,7 +81,7 @@ class MeasuringWorker:
     def prepare(
         self, folder: Path, backend: str, threads: int, precision: Precision = "f32", eager: bool = False, keep: bool = False
     ) -> Prepared:
-        """Load the stage in ``folder`` and compare its numbers with f32 eager's, unless it is ready.
+        """Load the stage in ``folder`` and ``check`` its numbers, unless it is ready.
 
         Args:
             folder: the stage, prepared, with its inputs.
@@ -106,16 +106,14 @@ class MeasuringWorker:
         if self._accelerator is None:
             # Outside the try: a model that fails in eager is no fault of the backend.
             eager_s = eager_op_s(stage, threads) if eager else {}
-            if (folder, threads) not in self._expected:
-                self._expected[folder, threads] = reference(program, inputs, threads)
+            if (folder, threads) not in self._right:
+                self._right[folder, threads] = reference(program, inputs, threads)
         timer: Timer | AcceleratorTimer
         try:
             if self._accelerator is None:
-                timer, expected = Timer(stage, backend, threads, precision), self._expected[folder, threads]
+                timer, right = Timer(stage, backend, threads, precision), self._right[folder, threads]
                 made = timer.outputs
-                error = check(
-                    found, program, inputs, precision=precision, threads=threads, runnable=lambda _: made, expected=expected
-                )
+                error = check(found, program, inputs, precision=precision, threads=threads, runnable=lambda _: made, right=right)
             else:
                 timer = AcceleratorTimer(stage, backend, self._accelerator, precision)
                 eager_s = timer.eager_op_s() if eager else {}

@@ -123,7 +123,7 @@ class Outcome:
         latency: seconds of all requests that ran alone; of a generator, those from one token to the next.
         loaded_latency: seconds of a request in the full pipeline, from its first stage to its answer.
         outputs_equal: equal bit for bit if every stage is exact, else within the tolerance of its backends.
-        max_abs_error: largest difference from the unsplit model in f32 eager.
+        max_abs_error: largest difference from the unsplit model: its bits if every stage is exact, else its values in f32.
         max_relative_error: the largest difference divided by the largest value of its output.
         stats: each worker's times in the rounds.
         actions: the work on each request in the last round.

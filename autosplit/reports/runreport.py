@@ -102,7 +102,7 @@ class RunReport:
                 "First new tokens are those of one process on torch eager, whose steps were compared with the model when traced."
             )
         relative = self.best.max_relative_error
-        subject = f"Outputs {_error_words(relative)} the traced model's"
+        subject = f"Outputs {_error_words(relative)} the traced model's{' in f32 or f64' if relative else ''}"
         if not relative:
             threads = sorted({stage.threads for stage in self.best.plan.stages})
             subject += f" on as many threads ({' or '.join(map(str, threads))} a stage)"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autosplit.backends.checking import tolerance
+from autosplit.backends.checking import right_of
 from autosplit.backends.workspace import Workspace
 from autosplit.compat.torchparts import pytree
 from autosplit.deploying.networks import deploy
@@ -30,7 +30,7 @@ from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.service import ShapedService
-from autosplit.tracing.differing import NumericalError, difference
+from autosplit.tracing.differing import NumericalError, difference, larger
 from autosplit.tracing.family import At, Family, resized
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
@@ -251,19 +251,22 @@ def _checked(
     service: ShapedService, family: Family, requests: Sequence[tuple[At, Call]], plan: Plan
 ) -> tuple[NumericalError, str]:
     """The largest error of answers to requests of several sizes against the model at these sizes, and the fault or ''."""
-    limit = max(tolerance(precision) for precision in plan.precisions)
     worst = NumericalError(0.0, 0.0, "")
     different = list({tuple(at.values()): (at, call) for at, call in requests}.values())
     for at, (args, kwargs) in different[:: max(1, len(different) // NUM_CHECKED)][:NUM_CHECKED]:
-        pairs = zip(*map(_tensors, (service(*args, **kwargs), family.at(at).run(*args, **kwargs))), strict=True)
+        traced = family.at(at)
+        right = right_of(traced, traced.flatten_inputs(*args, **kwargs))
+        limit = max(map(right.tolerance, {*plan.precisions}))
+        pairs = zip(*map(_tensors, (service(*args, **kwargs), traced.unflatten_outputs(right.outputs[0]))), strict=True)
         for number, (found, expected) in enumerate(pairs):
             sizes = ", ".join(f"{dim} {size}" for dim, size in at.items())
             if found.shape != expected.shape:
                 return worst, f"output {number} of a request of {sizes} has shape {list(found.shape)}"
-            absolute, relative = difference(found, expected)
-            if relative > worst.relative:
-                worst = NumericalError(absolute, relative, f"output {number} of a request of {sizes}")
-    return worst, f"{worst.output} is off by {worst.relative:.2g}, and {limit:.2g} is allowed" if worst.relative > limit else ""
+            error = NumericalError(*difference(found, expected), f"output {number} of a request of {sizes}")
+            worst = larger(worst, error)
+            if not error.relative <= limit:
+                return worst, f"{error.output} is off by {error.relative:.2g}, and {limit:.2g} is allowed"
+    return worst, ""
 
 
 def _tensors(answer: Any) -> list[torch.Tensor]:

@@ -59,7 +59,7 @@ class Traced:
         in_leaves, out_leaves: for each leaf of ``in_spec`` and ``out_spec`` the value's name, or the constant that it always is.
         source: the spec, batch and sequence length from which a plan makes the model again.
         module_error: the largest error of ``program`` against the user's module over the example inputs and fresh ones of
-            the same shapes, both in f32 eager. 0.0 means bit for bit, None that they were not compared. Reports show it beside
+            the same shapes, both in eager. 0.0 means bit for bit, None that they were not compared. Reports show it beside
             the error of a plan against ``program``, for only both together say how far the plan is from the module.
         notes: sentences about the trace that the user should read, such as a dynamic dimension that is fixed.
         signature: the parameters of the user's module; None where their names are not known.

@@ -81,9 +81,12 @@ def observed(
 
 
 def computed_values(
-    program: fx.GraphModule, inputs: Sequence[torch.Tensor], names: Collection[str] | None = None
+    program: fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    names: Collection[str] | None = None,
+    observer: type[Observer] = Observer,
 ) -> dict[str, torch.Tensor]:
-    """Every value of a pass, or those of these names."""
+    """Every value of a pass of this observer, or those of these names."""
     found: dict[str, torch.Tensor] = {}
 
     def see(node: fx.Node, value: Any) -> None:
@@ -91,7 +94,7 @@ def computed_values(
             found[node.name] = value
 
     with torch.inference_mode():
-        Observer(program, see).run(*inputs)
+        observer(program, see).run(*inputs)
     return found
 
 

@@ -188,7 +188,8 @@ class Measured:
         whole: the whole model while the other devices run it too, or None.
         alone: the whole model while the other devices are idle, or None; of equal devices only the first one is measured.
         provenance: place and time.
-        error: largest error of the whole model's outputs against f32 eager, relative to their largest value; None if not known.
+        error: largest error of the whole model's outputs against f32 (of an exact backend against eager's bits), relative to
+            their largest value; None if not known.
         refused: op name to the reason, for each op that the backend refuses; ``whole`` and ``alone`` leave these ops out.
         cut_s_per_byte: seconds that the ops on both sides of a cut take more as two stages than as one, per byte that passes the
             cut; None if it was not measured. The receiving stage pays it.

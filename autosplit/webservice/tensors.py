@@ -234,7 +234,8 @@ def _spec_faults(entry: Mapping[str, Any], spec: TensorSpec, announced: Sequence
         if "data" in entry:
             faults.append(f"input '{name}' has both 'data' and binary data")
     elif datatype in _ONLY_BINARY:
-        faults.append(f"input '{name}' has datatype {datatype}, which the protocol passes as binary data only")
+        way_out = f"send its {spec.num_bytes} bytes after the JSON, and this number as its parameter 'binary_data_size'"
+        faults.append(f"input '{name}' has datatype {datatype}, which the protocol passes as binary data only: {way_out}")
     elif not isinstance(entry.get("data"), list):
         faults.append(f"input '{name}' has neither a list 'data' nor a parameter 'binary_data_size'")
     return faults

@@ -1,6 +1,8 @@
 import importlib.util
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,8 +75,9 @@ def test_wrong_numbers_are_refused_with_name_and_figure(mlp, whole):
     with pytest.raises(BackendError, match=r"NaN or infinite in other places than eager's\. Run it on another backend"):
         check(Wrong(math.nan), whole(mlp), mlp.example_inputs)
     with pytest.raises(BackendError, match="'linear_2' is not 0 where eager's all is"):
-        zeros = [0 * value for value in reference(whole(mlp), mlp.example_inputs)]
-        check(Wrong(1.0), whole(mlp), mlp.example_inputs, expected=zeros)
+        right = reference(whole(mlp), mlp.example_inputs)
+        zeros = [[0 * value for value in right.own[0]]]
+        check(Wrong(1.0), whole(mlp), mlp.example_inputs, right=replace(right, own=zeros))
 
 
 def test_small_errors_are_returned_and_the_tolerance_is_the_callers(mlp, whole):
@@ -112,6 +115,39 @@ def test_bf16_is_judged_beside_torchs_own(mlp, whole):
             check(Wrong(factor), program, mlp.example_inputs, precision="bf16")
 
 
+class Mixed(nn.Module):
+    """Two products in a short dtype around a norm in f32."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(64, 64, dtype=dtype), nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(self.linear(x).float()).to(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_a_short_dtype_is_judged_by_f32_of_its_weights(whole, dtype):
+    torch.manual_seed(0)
+    module, inputs = Mixed(dtype).eval(), (torch.randn(4, 64, dtype=dtype),)
+    program = whole(trace(load_model(module, inputs=inputs)))
+    right = reference(program, inputs)
+    with torch.no_grad():
+        wide = Mixed(torch.float32).eval()
+        wide.load_state_dict(module.state_dict())
+        best = wide(inputs[0].float()).to(dtype)
+    assert torch.equal(right.outputs[0][0], best) and not torch.equal(right.own[0][0], best)
+    eager = get_backend("eager")
+    assert check(eager, program, inputs, right=right).relative == 0  # its bits are torch's own
+    error = check(eager, program, inputs, right=right, exact=False).relative
+    limit = right.tolerance("f32")
+    assert torch.finfo(dtype).eps / 4 < error <= limit / 4 * (1 + 1e-9) or limit == TOLERANCES[right.precision][0]
+    assert check(eager, program, inputs, right=right, runnable=lambda _: right.outputs[0], exact=False).relative == 0
+    for factor, is_right in ((1 + limit / 4, True), (1 + 3 * limit, False), (0.0, False)):
+        with nullcontext() if is_right else pytest.raises(BackendError, match="gives wrong numbers"):
+            check(Wrong(factor), program, inputs, right=right)
+
+
 def test_a_conjugated_spectrum_is_wrong_numbers(whole):
     class Spectrum(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -119,7 +155,7 @@ def test_a_conjugated_spectrum_is_wrong_numbers(whole):
 
     inputs = (torch.randn(8),)
     program = whole(trace(load_model(Spectrum().eval(), inputs=inputs)))
-    conjugated = [value.conj() for value in reference(program, inputs)]
+    conjugated = [value.conj() for value in reference(program, inputs).own[0]]
     with pytest.raises(BackendError, match="gives wrong numbers"):
         check(get_backend("eager"), program, inputs, runnable=lambda _: conjugated)
 
