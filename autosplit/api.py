@@ -75,8 +75,7 @@ def measure(
         traffic: how often each size comes, for a model of several; by default all sizes are alike.
         setup: backends, precision, store, and the progress function.
         then_search: the demands of a search that follows; the planner is loaded while files are prepared.
-    Raises: InfeasibleError: weights alone break the caps, so that no op is measured. UsageError: demands with faults.
-        DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
+    Raises: InfeasibleError: weights alone break the caps. UsageError: demands with faults. Others as ``measuring.measure``.
     """
     from autosplit.measuring.profiler import measure as measure_ops
     from autosplit.measuring.store import open_store

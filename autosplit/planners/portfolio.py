@@ -115,6 +115,7 @@ FIRST_PLAN: tuple[Step, ...] = (
     (improve_chains, lambda i: no_plan(i) or not i.demands.any_sets),
     (refute_every_placement, no_plan),
     (find_any_plan, no_plan),
+    (split_any_sets, lambda i: no_plan(i) and for_throughput(i) and bool(i.demands.reuse)),
     (solve_integer_program, no_plan),
     (find_quickest, lambda i: no_plan(i) and (limits_latency(i) or not for_throughput(i))),
 )
