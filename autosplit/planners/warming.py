@@ -52,7 +52,7 @@ def any_sets() -> None:
     graph = hypergraph_of(small_problem())
     home = np.array([0, 1, 0, 0, 0])
     tight = replace(graph, costs=graph.costs._replace(num_bytes=np.ones(5), memory_bytes=np.full(2, 3.0)))
-    resplitting.resplit(tight, home, 0, 1, limit_s=100.0, lean=0.5, seed=0)
+    resplitting.resplit(tight, home, 0, 1, limit_s=100.0, seed=0)
     values, pricers = np.ones(5, dtype=np.int64), column_generation.pricers_of(graph)
     for pricer in (*pricers, *column_generation.capped_pricers(tight, pricers)):
         pricer.profile(values, 20.0)
