@@ -59,7 +59,7 @@ def measure(
     *,
     traffic: Traffic | None = None,
     setup: Setup = SETUP,
-    then_search: bool = False,
+    then_search: Constraints | None = None,
 ) -> Profile:
     """Seconds of every op on every device and backend; unchanged ones come from the store.
 
@@ -74,13 +74,14 @@ def measure(
         devices: the devices, or their names, as a list or with commas between; by default all of this machine.
         traffic: how often each size comes, for a model of several; by default all sizes are alike.
         setup: backends, precision, store, and the progress function.
-        then_search: load the planner while files are prepared, because a search follows.
-    Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
+        then_search: the demands of a search that follows; the planner is loaded while files are prepared.
+    Raises: InfeasibleError: weights alone break the caps. UsageError: demands with faults. Others as ``measuring.measure``.
     """
     from autosplit.measuring.profiler import measure as measure_ops
     from autosplit.measuring.store import open_store
 
     machine, store = _machine(devices, setup), None if setup.store is None else open_store(setup.store)
+    require_possible(then_search or Constraints(), traced.graph, machine)
     if isinstance(traced, StepFamily):
         return measure_phases(traced, traffic, machine, setup, measure)
     if isinstance(traced, Family):
@@ -104,7 +105,7 @@ def measure(
             precision=setup.precision,
             workspace=setup.workspace,
             progress=progress,
-            meanwhile=load_planner if then_search else lambda: None,
+            meanwhile=(lambda: None) if then_search is None else load_planner,
         )
 
 
@@ -162,7 +163,7 @@ def _search(
         machine,
         tuple(name for name in measured if setup.backends is None or name in setup.backends) or tuple(setup.backends or ()),
         constraints or Constraints(),
-        setup.queue_depth,
+        queue_depth=setup.queue_depth,
         time_limit_s=TIME_LIMIT_S if budget.planner_s is None else budget.planner_s,
         seed=setup.seed,
         log=setup.log,
@@ -351,7 +352,7 @@ def auto(
             progress("trace", 1.0, "done")
         wanted = require_possible(wanted, traced.graph, machine)
         announce(asked, expectation(machine, setup, budget))
-        profile = measure(traced, machine, traffic=traffic, setup=setup, then_search=True)
+        profile = measure(traced, machine, traffic=traffic, setup=setup, then_search=wanted)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)
         try:
             if isinstance(traced, Family):

@@ -15,7 +15,6 @@ from autosplit.generating.opening import open_generator
 from autosplit.generating.phases import demands_of, require_caches_here
 from autosplit.generating.trials import stats_of
 from autosplit.keeping import keep_footprints
-from autosplit.planning.question import require_possible
 from autosplit.preloading import settle
 from autosplit.progress import progress_shown
 from autosplit.values.constraints import Constraints
@@ -84,8 +83,7 @@ def _opened(
         progress("trace", 0.0, "loading the model and capturing its graph")
         family = trace(model, generate=sequences)
         progress("trace", 1.0, "done")
-        require_possible(demands_of(constraints), family.graph, machine)
-        profile = measure(family, machine, setup=setup, then_search=True)
+        profile = measure(family, machine, setup=setup, then_search=demands_of(constraints))
         found = search(family, profile, machine, constraints, setup=setup, budget=budget)
         opened, footprints = open_generator(family, found.plan, machine), Footprints(machine, None, family.variants[1:])
         footprints.note(family.variants[0], found.plan, stats_of(opened).stages)

@@ -24,7 +24,7 @@ from autosplit.devices.discovering import Devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError
 from autosplit.planning.predicting import measured_backends
-from autosplit.planning.question import Question, require_possible
+from autosplit.planning.question import Question
 from autosplit.planning.sharing import Sharing, Tenant, cheapest_s, tenants_of, ways_of
 from autosplit.planning.sharing import share as share_devices
 from autosplit.progress import Progress, progress_shown
@@ -33,7 +33,6 @@ from autosplit.searching.candidates import PREDICTION_ERROR
 from autosplit.searching.correcting import Span, slowdowns, spans_of
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
-from autosplit.values.constraints import Constraints
 from autosplit.values.plan import Plan
 from autosplit.versions import makers
 
@@ -175,7 +174,6 @@ def share(
             model = models[tenant.name]
             progress("trace", 0.0, f"loading '{tenant.name}' and capturing its graph")
             traced[tenant.name] = one = model if isinstance(model, Traced) else trace(model)
-            require_possible(Constraints(), one.graph, machine)
             profile = measure(one, machine, setup=setup).on(machine)
             progress("search", len(ways) / len(tenants), f"planning '{tenant.name}' on parts of the devices")
             question = Question(

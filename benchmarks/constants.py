@@ -167,9 +167,6 @@ def problems(module: str) -> list[tuple[Any, Any, float]]:
     if "latency" in module or "delays" in module:
         cases = [("layer-inceptionv3_inference", 0.6, 2), ("layer-resnet50_inference", 0.14375, 8)]
         return [(capped(*case), latency, 0.6) for case in [*cases, ("op-bert_l-6_inference", 0.325, 4)]]
-    if "interleaved" in module:
-        found = [(file("layer-gnmt_inference"), Demands(num_stages=10), 0.6)]
-        return [*found, (file("layer-resnet50_inference"), Demands(reuse=True), 0.6)]
     if "contiguous" in module or "bounds" in module or "items" in module:
         found = [(problem, Demands(), 0.6) for problem in list(simple_graphs())[::6]]
         return [*found, (trained("layer-inceptionv3_inference", 7), Demands(), 0.6)]

@@ -78,12 +78,12 @@ def test_a_plan_that_cuts_requests_runs_beside_baselines_that_do_not() -> None:
         Profile.given(one.graph, {(op.name, device.name): 1e-4 for op in one.graph.ops for device in TWO.devices})
         for one in (whole, half)
     ]
-    found = autosplit.search(half, profiles[1], TWO, budget=Budget(search_s=0)).plan
+    found = autosplit.search(half, profiles[1], TWO, setup=Setup(queue_depth=7), budget=Budget(search_s=0)).plan
     plan = replace(found, source=whole.source)
     subjects = {2: (half, profiles[1]), 4: (whole, profiles[0])}
     setup, budget = Setup(backends=["eager"]), Budget(num_requests=20, num_rounds=1)
     report = run_subjects(subjects, plan, TWO, Constraints(), setup=setup, budget=budget)
-    assert plan.microbatch == 2
+    assert (plan.microbatch, plan.queue_depth) == (2, 7), "the depth was taken for the seconds of streamed weights"
     sizes = {name: outcome.plan.microbatch for name, outcome in report.outcomes.items()}
     assert sizes["plan"] == 2 and sizes["all cores (eager)"] == 4 and set(sizes.values()) == {2, 4}
     assert all(("2 at a time" in name) == (size == 2) for name, size in sizes.items() if name != "plan")

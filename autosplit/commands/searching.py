@@ -46,15 +46,13 @@ def search(given: options.Plans) -> None:
     start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.deploying.footprints import Footprints
-    from autosplit.planning.question import require_possible
 
     started, budget = keeping.now(), given.spending()
     with opened_machine(given, here=budget.search_s > 0) as (machine, hosts), bars(err) as progress:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         wanted.require_consistent(machine)
         traced = trace(given, progress, given.model, weights=bool(sources(machine)), generate=sequences)
-        require_possible(wanted, traced.graph, machine)
-        measured = api.measure(traced, machine, traffic=traffic, setup=setup, then_search=True)
+        measured = api.measure(traced, machine, traffic=traffic, setup=setup, then_search=wanted)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
     notes = [*wanted.notes(traced.graph), *measured.notes, *keeping.keep_search(found, setup)]
     say_reused(measured, given.store, started)

@@ -18,7 +18,7 @@ All folders share these modules:
     delays           the least time between two ops on different devices, and the critical path
     row_annealing    annealing by the true evaluator, for rules that the compiled searches do not know
     wired            plans for several hosts, whose values share network cards
-    obvious          faults that are seen without a search and without a solver, in words
+    feasibility      necessary conditions of a plan, checked without a search and without a solver
     infeasible       small sets of constraints that cannot hold together, in words
     jit, warming     compilation of the inner loops, on the first call or ahead of time
 """

@@ -9,7 +9,7 @@ import numpy as np
 from autosplit.costs.problem import Problem
 from autosplit.planners.clock import now
 from autosplit.planners.cpsat.integer_program import is_refuted
-from autosplit.planners.obvious import shown_ops, why_not
+from autosplit.planners.feasibility import shown_ops, why_not
 from autosplit.tables import bytes_text, seconds_text
 from autosplit.values.constraints import Demands
 

@@ -1,7 +1,7 @@
 """The Pareto front of throughput, latency and peak memory: plans of which none is better than another in all three.
 
-Two of the three are limited and the third is optimized, for a grid of limits between the ends (the epsilon-constraint method,
-Haimes et al., 1971). Plans with other numbers of stages and replicas are candidates too.
+One of the three is limited and another one is optimized, for limits between the ends (the epsilon-constraint method, Haimes et
+al., 1971). Plans with other numbers of stages and replicas are candidates too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -124,13 +124,10 @@ class _Front:
     def _simple(self) -> None:
         """Offer all ops on one device, or on replicas of it: often the smallest latency or the largest throughput."""
         everything = tuple(range(self.problem.num_ops))
-        for device in range(self.problem.num_devices):
-            self._offer((Block(everything, (device,)),), "one device")
-        widest = min(self.asked.max_replicas, self.problem.num_devices)
-        for width in range(2, widest + 1):
+        for width in range(1, self.asked.max_replicas + 1):
             for members in self.problem.device_classes:
                 if len(members) >= width:
-                    self._offer((Block(everything, members[:width]),), "replicas")
+                    self._offer((Block(everything, members[:width]),), "replicas" if width > 1 else "one device")
 
     def _shapes(self) -> Iterator[dict[str, Any]]:
         """Other numbers of stages and replicas, where the caller leaves them open."""
@@ -144,17 +141,12 @@ class _Front:
     def _limits(self) -> Iterator[tuple[Problem, dict[str, Any]]]:
         """Memory caps and latency limits between the ends of the present front."""
         _, latencies, peaks = zip(*(values_of(point.judged) for point in self._front()), strict=True)
-        memory, latency = _between(peaks), _between(latencies)
-        for cap in (*reversed(memory), self._least_memory()):
+        for cap in (*reversed(_between(peaks)), self._least_memory()):
             capped = replace(self.problem, memory_bytes=np.minimum(self.problem.memory_bytes, cap))
             yield capped, {}
             yield capped, {"objective": "latency"}
-        for limit in latency:
+        for limit in _between(latencies):
             yield self.problem, {"max_latency_s": min(limit, self.demands.max_latency_s)}
-        for cap in memory:
-            for limit in latency:
-                capped = replace(self.problem, memory_bytes=np.minimum(self.problem.memory_bytes, cap))
-                yield capped, {"max_latency_s": min(limit, self.demands.max_latency_s)}
 
     def _least_memory(self) -> float:
         """An even share of all bytes, or the largest op if that is more, with a small margin."""

@@ -5,7 +5,7 @@ links by pair, transfers beside compute, shared weights, pools, and numbers of s
 for small problems and last steps.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -52,7 +52,6 @@ def anneal_rows(
     deadline: float,
     starts: Sequence[tuple[Block, ...]] = (),
     endless: bool = False,
-    halt: Callable[[], bool] = lambda: False,
 ) -> None:
     """Offer better rows from walks that begin in turn at the best plan and at the starts.
 
@@ -61,7 +60,6 @@ def anneal_rows(
         deadline: second of ``now()`` after which the walks end.
         starts: other rows of blocks to begin at; they may break limits on memory.
         endless: the walks end with the time, not with their number.
-        halt: asked often; the walks end when it returns True.
     """
     problem, demands = incumbent.problem, incumbent.demands
     moves = _Moves(problem, demands, Random(incumbent.seed))
@@ -75,7 +73,7 @@ def anneal_rows(
         scale_s = judge(problem, demands, blocks).objective_s
         value_s = moves.cost_s(row, scale_s)
         for step in range(steps):
-            if now() > deadline or incumbent.closed or halt():
+            if now() > deadline or incumbent.closed:
                 return
             moved = moves.draw(row)
             if moved is None or not moves.is_in_order(moved):

@@ -10,9 +10,8 @@ import numpy as np
 
 from autosplit.costs.problem import Block, Net, Problem, Transfers
 from autosplit.planners import jit
-from autosplit.planners.contiguous import downsets, interleaved, linear
+from autosplit.planners.contiguous import downsets, linear
 from autosplit.planners.contiguous.downset_table import grown, new_sets
-from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
 from autosplit.planners.latency import order_annealing
 from autosplit.planners.noncontiguous import column_generation, resplitting
@@ -43,12 +42,9 @@ def chains() -> None:
 
 
 def orders() -> None:
-    """Compile interleaved stages, and annealing of the order of one sample's ops."""
-    problem = small_problem()
-    shared = Incumbent(problem, Demands(num_stages=4, reuse=True))
-    interleaved.improve_interleaved(shared, contract(problem, shared.demands), inf)
+    """Compile annealing of the order of one sample's ops."""
     row = [Block((0, 1), (0,)), Block((2, 3, 4), (1,))]
-    order_annealing.anneal_order(problem, row, seed=0, deadline=inf, enough_s=1e300)
+    order_annealing.anneal_order(small_problem(), row, seed=0, deadline=inf, enough_s=1e300)
 
 
 def any_sets() -> None:
@@ -56,7 +52,7 @@ def any_sets() -> None:
     graph = hypergraph_of(small_problem())
     home = np.array([0, 1, 0, 0, 0])
     tight = replace(graph, costs=graph.costs._replace(num_bytes=np.ones(5), memory_bytes=np.full(2, 3.0)))
-    resplitting.resplit(tight, home, 0, 1, limit_s=100.0, lean=0.5, seed=0)
+    resplitting.resplit(tight, home, 0, 1, limit_s=100.0, seed=0)
     values, pricers = np.ones(5, dtype=np.int64), column_generation.pricers_of(graph)
     for pricer in (*pricers, *column_generation.capped_pricers(tight, pricers)):
         pricer.profile(values, 20.0)

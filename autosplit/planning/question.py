@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from autosplit.costs.graphproblem import problem_from
-from autosplit.planners.obvious import refuse_obvious
+from autosplit.planners.feasibility import require_room
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST_KINDS, Machine
@@ -92,5 +92,5 @@ def require_possible(constraints: Constraints, graph: Graph, machine: Machine) -
         free = np.zeros((len(graph.ops), len(caps)))
         problem = replace(problem_from(graph, machine, free, wanted.placement(graph, machine)), memory_bytes=np.array(caps))
         together = [*((number,) for number in range(problem.num_ops)), *problem.groups]
-        refuse_obvious(problem, together, wanted.num_stages or wanted.max_stages)
+        require_room(problem, together, wanted.num_stages or wanted.max_stages)
     return wanted

@@ -11,7 +11,7 @@ with warnings.catch_warnings():
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from autosplit.planners.contiguous.interleaved import MORE_BLOCKS
+from autosplit.planners.cpsat.integer_program import MORE_BLOCKS
 from autosplit.planning.question import Question
 from autosplit.values.plan import Plan
 

@@ -110,7 +110,7 @@ def map_weights(
             f"weights file '{path}' cannot be read: {failure.strerror or failure}. Save the stage or bundle again."
         ) from None
     except (SafetensorError, ValueError) as failure:
-        raise PlanError(f"weights file '{path}' cannot be read: {failure}. Save the stage or bundle again.") from None
+        raise PlanError(f"weights file '{path}' cannot be read: {failure!s:.200}. Save the stage or bundle again.") from None
 
 
 def weight_starts(path: Path) -> dict[str, int]:

@@ -52,7 +52,7 @@ def test_a_flag_for_other_inputs_is_refused_with_its_default_too(words: list[str
         answer_of(lambda given: given.require_for_models(), *words)
 
 
-@pytest.mark.parametrize("words", [["auto"], ["search"], ["search", "--rates", "5"]])
+@pytest.mark.parametrize("words", [["auto"], ["search", "--rates", "5"], ["profile"], ["annotate", "--default", "auto"]])
 def test_caps_that_weights_alone_break_are_refused_before_ops_are_measured(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,9 @@
 """Chains of blocks: each value is read in the block that makes it or in a later one.
 
     linear                  the best chain along one order of the items: a dynamic program over its prefixes
-    interleaved             chains with several blocks on a device: a beam search along one order, without proof
     downsets                the best chain over all orders, with proof (Tarnawski et al., 2020)
     proving                 calls ``downsets`` between the bound and the best plan until they meet
-    chains                  the entry: a first chain in milliseconds, then all of these in turn
+    chains                  the entry: a first chain in milliseconds, then all of these in turn; chains cut for shared devices
 
 Parts of ``downsets``, all compiled:
 

@@ -11,11 +11,11 @@ from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners import clock
 from autosplit.planners.clock import now
 from autosplit.planners.contiguous import linear
-from autosplit.planners.contiguous.interleaved import improve_interleaved
 from autosplit.planners.contiguous.proving import chain_blocks, prove_chain
 from autosplit.planners.incumbent import CLOSE, Incumbent
 from autosplit.planners.items import Items, contract
 from autosplit.planners.loads import ROUNDING
+from autosplit.planners.row_annealing import anneal_rows
 
 
 def offer_first_chain(incumbent: Incumbent) -> None:
@@ -109,8 +109,8 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
     if demands.objective == "throughput":
         _prove_compute(incumbent, items)
     if demands.reuse and demands.objective == "throughput":
-        until = clock.halfway(deadline) if demands.num_stages is None else deadline  # any sets of ops may follow
-        improve_interleaved(incumbent, items, until)
+        if demands.num_stages is not None:  # if not, any sets of ops follow
+            _cut_chain(incumbent, demands.num_stages, deadline)
         return
     if demands.objective == "latency":
         _offer_soonest(incumbent, items, clock.halfway(deadline))
@@ -125,6 +125,27 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
         return
     complete = items.exact and known  # otherwise CP-SAT may find or prove what orders of items do not say
     prove_chain(incumbent, items, deadline if complete else clock.halfway(deadline))
+
+
+def _cut_chain(incumbent: Incumbent, num_stages: int, deadline: float) -> None:
+    """Offer the best chain, its largest blocks cut in two until there are as many as demanded; so devices hold several."""
+    problem, most = incumbent.problem, min(num_stages, incumbent.problem.num_devices)
+    items = contract(problem, replace(incumbent.demands, reuse=False, num_stages=None, max_stages=most, min_stage_s=0.0))
+    chain = linear.best_chain(items, inf, clock.halfway(deadline))
+    if chain is None:
+        return
+    rows = [(members, block.devices) for (members, _), block in zip(chain.blocks, chain_blocks(items, chain), strict=True)]
+    while len(rows) < num_stages:
+        place = max(range(len(rows)), key=lambda number: len(rows[number][0]))
+        members, devices = rows[place]
+        if len(members) < 2:
+            return
+        half = len(members) // 2
+        rows[place : place + 1] = (members[:half], devices), (members[half:], devices)
+    blocks = tuple(Block(items.expand(members), devices) for members, devices in rows)
+    incumbent.offer(blocks, "cut chain")
+    if problem.num_ops * problem.num_devices > clock.SMALL_PLACES:  # CP-SAT places fewer ops better
+        anneal_rows(incumbent, deadline, [blocks])
 
 
 def _prove_compute(incumbent: Incumbent, items: Items) -> None:

@@ -76,26 +76,16 @@ def _alive(sets: DownSetTable, number: int, limit: float) -> bool:
 @inner
 def _go_to(costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int) -> None:
     """Make a set the current one by flipping the items in which it differs; removals come first, from the last item on."""
-    num_words = len(walk.bits)
-    for adding in range(2):
-        for step in range(num_words):
-            word = step if adding else num_words - 1 - step
-            goal = sets.words[number, word]
-            change = (goal & ~walk.bits[word]) if adding else (walk.bits[word] & ~goal)
-            while change:
-                bit = 0
-                if adding:
-                    while not (change >> np.uint64(bit)) & np.uint64(1):
-                        bit += 1
-                else:
-                    bit = 63
-                    while not (change >> np.uint64(bit)) & np.uint64(1):
-                        bit -= 1
-                change ^= np.uint64(1) << np.uint64(bit)
-                item = 64 * word + bit
-                change_of_count = whole(1 if adding else -1)
-                _flip(rules, walk, item, change_of_count)
-                shift(costs, block, item, change_of_count)
+    num_items = len(walk.waiting)
+    for step in range(2 * num_items):
+        adding = step >= num_items
+        item = step - num_items if adding else num_items - 1 - step
+        bit, one = np.uint64(item % 64), np.uint64(1)
+        goal, here = (sets.words[number, item // 64] >> bit) & one, (walk.bits[item // 64] >> bit) & one
+        if goal != here and (goal > here) == adding:
+            change = whole(1 if adding else -1)
+            _flip(rules, walk, item, change)
+            shift(costs, block, item, change)
 
 
 @inner

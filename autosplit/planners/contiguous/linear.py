@@ -1,7 +1,7 @@
 """The best chain along one order of the items: a dynamic program over its prefixes, run on several topological orders.
 
-A prefix is kept while its value is below a limit and its remaining items fit on its remaining devices. The limit starts near the
-bound and grows until a chain is found, so that few useless prefixes are looked at.
+A prefix is kept while its value is below a limit and its remaining items fit on its remaining devices. The limit is the value of
+the best chain so far.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +29,6 @@ from autosplit.planners.loads import (
     widest_load,
 )
 
-GAPS = (0.001, 0.02, 0.1, 0.3, 1.0, 3.0, inf)
-"""Gaps to the bound below which one search after another looks for a chain; small ones keep few prefixes."""
 FIRST_LOOK_S = 1.0
 """Seconds after the deadline in which one order is searched, where no plan is known."""
 STEPS_OF_A_SLICE = 20_000_000
@@ -91,21 +89,14 @@ def best_chain(items: Items, limit_s: float, deadline: float) -> Chain | None:
             chain. Where no plan is known, one order is searched for ``FIRST_LOOK_S`` seconds after it.
     """
     best: Chain | None = None
-    bound_s = items.compute_bound_s
     many = items.num_items > MANY_ITEMS
     enough = halfway(deadline) if many else deadline
     orders = topological_orders(items, 3 if many else 8)
-    for gap in GAPS[many:]:
-        limit = min(limit_s, bound_s * (1 + gap) if bound_s > 0 else inf)
-        for order in orders:
-            found = chain_in_order(items, order, limit, deadline)
-            if found is not None:
-                best, limit = found, found.value_s
-            if now() > (deadline if best is None else enough):
-                if best is None and limit_s == inf:  # below no limit, one order gives a chain if it has any
-                    return chain_in_order(items, orders[0], inf, now() + FIRST_LOOK_S)
-                return best
-        if best is not None or limit >= limit_s:
+    for order in orders:
+        best = chain_in_order(items, order, limit_s if best is None else best.value_s, deadline) or best
+        if now() > (deadline if best is None else enough):
+            if best is None and limit_s == inf:  # below no limit, one order gives a chain if it has any
+                return chain_in_order(items, orders[0], inf, now() + FIRST_LOOK_S)
             break
     return best
 

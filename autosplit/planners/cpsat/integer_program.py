@@ -5,7 +5,6 @@ from math import inf
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import Problem
 from autosplit.planners.clock import now
-from autosplit.planners.contiguous.interleaved import MORE_BLOCKS
 from autosplit.planners.cpsat.stage_model import search_stages
 from autosplit.planners.incumbent import Incumbent, plans_on_one_device
 from autosplit.planners.items import MANY_ITEMS, contract
@@ -13,6 +12,8 @@ from autosplit.values.constraints import Demands
 
 FEW_ITEMS = 12
 """Most items of which each may be a block of its own, if devices hold several blocks. The proof then holds for all plans."""
+MORE_BLOCKS = 3
+"""Blocks for each device where devices are shared and no number of blocks is demanded."""
 LONGEST_REFUTATION_S = 2.0
 """Most seconds for the question whether constraints conflict; each of them is asked about in turn."""
 

@@ -1,9 +1,8 @@
 """Iterated local search on coarse and fine graphs (Lourenço, Martin and Stützle, 2003): two devices after another are resplit.
 
-Devices above the target are resplit with others. In between, any two devices are resplit so that one of them becomes as light as
-the other allows, which carries slack to where it is needed. A coarse graph has an item for each run of items along an order in
-which few nets are open; an assignment of the runs costs the same as that of their items. It is the first half of multilevel
-partitioning (Karypis, Aggarwal, Kumar and Shekhar, 1999).
+Devices above the target are resplit with others, and in between any two devices. A coarse graph has an item for each run of items
+along an order in which few nets are open; an assignment of the runs costs the same as that of their items. It is the first half
+of multilevel partitioning (Karypis, Aggarwal, Kumar and Shekhar, 1999).
 """
 
 from collections.abc import Callable, Iterator
@@ -100,10 +99,9 @@ def descend(graph: Items, home: Ints, *, seed: int, patience: int, halt: Callabl
         other = int(rng.integers(graph.num_devices - 1))
         other += other >= one
         highest_s = max(loads[one], loads[other])
-        lean = 0.5 if highest_s > target_s else float(rng.integers(2))
         limit_s = max(highest_s, target_s) * (1.0 + 1e-12)
         failures += 1
-        found = resplit(graph, home, one, other, limit_s=limit_s, lean=lean, seed=int(rng.integers(1 << 30)))
+        found = resplit(graph, home, one, other, limit_s=limit_s, seed=int(rng.integers(1 << 30)))
         if found is None:
             continue
         home, loads[one], loads[other] = found

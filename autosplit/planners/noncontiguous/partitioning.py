@@ -59,7 +59,7 @@ class _Partition:
         starts = self.walk(until if self.graph.exact else halfway(until))
         if not self.graph.exact:
             rows = [blocks_at(self.graph, home) for home in starts]
-            anneal_rows(self.incumbent, until, rows, endless=True, halt=lambda: self.interrupted)
+            anneal_rows(self.incumbent, until, rows, endless=True)
 
     def walk(self, until: float, endless: bool = True) -> list[Ints]:
         """Walk from the best plan, or from every item on its fastest device. Returns: the last assignments."""

@@ -23,17 +23,14 @@ MAX_CELLS = 30_000_000
 """Most states times buckets; 6 bytes each."""
 
 
-def resplit(
-    graph: Items, home: Ints, one: int, other: int, *, limit_s: float, lean: float, seed: int
-) -> tuple[Ints, float, float] | None:
-    """Divide the items of two devices so that neither is above a limit.
+def resplit(graph: Items, home: Ints, one: int, other: int, *, limit_s: float, seed: int) -> tuple[Ints, float, float] | None:
+    """Divide the items of two devices so that the larger load is as small as possible, and at most a limit.
 
     Args:
         graph: items, nets and devices.
         home: device of each item.
         one, other: the two devices.
         limit_s: largest load of either, in seconds.
-        lean: 0 minimizes the load of ``one``, 1 that of ``other``, and a number between them the larger load.
         seed: of the order of the sweep.
     Returns: the new devices of all items and the two loads; None where no division keeps the limit.
     """
@@ -47,7 +44,7 @@ def resplit(
     spend(sweep.num_states * NUM_BUCKETS * CELL_S)
     sides, load_1, load_0 = _divide(
         sweep, np.ascontiguousarray(c.compute_s[order, kinds[0]]), np.ascontiguousarray(c.compute_s[order, kinds[1]]),
-        np.ascontiguousarray(c.num_bytes[order]), room[0], room[1], limit_s, lean, NUM_BUCKETS,
+        np.ascontiguousarray(c.num_bytes[order]), room[0], room[1], limit_s, NUM_BUCKETS,
     )  # fmt: skip
     if not np.isfinite(load_1):
         return None
@@ -59,8 +56,7 @@ def resplit(
 
 @allocating
 def _divide(  # noqa: C901 - one compiled loop
-    sweep: Sweep, work_1: Any, work_0: Any, step_bytes: Floats, room_1: float, room_0: float, limit_s: float, lean: float,
-    num_buckets: int,
+    sweep: Sweep, work_1: Any, work_0: Any, step_bytes: Floats, room_1: float, room_0: float, limit_s: float, num_buckets: int
 ) -> Any:  # fmt: skip
     """Sides of the items and the two loads, infinite where no division keeps the limit.
 
@@ -133,14 +129,8 @@ def _divide(  # noqa: C901 - one compiled loop
     for bucket in range(num_buckets + 1):
         if old_0[0, bucket] < np.inf:
             high, low = max(old_1[0, bucket], old_0[0, bucket]), min(old_1[0, bucket], old_0[0, bucket])
-            if lean == 0.0:
-                key = old_1[0, bucket]
-            elif lean == 1.0:
-                key = old_0[0, bucket]
-            else:
-                key = high + 1e-3 * low
-            if key < best_key:
-                best, best_key = bucket, key
+            if high + 1e-3 * low < best_key:
+                best, best_key = bucket, high + 1e-3 * low
     sides = np.zeros(num_steps, np.int8)
     if best < 0:
         return sides, np.inf, np.inf

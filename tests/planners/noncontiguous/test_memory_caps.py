@@ -73,7 +73,7 @@ def test_bounds_and_plans_keep_the_caps(seed):
     assert best_s == 0.0 or (bound is not None and bound.bound_s <= best_s * (1 + 1e-9))
     for plan in plans[:: max(1, len(plans) // 4)]:
         limit_s = float(loads_s(graph, plan).max()) * (1 + 1e-9)
-        found = resplit(graph, plan, 1, 0, limit_s=limit_s, lean=0.5, seed=seed)
+        found = resplit(graph, plan, 1, 0, limit_s=limit_s, seed=seed)
         assert found is None or (fits(graph, found[0]) and best_s * (1 - 1e-9) <= max(found[1:]) <= limit_s)
 
 

@@ -254,11 +254,11 @@ def test_a_resplit_of_two_devices_is_the_best_there_is(seed: int) -> None:
         tried[members] = sides
         best_s = min(best_s, loads_s(graph, tried)[:2].max())
     limit_s = loads_s(graph, home)[:2].max()
-    found = resplit(graph, home, 0, 1, limit_s=limit_s * (1 + 1e-9), lean=0.5, seed=seed)
+    found = resplit(graph, home, 0, 1, limit_s=limit_s * (1 + 1e-9), seed=seed)
     assert found is not None
     np.testing.assert_allclose(loads_s(graph, found[0])[:2], found[1:], atol=1e-9)
     assert max(found[1:]) == pytest.approx(best_s, rel=2e-3)
-    assert resplit(graph, home, 0, 1, limit_s=best_s * 0.99, lean=0.5, seed=seed) is None or best_s == 0
+    assert resplit(graph, home, 0, 1, limit_s=best_s * 0.99, seed=seed) is None or best_s == 0
 
 
 def test_descending_reports_true_loads() -> None:

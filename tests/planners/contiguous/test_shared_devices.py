@@ -1,9 +1,10 @@
-"""More blocks than devices: on tiny problems the beam search finds what brute force finds."""
+"""More blocks than devices: on tiny problems the answer is that of brute force, and a larger one is better than the chain cut."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise, product
-from time import monotonic
 
 import exhaustive
+import numpy as np
 import pytest
 from fuzzing import examples
 from hypothesis import given, settings
@@ -13,17 +14,18 @@ from problems import chain, random_problem
 from autosplit.costs.cost import evaluate
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import Block
-from autosplit.planners.contiguous.interleaved import improve_interleaved
-from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import contract
+from autosplit.errors import InfeasibleError
+from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
 
 def found_by(problem, demands):
     """The blocks and their objective in seconds, or None."""
-    items, found = contract(problem, demands), Incumbent(problem, demands)
-    improve_interleaved(found, items, monotonic() + 20)
-    return (found.blocks, found.objective_s) if found.blocks else None
+    try:
+        found = solve(problem, demands, time_limit_s=0.5, name_conflict=False)
+    except InfeasibleError:
+        return None
+    return found.blocks, found.objective_s
 
 
 def best_chain_s(problem, num_stages):
@@ -47,7 +49,6 @@ def test_a_stage_is_long_enough_but_for_rounding():
 @settings(max_examples=examples(12), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from([3, 4]))
 def test_tiny_chains_equal_brute_force(seed, num_stages):
-    """Every order of a chain is the order, so that nothing is left to luck but the beam, which holds all labels here."""
     times = [1.0 + (seed // 7**place) % 7 for place in range(5)]
     problem = chain(times, num_bytes=0.25 * (seed % 4))
     demands = Demands(num_stages=num_stages, reuse=True)
@@ -71,4 +72,11 @@ def test_several_stages_share_a_device_where_that_balances():
     """1 + 3 on one device, 2 + 2 on the other: a chain of two blocks gives 5 s, one of three gives 4 s."""
     problem = chain([1.0, 4.0, 3.0], num_bytes=0.0)
     assert found_by(problem, Demands(num_stages=3, reuse=True))[1] == 4.0
-    assert found_by(chain([1.0]), Demands(num_stages=2, reuse=True)) is None
+
+
+def test_many_ops_are_annealed_from_the_best_chain_cut_in_two() -> None:
+    """Two devices take turns at 60 ops: the one is fast at the first and the last third, the other at the second."""
+    problem = chain([1.0] * 90, num_bytes=0.01)
+    slow = np.where((np.arange(90) // 30 == 1)[:, None] == [False, True], 1.0, 3.0)
+    found = solve(replace(problem, compute_s=slow), Demands(num_stages=3, reuse=True), time_limit_s=1.0)
+    assert len(found.blocks) == 3 and found.objective_s < solve(replace(problem, compute_s=slow), time_limit_s=1.0).objective_s

@@ -1,4 +1,4 @@
-"""Faults that are seen without a search, in words. No solver is loaded."""
+"""Necessary conditions of a plan, checked without a search. No solver is loaded."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from autosplit.tables import bytes_text, seconds_text
 from autosplit.values.constraints import Demands
 
 
-def refuse_obvious(problem: Problem, together: Sequence[Sequence[int]], most_blocks: int | None) -> None:
+def require_room(problem: Problem, together: Sequence[Sequence[int]], most_blocks: int | None) -> None:
     """Raise InfeasibleError if ops that stay together fit on no device, or all ops do not fit on all devices.
 
     If ``most_blocks`` limits the blocks, only that many devices count.
@@ -82,7 +82,7 @@ def _too_large(problem: Problem, ops: Sequence[int], need: float, roomy: int, nu
     )
 
 
-def refuse_short(problem: Problem, demands: Demands) -> None:
+def require_stage_seconds(problem: Problem, demands: Demands) -> None:
     """Raise InfeasibleError if all stages together cannot take as long as is demanded."""
     all_s = most_s(problem)
     count = demands.num_stages or 1
@@ -95,7 +95,7 @@ def refuse_short(problem: Problem, demands: Demands) -> None:
         )
 
 
-def refuse_latency(demands: Demands, bound_s: float, method: str) -> None:
+def require_latency(demands: Demands, bound_s: float, method: str) -> None:
     """Raise InfeasibleError if it is proved that a sample takes longer than is allowed."""
     if bound_s > demands.max_latency_s * (1 + TOLERANCE):
         raise InfeasibleError(
