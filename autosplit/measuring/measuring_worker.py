@@ -17,7 +17,7 @@ from autosplit.backends.probing import innermost
 from autosplit.devices import accelerators
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, open_accelerator
 from autosplit.devices.calls import Call, begin, serve
-from autosplit.devices.processes import WorkerProcess, spawn_worker
+from autosplit.devices.processes import Worker, spawn_worker
 from autosplit.errors import AutosplitError, BackendError, HungError, one_line
 from autosplit.measuring.accelerator_timer import AcceleratorTimer
 from autosplit.measuring.calibration import kernel_s
@@ -188,7 +188,7 @@ class Workers:
     def __init__(self, devices: Sequence[Device], fds: Callable[[str], Sequence[int]], packages: Sequence[str]) -> None:
         self._devices = {device.name: device for device in devices}
         self._fds, self._packages = fds, tuple(packages)
-        self._workers: dict[str, WorkerProcess] = {}
+        self._workers: dict[str, Worker] = {}
         self._opening: dict[str, Call[None]] = {}
         self.watch: Callable[[float], None] | None = None
         """Called several times a second with the seconds that a call has taken."""
