@@ -51,8 +51,8 @@ class MeasuringWorker:
         self._place: OnCores | OnAccelerator | None = None
         self._loaded: dict[Path, LoadedStage] = {}
         self._expected: dict[tuple[Path, int], list[torch.Tensor]] = {}
-        self._ready: dict[tuple[Path, str, int], tuple[Timer | AcceleratorTimer, Prepared]] = {}
-        self._timer: Timer | AcceleratorTimer | None = None
+        self._ready: dict[tuple[Path, str, int], tuple[Timer, Prepared]] = {}
+        self._timer: Timer | None = None
 
     def open(self, device: str, cores: Sequence[int], providers: Mapping[str, str], packages: Sequence[str] = ()) -> None:
         """Open the device, which may be an accelerator; ``packages`` are modules that define the user's operators."""
@@ -108,7 +108,6 @@ class MeasuringWorker:
             eager_s = eager_op_s(stage, threads) if eager else {}
             if (folder, threads) not in self._expected:
                 self._expected[folder, threads] = reference(program, inputs, threads)
-        timer: Timer | AcceleratorTimer
         try:
             if self._accelerator is None:
                 timer, expected = Timer(stage, backend, threads, precision), self._expected[folder, threads]
