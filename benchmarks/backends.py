@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from autosplit.backends.base import Precision, get_backend, installed
-from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
+from autosplit.devices.processes import Worker, receive, spawn_worker
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.differing import compare
 from autosplit.tracing.loading import load_model
@@ -66,7 +66,7 @@ def measure(spec: str, batch: int, cores: list[int], rounds: int, seconds: float
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autosplit-bench-"))) / "stage0"
         save_stage(program, folder)
-        workers: list[tuple[WorkerProcess, list[float]]] = []
+        workers: list[tuple[Worker, list[float]]] = []
         for name in installed():
             for precision in ("f32", "bf16") if bf16 else ("f32",):
                 if precision in get_backend(name).lacks:
@@ -94,7 +94,7 @@ def start(
     inputs: tuple[torch.Tensor, ...],
     cores: list[int],
     stack: ExitStack,
-) -> tuple[dict[str, Any], WorkerProcess]:
+) -> tuple[dict[str, Any], Worker]:
     """Prepare the stage for a backend and start its worker."""
     started = time.perf_counter()
     get_backend(name).prepare(program, folder, precision)

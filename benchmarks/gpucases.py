@@ -168,7 +168,7 @@ def alone_per_s(stage: PlacedStage, inputs: Sequence[torch.Tensor], count: int) 
     first, last = _settled(device), device.event()
     first.record(queue)
     for _ in range(count):
-        for tensor, value in zip(context.inputs, inputs, strict=True):
+        for tensor, value in zip(context.sources, inputs, strict=True):
             tensor.host.copy_(value)
         for work in (context.arrive, context.compute, context.leave):
             device.enqueue(queue, work)

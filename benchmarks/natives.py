@@ -16,7 +16,7 @@ from typing import Any
 from autosplit.backends.base import get_backend
 from autosplit.backends.onnxfile import open_onnx
 from autosplit.backends.openvino import settings
-from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
+from autosplit.devices.processes import Worker, receive, spawn_worker
 from autosplit.errors import AutosplitError
 from autosplit.tracing.splitting import StageProgram, save_stage
 
@@ -59,7 +59,7 @@ class Native:
 
     name: str
     runtime: str
-    workers: Sequence[WorkerProcess]
+    workers: Sequence[Worker]
     tried_per_s: float
     rounds_per_s: list[float] = field(default_factory=list)
 

@@ -9,6 +9,7 @@ from pipelines import double, spec
 
 from autosplit.backends.base import Runnable
 from autosplit.clusters.agent import Agent
+from autosplit.clusters.fleet import ClockOffset
 from autosplit.clusters.listener import Listener
 from autosplit.running.modules import StageFolder, positional
 from autosplit.running.stage import StagePlacement
@@ -56,6 +57,10 @@ class Hosts:
     def address(self, host: str) -> tuple[str, int]:
         """Where a host listens."""
         return self._hosts[host].address
+
+    def clock_offset(self, host: str) -> ClockOffset:
+        """Hosts in one process have one clock."""
+        return ClockOffset(0, 0)
 
     def ask(self, calls: Sequence[tuple[Any, ...]], timeout_s: float = 0.0) -> list[Any]:
         """Call agents; a listener does nothing."""

@@ -44,7 +44,7 @@ class _OnDevice:
         self.stage._arriving.time_s = max(self.stage._arriving.time_s, ready_s)
         begun = self.stage.begin(inputs)
         made = [one.clone() for one in begun.outputs()]
-        return made, begun.context.arrived.at_s, begun.context.left.at_s
+        return made, begun.arrived.at_s, begun.left.at_s
 
 
 def placed(program: StageProgram, device: Simulated, resident_bytes: int | None) -> PlacedStage:

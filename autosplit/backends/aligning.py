@@ -10,13 +10,16 @@ graph.
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from autosplit.memory.lives import ALIGNMENT, aligned
 
 PREPACKED = "prepacked_"
+
+Blob = tuple[int, int]
+"""Offset and length of bytes in a data file."""
 
 
 def align(path: Path) -> None:
@@ -35,12 +38,13 @@ def align(path: Path) -> None:
         tensor.ClearField("external_data")
         tensor.data_location = onnx.TensorProto.DEFAULT
     tensors = [tensor for tensor in outside if tensor.external_data]
-    if not shapes and all(offset % ALIGNMENT == 0 for tensor in tensors for offset in _offsets(tensor)):
+    if not shapes and all(offset % ALIGNMENT == 0 for tensor in tensors for offset, _ in blobs(tensor).values()):
         return
-    with path.with_name(f"{path.name}.data").open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    beside = path.with_name(f"{path.name}.data")
+    with beside.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         file.seek(0, os.SEEK_END)
         for tensor in tensors:
-            _move(tensor, data, file)
+            set_offsets(tensor, {key: _moved(data, file, *blob) for key, blob in blobs(tensor).items()}, beside.name)
     path.write_bytes(model.SerializeToString())
 
 
@@ -55,29 +59,31 @@ def tensors_of(graph: Any) -> Iterator[Any]:
                 yield from tensors_of(attribute.g)
 
 
-def _offsets(tensor: Any) -> Iterator[int]:
-    """The offsets of a tensor's data and of its packed buffers."""
-    for entry in tensor.external_data:
-        if entry.key == "offset":
-            yield int(entry.value)
-        elif entry.key.startswith(PREPACKED):
-            yield from (int(buffer.split(";")[0]) for buffer in entry.value.split("|")[1:])
-
-
-def _move(tensor: Any, data: mmap.mmap, file: BinaryIO) -> None:
-    """Copy the data of one tensor that is not aligned, and let the tensor refer to the copy."""
-    fields = {entry.key: entry for entry in tensor.external_data}
-    if "offset" in fields:
-        fields["offset"].value = str(_moved(data, file, int(fields["offset"].value), int(fields["length"].value)))
-    for key, entry in fields.items():
+def blobs(tensor: Any) -> dict[str, Blob]:
+    """The data of a tensor outside of the graph and its packed buffers, by the key of their entry and their place in it."""
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    found = {"offset": (int(fields["offset"]), int(fields["length"]))} if "offset" in fields else {}
+    for key, value in fields.items():
         if key.startswith(PREPACKED):
+            for place, buffer in enumerate(value.split("|")[1:]):
+                offset, length, *_ = buffer.split(";")
+                found[f"{key}|{place}"] = int(offset), int(length)
+    return found
+
+
+def set_offsets(tensor: Any, offsets: Mapping[str, int], location: str) -> None:
+    """Let the ``blobs`` of a tensor be at these offsets of the file ``location``."""
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            entry.value = location
+        elif entry.key == "offset":
+            entry.value = str(offsets["offset"])
+        elif entry.key.startswith(PREPACKED):
             name, *buffers = entry.value.split("|")
-            entry.value = "|".join([name, *(_moved_buffer(buffer, data, file) for buffer in buffers)])
-
-
-def _moved_buffer(buffer: str, data: mmap.mmap, file: BinaryIO) -> str:
-    offset, length, *rest = buffer.split(";")
-    return ";".join([str(_moved(data, file, int(offset), int(length))), length, *rest])
+            moved = [
+                ";".join([str(offsets[f"{entry.key}|{place}"]), *buffer.split(";")[1:]]) for place, buffer in enumerate(buffers)
+            ]
+            entry.value = "|".join([name, *moved])
 
 
 def _moved(data: mmap.mmap, file: BinaryIO, offset: int, length: int) -> int:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from autosplit.devices.calls import begin, serve
 from autosplit.devices.limits import refusals_named
-from autosplit.devices.processes import WorkerProcess, spawn_worker
+from autosplit.devices.processes import Worker, spawn_worker
 from autosplit.errors import AutosplitError, BackendError, WorkerError
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ exporters for 4 s."""
 LIMIT_S = 900.0
 """Seconds that one call may take. The slowest compilation that was seen, inductor with 819 ops on two cores, took 56 s."""
 
-_idle: list[WorkerProcess] = []
+_idle: list[Worker] = []
 num_keeping = 0
 """Blocks of ``kept`` that are entered. Tests set it, to keep the process from test to test."""
 _lock = threading.Lock()
@@ -123,7 +123,7 @@ def _run(_: object, doing: str, packages: Sequence[str], function: Callable[...,
         raise BackendError(f"{type(failure).__name__} {doing}: {failure}") from None
 
 
-def _taken() -> WorkerProcess:
+def _taken() -> Worker:
     """A process that is idle, or a new one."""
     global _warming
     if (warming := _warming) is not None and warming is not threading.current_thread():
@@ -162,7 +162,7 @@ def end_idle() -> None:
         _end(worker)
 
 
-def _end(worker: WorkerProcess) -> None:
+def _end(worker: Worker) -> None:
     """End the process and the compilers that it called, which are in its process group."""
     with suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)

@@ -177,7 +177,7 @@ class Begun(Protocol):
         """
 
     def outputs(self) -> Sequence[torch.Tensor]:
-        """Its outputs, valid until ``num_contexts`` later requests have begun."""
+        """Its outputs, valid until as many later requests have begun as there are contexts."""
 
 
 Done = Callable[[BaseException | None], None]
@@ -198,15 +198,11 @@ class Streams(Protocol):
     """A Runnable with several requests in progress; the inputs of each must not change until it is done."""
 
     @property
-    def num_contexts(self) -> int:
-        """Requests that may be in progress: those that are computed, and those that wait for a stream."""
-
-    @property
     def contexts(self) -> Sequence[Context]:
-        """Their places."""
+        """The places of requests in progress: of those that are computed, and of those that wait for a stream."""
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> Begun:
-        """Start a request; the request ``num_contexts`` before it must be done."""
+        """Start a request; the one that had the same place must be done."""
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run one request to its end."""

@@ -244,11 +244,6 @@ class OpenVinoStreams:
         self.contexts = [_request(stage, compiled) for _ in range(streams + 1)]
         self._turns = cycle(self.contexts)
 
-    @property
-    def num_contexts(self) -> int:
-        """One for each stream, and one more."""
-        return len(self.contexts)
-
     def begin(self, inputs: Sequence[torch.Tensor]) -> OpenVinoRequest:
         """Wait until the request that had this context is done, then start one."""
         context = next(self._turns)

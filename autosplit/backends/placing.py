@@ -69,10 +69,10 @@ class StagedTensor:
 
 @dataclass(frozen=True, eq=False)
 class RequestContext:
-    """The memory and events of one request."""
+    """The memory and events of one request at a time."""
 
-    inputs: tuple[StagedTensor, ...]
-    outputs: tuple[StagedTensor, ...]
+    sources: tuple[StagedTensor, ...]
+    sinks: tuple[StagedTensor, ...]
     compute: Work
     arrived: Event
     computed: Event
@@ -80,30 +80,23 @@ class RequestContext:
 
     def arrive(self) -> None:
         """All inputs to the device."""
-        for tensor in self.inputs:
+        for tensor in self.sources:
             tensor.arrive()
 
     def leave(self) -> None:
         """All outputs to the host."""
-        for tensor in self.outputs:
+        for tensor in self.sinks:
             tensor.leave()
 
-
-@dataclass(frozen=True, slots=True)
-class PlacedRequest:
-    """A request in progress."""
-
-    context: RequestContext
-
     def wait(self, most_s: float = math.inf) -> bool:
-        """Block until it is computed, whatever ``most_s``. Raises: RuntimeError: the device failed."""
-        self.context.computed.synchronise()
+        """Block until its request is computed, whatever ``most_s``. Raises: RuntimeError: the device failed."""
+        self.computed.synchronise()
         return True
 
     def outputs(self) -> list[torch.Tensor]:
-        """Its outputs in staging memory, valid until its context takes another request."""
-        self.context.left.synchronise()
-        return [tensor.host for tensor in self.context.outputs]
+        """The outputs of its request in staging memory, valid until it takes another one."""
+        self.left.synchronise()
+        return [tensor.host for tensor in self.sinks]
 
 
 @dataclass
@@ -128,20 +121,15 @@ class PlacedStage:
         self._arriving, self._leaving = self.accelerator.queue(), self.accelerator.queue()
         self._turns = cycle(self.contexts)
 
-    @property
-    def num_contexts(self) -> int:
-        """Requests that can be in progress."""
-        return len(self.contexts)
-
     def device_failure(self) -> str:
         """Why the device carries out no more work, '' if it does."""
         return failure_of(self.accelerator)
 
-    def begin(self, inputs: Sequence[torch.Tensor]) -> PlacedRequest:
+    def begin(self, inputs: Sequence[torch.Tensor]) -> RequestContext:
         """Copy the inputs and enqueue the request, which overwrites the outputs of the request ``NUM_CONTEXTS`` before it."""
         context = next(self._turns)
         context.left.synchronise()
-        for tensor, value in zip(context.inputs, inputs, strict=True):
+        for tensor, value in zip(context.sources, inputs, strict=True):
             copy_into(tensor.host, value)
         self.accelerator.enqueue(self._arriving, context.arrive)
         context.arrived.record(self._arriving)
@@ -151,13 +139,13 @@ class PlacedStage:
         context.computed.hold(self._leaving)
         self.accelerator.enqueue(self._leaving, context.leave)
         context.left.record(self._leaving)
-        return PlacedRequest(context)
+        return context
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run one request to its end, and copy its outputs."""
         begun = self.begin(inputs)
         begun.outputs()
-        return [tensor.copy() for tensor in begun.context.outputs]
+        return [tensor.copy() for tensor in begun.sinks]
 
 
 Place = Callable[[Accelerator, Queue], tuple[Runnable, bool]]

@@ -6,19 +6,15 @@ from constants of one size, such as a part of the position embeddings. All other
 
 import mmap
 import os
-from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from autosplit.backends.aligning import PREPACKED, tensors_of
+from autosplit.backends.aligning import Blob, blobs, set_offsets, tensors_of
 from autosplit.memory.lives import aligned
 
 SHARED = "shared.data"
 """Name of the hard link to the data file of the first variant, beside the graph of another one."""
-
-Blob = tuple[int, int]
-"""Offset and length of bytes in a data file."""
 
 
 def share(path: Path, first: Path) -> None:
@@ -37,20 +33,20 @@ def share(path: Path, first: Path) -> None:
     known: dict[bytes, int] = {}
     with others.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for tensor in _outside(onnx.load(str(first), load_external_data=False)):
-            known |= {_digest(data, blob): blob[0] for blob in _blobs(tensor).values()}
+            known |= {_digest(data, blob): blob[0] for blob in blobs(tensor).values()}
     draft = own.with_name(f".{own.name}")
     with own.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, draft.open("wb") as kept:
         for tensor in _outside(model):
-            blobs = _blobs(tensor)
-            found = {key: known.get(_digest(data, blob)) for key, blob in blobs.items()}
+            own_blobs = blobs(tensor)
+            found = {key: known.get(_digest(data, blob)) for key, blob in own_blobs.items()}
             if None not in found.values():
-                _set(tensor, {key: offset for key, offset in found.items() if offset is not None}, SHARED)
+                set_offsets(tensor, {key: offset for key, offset in found.items() if offset is not None}, SHARED)
                 continue
             offsets = {}
-            for key, (offset, length) in blobs.items():
+            for key, (offset, length) in own_blobs.items():
                 offsets[key] = kept.seek(aligned(kept.tell()))
                 kept.write(data[offset : offset + length])
-            _set(tensor, offsets, own.name)
+            set_offsets(tensor, offsets, own.name)
     os.link(others, path.with_name(SHARED))
     draft.replace(own)
     path.write_bytes(model.SerializeToString())
@@ -69,30 +65,3 @@ def _digest(data: mmap.mmap, blob: Blob) -> bytes:
     offset, length = blob
     with memoryview(data) as view, view[offset : offset + length] as part:
         return sha256(part).digest()
-
-
-def _blobs(tensor: Any) -> dict[str, Blob]:
-    """The data of a tensor and its packed buffers, by the key of their entry and their place in it."""
-    fields = {entry.key: entry.value for entry in tensor.external_data}
-    found = {"offset": (int(fields["offset"]), int(fields["length"]))}
-    for key, value in fields.items():
-        if key.startswith(PREPACKED):
-            for place, buffer in enumerate(value.split("|")[1:]):
-                offset, length, *_ = buffer.split(";")
-                found[f"{key}|{place}"] = int(offset), int(length)
-    return found
-
-
-def _set(tensor: Any, offsets: Mapping[str, int], location: str) -> None:
-    """Let a tensor's data and packed buffers be at these offsets of the file ``location``."""
-    for entry in tensor.external_data:
-        if entry.key == "location":
-            entry.value = location
-        elif entry.key == "offset":
-            entry.value = str(offsets["offset"])
-        elif entry.key.startswith(PREPACKED):
-            name, *buffers = entry.value.split("|")
-            moved = [
-                ";".join([str(offsets[f"{entry.key}|{place}"]), *buffer.split(";")[1:]]) for place, buffer in enumerate(buffers)
-            ]
-            entry.value = "|".join([name, *moved])

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from torch import fx
@@ -14,6 +13,7 @@ from autosplit.backends.apart import end_idle
 from autosplit.backends.base import Precision, convert, get_backend, require_device
 from autosplit.backends.checking import Right
 from autosplit.backends.onnxfile import fix_sizes
+from autosplit.closing import Closing
 from autosplit.compat.torchparts import num_writes
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.errors import BackendError
@@ -62,7 +62,7 @@ class Reference:
         return Reference(traced, threads, Right(unsplit(traced), work, expected))
 
 
-class Workspace:
+class Workspace(Closing):
     """A temporary folder of saved stages, and the outputs that plans are checked against. Gone when it is closed.
 
     Plans that share a stage share its files. Plans of one traced model share the outputs of the unsplit model.
@@ -147,12 +147,6 @@ class Workspace:
         """Remove every file, and end the processes that compiled stages."""
         end_idle()
         self._temporary.close()
-
-    def __enter__(self) -> "Workspace":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def _state(program: fx.GraphModule) -> list[tuple[int, int]]:

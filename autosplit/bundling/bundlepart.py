@@ -11,7 +11,7 @@ import torch
 from autosplit.bundling.manifest import BLOB, IR, LIBRARY, ONNX, PROGRAM, WEIGHTS, Part
 from autosplit.devices.accelerators import open_accelerator
 from autosplit.errors import BackendError, BundleError
-from autosplit.running.modules import failing_node
+from autosplit.running.modules import Module, failing_node
 from autosplit.values.samples import Precision
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class BundlePart:
+class BundlePart(Module):
     """A part in the folder of its bundle.
 
     Attributes:
@@ -39,7 +39,6 @@ class BundlePart:
     precision: Precision
     same_machine: bool
     trust: bool = False
-    warms_up: bool = True
 
     @property
     def kind(self) -> str:

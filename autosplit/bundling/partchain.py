@@ -20,7 +20,7 @@ Step = Callable[[dict[str, torch.Tensor]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class PartChain:
+class PartChain(Module):
     """Parts in topological order, joined by the names of their values: a module for the caller's process or for one worker.
 
     It takes requests with the shapes of each variant of its parts.
@@ -34,7 +34,6 @@ class PartChain:
     parts: tuple[StagePlacement, ...]
     inputs: tuple[tuple[TensorSpec, ...], ...]
     outputs: tuple[str, ...]
-    warms_up: bool = True
 
     @property
     def kind(self) -> str:

@@ -29,9 +29,7 @@ from autosplit.measuring import calibration
 from autosplit.measuring.profiler import measure
 from autosplit.measuring.settings import stamps_of
 from autosplit.parsing import shown
-from autosplit.reports.results import RunStats
-from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import WorkerHealth
+from autosplit.running.monitor import WorkerHealth, WorkerReport
 from autosplit.scratch import scratch_folder, sweep_at_death
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import load_stage
@@ -207,17 +205,14 @@ class Agent:
         """This host's monotonic clock."""
         return time.monotonic_ns()
 
-    def stats(self, segment: str, clear: bool) -> RunStats:
-        """The measurements of the segment's pipeline."""
-        return self._segment(segment).pipeline.stats(clear=clear)
-
     def health(self, segment: str) -> list[WorkerHealth]:
         """The state of the segment's workers."""
         return self._segment(segment).pipeline.health()
 
-    def events(self, segment: str, clear: bool) -> list[list[WorkerEvent]]:
-        """The times of the last requests in each worker of the segment, in nanoseconds of this host's clock."""
-        return self._segment(segment).events(clear=clear)
+    def reports(self, segment: str, clear: bool) -> tuple[list[WorkerReport], int]:
+        """The work of each worker of the segment, in nanoseconds of this host's clock; how many were started anew so far."""
+        running = self._segment(segment)
+        return running.reports(clear=clear), running.pipeline.restarts
 
     def close(self) -> None:
         """End all segments and connections, and remove every file."""

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from autosplit.children import user_folders
+from autosplit.closing import Closing
 from autosplit.clusters import hostlinks
 from autosplit.clusters.agent import PROBE, PURPOSE, SENDER, Agent, Files, HostFacts
 from autosplit.clusters.handshake import dial
@@ -38,7 +38,7 @@ class ClockOffset(NamedTuple):
     ahead_ns: int
 
 
-class Fleet:
+class Fleet(Closing):
     """The hosts of a Ray cluster; open until ``close``, best used in a ``with`` block.
 
     Agents, their workers and local nodes end with it, and with this process, however that ends.
@@ -164,12 +164,6 @@ class Fleet:
     def close(self) -> None:
         """End the agents with their workers, and the nodes if they were started for this cluster."""
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         num_devices = sum(len(facts.devices) for facts in self.hosts.values())

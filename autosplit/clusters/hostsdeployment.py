@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,9 +18,8 @@ from autosplit.clusters.handshake import dial
 from autosplit.clusters.segments import DRIVER, segments_of
 from autosplit.errors import AutosplitError
 from autosplit.parsing import shown
-from autosplit.reports.results import RunStats, StageStats
 from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import WorkerHealth
+from autosplit.running.monitor import WorkerHealth, WorkerReport
 from autosplit.running.request import Request
 from autosplit.running.wiring import Wiring
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
@@ -49,21 +48,8 @@ class Lost(NamedTuple):
     reason: str
 
 
-class Look(NamedTuple):
-    """A waiting request may have passed its deadline."""
-
-
-Events = queue.SimpleQueue[Answered | Lost | Look | None]
-
-
-class _Timed(NamedTuple):
-    stage: str
-    device: str
-    events: list[WorkerEvent]
-
-
-_R = TypeVar("_R", WorkerHealth, StageStats, _Timed)
-"""An agent's report on one worker; its device has the name that its host uses."""
+Events = queue.SimpleQueue[Answered | Lost | None]
+"""None: a waiting request may have passed its deadline, or this is the end."""
 
 
 @dataclass(slots=True)
@@ -141,6 +127,8 @@ class HostsDeployment:
         self._answers: list[Connection] = []
         self._requests: dict[str, Connection] = {}
         self._returns = _Returns(events, self._segments[-1].outputs, frozenset(host for _, host in self._places))
+        self.num_restarts = 0
+        """Workers that agents started anew, as of the last reports."""
         self.max_in_flight = sum(self._segments[number].num_slots for number, _ in self._places)
         try:
             self._load()
@@ -170,52 +158,45 @@ class HostsDeployment:
                 with contextlib.suppress(AutosplitError):
                     self._cluster.ask([(host, "close_segment", self._segments[number].name)], timeout_s=timeout_s)
 
-    def health(self, network: str) -> list[WorkerHealth]:
+    def health(self) -> list[WorkerHealth]:
         """The state of each worker, in the order of stages and replicas."""
-        rows = self._by_worker([mine or [] for mine in self._ask("health")])
-        return [replace(one, network=network, replica=replica, device=device) for (_, device, replica), one in rows.items()]
+        found = {(one.stage, f"{host}/{one.device}"): one for host, mine in self._ask("health") for one in mine}
+        return [
+            replace(found[stage, device], replica=replica, device=device)
+            for stage, device, replica in self._workers()
+            if (stage, device) in found
+        ]
 
-    def stats(self, *, clear: bool) -> tuple[list[StageStats], int]:
-        """The work of each worker, in the order of stages and replicas; and the workers that agents started anew."""
-        found: list[RunStats | None] = self._ask("stats", clear)
-        rows = self._by_worker([one.stages if one else () for one in found])
-        stages = [replace(one, replica=replica, device=device) for (_, device, replica), one in rows.items()]
-        return stages, sum(one.restarts for one in found if one)
+    def reports(self, *, clear: bool) -> list[WorkerReport]:
+        """The work of each worker, in the order of stages and replicas, on this machine's clock."""
+        found: dict[tuple[str, str], WorkerReport] = {}
+        self.num_restarts = 0
+        for host, (reports, num_restarts) in self._ask("reports", clear):
+            self.num_restarts += num_restarts
+            with contextlib.suppress(AutosplitError):  # it may be lost by now
+                ahead_ns = self._cluster.clock_offset(host).ahead_ns
+                for stats, events in reports:
+                    device = f"{host}/{stats.device}"
+                    moved = [_shifted(event, ahead_ns) for event in events]
+                    found[stats.stage, device] = WorkerReport(replace(stats, device=device), moved)
+        return [
+            found[stage, device]._replace(stats=replace(found[stage, device].stats, replica=replica))
+            for stage, device, replica in self._workers()
+            if (stage, device) in found
+        ]
 
-    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
-        """The times of the last answered requests in each worker, on this machine's clock (see ``Cluster.clock_offset``)."""
-        ahead_ns = {host: self._cluster.clock_offset(host).ahead_ns for host in {host for _, host in self._places}}
-        workers, events = self._ask("health"), self._ask("events", clear)
-        by_worker = self._by_worker(
-            [
-                [
-                    _Timed(worker.stage, worker.device, [_shifted(event, ahead_ns[host]) for event in times])
-                    for worker, times in zip(mine or [], theirs or [], strict=False)
-                ]
-                for (_, host), mine, theirs in zip(self._places, workers, events, strict=True)
-            ]
-        )
-        return [one.events for one in by_worker.values()]
+    def _workers(self) -> list[tuple[str, str, int]]:
+        """Stage, device and replica of each worker."""
+        return [(stage.name, device.name, k) for stage in self.wiring.stages for k, device in enumerate(stage.devices)]
 
-    def _by_worker(self, rows: Sequence[Sequence[_R]]) -> dict[tuple[str, str, int], _R]:
-        """(stage, device, replica) to its row, in the order of stages and replicas; ``rows`` are those of each place."""
-        placed = zip(self._places, rows, strict=True)
-        named = {(row.stage, f"{host}/{row.device}"): row for (_, host), mine in placed for row in mine}
-        return {
-            (stage.name, device.name, replica): named[stage.name, device.name]
-            for stage in self.wiring.stages
-            for replica, device in enumerate(stage.devices)
-            if (stage.name, device.name) in named
-        }
-
-    def _ask(self, method: str, *given: object) -> list[Any]:
-        """The answer of each place to a question about its segment; None of an agent that does not answer."""
-        answers: list[Any] = []
+    def _ask(self, method: str, *given: object) -> list[tuple[str, Any]]:
+        """Each host that answers a question about its segment, with the answer."""
+        answers: list[tuple[str, Any]] = []
         for number, host in self._places:
-            answers.append(None)
             if host not in self._cluster.lost:
                 with contextlib.suppress(AutosplitError):
-                    [answers[-1]] = self._cluster.ask([(host, method, self._segments[number].name, *given)], timeout_s=REPORT_S)
+                    [found] = self._cluster.ask([(host, method, self._segments[number].name, *given)], timeout_s=REPORT_S)
+                    answers.append((host, found))
         return answers
 
     def _first(self, number: int) -> Connection:

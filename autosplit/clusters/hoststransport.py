@@ -11,16 +11,14 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from autosplit import errors
-from autosplit.clusters.hostsdeployment import ENDING_S, Answered, Events, HostsDeployment, Look, Lost
+from autosplit.clusters.hostsdeployment import ENDING_S, Answered, Events, HostsDeployment, Lost
 from autosplit.errors import AutosplitError, RefusedError, StageError, WorkerError
-from autosplit.reports.results import StageStats
 from autosplit.running.admission import Admission
 from autosplit.running.inflight import Pace
-from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import WorkerHealth
+from autosplit.running.monitor import WorkerHealth, WorkerReport
 from autosplit.running.request import Request
 from autosplit.running.wiring import Wiring
 
@@ -35,7 +33,7 @@ class HostsTransport:
             none.
     """
 
-    turns = None
+    admission_class = Admission
 
     def __init__(
         self,
@@ -46,7 +44,7 @@ class HostsTransport:
         self._thread = threading.Thread(target=self._run, name="autosplit-hosts", daemon=True)
         self._deployment, self._events, self._replace = deployment, events, replace
         self._running: dict[int, Request] = {}
-        self.restarts = 0
+        self._num_replaced, self._is_over = 0, False
         self.pace = Pace(deployment.max_in_flight)
 
     def start(self, admission: Admission) -> None:
@@ -61,9 +59,9 @@ class HostsTransport:
         return self._deployment.wiring
 
     @property
-    def pids(self) -> list[int]:
-        """The process of each worker on its own host, in the order of stages and replicas."""
-        return [worker.pid for worker in self.health("")]
+    def restarts(self) -> int:
+        """Hosts that were replaced, and workers that hosts started anew until the last reports."""
+        return self._num_replaced + self._deployment.num_restarts
 
     def has_room(self) -> bool:
         """Whether one more request may be sent now."""
@@ -74,7 +72,7 @@ class HostsTransport:
         if not (request.caller_keeps_inputs or request.holds_inputs):
             request.inputs, request.holds_inputs = tuple([value.clone() for value in request.inputs]), True
         if is_soonest:
-            self._events.put(Look())
+            self._events.put(None)
 
     def send(self, request: Request) -> None:
         """Send a request, which keeps its inputs, to the first host."""
@@ -87,22 +85,18 @@ class HostsTransport:
         if request.number in self._running:
             self._deployment.cancel(request.number)
 
-    def health(self, network: str) -> list[WorkerHealth]:
+    def health(self) -> list[WorkerHealth]:
         """The state of each worker."""
-        return self._deployment.health(network)
+        return self._deployment.health()
 
-    def stats(self, *, clear: bool) -> tuple[Sequence[StageStats], int]:
-        """The work of each worker; hosts that were replaced, and workers that hosts started anew."""
-        stages, restarts = self._deployment.stats(clear=clear)
-        return stages, self.restarts + restarts
-
-    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
-        """The times of the last requests in each worker."""
-        return self._deployment.events(clear=clear)
+    def reports(self, *, clear: bool) -> list[WorkerReport]:
+        """The work of each worker."""
+        return self._deployment.reports(clear=clear)
 
     def close(self, *, patiently: bool) -> None:
         """Fail requests without an answer, and end the stages on all hosts."""
         try:
+            self._is_over = True
             self._events.put(None)
             if self._thread.ident is not None:
                 self._thread.join()
@@ -115,7 +109,7 @@ class HostsTransport:
         """The thread: settle answers, expire late requests, replace lost hosts."""
         answers = self._admission.answers
         try:
-            while (event := self._next_event()) is not None:
+            while (event := self._next_event()) is not None or not self._is_over:
                 if isinstance(event, Lost):
                     answers.deliver(self._recover(event))
                 elif isinstance(event, Answered):
@@ -127,13 +121,13 @@ class HostsTransport:
         except BaseException as failure:
             self._fail(WorkerError(f"the pipeline over hosts stopped: {failure!r}"))
 
-    def _next_event(self) -> Answered | Lost | Look | None:
-        """The next event; None for the end."""
+    def _next_event(self) -> Answered | Lost | None:
+        """The next event, or None once a waiting request may be late."""
         alarm_ns = self._admission.alarm_ns
         try:
             return self._events.get(timeout=None if math.isinf(alarm_ns) else max(0.0, (alarm_ns - time.monotonic_ns()) / 1e9))
         except queue.Empty:
-            return Look()
+            return None
 
     def _settle(self, answered: Answered) -> list[Request]:
         """Note an answer; return the requests to be answered now."""
@@ -160,7 +154,7 @@ class HostsTransport:
 
         def restart() -> None:
             self._deployment, self.pace.size = deployment, deployment.max_in_flight
-            self.restarts += 1
+            self._num_replaced += 1
             for request in self._running.values():
                 deployment.send(request)
 

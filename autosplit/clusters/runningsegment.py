@@ -17,7 +17,7 @@ from autosplit.clusters.handshake import CONNECT_S
 from autosplit.clusters.segments import DRIVER, Segment
 from autosplit.errors import AutosplitError, RefusedError, WorkerError
 from autosplit.parsing import shown
-from autosplit.running.messages import WorkerEvent
+from autosplit.running.monitor import WorkerReport
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import AnswerFuture, MatchingTensors, Tensors
 from autosplit.running.stageworker import KEPT_EVENTS
@@ -129,13 +129,14 @@ class RunningSegment(Receiver):
         elif self._control is not None:
             self._control.post(Outgoing(BROKEN, text=f"{connection.peer}\n{reason}".encode()))
 
-    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
-        """The times of the last answered requests in each worker, with the numbers that requests have in the whole pipeline."""
-        events = self.pipeline.events(clear=clear)
+    def reports(self, *, clear: bool) -> list[WorkerReport]:
+        """The work of each worker; answered requests have the numbers that they have in the whole pipeline."""
+        found = self.pipeline.reports(clear=clear)
         with self._lock:
             numbers = dict(self._numbers)
         return [
-            [event._replace(sequence=numbers[event.sequence]) for event in mine if event.sequence in numbers] for mine in events
+            WorkerReport(stats, [one._replace(sequence=numbers[one.sequence]) for one in events if one.sequence in numbers])
+            for stats, events in found
         ]
 
     def close(self) -> None:

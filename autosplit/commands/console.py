@@ -118,8 +118,8 @@ def say(text: str) -> None:
 
 
 def say_notes(notes: Iterable[str]) -> None:
-    """Print notes on stderr, a line each."""
-    for note in notes:
+    """Print notes on stderr, each once and on a line of its own."""
+    for note in dict.fromkeys(notes):
         say(f"note: {note}")
 
 

@@ -2,20 +2,21 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
-from types import TracebackType
 from typing import Any
 
 from autosplit.backends.workspace import NUM_DISTINCT, SLOW_S, Workspace
+from autosplit.closing import Closing
 from autosplit.deploying.checking import blame, threads_of, worst_error
 from autosplit.deploying.networks import deploy
 from autosplit.deploying.service import Call, Service
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
+from autosplit.errors import BackendError, WorkerError
 from autosplit.reports.judging import in_turn
 from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
@@ -167,7 +168,7 @@ class Contender:
         )
 
 
-class Bench:
+class Bench(Closing):
     """Plans of one model loaded side by side; open until ``close``, best used in a ``with`` block.
 
     Args:
@@ -245,12 +246,6 @@ class Bench:
                 stack.callback(self.host.close, drain=False)
         self.loaded.clear()
 
-    def __enter__(self) -> "Bench":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     def _check(self, plan: Plan, network: str, pipeline: Engine, traced: Traced) -> Contender:
         right = self.workspace.reference(traced, threads_of(plan)).right
         work = right.work
@@ -268,9 +263,18 @@ class Bench:
         return entry
 
 
-def bench_of(machine: Machine, setup: Setup, budget: Budget) -> AbstractContextManager[Bench]:
-    """The bench of the setup, which stays open behind a ``with`` block, or a private one."""
-    return nullcontext(setup.bench) if isinstance(setup.bench, Bench) else Bench(machine, setup, budget)
+@contextmanager
+def bench_of(machine: Machine, setup: Setup, budget: Budget) -> Iterator[Bench]:
+    """The bench of the setup, which stays open behind a ``with`` block (a lost worker ends all others), or a private one."""
+    if not isinstance(setup.bench, Bench):
+        with Bench(machine, setup, budget) as bench:
+            yield bench
+        return
+    try:
+        yield setup.bench
+    except (BackendError, WorkerError):
+        setup.bench.adopt({})
+        raise
 
 
 def _alone_s(plan: Plan, calls: Sequence[Call], seconds: float, least: int = 1) -> list[float]:

@@ -94,8 +94,6 @@ def run_beside(
                 left = between(progress, COMPILING_SHARE, 1.0)
             report = compare(subjects, plan, beside, machine, constraints, setup=here, budget=budget, progress=left)
     except BackendError as failure:
-        if setup.bench is not None:
-            setup.bench.adopt({})
         if not failure.device or profile is None or setup.hosts is not None:
             raise
         lost = f"device '{failure.device}' was lost, and all ran anew without it: {failure}"

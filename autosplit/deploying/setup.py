@@ -1,7 +1,8 @@
 """Setup and Budget: how the calls measure and plan, and their limits of time. Both have a default for every field."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, get_args, runtime_checkable
@@ -55,14 +56,6 @@ class Hosts(Protocol):
         """A function that opens pipelines there. With model, plan and profile, these plan anew when a host is lost."""
 
 
-@runtime_checkable
-class Loaded(Protocol):
-    """Plans that a search leaves loaded for the report: a ``Bench``."""
-
-    def adopt(self, plans: Mapping[str, Plan]) -> None:
-        """Keep those of the named plans that are loaded, and end all other workers."""
-
-
 @checked
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -107,7 +100,7 @@ class Setup:
     log: Callable[[str], None] | None = None
     journal: str | Path | None = None
     workspace: Workspace | None = None
-    bench: Loaded | None = None
+    bench: AbstractContextManager[Any] | None = None
     observe: Callable[[Any], None] | None = None
     keep: Callable[[Any], None] | None = None
     hosts: Hosts | None = None

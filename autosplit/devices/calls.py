@@ -24,14 +24,14 @@ Result = TypeVar("Result")
 START = 0
 """Number of the call that a worker begins with: its own start."""
 
-LAST_WORDS = -1
+REASON_OF_END = -1
 """Number of the reply with which a worker says why it ends, without a call."""
 
 _numbers = itertools.count(START + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Invocation:
     """A call on its way to a worker; ``function`` is pickled by name."""
 
     number: int
@@ -92,14 +92,14 @@ def begin(
     """Send a call to a worker, which adds its own state as the first argument. ``result`` reports a worker that died."""
     number = next(_numbers)
     with suppress(OSError):
-        worker.connection.send(Request(number, function, arguments, named))
+        worker.connection.send(Invocation(number, function, arguments, named))
     return Call(worker, doing, number)
 
 
 def answer(connection: Connection, state: Any = None) -> None:
     """In the worker: carry out the next call. Raises: EOFError, OSError: the host closed the channel."""
-    request: Request = connection.recv()
-    reply_with(connection, request.number, lambda: request.function(state, *request.arguments, **request.named))
+    invocation: Invocation = connection.recv()
+    reply_with(connection, invocation.number, lambda: invocation.function(state, *invocation.arguments, **invocation.named))
 
 
 def reply_with(connection: Connection, number: int, work: Callable[[], Any]) -> bool:
@@ -121,18 +121,18 @@ def reply_with(connection: Connection, number: int, work: Callable[[], Any]) -> 
     return reply.error is None and not reply.trace
 
 
-def say_last(connection: Connection, failure: AutosplitError) -> None:
+def reply_reason(connection: Connection, failure: AutosplitError) -> None:
     """In the worker: say why it is about to end. The host may be gone too."""
     with suppress(OSError):
-        connection.send(Reply(LAST_WORDS, error=failure))
+        connection.send(Reply(REASON_OF_END, error=failure))
 
 
-def last_words(worker: Worker) -> str:
+def reason_of_end(worker: Worker) -> str:
     """The reason that a worker gave for its end, '' if it gave none. Other replies of it are lost."""
     with suppress(EOFError, OSError):
         while worker.connection.poll(0):
             reply = worker.connection.recv()
-            if isinstance(reply, Reply) and reply.number == LAST_WORDS:
+            if isinstance(reply, Reply) and reply.number == REASON_OF_END:
                 return str(reply.error)
     return ""
 

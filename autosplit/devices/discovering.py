@@ -14,7 +14,7 @@ from autosplit.arguments import checked
 from autosplit.devices.accelerators import PROVIDERS, Facts, absence, accelerator_kinds, is_accelerator, open_all, provider
 from autosplit.devices.calls import begin
 from autosplit.devices.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
-from autosplit.devices.processes import WorkerProcess, spawn_worker
+from autosplit.devices.processes import Worker, spawn_worker
 from autosplit.errors import DeviceError, UsageError, each, names, raise_faults
 from autosplit.values.machine import Kind, Machine, parse_bytes, parse_device, span
 from autosplit.values.machinefile import read_machine
@@ -224,7 +224,7 @@ def facts_of(names: tuple[str, ...]) -> Mapping[str, Facts]:
 def _facts_of(names: tuple[str, ...], _remarks: tuple[str, ...]) -> Mapping[str, Facts]:
     """``facts_of``, asked once for each numbering of the devices."""
 
-    def opened(worker: WorkerProcess) -> dict[str, Facts]:
+    def opened(worker: Worker) -> dict[str, Facts]:
         return begin(worker, "during the inspection of devices", open_all, names, dict(PROVIDERS)).result(FACTS_LIMIT_S)
 
     target, name = "autosplit.devices.calls:serve", f"inspecting {', '.join(names)}"

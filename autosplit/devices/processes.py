@@ -18,7 +18,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from autosplit.children import variables_for_torch
 from autosplit.devices import forkserver
@@ -38,44 +38,112 @@ REAP_TIMEOUT_S = 1.0
 KILL_TIMEOUT_S = 10.0
 """Seconds within which the kernel must end a killed worker; one that hangs in a driver takes longer and is left behind."""
 
+THREAD_TIMEOUT_S = 5.0
+"""Seconds within which a thread in place of a process should look at its control channel."""
 
-class Worker(Protocol):
-    """A worker as its host sees it: a ``WorkerProcess``, or a thread in its place."""
 
-    @property
-    def name(self) -> str:
-        """For messages."""
+def hang_up(connection: Connection) -> None:
+    """Close a control channel for good: the other end notices, also while processes that the user forked hold copies of it."""
+    if not connection.closed:
+        _shut(socket.socket(fileno=connection.fileno())).detach()
+        connection.close()
 
-    @property
-    def pid(self) -> int:
-        """The process that it runs in."""
 
-    @property
-    def connection(self) -> Connection:
-        """The host's end of the control channel."""
+def _shut(end: socket.socket) -> socket.socket:
+    with contextlib.suppress(OSError):  # the other end is gone
+        end.shutdown(socket.SHUT_RDWR)
+    return end
 
-    @property
-    def pidfd(self) -> int:
-        """A descriptor that is readable once the worker has ended."""
+
+@dataclass(slots=True)
+class Worker:
+    """The host's handle on one worker: a process, or a thread of the host in place of one.
+
+    Attributes:
+        name: for messages.
+        connection: the host's end of the control channel.
+        pidfd: readable once the worker has ended, so that the host can wait on it beside other descriptors.
+        pid: the process that it runs in.
+        server: the fork server that a process was forked from; None for a thread, which nobody can kill.
+        thread: the thread, if it is one.
+    """
+
+    name: str
+    connection: Connection
+    pidfd: int
+    pid: int
+    server: forkserver.ForkServer | None = None
+    thread: threading.Thread | None = None
+    _ended: bool = False
+    _code: Future[int | None] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def orphaned(self) -> bool:
         """Whether its fork server has ended too, which ends all workers of that fork server."""
+        return self.server is not None and self.server.dead
 
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Whether it still runs."""
+        return not self.wait(0.0)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end, at most ``timeout_s``; True if it has ended."""
+        if not self._ended:
+            poll = select.poll()
+            poll.register(self.pidfd, select.POLLIN)
+            self._ended = bool(poll.poll(1000 * min(MOST_WAIT_S, max(0.0, timeout_s))))
+        return self._ended
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the process if it still runs, and wait for its end, at most ``KILL_TIMEOUT_S``.
+
+        A thread ends at its next look at the control channel, which is closed.
+        """
+        if not self.wait(0.0):
+            if self.server is None:
+                hang_up(self.connection)
+                self.wait(THREAD_TIMEOUT_S)
+                return
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            self.wait(KILL_TIMEOUT_S)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End it in good order, or kill it after ``timeout_s``; free the host's resources for it."""
+        """Close the control channel, which ends a worker that reads it; kill it if it is not gone in ``timeout_s``.
+
+        Takes at most ``timeout_s``, ``KILL_TIMEOUT_S`` and ``REAP_TIMEOUT_S``. The rest of the worker goes a little later if
+        the fork server answers late.
+        """
+        hang_up(self.connection)
+        if not self.wait(timeout_s) and self.server is not None:
+            self.kill()
+        if self.server is not None:
+            if self._ended:
+                wait([self._reap(self.server)], REAP_TIMEOUT_S)
+            self._ended = True  # one that the kernel cannot end is left behind
+        elif self._ended and self.thread is not None:
+            self.thread.join()
+        if self._ended and self.pidfd >= 0:  # a thread that has not ended will write to the descriptor
+            os.close(self.pidfd)
+            self.pidfd = -1
 
     def fate(self) -> str:
-        """How it ended, as the rest of a sentence."""
+        """How it ended: ``was killed by SIGKILL``, ``exited with code 1``, ``died`` for a thread, or ``is alive``."""
+        if self.alive():
+            return "is alive"
+        if self.server is None:
+            return "died"
+        code = self._reap(self.server).result()
+        if code is None:
+            return "ended, and the stopped process that it was forked from does not say how"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+    def _reap(self, server: forkserver.ForkServer) -> Future[int | None]:
+        with self._lock:
+            if self._code is None:
+                self._code = forkserver.reap(server, self.pid)
+        return self._code
 
 
 def receive(
@@ -106,96 +174,6 @@ def receive(
             progress(waited_s)
 
 
-def hang_up(connection: Connection) -> None:
-    """Close a control channel for good: the other end notices, also while processes that the user forked hold copies of it."""
-    if not connection.closed:
-        _shut(socket.socket(fileno=connection.fileno())).detach()
-        connection.close()
-
-
-def _shut(end: socket.socket) -> socket.socket:
-    with contextlib.suppress(OSError):  # the other end is gone
-        end.shutdown(socket.SHUT_RDWR)
-    return end
-
-
-@dataclass(slots=True)
-class WorkerProcess:
-    """The host's handle on one worker.
-
-    Attributes:
-        name: for messages.
-        connection: the host's end of the control channel.
-        pidfd: readable once the process has ended, so that the host can wait on it beside other descriptors.
-        pid: the process id.
-        server: the fork server that it was forked from.
-    """
-
-    name: str
-    connection: Connection
-    pidfd: int
-    pid: int
-    server: forkserver.ForkServer
-    _ended: bool = False
-    _code: Future[int | None] | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def orphaned(self) -> bool:
-        """Whether its fork server has ended too, which ends all workers of that fork server."""
-        return self.server.dead
-
-    def alive(self) -> bool:
-        """Whether the process still runs."""
-        return not self.wait(0.0)
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the process, at most ``timeout_s``; True if it has ended."""
-        if not self._ended:
-            poll = select.poll()
-            poll.register(self.pidfd, select.POLLIN)
-            self._ended = bool(poll.poll(1000 * min(MOST_WAIT_S, max(0.0, timeout_s))))
-        return self._ended
-
-    def kill(self) -> None:
-        """Kill the process if it still runs, and wait for its end, at most ``KILL_TIMEOUT_S``."""
-        if not self.wait(0.0):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            self.wait(KILL_TIMEOUT_S)
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Close the control channel, which ends a worker that reads it; kill it if it is not gone in ``timeout_s``.
-
-        Takes at most ``timeout_s``, ``KILL_TIMEOUT_S`` and ``REAP_TIMEOUT_S``. The rest of the worker goes a little later if
-        the fork server answers late.
-        """
-        hang_up(self.connection)
-        if not self.wait(timeout_s):
-            self.kill()
-        if self._ended:
-            wait([self._reap()], REAP_TIMEOUT_S)
-        self._ended = True  # one that the kernel cannot end is left behind
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
-
-    def fate(self) -> str:
-        """How it ended: ``was killed by SIGKILL``, ``exited with code 1``, or ``is alive``."""
-        if self.alive():
-            return "is alive"
-        code = self._reap().result()
-        if code is None:
-            return "ended, and the stopped process that it was forked from does not say how"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-
-    def _reap(self) -> Future[int | None]:
-        with self._lock:
-            if self._code is None:
-                self._code = forkserver.reap(self.server, self.pid)
-        return self._code
-
-
 def spawn_worker(
     target: str,
     *,
@@ -204,7 +182,7 @@ def spawn_worker(
     fds: Sequence[int] = (),
     threads: int | None = None,
     stop: threading.Event | None = None,
-) -> WorkerProcess:
+) -> Worker:
     """Start a worker that calls ``target`` with its control connection and ends when the function returns.
 
     Args:
@@ -238,7 +216,7 @@ def spawn_worker(
             )
             try:
                 pid, pidfd, server = forkserver.fork(order, stop)
-                return WorkerProcess(name, Connection(ours.detach()), pidfd, pid, server)
+                return Worker(name, Connection(ours.detach()), pidfd, pid, server)
             except forkserver.ForkServerLost:
                 ours.close()
             except BaseException:

@@ -5,9 +5,7 @@ as the launch, since the queue is empty then; all ops are scaled to the recorded
 device to outputs on the device. The links charge for the copies.
 """
 
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from autosplit.backends.base import get_backend
 from autosplit.backends.lowering import in_precision
 from autosplit.backends.placing import place_runnable
 from autosplit.devices.accelerators import Accelerator, Queue
-from autosplit.measuring.stage_timer import NUM_EAGER_PASSES, LoadedStage, OpTimer, PassBudget, Timed, op_of
+from autosplit.measuring.stage_timer import NUM_EAGER_PASSES, LoadedStage, OpTimer, Timer, op_of
 from autosplit.tracing.flattening import is_op
 from autosplit.tracing.splitting import StageProgram, place_stage
 from autosplit.values.samples import Precision
@@ -58,8 +56,8 @@ class EventOpTimer(OpTimer):
             self._samples_s[op_of(node)][-1] += end.seconds_since(start)
 
 
-class AcceleratorTimer:
-    """A stage on an accelerator, placed as it will run and warm.
+class AcceleratorTimer(Timer):
+    """A stage on an accelerator, placed as it will run and warm: waking it has no effect.
 
     Raises: BackendError: the backend does not run there.
     """
@@ -68,41 +66,35 @@ class AcceleratorTimer:
         self._accelerator, self._program, program = accelerator, stage.program, stage.program
         place = get_backend(backend).place
         accelerator.allow_tf32(precision == "tf32")
-        self.run = place_runnable(
+        self.run = self._placed = place_runnable(
             accelerator, lambda device, queue: place(stage.folder, device, queue, precision), program.inputs, program.outputs
         )
-        self._context = self.run.contexts[0]
-        for _ in range(WARM_UP_PASSES * len(self.run.contexts)):
+        for _ in range(WARM_UP_PASSES * len(self._placed.contexts)):
             self.run(stage.inputs)
-        self._start, self._end = accelerator.event(), accelerator.event()
-        self._on_device = [staged.device for staged in self._context.inputs]
-        self._ops = event_op_timer(program, accelerator, self.run.computing, precision) if backend == "eager" else None
-        if self._ops is not None:
-            self._ops.sample(self._on_device)
+        self._start, self._end, self._is_long = accelerator.event(), accelerator.event(), True
+        self._inputs = [staged.device for staged in self._placed.contexts[0].sources]
+        self._probe = event_op_timer(program, accelerator, self._placed.computing, precision) if backend == "eager" else None
+        if self._probe is not None:
+            self._probe.sample(self._inputs)
 
     def eager_op_s(self) -> dict[str, float]:
         """Op name to its least seconds in eager here, by which a backend that fuses shares its time out."""
-        ops = event_op_timer(self._program, self._accelerator, self.run.computing, "f32")  # only shares count
+        ops = event_op_timer(self._program, self._accelerator, self._placed.computing, "f32")  # only shares count
         for _ in range(NUM_EAGER_PASSES):
-            ops.sample(self._on_device)
+            ops.sample(self._inputs)
         return {node.name: min(node.samples_s) for node in ops.nodes()}
 
-    def time(self, budget: PassBudget, ops: bool = False, wake: bool = False) -> Timed:
-        """Passes of the whole stage, with ``ops`` each followed by a pass op by op; ``wake`` has no effect here."""
-        probe = self._ops if ops else None
-        samples: list[float] = []
-        began = time.perf_counter()
-        while budget.more(samples, time.perf_counter() - began):
-            self._start.record(self.run.computing)
-            self._accelerator.enqueue(self.run.computing, self._context.compute)
-            self._end.record(self.run.computing)
-            self._end.synchronise()
-            samples.append(self._end.seconds_since(self._start))
-            if probe is not None:
-                probe.sample(self._on_device)
-        kept = min(len(samples), budget.most)
-        nodes = [replace(node, samples_s=node.samples_s[-kept:]) for node in probe.nodes()] if probe is not None else []
-        return Timed(tuple(samples[-kept:]), tuple(nodes))
+    def _waited_s(self) -> float:
+        """0: the device computes whether the host waits for its core or not."""
+        return 0.0
+
+    def _pass(self) -> float:
+        """Seconds of one pass from inputs on the device to outputs on the device."""
+        self._start.record(self._placed.computing)
+        self._accelerator.enqueue(self._placed.computing, self._placed.contexts[0].compute)
+        self._end.record(self._placed.computing)
+        self._end.synchronise()
+        return self._end.seconds_since(self._start)
 
 
 def event_op_timer(program: StageProgram, accelerator: Accelerator, queue: Queue, precision: Precision) -> EventOpTimer:

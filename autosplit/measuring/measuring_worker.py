@@ -17,7 +17,7 @@ from autosplit.backends.probing import innermost
 from autosplit.devices import accelerators
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, open_accelerator
 from autosplit.devices.calls import Call, begin, serve
-from autosplit.devices.processes import WorkerProcess, spawn_worker
+from autosplit.devices.processes import Worker, spawn_worker
 from autosplit.errors import AutosplitError, BackendError, HungError, one_line
 from autosplit.measuring.accelerator_timer import AcceleratorTimer
 from autosplit.measuring.calibration import kernel_s
@@ -51,8 +51,8 @@ class MeasuringWorker:
         self._place: OnCores | OnAccelerator | None = None
         self._loaded: dict[Path, LoadedStage] = {}
         self._right: dict[tuple[Path, int], Right] = {}
-        self._ready: dict[tuple[Path, str, int], tuple[Timer | AcceleratorTimer, Prepared]] = {}
-        self._timer: Timer | AcceleratorTimer | None = None
+        self._ready: dict[tuple[Path, str, int], tuple[Timer, Prepared]] = {}
+        self._timer: Timer | None = None
 
     def open(self, device: str, cores: Sequence[int], providers: Mapping[str, str], packages: Sequence[str] = ()) -> None:
         """Open the device, which may be an accelerator; ``packages`` are modules that define the user's operators."""
@@ -108,7 +108,6 @@ class MeasuringWorker:
             eager_s = eager_op_s(stage, threads) if eager else {}
             if (folder, threads) not in self._right:
                 self._right[folder, threads] = reference(program, inputs, threads)
-        timer: Timer | AcceleratorTimer
         try:
             if self._accelerator is None:
                 timer, right = Timer(stage, backend, threads, precision), self._right[folder, threads]
@@ -186,7 +185,7 @@ class Workers:
     def __init__(self, devices: Sequence[Device], fds: Callable[[str], Sequence[int]], packages: Sequence[str]) -> None:
         self._devices = {device.name: device for device in devices}
         self._fds, self._packages = fds, tuple(packages)
-        self._workers: dict[str, WorkerProcess] = {}
+        self._workers: dict[str, Worker] = {}
         self._opening: dict[str, Call[None]] = {}
         self.watch: Callable[[float], None] | None = None
         """Called several times a second with the seconds that a call has taken."""

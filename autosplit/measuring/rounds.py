@@ -19,9 +19,9 @@ from autosplit.measuring.calibration import DRIFT_LIMIT, drift
 from autosplit.measuring.cut_cost import loses_at_cuts
 from autosplit.measuring.measuring_worker import MeasuringWorker, Prepared, Workers
 from autosplit.measuring.model_files import BackendFiles, ModelFiles, Subgraph, merged
-from autosplit.measuring.stage_timer import SLOW_RATIO, PassBudget, together
+from autosplit.measuring.stage_timer import PassBudget
 from autosplit.values.machine import Machine
-from autosplit.values.samples import Measured, Provenance, Samples, Setting
+from autosplit.values.samples import SLOW_RATIO, Measured, Provenance, Samples, Setting
 
 ROUND_S, ALONE_S, CUT_S = 0.8, 0.2, 0.2
 """Seconds of timing in a first round: of all devices at once, of each kind alone, and of the cut."""
@@ -180,6 +180,6 @@ def seems_slowed(measured: Measured) -> bool:
 
 def _with_round(measured: Measured, samples: Samples) -> Measured:
     """The measurement with one more round of the whole; no device is slower alone than beside busy neighbours."""
-    whole = samples if measured.whole is None else together(measured.whole, samples)
+    whole = samples if measured.whole is None else measured.whole.with_round(samples)
     alone = measured.alone
     return replace(measured, whole=whole, alone=whole if alone is not None and alone.median_s > whole.median_s else alone)

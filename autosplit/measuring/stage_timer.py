@@ -36,9 +36,6 @@ SWEPT_BYTES = 4 << 20
 LONG_S = 0.2
 """After this many seconds fewer passes are enough. So long a pass needs no other one to warm up or to wake the core."""
 
-SLOW_RATIO = 1.15
-"""Rounds whose medians differ by more than this factor ran at different speeds of the machine."""
-
 CERTAIN, LEAST_CERTAIN = 0.01, 5
 """Passes end once the standard error of their median is below this share of it, as after so many passes at least.
 
@@ -52,8 +49,8 @@ class PassBudget:
     """The passes to make: until their median is certain, ``seconds`` are over, or ``most`` are made, but at least ``least``.
 
     The last ``most`` are kept. ``least_long`` passes are enough where they took ``LONG_S``. Devices that start together must be
-    busy together, so passes go on for at least ``overlap_s``. Passes of an ``earlier`` round count for the median as ``together``
-    says, so a later round is short unless it finds the machine faster than then.
+    busy together, so passes go on for at least ``overlap_s``. Passes of an ``earlier`` round count for the median as
+    ``Samples.with_round`` says, so a later round is short unless it finds the machine faster than then.
     """
 
     seconds: float
@@ -68,20 +65,8 @@ class PassBudget:
         least = min(self.least, self.least_long) if elapsed_s > LONG_S else self.least
         if len(samples_s) < least or elapsed_s < min(self.overlap_s, self.seconds):
             return True
-        known = samples_s if self.earlier is None else together(self.earlier, Samples(tuple(samples_s))).samples_s
+        known = samples_s if self.earlier is None else self.earlier.with_round(Samples(tuple(samples_s))).samples_s
         return len(samples_s) < self.most and elapsed_s < self.seconds and not is_certain(known)
-
-
-def together(one: Samples, two: Samples) -> Samples:
-    """The samples of two rounds; only those of the faster one if they ran at different speeds of the machine.
-
-    >>> together(Samples((1.0, 1.2)), Samples((1.1,))).samples_s
-    (1.0, 1.2, 1.1)
-    >>> together(Samples((1.9, 1.8)), Samples((1.1,))).samples_s
-    (1.1,)
-    """
-    faster, slower = sorted((one, two), key=lambda samples: samples.median_s)
-    return faster if slower.median_s > SLOW_RATIO * faster.median_s else Samples((*one.samples_s, *two.samples_s))
 
 
 def is_certain(samples_s: Sequence[float]) -> bool:
@@ -166,7 +151,7 @@ class Timer:
     def __init__(self, stage: LoadedStage, backend: str, threads: int, precision: Precision = "f32") -> None:
         self._inputs, self._threads = stage.inputs, threads
         self.run: Runnable = get_backend(backend).load(stage.folder, threads, precision, trust=True)
-        self._probe: Probe | None = (
+        self._probe: Probe | OpTimer | None = (
             OpTimer(in_precision(stage.program, precision).module, threads)
             if backend == "eager"
             else probe(backend, stage.folder, threads, precision)
@@ -193,17 +178,21 @@ class Timer:
             self._pass()
         probe = self._probe if ops else None
         samples: list[float] = []
-        start, waited_s = time.perf_counter(), run_queue_s(self._threads)
+        start, waited_s = time.perf_counter(), self._waited_s()
         while budget.more(samples, time.perf_counter() - start):
             samples.append(self._pass())
             if probe is not None:
                 probe.sample(self._inputs)
-        waited = (run_queue_s(self._threads) - waited_s) / (time.perf_counter() - start)
+        waited = (self._waited_s() - waited_s) / (time.perf_counter() - start)
         # The last samples are taken, because the first one of every node is of the warm-up pass.
         kept = min(len(samples), budget.most)
         nodes = [replace(node, samples_s=node.samples_s[-kept:]) for node in probe.nodes()] if probe is not None else []
         self._probe = None if ops else self._probe
         return Timed(tuple(samples[-kept:]), tuple(nodes), waited)
+
+    def _waited_s(self) -> float:
+        """Seconds so far that this process was ready to run while others had its cores."""
+        return run_queue_s(self._threads)
 
     def _pass(self) -> float:
         """Seconds of one pass less the time slices of other processes, but never less than the CPU time of this thread."""

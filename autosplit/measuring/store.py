@@ -17,6 +17,7 @@ A file that cannot be read is set aside under a new name, and its settings are m
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -204,7 +205,8 @@ class Store:
         try:
             yield self
         except OSError as failure:
-            where = f"'{failure.filename}': " if failure.filename else ""
+            is_full = failure.errno in (errno.ENOSPC, errno.EDQUOT)  # then one note is enough, whatever could not be written
+            where = f"'{failure.filename}': " if failure.filename and not is_full else ""
             lost = f"the store '{self.root}' could not keep what was measured: {where}{failure.strerror}"
             notes.append(f"{lost}; make room, or name another one with --profiles")
 

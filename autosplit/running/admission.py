@@ -12,10 +12,8 @@ from typing import NamedTuple, Protocol
 
 from autosplit.compat.futures import SafeCondition
 from autosplit.errors import AutosplitError, RefusedError
-from autosplit.reports.results import StageStats
 from autosplit.running.inflight import Pace
-from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import WorkerHealth
+from autosplit.running.monitor import WorkerHealth, WorkerReport
 from autosplit.running.request import AnswerFuture, Answers, Request
 from autosplit.running.waitingroom import AdmissionQueue, WaitingRoom
 from autosplit.running.wiring import Wiring
@@ -39,20 +37,6 @@ def closed() -> RefusedError:
     return RefusedError("the request was refused: the pipeline is closed")
 
 
-class Entrance(Protocol):
-    """Takes requests in: an ``Admission``, or ``Turns``, whose callers compute their requests themselves."""
-
-    @property
-    def returns_immediately(self) -> bool:
-        """Whether ``submit`` would return soon."""
-
-    def submit(self, request: Request, timeout_s: float | None) -> AnswerFuture:
-        """Take a request in, and return the future of its answer."""
-
-    def enter(self, request: Request, timeout_s: float | None = None) -> None:
-        """Take a request in, whose caller waits for its answer. Raises: RefusedError: closed, or not in time."""
-
-
 class Transport(Protocol):
     """Rings between workers (``RingTransport``), the caller's process (``CallerTransport``) or hosts (``HostsTransport``).
 
@@ -60,8 +44,8 @@ class Transport(Protocol):
     """
 
     @property
-    def turns(self) -> Entrance | None:
-        """Takes requests in place of the admission, if the transport has no thread of its own."""
+    def admission_class(self) -> "type[Admission]":
+        """The class of its admission: ``Turns`` for a transport without a thread, whose callers compute their requests."""
 
     @property
     def wiring(self) -> Wiring:
@@ -74,10 +58,6 @@ class Transport(Protocol):
     @property
     def restarts(self) -> int:
         """Workers that were started anew so far."""
-
-    @property
-    def pids(self) -> list[int]:
-        """The process of each copy of each stage."""
 
     def start(self, admission: "Admission") -> None:
         """Take requests, and settle them with this admission. Raises: BackendError: a stage could not be loaded."""
@@ -94,14 +74,11 @@ class Transport(Protocol):
     def cancel(self, request: Request) -> None:
         """Let the stages skip a request, if they have it."""
 
-    def health(self, network: str) -> list[WorkerHealth]:
+    def health(self) -> list[WorkerHealth]:
         """The state and the sums of each copy of each stage."""
 
-    def stats(self, *, clear: bool) -> tuple[Sequence[StageStats], int]:
-        """The work of each copy of each stage, and how many workers were started anew."""
-
-    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
-        """The times of the last requests of each copy."""
+    def reports(self, *, clear: bool) -> list[WorkerReport]:
+        """The work of each copy of each stage, since its start or since the last call with ``clear``."""
 
     def close(self, *, patiently: bool) -> None:
         """Fail requests without an answer, and end the stages; a second call does nothing. ``patiently``: in good order."""

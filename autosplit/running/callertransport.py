@@ -18,13 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autosplit.errors import AutosplitError, PlanError, RefusedError
-from autosplit.reports.results import StageStats
 from autosplit.running.admission import Admission, wait_until
 from autosplit.running.inflight import Pace
 from autosplit.running.intake import InputCopies
 from autosplit.running.localstage import LocalStage, Work, serve
-from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import WorkerHealth
+from autosplit.running.monitor import WorkerHealth, WorkerReport
 from autosplit.running.request import Request
 from autosplit.running.turns import Turns
 from autosplit.running.wiring import Wiring, require_here
@@ -52,7 +50,6 @@ class CallerTransport:
     """
 
     restarts = 0
-    turns: Turns | None = None
 
     def __init__(self, wiring: Wiring) -> None:
         require_here(wiring)
@@ -65,6 +62,7 @@ class CallerTransport:
                 raise PlanError(f"the caller's process computes on cores, and '{device.name}' is an accelerator; use workers")
         self.wiring = wiring
         self.pace = Pace(len(stage.devices))
+        self.admission_class = Turns if len(stage.devices) == stage.streams == 1 else Admission
         self._stages: list[LocalStage] = []
         self._idle: deque[_Place] = deque()
         self._num_places = 0
@@ -79,9 +77,9 @@ class CallerTransport:
     def start(self, admission: Admission) -> None:
         """Load the copies. Raises: BackendError: a stage could not be loaded. PlanError: the cores of a device are not here."""
         self._admission = admission
-        if self.pace.size == self.wiring.stages[0].streams == 1:
+        if isinstance(admission, Turns):
             self._stages.append(LocalStage(self.wiring, 0))
-            self.turns = Turns(self._stages[0], admission)
+            admission.stage = self._stages[0]
             return
         loaded: queue.SimpleQueue[Sequence[_Place]] = queue.SimpleQueue()
         for replica in range(self.pace.size):
@@ -96,11 +94,6 @@ class CallerTransport:
         self.pace = Pace(self._num_places)
         self._copies = InputCopies(self.wiring, admission.queue_capacity + self.pace.size)
         self._run(self._watch)
-
-    @property
-    def pids(self) -> list[int]:
-        """This process, once for each copy of the stage."""
-        return [os.getpid()] * len(self._stages)
 
     def has_room(self) -> bool:
         """Whether a place is idle."""
@@ -126,20 +119,15 @@ class CallerTransport:
     def cancel(self, request: Request) -> None:
         """Nothing: a copy computes the request already."""
 
-    def health(self, network: str) -> list[WorkerHealth]:
+    def health(self) -> list[WorkerHealth]:
         """The state and the sums of each copy."""
-        return [stage.health(network) for stage in self._stages]
+        return [stage.health() for stage in self._stages]
 
-    def stats(self, *, clear: bool) -> tuple[list[StageStats], int]:
-        """The work of each copy, and 0: a thread of this process cannot be replaced."""
+    def reports(self, *, clear: bool) -> list[WorkerReport]:
+        """The work of each copy."""
         with self._admission.changed:
             seen = [(stage, stage.events(clear=clear)) for stage in self._stages]
-        return [stage.stats(events) for stage, events in seen], 0
-
-    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
-        """The times of the last requests of each copy."""
-        with self._admission.changed:
-            return [stage.events(clear=clear) for stage in self._stages]
+        return [stage.report(events) for stage, events in seen]
 
     def close(self, *, patiently: bool) -> None:
         """Fail waiting requests, wait for those that are computed now, and let go of the stage."""
@@ -158,7 +146,8 @@ class CallerTransport:
 
     def _is_still(self) -> bool:
         """Whether no request is computed and the last one of each place was answered."""
-        return not self.turns.is_taken if self.turns is not None else len(self._idle) == self._num_places
+        admission = self._admission
+        return not admission.is_taken if isinstance(admission, Turns) else len(self._idle) == self._num_places
 
     def _run(self, target: Callable[..., None], *arguments: object) -> None:
         """Start a thread, which ``close`` joins."""

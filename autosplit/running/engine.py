@@ -7,19 +7,20 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
+from autosplit.closing import Draining
 from autosplit.devices.limits import refusals_named
 from autosplit.errors import BRIEF, AutosplitError, BackendError, PlanError, RefusedError, UsageError, listed, raise_faults
 from autosplit.reports.results import LatencyStats, RunStats
-from autosplit.running.admission import Admission, Entrance, Occupancy, Transport, closed
+from autosplit.running.admission import Admission, Occupancy, Transport, closed
 from autosplit.running.intake import Intake
 from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import BatchCounts, WorkerHealth, latency_of, run_stats
+from autosplit.running.monitor import BatchCounts, WorkerHealth, WorkerReport, latency_of, run_stats
 from autosplit.running.request import AnswerFuture, Answers, Request, Tensors, monotonic_deadline
 from autosplit.running.stage import StagePlacement
 from autosplit.running.swapping import with_swapped_weights
@@ -29,7 +30,7 @@ from autosplit.tables import bytes_text
 log = logging.getLogger(__name__)
 
 
-class Engine:
+class Engine(Draining):
     """One network that takes requests until ``close``, best used in a ``with`` block.
 
     Args:
@@ -73,7 +74,7 @@ class Engine:
     def _open(self, wiring: Wiring) -> tuple[Transport, Admission]:
         """A transport with loaded stages, and the admission before it."""
         transport = self._open_transport(wiring)
-        admission = Admission(transport, self._answers, self._queue_capacity)
+        admission = transport.admission_class(transport, self._answers, self._queue_capacity)
         try:
             transport.start(admission)
         except BaseException:
@@ -84,7 +85,6 @@ class Engine:
     def _use(self, transport: Transport, admission: Admission) -> None:
         """Send requests to this transport from now on."""
         self._transport, self._admission = transport, admission
-        self._entrance: Entrance = transport.turns or admission
 
     def submit(
         self,
@@ -177,7 +177,7 @@ class Engine:
     @property
     def returns_immediately(self) -> bool:
         """Whether ``submit`` would return soon: there is a place, and it does not compute for long in the calling thread."""
-        return self._entrance.returns_immediately
+        return self._admission.returns_immediately
 
     @property
     def occupancy(self) -> Occupancy:
@@ -228,7 +228,7 @@ class Engine:
     @property
     def pids(self) -> list[int]:
         """The process of each copy of each stage."""
-        return self._transport.pids
+        return [worker.pid for worker in self.health()]
 
     @property
     def restarts(self) -> int:
@@ -251,7 +251,7 @@ class Engine:
 
     def health(self, network: str = "") -> list[WorkerHealth]:
         """The state and the sums of each copy of each stage."""
-        return self._transport.health(network)
+        return [replace(worker, network=network) for worker in self._transport.health()]
 
     def stats(self, *, clear: bool = False) -> RunStats:
         """Latency and the times of each copy, since the start or since the last call with ``clear``."""
@@ -259,12 +259,16 @@ class Engine:
             now_s = time.monotonic()
             elapsed_s, times = now_s - self._since_s, self._answers.take_times(clear=clear)
             self._since_s = now_s if clear else self._since_s
-        stages, restarts = self._transport.stats(clear=clear)
-        return run_stats(times, elapsed_s, stages, self._past_restarts + restarts)
+        stages = [one.stats for one in self.reports(clear=clear)]
+        return run_stats(times, elapsed_s, stages, self.restarts)
 
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last requests of each copy."""
-        return self._transport.events(clear=clear)
+        return [one.events for one in self.reports(clear=clear)]
+
+    def reports(self, *, clear: bool = False) -> list[WorkerReport]:
+        """The times of each copy as figures and one by one, since the start or since the last call with ``clear``."""
+        return self._transport.reports(clear=clear)
 
     def swap(self, group: str, weights: Mapping[str, torch.Tensor], folder: Path) -> int:
         """Give the stages of a parameter group other weights while requests run; no request sees both old and new ones.
@@ -363,21 +367,21 @@ class Engine:
     def _submit(self, request: Request, timeout_s: float | None) -> AnswerFuture:
         """Take a request in, and return the future of its answer. Raises: as ``Admission.enter``."""
         while True:
-            entrance = self._entrance
+            admission = self._admission
             try:
-                return entrance.submit(request, timeout_s)
+                return admission.submit(request, timeout_s)
             except RefusedError:
-                if entrance is self._entrance:
+                if admission is self._admission:
                     raise  # otherwise weights were swapped meanwhile, and the request goes to the new stages
 
     def _enter(self, request: Request) -> None:
         """Take a request in. Raises: as ``Admission.enter``."""
         while True:
-            entrance = self._entrance
+            admission = self._admission
             try:
-                return entrance.enter(request)
+                return admission.enter(request)
             except RefusedError:
-                if entrance is self._entrance:
+                if admission is self._admission:
                     raise
 
     def check_thread(self) -> None:
@@ -387,9 +391,3 @@ class Engine:
             was forked from the one that opened it.
         """
         self._answers.check_thread()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close(drain=kind is None)

@@ -20,11 +20,10 @@ import torch
 
 from autosplit.devices.processes import anonymous_bytes
 from autosplit.errors import AutosplitError, BackendError, DeadlineError, RefusedError, StageError
-from autosplit.reports.results import StageStats
 from autosplit.running import statusblock
 from autosplit.running.copying import CopyPool
 from autosplit.running.messages import Ready, WorkerEvent
-from autosplit.running.monitor import WorkerHealth, stage_stats, worker_health
+from autosplit.running.monitor import WorkerHealth, WorkerReport, worker_health, worker_report
 from autosplit.running.request import NUM_TIMES, MatchingTensors, Request
 from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.stage import StagePlacement
@@ -200,13 +199,13 @@ class LocalStage:
         rows = [self._events.popleft() for _ in range(len(self._events))] if clear else list(self._events)
         return [WorkerEvent(*row) for row in rows]
 
-    def stats(self, events: Sequence[WorkerEvent]) -> StageStats:
+    def report(self, events: list[WorkerEvent]) -> WorkerReport:
         """Its times; its process holds more than the stage, so the memory is that of the whole process."""
-        return stage_stats(self._stage, self.replica, self._words, events, self.ready, os.getpid())
+        return worker_report(self._stage, self.replica, self._words, events, self.ready, os.getpid())
 
-    def health(self, network: str) -> WorkerHealth:
+    def health(self) -> WorkerHealth:
         """Its state and sums, as those of a worker."""
-        return worker_health(network, self._stage, self.replica, os.getpid(), True, self._words, 0)
+        return worker_health(self._stage, self.replica, os.getpid(), True, self._words, 0)
 
     def unload(self) -> None:
         """Let go of the weights; there are no more requests. The threads of the runtime have returned from Python by then."""

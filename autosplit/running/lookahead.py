@@ -5,10 +5,7 @@ Copies then run beside the computing, no stream waits for another, and the devic
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
-
-import torch
 
 from autosplit.running.ring import DATA, FLAG, VARIANT, Slot
 from autosplit.running.stagerings import StageRings
@@ -21,27 +18,12 @@ LOOK_AHEAD_S = 1e-3
 """How long a request that comes while another one is computed may have to wait for an idle stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class _NotBegun:
-    """A request that failed when it was begun; it raises the failure in its turn."""
-
-    failure: Exception
-
-    def wait(self, most_s: float = 0.0) -> bool:
-        """Raises: the failure."""
-        raise self.failure
-
-    def outputs(self) -> Sequence[torch.Tensor]:
-        """Raises: the failure."""
-        raise self.failure
-
-
 class Ahead(NamedTuple):
-    """A request that was taken early: its slots, and the request as it was begun, or None without tensors."""
+    """A request that was taken early: its slots, and the request as it was begun, or why it was not; None without tensors."""
 
     sequence: int
     slots: list[Slot]
-    begun: "Begun | None" = None
+    begun: "Begun | Exception | None" = None
 
 
 class Lookahead:
@@ -66,8 +48,13 @@ class Lookahead:
         """Forget all of them; they come again."""
         self._taken.clear()
 
-    def compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | None") -> "Begun":
-        """Begin a request unless it is begun, and wait until it is computed; meanwhile begin those after it."""
+    def compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | Exception | None") -> "Begun":
+        """Begin a request unless it is begun, and wait until it is computed; meanwhile begin those after it.
+
+        Raises: the failure with which it was begun, in its turn.
+        """
+        if isinstance(begun, Exception):
+            raise begun
         begun = begun or self._begin(slots)
         self._begin_following(sequence)
         while len(self._taken) < self._num_contexts - 1:
@@ -86,16 +73,12 @@ class Lookahead:
             newest, slots = found
             ahead = Ahead(newest, slots)
             if all(slot.header[FLAG] == DATA for slot in slots) and not self._status_block.expired(newest):
-                ahead = Ahead(newest, slots, self._begin_once(slots))
+                try:
+                    ahead = ahead._replace(begun=self._begin(slots))
+                except Exception as failure:  # no second try: it would come after later requests, which have their turns in order
+                    ahead = ahead._replace(begun=failure)
             self._taken.append(ahead)
 
     def _begin(self, slots: Sequence[Slot]) -> "Begun":
         run = self._runs[slots[0].header[VARIANT]]
         return run.begin(self._rings.inputs(slots))  # type: ignore[attr-defined, no-any-return]
-
-    def _begin_once(self, slots: Sequence[Slot]) -> "Begun":
-        """Begin a request, once only: another try would come after later requests, which have their turns in order."""
-        try:
-            return self._begin(slots)
-        except Exception as failure:
-            return _NotBegun(failure)

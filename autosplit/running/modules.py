@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,24 +20,28 @@ if TYPE_CHECKING:
     from autosplit.backends.base import Backend, Precision, Runnable
 
 
-class Module(Protocol):
+class Module:
     """A source from which a worker loads a function of tensors."""
 
     @property
     def kind(self) -> str:
         """The backend's name, or a name in its place."""
+        raise NotImplementedError
 
     @property
     def warms_up(self) -> bool:
         """Whether the function may be called on zeros before the first request."""
+        return True
 
     @property
     def isolated(self) -> bool:
         """Whether it may run in worker processes only: it calls operators that a file of an untrusted maker names."""
+        return False
 
     @property
     def num_bytes(self) -> int | None:
         """Bytes of weights that a worker will hold; None if they are unknown before it runs."""
+        return None
 
     def import_packages(self) -> None:
         """Import the packages of ``load`` first, so that their memory is not counted as the stage's."""
@@ -51,9 +55,11 @@ class Module(Protocol):
             shared: whether others compute on its cores.
             streams: requests that it works on at once.
         """
+        raise NotImplementedError
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """The op that raises on these inputs, with its line of code if that is known; None if the op is not known."""
+        return None
 
 
 def is_compiled(kind: str) -> bool:
@@ -64,7 +70,7 @@ def is_compiled(kind: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class StageFolder:
+class StageFolder(Module):
     """A stage that was saved with ``splitting.save_stage`` and prepared for its backend."""
 
     folder: Path
@@ -172,22 +178,8 @@ class StageFolder:
         return failing_node(load_stage(self.folder, trust=self.trust).module, inputs)
 
 
-class _Function:
-    """The common part of functions of the user; their memory and outputs are unknown before a request runs."""
-
-    warms_up = False
-    isolated = False
-
-    def import_packages(self) -> None:
-        """Do nothing: ``load`` imports the module."""
-
-    def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
-        """None: the traceback names the line."""
-        return None
-
-
 @dataclass(frozen=True)
-class PythonFunction(_Function):
+class PythonFunction(Module):
     """A function of tensors that returns one tensor or several.
 
     ``path`` is ``package.module:function``. The module, or a package that contains it, must be among ``allowed``.
@@ -196,7 +188,7 @@ class PythonFunction(_Function):
     path: str
     allowed: tuple[str, ...]
     kind = "python"
-    num_bytes = None
+    warms_up = False
 
     def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """Import the function. Raises: UsageError: it is not allowed, or does not exist."""
@@ -204,12 +196,13 @@ class PythonFunction(_Function):
 
 
 @dataclass(frozen=True)
-class LocalFunction(_Function):
+class LocalFunction(Module):
     """A function of this process, for null devices, whose workers are threads."""
 
     function: Callable[..., Any]
     num_bytes: int = 0
     kind = "local"
+    warms_up = False
 
     def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """The function itself."""

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from autosplit.devices.processes import memory_held, resident_bytes
 from autosplit.errors import RefusedError, WorkerError
@@ -63,13 +64,20 @@ class WorkerHealth:
     resident_bytes: int
 
 
+class WorkerReport(NamedTuple):
+    """The work and the memory of one copy of a stage, and the times of its last requests, of which the figures are."""
+
+    stats: StageStats
+    events: list[WorkerEvent]
+
+
 def worker_health(
-    network: str, stage: StagePlacement, replica: int, pid: int, alive: bool, status: memoryview, num_queued: int
+    stage: StagePlacement, replica: int, pid: int, alive: bool, status: memoryview, num_queued: int
 ) -> WorkerHealth:
     """The health of a worker, from its words of the status block."""
     since_s = (time.monotonic_ns() - status[statusblock.SINCE_NS]) / 1e9 if status[statusblock.SINCE_NS] else 0.0
     return WorkerHealth(
-        network,
+        "",
         stage.name,
         replica,
         stage.devices[replica].name,
@@ -99,48 +107,37 @@ def run_stats(times: Sequence[RequestTimes], elapsed_s: float, stages: Iterable[
     return RunStats(len(times), elapsed_s, latency_of(times), waiting, tuple(stages), restarts)
 
 
-class Monitor:
-    """Observes the workers of one deployment."""
-
-    def __init__(self, deployment: Deployment, lanes: Lanes) -> None:
-        self._deployment, self._lanes = deployment, lanes
-        self._flow = Flow(deployment.wiring)
-
-    def health(self, network: str) -> list[WorkerHealth]:
-        """The state and the sums of each worker, read from shared memory without asking it."""
-        found = []
-        places = self._flow.places(self._deployment.status_block)
-        for number, (config, worker) in enumerate(zip(self._deployment.worker_configs, self._deployment.workers, strict=True)):
-            status = self._deployment.status_block.status(number)
-            num_queued = self._flow.num_queued(number, places, self._lanes.nexts)
-            found.append(worker_health(network, config.stage, config.replica, worker.pid, worker.alive(), status, num_queued))
-        return found
-
-    def stats(self, *, clear: bool) -> list[StageStats]:
-        """The work of each worker, since its start or since the last call with ``clear``."""
-        return [self._stage_stats(number, events) for number, events in enumerate(self.events(clear=clear))]
-
-    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
-        """The times of the last requests in each worker; empty for a worker that does not answer."""
-        found: list[list[WorkerEvent]] = []
-        with self._deployment.control_lock:
-            for number in range(len(self._deployment.workers)):
-                found.append([])
-                with contextlib.suppress(WorkerError, RefusedError):
-                    rows = self._deployment.call(number, "during a report", StageWorker.events, clear)
-                    found[-1] = [WorkerEvent(*row) for row in rows.result(60.0, stop=self._deployment.stopping)]
-        return found
-
-    def _stage_stats(self, number: int, events: Sequence[WorkerEvent]) -> StageStats:
-        config, ready = self._deployment.worker_configs[number], self._deployment.ready[number]
-        status, pid = self._deployment.status_block.status(number), self._deployment.workers[number].pid
-        found = stage_stats(config.stage, config.replica, status, events, ready, pid)
-        return found if config.states is None else replace(found, held_bytes=found.held_bytes + config.states.num_bytes)
+def health_of(deployment: Deployment, lanes: Lanes) -> list[WorkerHealth]:
+    """The state and the sums of each worker of a deployment, read from shared memory without asking it."""
+    found, flow = [], Flow(deployment.wiring)
+    places = flow.places(deployment.status_block)
+    for number, (config, worker) in enumerate(zip(deployment.worker_configs, deployment.workers, strict=True)):
+        status, num_queued = deployment.status_block.status(number), flow.num_queued(number, places, lanes.nexts)
+        found.append(worker_health(config.stage, config.replica, worker.pid, worker.alive(), status, num_queued))
+    return found
 
 
-def stage_stats(
-    stage: StagePlacement, replica: int, status: memoryview, events: Sequence[WorkerEvent], ready: Ready, pid: int
-) -> StageStats:
+def reports_of(deployment: Deployment, *, clear: bool) -> list[WorkerReport]:
+    """The work of each worker of a deployment; a worker that does not answer has no times."""
+    found: list[list[WorkerEvent]] = []
+    with deployment.control_lock:
+        for number in range(len(deployment.workers)):
+            found.append([])
+            with contextlib.suppress(WorkerError, RefusedError):
+                rows = deployment.call(number, "during a report", StageWorker.events, clear)
+                found[-1] = [WorkerEvent(*row) for row in rows.result(60.0, stop=deployment.stopping)]
+    reports = []
+    for number, (config, events) in enumerate(zip(deployment.worker_configs, found, strict=True)):
+        status, pid = deployment.status_block.status(number), deployment.workers[number].pid
+        report = worker_report(config.stage, config.replica, status, events, deployment.ready[number], pid)
+        held_bytes = report.stats.held_bytes + (0 if config.states is None else config.states.num_bytes)
+        reports.append(report._replace(stats=replace(report.stats, held_bytes=held_bytes)))
+    return reports
+
+
+def worker_report(
+    stage: StagePlacement, replica: int, status: memoryview, events: list[WorkerEvent], ready: Ready, pid: int
+) -> WorkerReport:
     """The work and the memory of one copy of a stage.
 
     Args:
@@ -151,7 +148,7 @@ def stage_stats(
         ready: its memory and seconds when it was loaded.
         pid: its process.
     """
-    return StageStats(
+    stats = StageStats(
         stage.name,
         stage.devices[replica].name,
         replica,
@@ -168,3 +165,4 @@ def stage_stats(
         note=ready.note,
         **memory_held(pid, ready.before_bytes)._asdict(),
     )
+    return WorkerReport(stats, events)

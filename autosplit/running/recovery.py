@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autosplit.devices.calls import last_words
+from autosplit.devices.calls import reason_of_end
 from autosplit.errors import BackendError, RefusedError, WorkerError
 from autosplit.memory.slots import HOST
 from autosplit.running import statusblock
@@ -134,7 +134,7 @@ class Recovery:
             RefusedError: the pipeline is being closed.
         """
         deployment = self._deployment
-        self._hung |= {number: words for number, worker in enumerate(deployment.workers) if (words := last_words(worker))}
+        self._hung |= {number: reason for number, worker in enumerate(deployment.workers) if (reason := reason_of_end(worker))}
         dead = self._pause([n for n, worker in enumerate(deployment.workers) if n not in self._hung and worker.alive()])
         given_up, fruitless, deaths = {}, {}, {}
         for number in dead:

@@ -15,13 +15,11 @@ from collections.abc import Callable
 
 from autosplit.devices.processes import MOST_WAIT_S
 from autosplit.errors import AutosplitError, BackendError, RefusedError, WorkerError
-from autosplit.reports.results import StageStats
 from autosplit.running.admission import Admission
 from autosplit.running.hostrings import InputRings, ResultRings
 from autosplit.running.inflight import SOON_NS, InFlight
 from autosplit.running.intake import InputCopies
-from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import Monitor, WorkerHealth
+from autosplit.running.monitor import WorkerHealth, WorkerReport, health_of, reports_of
 from autosplit.running.provisioner import Deployment, provision
 from autosplit.running.recovery import Recovery
 from autosplit.running.request import Request
@@ -42,7 +40,7 @@ class RingTransport:
     Raises: DeviceError: a stage is on another host. BackendError: a stage could not be loaded. WorkerError: a worker died.
     """
 
-    turns = None
+    admission_class = Admission
 
     def __init__(
         self, wiring: Wiring, max_restarts: int, replace: Callable[[BackendError, Wiring], Wiring] | None = None
@@ -67,7 +65,6 @@ class RingTransport:
         self._in_flight = InFlight(self.wiring, deployment.status_block)
         self._lanes, self.pace = self._in_flight.lanes, self._in_flight.pace
         self._recovery = Recovery(deployment, self._max_restarts)
-        self.monitor = Monitor(deployment, self._lanes)
 
     def start(self, admission: Admission) -> None:
         """Let the workers take requests."""
@@ -81,11 +78,6 @@ class RingTransport:
     def restarts(self) -> int:
         """Workers that were started anew so far."""
         return self._past_restarts + self._recovery.restarts
-
-    @property
-    def pids(self) -> list[int]:
-        """The process of each worker, in the order of stages and replicas; a null device runs in this process."""
-        return [worker.pid for worker in self.deployment.workers]
 
     def has_room(self) -> bool:
         """Whether one more request may be sent now."""
@@ -108,17 +100,13 @@ class RingTransport:
         """Let the stages skip a request."""
         self._in_flight.skip(request.sequence)
 
-    def health(self, network: str) -> list[WorkerHealth]:
+    def health(self) -> list[WorkerHealth]:
         """The state and the sums of each worker, read from shared memory without asking it."""
-        return self.monitor.health(network)
+        return health_of(self.deployment, self._lanes)
 
-    def stats(self, *, clear: bool) -> tuple[list[StageStats], int]:
-        """The work of each worker, and the restarts so far."""
-        return self.monitor.stats(clear=clear), self.restarts
-
-    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
-        """The times of the last requests in each worker; empty for a worker that does not answer."""
-        return self.monitor.events(clear=clear)
+    def reports(self, *, clear: bool) -> list[WorkerReport]:
+        """The work of each worker, in the order of stages and replicas."""
+        return reports_of(self.deployment, clear=clear)
 
     def close(self, *, patiently: bool) -> None:
         """Fail requests without an answer and end every worker, which is killed after 5 s, or 0.5 s if not ``patiently``."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autosplit.devices.accelerators import PROVIDERS
-from autosplit.devices.calls import START, answer, reply_with, say_last
+from autosplit.devices.calls import START, answer, reply_reason, reply_with
 from autosplit.devices.forking import freed_memory_returned
 from autosplit.devices.processes import anonymous_bytes, reset_peak
 from autosplit.errors import AutosplitError, BackendError, DeviceError
@@ -78,7 +78,7 @@ def serve_stage(control: Connection, config: WorkerConfig) -> None:
         try:
             workers[0].serve()
         except _Lost as lost:  # a new process may open the device again, and runs the requests that were in progress
-            say_last(control, DeviceError(f"ended because device '{config.device.name}' does not answer: {lost}"))
+            reply_reason(control, DeviceError(f"ended because device '{config.device.name}' does not answer: {lost}"))
 
 
 class StageWorker:
@@ -106,7 +106,7 @@ class StageWorker:
             if is_new:
                 one.warm_up(run)
         self._runs = [run for _, run, _ in loaded]
-        self._num_contexts: int = getattr(self._runs[0], "num_contexts", 1)
+        self._num_contexts = len(getattr(self._runs[0], "contexts", (None,)))
         self._lookahead = Lookahead(self._rings, self._runs, self._num_contexts, self._status_block)
         return str(getattr(self._runs[0], "note", ""))
 
@@ -181,7 +181,7 @@ class StageWorker:
         status.count(flag, ran - got, got - asked + blocked, sent - ran - blocked, max(0, got - posted))
         return sequence + len(self._config.stage.devices)
 
-    def _compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | None") -> tuple[int, Any]:
+    def _compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | Exception | None") -> tuple[int, Any]:
         """The flag of the request from here on, and its outputs or the text of the error.
 
         A stage that works on several requests at once gives a begun request in place of its outputs.

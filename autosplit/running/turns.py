@@ -13,45 +13,42 @@ SHORT_NS = 1_000_000
 """A stage that takes at most this long may be computed in the thread of an event loop."""
 
 
-class Turns:
-    """Computes requests in the threads of their callers.
+class Turns(Admission):
+    """Computes requests in the threads of their callers; its queue holds the requests of waiting threads.
 
-    Args:
-        stage: the copy of the stage.
-        admission: its lock guards the turn; its queue holds the requests of waiting threads.
+    Attributes:
+        stage: the copy of the stage; the transport loads it.
+        is_taken: whether a thread has the turn, and computes its own request and waiting ones.
     """
 
-    def __init__(self, stage: LocalStage, admission: Admission) -> None:
-        self._stage, self._admission, self._answers = stage, admission, admission.answers
-        self.is_taken = False
-        """Whether a thread has the turn, and computes its own request and waiting ones."""
+    stage: LocalStage
+    is_taken = False
 
     @property
     def returns_immediately(self) -> bool:
         """Whether ``submit`` would return soon: no thread computes, and the stage usually takes less than ``SHORT_NS``."""
-        return not self.is_taken and self._stage.usual_ns < SHORT_NS
+        return not self.is_taken and self.stage.usual_ns < SHORT_NS
 
     def submit(self, request: Request, timeout_s: float | None) -> Finished:
         """Compute a request; the future has its answer."""
         self.enter(request, timeout_s)
         try:
-            return Finished(request.number, self._answers.result(request), None)
+            return Finished(request.number, self.answers.result(request), None)
         except Exception as failure:
             return Finished(request.number, None, failure)
 
     def enter(self, request: Request, timeout_s: float | None = None) -> None:
         """Compute a request in this thread, or wait until another thread has. Raises: RefusedError: closed, or not in time."""
-        admission = self._admission
-        self._answers.check_process()
-        with admission.changed:
-            admission.check_open()
+        self.answers.check_process()
+        with self.changed:
+            self.check_open()
             waits, self.is_taken = self.is_taken, True
-            if waits or admission.queue:
+            if waits or self.queue:
                 request.will_wait()
-                admission.queue.push(request)
+                self.queue.push(request)
                 first = None if waits else self._pop()
             else:
-                admission.number(first := request)
+                self.number(first := request)
         if first is None:
             self._await(request, timeout_s)
         else:
@@ -59,20 +56,20 @@ class Turns:
 
     def _take(self, request: Request, own: Request) -> None:
         """Compute a numbered request, then the thread's ``own`` one and as many as wait then, and pass the turn on."""
-        admission, num_more = self._admission, -1
+        num_more = -1
         while True:
             goes_on = False
             try:
                 try:
-                    self._stage.compute(request)
+                    self.stage.compute(request)
                 finally:
-                    self._answers.deliver((request,))
+                    self.answers.deliver((request,))
                 goes_on = True
             finally:
-                with admission.changed:
-                    admission.num_running -= 1
-                    num_more = admission.queue.num_all if num_more < 0 else num_more - 1
-                    if goes_on and admission.queue and (num_more > 0 or not own.answered):
+                with self.changed:
+                    self.num_running -= 1
+                    num_more = self.queue.num_all if num_more < 0 else num_more - 1
+                    if goes_on and self.queue and (num_more > 0 or not own.answered):
                         request = self._pop()
                     else:
                         self.is_taken = goes_on = False
@@ -82,34 +79,33 @@ class Turns:
 
     def _wake_next(self) -> None:
         """Wake the thread of the most urgent request that waits, so that it takes the turn (the lock is held)."""
-        if self._admission.queue:
-            self._admission.queue.first.wake()
-        elif not self._admission.is_open:
-            self._admission.changed.notify_all()
+        if self.queue:
+            self.queue.first.wake()
+        elif not self.is_open:
+            self.changed.notify_all()
 
     def _await(self, request: Request, timeout_s: float | None) -> None:
         """Wait until another thread has computed a request, or until this thread is woken to take the turn."""
-        admission = self._admission
         try:
             while not request.answered:
                 in_time = request.wait(timeout_s)
-                with admission.changed:
-                    if not in_time and admission.queue.remove([request]):
-                        raise admission.no_room()
+                with self.changed:
+                    if not in_time and self.queue.remove([request]):
+                        raise self.no_room()
                     timeout_s = timeout_s if in_time else None  # it is being computed
                     if request.answered or self.is_taken:
                         continue
                     self.is_taken, first = True, self._pop()
                 self._take(first, request)
         except BaseException:  # Ctrl-C, for example
-            with admission.changed:
-                admission.queue.remove([request])
+            with self.changed:
+                self.queue.remove([request])
                 if not self.is_taken:
                     self._wake_next()
             raise
 
     def _pop(self) -> Request:
         """Number the most urgent request, which is computed now (the lock is held)."""
-        request = self._admission.queue.pop()
-        self._admission.number(request)
+        request = self.queue.pop()
+        self.number(request)
         return request

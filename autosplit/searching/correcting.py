@@ -7,12 +7,11 @@ from statistics import geometric_mean, median
 import numpy as np
 
 from autosplit.deploying.bench import Contender
-from autosplit.measuring.stage_timer import SLOW_RATIO
 from autosplit.running.messages import WorkerEvent
 from autosplit.values.machine import places
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Samples
+from autosplit.values.samples import SLOW_RATIO, Samples
 
 MOST_SAMPLES = 5
 """Number of samples of each worker that go into the profile. Each is the mean of an equal part of the requests."""

@@ -67,8 +67,6 @@ def search(
         try:
             return _search(question, traced, budget, setup, subject_for, footprints, progress, keep)
         except (BackendError, WorkerError) as failure:
-            if setup.bench is not None:
-                setup.bench.adopt({})
             if lost := getattr(failure, "device", ""):
                 question = _without_device(question, lost, failure)
                 continue

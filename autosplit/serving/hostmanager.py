@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
 
 from autosplit.arguments import checked
+from autosplit.closing import Draining
 from autosplit.errors import RefusedError, UsageError
 from autosplit.reports.status import Beacon
 from autosplit.running.awaiting import Awaiting
@@ -53,7 +53,7 @@ class Network:
 
 
 @checked
-class HostManager:
+class HostManager(Draining):
     """Several networks on the devices of one machine; every method may be called from any thread.
 
     While the host is open, other processes of the user can read its health (``autosplit status``).
@@ -292,12 +292,6 @@ class HostManager:
                 if network is not None and network.pipeline is not None:
                     network.phase = "draining"
                     stack.callback(network.pipeline.close, drain=drain)
-
-    def __enter__(self) -> "HostManager":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close(drain=kind is None)
 
     def _check_thread(self) -> None:
         """Raises: UsageError: this is a callback of an answer of any network."""

@@ -7,12 +7,12 @@ import contextlib
 import ctypes
 import inspect
 import mmap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch import nn
 
 from autosplit.errors import MissingExtraError, ModelError, UsageError, one_line, raise_faults
@@ -27,16 +27,6 @@ FILES = ("config.json", "*.safetensors", "*.safetensors.index.json")
 """Patterns of the files that are fetched from the hub, from the top folder of a repository."""
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model with its trained weights, inputs that were made up for it, and a sentence that says which weights these are."""
-
-    name: str
-    module: nn.Module
-    inputs: dict[str, torch.Tensor]
-    note: str
-
-
 def load_checkpoint(
     folder: Path,
     origin: str,
@@ -45,7 +35,7 @@ def load_checkpoint(
     seq_len: int | None,
     given: Given | None,
     weights: bool = True,
-) -> Loaded:
+) -> tuple[nn.Module, str, Sequence[Any], Mapping[str, Any], str]:
     """The model of a checkpoint in eval mode, in its own dtypes.
 
     Args:
@@ -53,6 +43,7 @@ def load_checkpoint(
         origin: the user's name for it, for messages.
         options: config fields as text, and ``image_size`` even if the config has none.
         batch, seq_len, given, weights: as for ``architectures.build``.
+    Returns: the model, its name, inputs that were made up for it, in order and by name, and a note on its weights.
     Raises: ModelError: it is not a checkpoint, lacks weights, or its class is not one of transformers. MissingExtraError: no
         transformers.
     """
@@ -75,27 +66,28 @@ def load_checkpoint(
     with _quiet():
         made, input_options = architectures.configure(model_class, options, subject, str(folder))
         try:
-            if not weights:
-                module = architectures.with_random_weights(model_class, made)
-                shapes = architectures.Shapes(subject, made, inspect.signature(module.forward), input_options)
-                return Loaded(names[0], module, shapes.inputs(module, batch, seq_len) if given is None else {}, "")
-            module, found = model_class.from_pretrained(
-                str(folder), config=made, use_safetensors=True, local_files_only=True, output_loading_info=True
-            )
+            if weights:
+                module, found = model_class.from_pretrained(
+                    str(folder), config=made, use_safetensors=True, local_files_only=True, output_loading_info=True
+                )
+            else:
+                module, found = architectures.with_random_weights(model_class, made), {}
         except ImportError as failure:
             raise MissingExtraError(f"{subject} needs a package that is not installed: {failure}") from None
         except Exception as failure:
             raise ModelError(f"{subject} cannot be loaded: {one_line(failure)}") from failure
-    lost = [f"it lacks '{name}'" for name in sorted(found["missing_keys"])]
-    lost += [f"'{name[0]}' has another shape than its config says" for name in sorted(found["mismatched_keys"])]
+    lost = [f"it lacks '{name}'" for name in sorted(found.get("missing_keys", ()))]
+    lost += [f"'{name[0]}' has another shape than its config says" for name in sorted(found.get("mismatched_keys", ()))]
     raise_faults(ModelError, f"{subject} does not hold all weights of {names[0]}", lost)
-    _align(module)
+    note = ""
+    if weights:
+        _align(module)
+        sizes = [file.stat() for file in files]
+        written = datetime.fromtimestamp(max(one.st_mtime for one in sizes)).isoformat(" ", "minutes")
+        num_bytes = bytes_text(sum(one.st_size for one in sizes))
+        note = f"weights: those of '{origin}' ({names[0]}, {num_bytes} in {len(files)} safetensors files, written {written})"
     shapes = architectures.Shapes(subject, made, inspect.signature(module.forward), input_options)
-    sizes = [file.stat() for file in files]
-    written = datetime.fromtimestamp(max(one.st_mtime for one in sizes)).isoformat(" ", "minutes")
-    num_bytes = bytes_text(sum(one.st_size for one in sizes))
-    note = f"weights: those of '{origin}' ({names[0]}, {num_bytes} in {len(files)} safetensors files, written {written})"
-    return Loaded(names[0], module.eval(), shapes.inputs(module, batch, seq_len) if given is None else {}, note)
+    return module.eval(), names[0], (), shapes.inputs(module, batch, seq_len) if given is None else {}, note
 
 
 def fetch(name: str) -> Path:

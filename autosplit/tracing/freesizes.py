@@ -15,7 +15,7 @@ from torch import fx
 
 from autosplit.compat.torchparts import expression_of
 from autosplit.errors import TraceError
-from autosplit.tracing.resizing import OPERATIONS, Resizable, Size
+from autosplit.tracing.resizing import OPERATIONS, Resizable, fill
 from autosplit.tracing.splitting import StageProgram
 
 VIEW, RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
@@ -43,8 +43,7 @@ def freed(program: StageProgram, symbolic: Resizable) -> StageProgram:
         if node.name in symbolic.arguments:
             args, kwargs = symbolic.arguments[node.name]
             with graph.inserting_before(copy):
-                copy.args = tuple(sizes.filled(*pair) for pair in zip(copy.args, args, strict=False))
-                copy.kwargs = {name: sizes.filled(given, kwargs.get(name)) for name, given in copy.kwargs.items()}
+                fill(copy, args, kwargs, lambda size: sizes.number(size.expression))
         if copy.target is VIEW:
             copy.target = RESHAPE
     return replace(program, module=fx.GraphModule(program.module, graph, class_name="Free"), free=free)
@@ -82,15 +81,7 @@ class _Sizes:
         if expression.is_Symbol and expression not in self._known:
             self._known[expression] = self._graph.call_function(torch.ops.aten.sym_size.int, (value, axis))
 
-    def filled(self, given: Any, pattern: Any) -> Any:
-        """An argument with numbers in place of each ``Size`` of the pattern."""
-        if isinstance(pattern, Size):
-            return self._number(pattern.expression)
-        if isinstance(pattern, list) and isinstance(given, list | tuple) and len(given) == len(pattern):
-            return type(given)(self.filled(*pair) for pair in zip(given, pattern, strict=True))
-        return given
-
-    def _number(self, expression: Any) -> Any:
+    def number(self, expression: Any) -> Any:
         """The node that computes an expression, or a plain number."""
         if expression.is_Integer:
             return int(expression)
@@ -98,6 +89,6 @@ class _Sizes:
             kind = OPERATIONS.get(type(expression).__name__)
             if kind is None:
                 raise TraceError(f"stage '{self._name}' needs the size {expression}, which does not follow from its inputs")
-            parts = map(self._number, expression.args)
+            parts = map(self.number, expression.args)
             self._known[expression] = reduce(lambda *pair: self._graph.call_function(kind, pair), parts)
         return self._known[expression]

@@ -140,8 +140,7 @@ def _load_spec(
         raise ModelError(f"model '{spec}' is not a spec: {what}")
     if place == "hub" or (place == "transformers" and Path(attribute).is_dir()):
         folder = checkpoints.fetch(attribute) if place == "hub" else Path(attribute)
-        loaded = checkpoints.load_checkpoint(folder, target, options, batch, seq_len, given, weights)
-        return loaded.module, loaded.name, (), loaded.inputs, loaded.note
+        return checkpoints.load_checkpoint(folder, target, options, batch, seq_len, given, weights)
     if place == "transformers":
         if "/" in attribute:
             raise ModelError(f"model '{target}': there is no folder '{attribute}'")

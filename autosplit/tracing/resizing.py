@@ -90,11 +90,7 @@ class Resizable:
         for node in flat.program.graph.nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.name in self.arguments:
-                args, kwargs = self.arguments[node.name]
-                copies[node].args = tuple(_filled(*pair, values) for pair in zip(copies[node].args, args, strict=False))
-                copies[node].kwargs = {
-                    name: _filled(given, kwargs.get(name), values) for name, given in copies[node].kwargs.items()
-                }
+                fill(copies[node], *self.arguments[node.name], lambda size: size.at(values))
         program = fx.GraphModule(flat.program, graph, class_name=type(flat.program).__name__)
         return Flat(program, flat.in_leaves, flat.out_leaves, flat.copied)
 
@@ -190,10 +186,15 @@ def _fixed(value: Any, values: Mapping[Any, int], mode: FakeTensorMode) -> Any:
         return torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
 
 
-def _filled(given: Any, pattern: Any, values: Mapping[Any, int]) -> Any:
-    """An argument with the numbers of a pattern."""
-    if isinstance(pattern, Size):
-        return pattern.at(values)
-    if isinstance(pattern, list) and isinstance(given, list | tuple) and len(given) == len(pattern):
-        return type(given)(_filled(*pair, values) for pair in zip(given, pattern, strict=True))
-    return given
+def fill(node: fx.Node, args: Any, kwargs: Any, number: Callable[[Size], Any]) -> None:
+    """Give a node a number in place of each ``Size`` of the patterns of its arguments."""
+
+    def filled(given: Any, pattern: Any) -> Any:
+        if isinstance(pattern, Size):
+            return number(pattern)
+        if isinstance(pattern, list) and isinstance(given, list | tuple) and len(given) == len(pattern):
+            return type(given)(filled(*pair) for pair in zip(given, pattern, strict=True))
+        return given
+
+    node.args = tuple(filled(*pair) for pair in zip(node.args, args, strict=False))
+    node.kwargs = {name: filled(given, kwargs.get(name)) for name, given in node.kwargs.items()}

@@ -87,6 +87,10 @@ class Setting(NamedTuple):
         return f"{self.backend} on {self.device} with {self.threads} thread{'s' * (self.threads != 1)}"
 
 
+SLOW_RATIO = 1.15
+"""Rounds whose medians differ by more than this factor ran at different speeds of the machine."""
+
+
 @dataclass(frozen=True)
 class Samples:
     """Every measured duration of one op, stage or model, in seconds.
@@ -101,6 +105,15 @@ class Samples:
     def median_s(self) -> float:
         """The median, in seconds."""
         return statistics.median(self.samples_s)
+
+    def with_round(self, other: "Samples") -> "Samples":
+        """The samples of two rounds; only those of the faster one if they ran at different speeds of the machine.
+
+        >>> Samples((1.0, 1.2)).with_round(Samples((1.1,))).samples_s, Samples((1.9, 1.8)).with_round(Samples((1.1,))).samples_s
+        ((1.0, 1.2, 1.1), (1.1,))
+        """
+        faster, slower = sorted((self, other), key=lambda samples: samples.median_s)
+        return faster if slower.median_s > SLOW_RATIO * faster.median_s else Samples((*self.samples_s, *other.samples_s))
 
     @cached_property
     def spread(self) -> float:

@@ -295,7 +295,7 @@ def test_openvino_works_on_several_requests_at_once_and_keeps_them_apart(mlp, wh
     requests = [[torch.full((4, 32), float(number))] for number in range(8)]
     begun, made = [], []
     for inputs in requests:
-        if len(begun) == stage.num_contexts:
+        if len(begun) == len(stage.contexts):
             begun[0].wait()
             made.append(begun.pop(0).outputs()[0])
         begun.append(stage.begin(inputs))

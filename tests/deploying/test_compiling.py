@@ -15,7 +15,7 @@ from autosplit.deploying import compiling
 from autosplit.deploying.compiling import LEAST_COMPILE_S, compile_baselines
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.limits import affinity
-from autosplit.devices.processes import WorkerProcess, spawn_worker
+from autosplit.devices.processes import Worker, spawn_worker
 from autosplit.errors import BackendError, UsageError
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, unsplit
@@ -70,13 +70,13 @@ def test_a_limit_within_a_step_leaves_its_seconds_shown() -> None:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
     """The processes that compile; those of other tests are not asked."""
-    found = list[WorkerProcess]()
+    found = list[Worker]()
     monkeypatch.setattr(apart, "num_keeping", 0)
     apart.end_idle()
 
-    def spawn(target: str, **settings: str) -> WorkerProcess:
+    def spawn(target: str, **settings: str) -> Worker:
         found.append(spawn_worker(target, **settings))  # type: ignore[arg-type]
         return found[-1]
 
@@ -85,7 +85,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
     return found
 
 
-def test_what_is_loaded_beforehand_serves_the_next_call(started: list[WorkerProcess]) -> None:
+def test_what_is_loaded_beforehand_serves_the_next_call(started: list[Worker]) -> None:
     apart.begin_apart(int, "no number", doing="while something was loaded")  # a failure waits for the call that needs it
     apart.begin_apart(os.getpid, doing="while something was loaded")  # one is enough
     assert apart.call_apart(os.getpid, doing="") == started[-1].pid != os.getpid()
@@ -94,14 +94,14 @@ def test_what_is_loaded_beforehand_serves_the_next_call(started: list[WorkerProc
     assert len(started) == 1
 
 
-def assert_gone(worker: WorkerProcess) -> None:
+def assert_gone(worker: Worker) -> None:
     """Neither the process nor a compiler that it called is left."""
     with pytest.raises(ProcessLookupError):
         os.killpg(worker.pid, 0)
 
 
 def test_a_compiled_way_is_ready_and_nothing_else_is_left(
-    mlp: Traced, workspace: Workspace, started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+    mlp: Traced, workspace: Workspace, started: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a quick compiler; what the real one makes and leaves is looked at in ``tests/test_foreign_folders.py``."""
     monkeypatch.setattr(StageProgram, "packages", ("quick_libraries",))
@@ -118,9 +118,7 @@ def test_a_compiled_way_is_ready_and_nothing_else_is_left(
     assert workspace.add(unsplit(mlp), "inductor", "f32") == folder and len(started) == 1
 
 
-def test_compiling_ends_at_its_limit_with_all_that_it_started(
-    mlp: Traced, workspace: Workspace, started: list[WorkerProcess]
-) -> None:
+def test_compiling_ends_at_its_limit_with_all_that_it_started(mlp: Traced, workspace: Workspace, started: list[Worker]) -> None:
     with pytest.raises(
         BackendError, match=r"gave no answer within 0\.3 s while inductor prepared .*; allow more with a larger budget"
     ):
@@ -129,7 +127,7 @@ def test_compiling_ends_at_its_limit_with_all_that_it_started(
 
 
 def test_a_killed_compiler_is_a_reason_and_not_the_end(
-    mlp: Traced, workspace: Workspace, started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+    mlp: Traced, workspace: Workspace, started: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, profile = planned(mlp, 1.0, 1.0)
     ready, reasons = compile_baselines(
@@ -139,11 +137,11 @@ def test_a_killed_compiler_is_a_reason_and_not_the_end(
 
 
 def test_a_compiler_that_died_before_it_was_asked_is_a_worker_that_died(
-    mlp: Traced, workspace: Workspace, started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+    mlp: Traced, workspace: Workspace, started: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spawn = apart.spawn_worker
 
-    def spawn_and_kill(target: str, **settings: str) -> WorkerProcess:
+    def spawn_and_kill(target: str, **settings: str) -> Worker:
         worker = spawn(target, **settings)  # type: ignore[arg-type]
         worker.kill()
         return worker
@@ -159,7 +157,7 @@ def test_a_package_that_cannot_be_imported_is_named(mlp: Traced, workspace: Work
         compiling.compile_whole(mlp, "inductor", "f32", workspace, 60, lambda share: None)
 
 
-def test_ctrl_c_leaves_no_compiler_behind(mlp: Traced, workspace: Workspace, started: list[WorkerProcess]) -> None:
+def test_ctrl_c_leaves_no_compiler_behind(mlp: Traced, workspace: Workspace, started: list[Worker]) -> None:
     def interrupt(share: float) -> None:
         raise KeyboardInterrupt
 
@@ -169,7 +167,7 @@ def test_ctrl_c_leaves_no_compiler_behind(mlp: Traced, workspace: Workspace, sta
 
 
 def test_nothing_is_compiled_that_cannot_win_or_has_no_time(
-    mlp: Traced, workspace: Workspace, started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+    mlp: Traced, workspace: Workspace, started: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, profile = planned(mlp, 1.0, 0.25)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from autosplit.devices.calls import begin, serve
-from autosplit.devices.processes import WorkerProcess, spawn_worker
+from autosplit.devices.processes import Worker, spawn_worker
 from autosplit.errors import BackendError, HungError, RefusedError, WorkerError
 
 
@@ -49,7 +49,7 @@ def counting() -> Iterator[Any]:
 
 
 @pytest.fixture
-def process() -> Iterator[WorkerProcess]:
+def process() -> Iterator[Worker]:
     with closing(spawn_worker("autosplit.devices.calls:serve", name="apart")) as worker:
         yield worker
         worker.kill()  # it may sleep, and ``close`` would wait for it
@@ -80,7 +80,7 @@ def test_an_error_of_autosplit_comes_as_it_is_and_any_other_with_its_traceback(c
     assert begin(counting, "while it counted", Counter.add, 1).result(10) == 1
 
 
-def test_a_call_that_hangs_ends_at_its_limit_or_at_a_stop_and_shows_its_seconds_before(process: WorkerProcess) -> None:
+def test_a_call_that_hangs_ends_at_its_limit_or_at_a_stop_and_shows_its_seconds_before(process: Worker) -> None:
     seen: list[float] = []
     with pytest.raises(HungError, match=r"worker 'apart' gave no answer within 0\.5 s while it slept"):
         begin(process, "while it slept", sleep, 60.0).result(0.5, progress=seen.append)
@@ -91,7 +91,7 @@ def test_a_call_that_hangs_ends_at_its_limit_or_at_a_stop_and_shows_its_seconds_
         begin(process, "while it slept", sleep, 60.0).result(stop=stop)
 
 
-def test_a_worker_that_dies_is_named_with_its_signal_also_by_later_calls(process: WorkerProcess) -> None:
+def test_a_worker_that_dies_is_named_with_its_signal_also_by_later_calls(process: Worker) -> None:
     for _ in range(2):
         with pytest.raises(WorkerError, match="worker 'apart' was killed by SIGSEGV while it crashed") as died:
             begin(process, "while it crashed", crash).result(30)

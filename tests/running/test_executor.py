@@ -22,8 +22,8 @@ from autosplit.devices.processes import MemoryHeld
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running import admission, monitor
 from autosplit.running.copying import CopyPool
-from autosplit.running.messages import WorkerEvent
 from autosplit.running.modules import LocalFunction
+from autosplit.running.monitor import WorkerReport
 from autosplit.running.pipeline import InProcess, Pipeline
 from autosplit.running.recovery import Recovery
 from autosplit.running.stage import StagePlacement
@@ -514,14 +514,14 @@ def test_stats_add_up_and_can_be_cleared() -> None:
 
 def test_no_request_is_lost_between_two_stats(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
-        monitor, events = pipeline._transport.monitor, pipeline._transport.monitor.events
+        reports = pipeline.reports
 
-        def answered_meanwhile(*, clear: bool) -> list[list[WorkerEvent]]:
+        def answered_meanwhile(*, clear: bool) -> list[WorkerReport]:
             pipeline.run(request(1))
-            return events(clear=clear)
+            return reports(clear=clear)
 
         pipeline.run(request(0))
-        monkeypatch.setattr(monitor, "events", answered_meanwhile)
+        monkeypatch.setattr(pipeline, "reports", answered_meanwhile)
         first = pipeline.stats(clear=True)
-        monkeypatch.setattr(monitor, "events", events)
+        monkeypatch.setattr(pipeline, "reports", reports)
         assert first.num_requests + pipeline.stats().num_requests == 2

@@ -37,7 +37,7 @@ class Begun:
 class Pair:
     """Streams of which two are needed for one to end."""
 
-    num_contexts = 3
+    contexts = (None,) * 3
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
@@ -111,11 +111,10 @@ class Slot:
 class Slots:
     """Three of them, which take turns; the first try to begin request 1 fails, and uses up a turn."""
 
-    num_contexts = 3
-
     def __init__(self) -> None:
         self.go = threading.Event()
-        self.turns = cycle([Slot(self.go) for _ in range(self.num_contexts)])
+        self.contexts = [Slot(self.go) for _ in range(3)]
+        self.turns = cycle(self.contexts)
         self.failed = False
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> Slot:
