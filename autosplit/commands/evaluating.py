@@ -42,6 +42,7 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
     """Predict a plan file, edited or not, and show its stages; on other devices, here or not, if the flags describe some."""
     from autosplit import api, keeping
     from autosplit.deploying.setup import Setup
+    from autosplit.placing.annotating import broken_by
 
     given.require_default((*FOR_WORKLOADS, "split", "cluster", *FOR_MODELS), "a plan names its own stages")
     other = any(given.is_given(flag) for flag in FOR_MACHINES)
@@ -61,7 +62,7 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
             "are not here, give --machine with a file that states their speeds"
         )
     plan = api.predict(loaded.plan, profile, loaded.traced, loaded.machine)
-    say_notes(profile.notes if machine is not None else ())
+    say_notes([*(profile.notes if machine is not None else ()), *broken_by(plan, loaded.traced.graph, loaded.machine)])
     data: dict[str, Any] = {"plan": str(path), **asdict(plan.prediction), "stages": plan.rows(), "method": plan.method}
     views = [plan_table(plan, given.verbose)]
     simulation = simulation_of(plan, loaded.traced.graph, profile, loaded.machine)

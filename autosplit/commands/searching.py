@@ -46,6 +46,7 @@ def search(given: options.Plans) -> None:
     start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.deploying.footprints import Footprints
+    from autosplit.placing.annotating import broken_by
     from autosplit.planning.question import require_possible
 
     started, budget = keeping.now(), given.spending()
@@ -56,7 +57,8 @@ def search(given: options.Plans) -> None:
         require_possible(wanted, traced.graph, machine)
         measured = api.measure(traced, machine, traffic=traffic, setup=setup, then_search=True)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
-    notes = [*wanted.notes(traced.graph), *measured.notes, *keeping.keep_search(found, setup)]
+    broken = broken_by(found.plan, found.traced.graph, machine)
+    notes = [*wanted.notes(traced.graph), *measured.notes, *broken, *keeping.keep_search(found, setup)]
     say_reused(measured, given.store, started)
     say_notes(notes)
     data = {"plan": str(given.output), "summary": found.plan.summary(), **asdict(found.plan.prediction)}

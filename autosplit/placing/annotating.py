@@ -20,7 +20,7 @@ from autosplit.planning.question import Question
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints, Objective
-from autosplit.values.graph import check_graph
+from autosplit.values.graph import Graph, check_graph
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -165,6 +165,13 @@ def choices_of(plan: Plan) -> dict[str, Choice]:
     """The choices of all ops, by the planner."""
     reason = f"the planner ({plan.status}, gap {plan.prediction.gap:.1%})"
     return {op: Choice(Site(stage.devices[0], stage.backend), "planner", reason) for stage in plan.stages for op in stage.ops}
+
+
+def broken_by(plan: Plan, graph: Graph, machine: Machine) -> list[str]:
+    """A sentence for each rule of an accelerator on subgraphs that a plan breaks: solvers do not know these rules."""
+    parts = [broken_rules(device, parts_on(graph, choices_of(plan), device)) for device in machine.devices]
+    way_out = "'autosplit annotate --default auto' keeps this rule"
+    return [f"{reason}; {way_out}" for broken in parts for reason in dict.fromkeys(broken.values())]
 
 
 def placed_by_plan(traced: Traced, plan: Plan, machine: Machine, profile: Profile | None = None) -> Placed:
