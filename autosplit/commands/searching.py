@@ -46,7 +46,7 @@ def search(given: options.Plans) -> None:
     start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.deploying.footprints import Footprints
-    from autosplit.placing.annotating import broken_by
+    from autosplit.placing.rules import broken_by
     from autosplit.planning.question import require_possible
 
     started, budget = keeping.now(), given.spending()

@@ -183,7 +183,7 @@ def absent_devices(machine: Machine) -> dict[str, str]:
         elif is_accelerator(device) and (fault := absence(device.name)):
             found[device.name] = fault
         elif device.kind not in HOST_KINDS and not is_accelerator(device):
-            found[device.name] = f"device '{device.name}' is not here: no installed package serves {device.kind} devices"
+            found[device.name] = f"device '{device.name}' is not here: no package serves {device.kind} devices (docs/backends.md)"
     return found
 
 

@@ -12,7 +12,7 @@ from autosplit.placing.patterns import by_explicit_copies, by_pattern
 from autosplit.placing.placed import Placed
 from autosplit.placing.precisions import require_error
 from autosplit.placing.refusals import fall_back
-from autosplit.placing.rules import broken_rules, every_placement, keep_rules, parts_on
+from autosplit.placing.rules import broken_rules, choices_of, every_placement, keep_rules, parts_on
 from autosplit.placing.sites import AUTO, Choice, Site, SiteText, parse_site, usual_backend
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.predicting import bounded
@@ -20,7 +20,7 @@ from autosplit.planning.question import Question
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints, Objective
-from autosplit.values.graph import Graph, check_graph
+from autosplit.values.graph import check_graph
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -159,19 +159,6 @@ def by_rules(
         return planned, found
     seconds, plan, placement = best
     return bounded(replace(plan, method=f"{planned.method}, every placement within the rules"), seconds), placement
-
-
-def choices_of(plan: Plan) -> dict[str, Choice]:
-    """The choices of all ops, by the planner."""
-    reason = f"the planner ({plan.status}, gap {plan.prediction.gap:.1%})"
-    return {op: Choice(Site(stage.devices[0], stage.backend), "planner", reason) for stage in plan.stages for op in stage.ops}
-
-
-def broken_by(plan: Plan, graph: Graph, machine: Machine) -> list[str]:
-    """A sentence for each rule of an accelerator on subgraphs that a plan breaks: solvers do not know these rules."""
-    parts = [broken_rules(device, parts_on(graph, choices_of(plan), device)) for device in machine.devices]
-    way_out = "'autosplit annotate --default auto' keeps this rule"
-    return [f"{reason}; {way_out}" for broken in parts for reason in dict.fromkeys(broken.values())]
 
 
 def placed_by_plan(traced: Traced, plan: Plan, machine: Machine, profile: Profile | None = None) -> Placed:
