@@ -82,7 +82,8 @@ def choices_of(plan: Plan) -> dict[str, Choice]:
 
 def broken_by(plan: Plan, graph: Graph, machine: Machine) -> list[str]:
     """A sentence for each rule of an accelerator on subgraphs that a plan breaks: solvers do not know these rules."""
-    parts = [broken_rules(device, parts_on(graph, choices_of(plan), device)) for device in machine.devices]
+    ruled = [device for device in machine.devices if device.min_ops > 1 or device.max_subgraphs is not None]
+    parts = [broken_rules(device, parts_on(graph, choices_of(plan), device)) for device in ruled]
     way_out = "'autosplit annotate --default auto' keeps this rule"
     return [f"{reason}; {way_out}" for broken in parts for reason in dict.fromkeys(broken.values())]
 
