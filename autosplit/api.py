@@ -28,6 +28,7 @@ from autosplit.keeping import keep_footprints, keep_runs, keep_search, stored_pr
 from autosplit.microbatches import Microbatches, may_cut
 from autosplit.modeltrace import Model as Model
 from autosplit.modeltrace import trace as trace
+from autosplit.placing.rules import broken_by
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
 from autosplit.planning.question import TIME_LIMIT_S, Question, require_possible
@@ -364,8 +365,8 @@ def auto(
             _keep(found, setup)
             raise
     absent = absent_runtimes() if setup.backends is None else ()
-    notes = (*absent, *traced.notes, *wanted.notes(traced.graph), *report.notes, *keep_search(found, setup))
-    report = replace(report, notes=notes)
+    told = (*absent, *traced.notes, *wanted.notes(traced.graph), *broken_by(found.plan, found.traced.graph, machine))
+    report = replace(report, notes=(*told, *report.notes, *keep_search(found, setup)))
     if isinstance(traced, Family):
         return AutoResult(machine, profile, found, report, traced.variants[0], setup.hosts, traced)
     used = found.traced if report.best.plan.microbatch == found.plan.microbatch else traced

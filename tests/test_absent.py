@@ -86,16 +86,21 @@ def test_two_gpus_of_24_gb_hold_40_gb_of_weights_as_a_laptop_can_say(tmp_path: P
 @pytest.mark.timeout(300)
 def test_a_core_and_an_npu_with_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     npu = {"name": "npu:0", "shares": "cpu:0", "operators": ["aten.linear*"], "dtypes": ["float32"], "backends": ["eager"]}
-    machine = {"devices": [{"name": "cpu:0"}, {**npu, "speed": "50 x cpu:0"}]}
+    machine = {"devices": [{"name": "cpu:0"}, {**npu, "speed": "50 x cpu:0", "min_ops": 4}]}
     model = "autosplit.examples.mlp:mlp?depth=2&width=256"
     found, said = search(tmp_path, monkeypatch, model, machine, "--stages", "2")
     assert "ESTIMATE: the times on 'npu:0'" in said and len(found["stages"]) == 2
+    assert "too small for npu:0, which takes 4 or more; 'autosplit annotate --default auto' keeps this rule" in said
     plan = read_plan(tmp_path / "plan.yaml").resolve(trace(load_model(model)).graph)
     [on_npu] = [stage for stage in plan.stages if stage.devices == ("npu:0",)]
     assert all(op.startswith("linear") for op in on_npu.ops)
     again = follow_up("evaluate", "plan.yaml", "--machine", "machine.yaml")
     assert again["throughput_per_s"] == pytest.approx(found["throughput_per_s"], rel=0.02) and "npu:0" in again["method"]
     assert len(follow_up("memory", "plan.yaml")["stages"]) == 2
+    placed = follow_up("annotate", model, "--machine", "machine.yaml", "--place", "aten.*=npu:0", "--fallback", "cpu:0")
+    assert "is not supported on npu:0 (operator aten.relu" in placed["why"]["relu"]
+    refused = CliRunner().invoke(cli.app, ["run", "plan.yaml", "--json"])
+    assert "device 'npu:0' is not here: no package serves npu devices" in json.loads(refused.stdout)["message"]
 
 
 @pytest.mark.timeout(300)

@@ -31,7 +31,10 @@ class Bundle(Output):
     ]
     zip: Annotated[bool, typer.Option("--zip", help="Write one file in place of a folder.")] = False
     trust: Annotated[
-        bool, typer.Option("--trust", help="Trust the maker of the bundle: run its native code and every operator, as you.")
+        bool,
+        typer.Option(
+            "--trust", help="Trust the maker of the bundle: its native code and all its operators run with your rights."
+        ),
     ] = False
     network: Annotated[str | None, typer.Option(help="For run: the entry point, if there are several.")] = None
     policy: Annotated[str, typer.Option(help="For run: serial, threads or processes.")] = "serial"

@@ -25,7 +25,7 @@ FOR_MACHINES = ("cluster", "devices", "machine", "memory", "profile_of")
 
 
 def evaluate(given: Evaluate) -> None:
-    """Judge a split: one of a model that another tool made, a plan.yaml, or one of a planner's workload file."""
+    """Judge a split: one that another tool made of a model, a plan.yaml, or one of a planner's workload file."""
     path = Path(given.subject)
     if path.suffix in (".yaml", ".yml"):
         _evaluate_plan(given, path)
@@ -42,6 +42,7 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
     """Predict a plan file, edited or not, and show its stages; on other devices, here or not, if the flags describe some."""
     from autosplit import api, keeping
     from autosplit.deploying.setup import Setup
+    from autosplit.placing.rules import broken_by
 
     given.require_default((*FOR_WORKLOADS, "split", "cluster", *FOR_MODELS), "a plan names its own stages")
     other = any(given.is_given(flag) for flag in FOR_MACHINES)
@@ -61,7 +62,7 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
             "are not here, give --machine with a file that states their speeds"
         )
     plan = api.predict(loaded.plan, profile, loaded.traced, loaded.machine)
-    say_notes(profile.notes if machine is not None else ())
+    say_notes([*(profile.notes if machine is not None else ()), *broken_by(plan, loaded.traced.graph, loaded.machine)])
     data: dict[str, Any] = {"plan": str(path), **asdict(plan.prediction), "stages": plan.rows(), "method": plan.method}
     views = [plan_table(plan, given.verbose)]
     simulation = simulation_of(plan, loaded.traced.graph, profile, loaded.machine)

@@ -13,7 +13,7 @@ from autosplit.commands.options import PLANNER_TIME, Assumed, Devices, Output, P
 class Evaluate(Simulated, Assumed, Devices):
     """Split to judge."""
 
-    subject: Annotated[str, typer.Argument(help="A model, as for profile; a plan.yaml; or a planner's workload file.")]
+    subject: Annotated[str, typer.Argument(help="A model as for profile, a plan.yaml, or a planner's workload file.")]
     split: Annotated[
         str | None,
         typer.Option(

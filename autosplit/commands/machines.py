@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from autosplit.deploying.setup import Hosts
 
 
-def named_machine(given: options.Devices, devices: str | None = None, here: bool = True) -> Machine:
+def named_machine(given: options.Devices, devices: str | None = None, here: bool = True, timed: bool = True) -> Machine:
     """The devices that a command names on one machine; arguments as for ``opened_machine``.
 
     Raises: ProfileError: the times of a device that is not here are not known. Other errors as ``machine_for``.
@@ -23,13 +23,14 @@ def named_machine(given: options.Devices, devices: str | None = None, here: bool
 
     named = devices if given.devices is None and given.machine is None else given.devices
     machine = machine_for(named, given.machine, given.memory, here=here)
-    require_costs(machine, absent_devices(machine), getattr(given, "profile_of", ""))
+    if timed:
+        require_costs(machine, absent_devices(machine), getattr(given, "profile_of", ""))
     return machine
 
 
 @contextlib.contextmanager
 def opened_machine(
-    given: options.Devices, devices: str | None = None, here: bool = True
+    given: options.Devices, devices: str | None = None, here: bool = True, timed: bool = True
 ) -> "Iterator[tuple[Machine, Hosts | None]]":
     """Yield the devices that a command names, and the hosts that they are on, if it names a cluster.
 
@@ -37,10 +38,11 @@ def opened_machine(
         given: the command's options.
         devices: names of the devices to use if the options name none.
         here: as for ``machine_for``.
+        timed: whether the times of a device that is not here must be known.
     Raises: UsageError: a cluster and a machine file. Other errors as ``named_machine`` and ``Cluster``.
     """
     if given.cluster is None:
-        yield named_machine(given, devices, here), None
+        yield named_machine(given, devices, here, timed), None
         return
     from autosplit.clusters.cluster import Cluster
     from autosplit.devices.discovering import parse_memory

@@ -62,9 +62,10 @@ def annotate(given: Annotate) -> None:
     """Put every op of a model on a device: by patterns, by a default, or by cost."""
     import autosplit.annotation as annotation
     from autosplit.placing.precisions import errors_of
+    from autosplit.placing.sites import AUTO
 
     places = given.places()
-    with opened_machine(given) as (machine, hosts), bars(err) as progress:
+    with opened_machine(given, here=False, timed=given.default == AUTO) as (machine, hosts), bars(err) as progress:
         traced = trace(given, progress, given.model)
         placed = annotation.annotate(
             traced,

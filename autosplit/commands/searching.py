@@ -46,6 +46,7 @@ def search(given: options.Plans) -> None:
     start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.deploying.footprints import Footprints
+    from autosplit.placing.rules import broken_by
 
     started, budget = keeping.now(), given.spending()
     with opened_machine(given, here=budget.search_s > 0) as (machine, hosts), bars(err) as progress:
@@ -54,7 +55,8 @@ def search(given: options.Plans) -> None:
         traced = trace(given, progress, given.model, weights=bool(sources(machine)), generate=sequences)
         measured = api.measure(traced, machine, traffic=traffic, setup=setup, then_search=wanted)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
-    notes = [*wanted.notes(traced.graph), *measured.notes, *keeping.keep_search(found, setup)]
+    broken = broken_by(found.plan, found.traced.graph, machine)
+    notes = [*wanted.notes(traced.graph), *measured.notes, *broken, *keeping.keep_search(found, setup)]
     say_reused(measured, given.store, started)
     say_notes(notes)
     data = {"plan": str(given.output), "summary": found.plan.summary(), **asdict(found.plan.prediction)}

@@ -9,8 +9,8 @@ from typer.core import TyperArgument, TyperCommand
 
 FIRST = (
     "devices machine memory batch seq_len generate backend profiles output objective stages max_latency budget explain report "
-    "split run rounds place default accuracy simulate prompt_ids max_new_tokens temperature max_sequences max_length json help "
-    "help_all"
+    "split run rounds place default fallback accuracy simulate host port prompt prompt_ids max_new_tokens temperature "
+    "max_sequences max_length json help help_all"
 )
 """Flags that the short help of a command with more than ``MOST_FLAGS`` shows."""
 

@@ -14,6 +14,7 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.replanning import plan_without
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.errors import BackendError, ProfileError
+from autosplit.measuring.rounds import ALONE_S, CUT_S, ROUND_S
 from autosplit.memory.stages import count, footprints_of
 from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
 from autosplit.planning.peers import predicted_peers
@@ -30,8 +31,8 @@ from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
-MEASURING_S, COMPILING_S, LOADING_S = 6.0, 20.0, 8.0
-"""Seconds that measuring a backend, compiling for one, and loading all baselines usually take; ``expectation`` adds them up."""
+STARTING_S, COMPILING_S, LOADING_S = 2.0, 20.0, 8.0
+"""Seconds that starting workers, compiling for a backend, and loading all baselines usually take, for ``expectation``."""
 
 COMPILING_SHARE, LOADING_SHARE = 0.2, 0.4
 """Shares of the step: compiling baselines, and then of the rest loading the plan and its baselines."""
@@ -41,11 +42,14 @@ Subject = tuple[Traced, Profile | None]
 
 
 def expectation(machine: Machine, setup: Setup, budget: Budget) -> str:
-    """A line with the seconds that ``auto`` will take, in all and for each step."""
-    measuring_s = MEASURING_S * len(setup.considered)
+    """A line with the seconds that ``auto`` will take after tracing, in all and for each step.
+
+    The profiler times a backend in two rounds, the second of half the length. Comparing ends at its limit, loading included.
+    """
+    measuring_s = round(STARTING_S + (1.5 * ROUND_S + ALONE_S + CUT_S) * len(setup.considered))
     compiled = _compiled_late(setup) if budget.compiling_s >= LEAST_COMPILE_S else []
-    compiling_s = min(COMPILING_S, budget.compiling_s) * len(compiled)
-    compare_s = LOADING_S + min(budget.compare_s, (2 + MOST_BESIDE) * budget.num_rounds * budget.round_s)
+    compiling_s = round(min(COMPILING_S, budget.compiling_s)) * len(compiled)
+    compare_s = round(min(budget.compare_s, LOADING_S + (2 + MOST_BESIDE) * budget.num_rounds * budget.round_s))
     kept = f" (less where '{setup.store}' holds it)" if setup.store is not None else ""
     backends, devices = ", ".join(setup.considered), ", ".join(device.name for device in machine.devices)
     compiling = f"compile for {', '.join(compiled)} {compiling_s:.0f} s, " if compiled else ""

@@ -16,7 +16,7 @@ from autosplit.devices.calls import begin
 from autosplit.devices.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
 from autosplit.devices.processes import Worker, spawn_worker
 from autosplit.errors import DeviceError, UsageError, each, names, raise_faults
-from autosplit.values.machine import Kind, Machine, parse_bytes, parse_device, span
+from autosplit.values.machine import HOST_KINDS, Kind, Machine, parse_bytes, parse_device, span
 from autosplit.values.machinefile import read_machine
 from autosplit.values.samples import backends
 from autosplit.versions import version_of
@@ -182,6 +182,8 @@ def absent_devices(machine: Machine) -> dict[str, str]:
             found[device.name] = f"device '{device.name}' names core {cores}, and this process may use cores {span(available)}"
         elif is_accelerator(device) and (fault := absence(device.name)):
             found[device.name] = fault
+        elif device.kind not in HOST_KINDS and not is_accelerator(device):
+            found[device.name] = f"device '{device.name}' is not here: no package serves {device.kind} devices (docs/backends.md)"
     return found
 
 

@@ -12,7 +12,7 @@ from autosplit.placing.patterns import by_explicit_copies, by_pattern
 from autosplit.placing.placed import Placed
 from autosplit.placing.precisions import require_error
 from autosplit.placing.refusals import fall_back
-from autosplit.placing.rules import broken_rules, every_placement, keep_rules, parts_on
+from autosplit.placing.rules import broken_rules, choices_of, every_placement, keep_rules, parts_on
 from autosplit.placing.sites import AUTO, Choice, Site, SiteText, parse_site, usual_backend
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.predicting import bounded
@@ -159,12 +159,6 @@ def by_rules(
         return planned, found
     seconds, plan, placement = best
     return bounded(replace(plan, method=f"{planned.method}, every placement within the rules"), seconds), placement
-
-
-def choices_of(plan: Plan) -> dict[str, Choice]:
-    """The choices of all ops, by the planner."""
-    reason = f"the planner ({plan.status}, gap {plan.prediction.gap:.1%})"
-    return {op: Choice(Site(stage.devices[0], stage.backend), "planner", reason) for stage in plan.stages for op in stage.ops}
 
 
 def placed_by_plan(traced: Traced, plan: Plan, machine: Machine, profile: Profile | None = None) -> Placed:

@@ -13,6 +13,7 @@ from autosplit.placing.sites import Choice, Site
 from autosplit.values.constraints import unsupported
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Device, Machine
+from autosplit.values.plan import Plan
 
 MAX_TRIED_OPS = 10
 """Most ops on a device for which every subset is tried."""
@@ -71,6 +72,20 @@ def every_placement(
         }
         if not any(broken_rules(device, parts_on(graph, placed, device)) for device in machine.devices):
             yield placed
+
+
+def choices_of(plan: Plan) -> dict[str, Choice]:
+    """The choices of all ops, by the planner."""
+    reason = f"the planner ({plan.status}, gap {plan.prediction.gap:.1%})"
+    return {op: Choice(Site(stage.devices[0], stage.backend), "planner", reason) for stage in plan.stages for op in stage.ops}
+
+
+def broken_by(plan: Plan, graph: Graph, machine: Machine) -> list[str]:
+    """A sentence for each rule of an accelerator on subgraphs that a plan breaks: solvers do not know these rules."""
+    ruled = [device for device in machine.devices if device.min_ops > 1 or device.max_subgraphs is not None]
+    parts = [broken_rules(device, parts_on(graph, choices_of(plan), device)) for device in ruled]
+    way_out = "'autosplit annotate --default auto' keeps this rule"
+    return [f"{reason}; {way_out}" for broken in parts for reason in dict.fromkeys(broken.values())]
 
 
 def parts_on(graph: Graph, choices: Mapping[str, Choice], device: Device) -> list[Part]:

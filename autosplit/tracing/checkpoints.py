@@ -107,9 +107,9 @@ def fetch(name: str) -> Path:
             repository, revision=revision or None, allow_patterns=list(FILES), ignore_patterns=["*/*"]
         )
     except Exception as failure:
-        reason = one_line(failure)
-        way_out = "Without a network, give a folder: 'transformers:/path/to/checkpoint'"
-        raise ModelError(f"model 'hub:{name}' cannot be fetched: {reason}. {way_out}") from failure
+        reason = one_line(failure).partition(". ")[0].rstrip(".")  # the package's own advice follows
+        way_out = "without a network, give a folder: 'transformers:/path/to/checkpoint'"
+        raise ModelError(f"model 'hub:{name}' cannot be fetched: {reason}; {way_out}") from None
     return Path(folder)
 
 

@@ -354,6 +354,7 @@ def test_the_line_on_the_time_names_each_step_and_their_sum(monkeypatch: pytest.
     usual = ", ".join(Setup().considered)
     assert f"measure {usual} on cpu:0" in short and "(less where 'kept' holds it)" in short and "inductor" not in short
     assert "compile for inductor 20 s" in long and "run candidate plans 20 s (the budget)" in long
+    assert short.endswith(f"baselines {Budget(search_s=3.0).compare_s:.0f} s"), "comparing ends at its limit"
     for line in (short, long):
         total, *parts = map(int, re.findall(r"(\d+) s\b", line))
         assert total == sum(parts)

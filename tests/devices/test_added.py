@@ -82,5 +82,5 @@ def test_what_a_package_names_and_does_not_have_is_told(tmp_path: Path, monkeypa
 
 
 def test_a_device_that_nobody_serves_is_refused_with_the_page_to_read() -> None:
-    with pytest.raises(DeviceError, match=r"'xpu:0' cannot be measured: no provider serves its kind \(docs/backends.md\)"):
+    with pytest.raises(DeviceError, match=r"'xpu:0' is not here: no package serves xpu devices \(docs/backends.md\)"):
         measure(api.trace("autosplit.examples.mlp:mlp?depth=1&width=4"), Machine.of([parse_device("xpu:0")]))

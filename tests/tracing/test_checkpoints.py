@@ -98,10 +98,10 @@ def test_the_hub_is_asked_for_safetensors_alone(saved: tuple[Path, Any], monkeyp
     assert asked == [("org/name", "abc123", "config.json", "*.safetensors", "*.safetensors.index.json", "*/*")]
 
     def offline(*_: Any, **__: Any) -> str:
-        raise ConnectionError("no route to the host")
+        raise ConnectionError("no route to the host. Set this and that.")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(ModelError, match=r"cannot be fetched: no route to the host\. Without a network, give a folder"):
+    with pytest.raises(ModelError, match=r"cannot be fetched: no route to the host; without a network, give a folder"):
         load_model("hub:org/name")
 
 
