@@ -49,8 +49,8 @@ def measure_links_once() -> None:
 
 def compile_in_one_process() -> None:
     """Keep the process that compiles from workspace to workspace: each new one imports the exporter for 4 s."""
-    apart.num_keeping = 1
-    compiling.end_idle = lambda: None
+    apart.num_keeping, compiling.end_idle = 1, lambda: None
+    apart.spawn_worker = lambda target, spawn=apart.spawn_worker, **named: spawn("patientcompiler:main", **named)
 
 
 def load_exporters_once() -> None:

@@ -49,7 +49,7 @@ def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator_under_a_cap(mon
         assert pairs == {(a, b) for a in (HOST, core, "cuda:0") for b in (HOST, core, "cuda:0") if a != b}
         first, last = traced.graph.ops[0].name, traced.graph.ops[-1].name
         wanted = Constraints(pins={first: core, last: "cuda:0"}, num_stages=2)
-        plan = api.search(traced, profile, machine, wanted, budget=Budget(search_s=1, explain_s=0)).plan
+        plan = api.search(traced, profile, machine, wanted, budget=Budget(search_s=0.3, explain_s=0)).plan
         assert [stage.devices for stage in plan.stages] == [(core,), ("cuda:0",)]
         memory = plan.stages[1].memory
         assert memory is not None and 0 < memory.weight_bytes <= 3_500_000 and memory.base_bytes == 0

@@ -46,7 +46,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> AutoResult:
     """A net with a tied weight and a dict output, four items a request, two backends, on two devices."""
     folder = tmp_path_factory.mktemp("profiles")
     two = ["eager", "onnxruntime"]
-    budget = Budget(search_s=1, planner_s=0.5, num_requests=40, num_rounds=2)
+    budget = Budget(search_s=0.3, planner_s=0.5, num_requests=40, num_rounds=2)
     return autosplit.auto(traced_of(TIED, 4), TWO, setup=Setup(backends=two, store=folder), budget=budget)
 
 

@@ -73,7 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     if len(CORES) < 2:
         pytest.skip("needs two cores")
     folder = tmp_path_factory.mktemp("made")
-    options = {"devices": DEVICES.split(","), "backend": ["eager"], "stages": 2, "budget": "1s"}
+    options = {"devices": DEVICES.split(","), "backend": ["eager"], "stages": 2, "budget": "300ms"}
     options["memory"] = dict.fromkeys(DEVICES.split(","), whole_bytes(DEVICES.split(",")[0]) + 60_000_000)
     (folder / "options.yaml").write_text(yaml.safe_dump(options))
     words = ["auto", MLP, "--config", "options.yaml", "--requests", "40", "--rounds", "2", "--json"]

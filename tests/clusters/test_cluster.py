@@ -26,7 +26,7 @@ import torch
 from typer.testing import CliRunner
 
 import autosplit
-from autosplit import cli, scratch
+from autosplit import api, cli, scratch
 from autosplit.backends.workspace import Workspace
 from autosplit.clusters import frames, hostprofile
 from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
@@ -220,31 +220,19 @@ def test_a_searched_plan_gives_the_answers_of_the_model(
     assert [row["device"] for row in rows] == [stage.devices[0] for stage in found.plan.stages]
 
 
-def test_a_range_is_measured_and_planned_over_hosts(
-    family: Family, sized_profile: autosplit.Profile, setup: autosplit.Setup, cluster: autosplit.Cluster
-) -> None:
-    names = {device.name for device in cluster.machine.devices}
-    assert {setting.device for setting in sized_profile.measured} == names
-    assert sized_profile.shapes is not None and sized_profile.shapes.buckets["batch"][-1] == 8
-    demands, budget = autosplit.Constraints(num_stages=2, max_replicas=1), autosplit.Budget(search_s=0.1, num_rounds=1)
-    result = autosplit.auto(family, constraints=demands, setup=setup, budget=budget)
-    outcomes = result.report.outcomes
-    assert len({stage.devices[0].partition("/")[0] for stage in result.plan.stages}) == 2
-    assert all(outcome.outputs_equal for outcome in outcomes.values()) and not result.report.left_out
-    assert {name for one in outcomes.values() for stage in one.plan.stages for name in stage.devices} <= names
-    requests = requests_of_three_sizes(6)
-    with result.open() as model:
-        require_right(family, requests, list(model.stream(requests)))
-
-
-def test_commands_take_a_range_over_hosts(
+def test_commands_measure_plan_and_run_a_range_over_hosts(
+    family: Family,
     sized_profile: autosplit.Profile,
     setup: autosplit.Setup,
     cluster: autosplit.Cluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They find the measurements in the store."""
+    """They find the measurements in the store, and their results are those of the calls that they make."""
+    names, results, auto = {device.name for device in cluster.machine.devices}, list[Any](), api.auto
+    assert {setting.device for setting in sized_profile.measured} == names
+    assert sized_profile.shapes is not None and sized_profile.shapes.buckets["batch"][-1] == 8
+    monkeypatch.setattr(api, "auto", lambda *given, **named: results.append(auto(*given, **named)) or results[-1])
     monkeypatch.setattr("autosplit.clusters.cluster.Cluster", lambda name: nullcontext(cluster))
     plan, model = tmp_path / "plan.yaml", ("autosplit.examples.mlp:mlp?depth=4&width=32", "--batch", "1..8", "--backend", "eager")
     demands = ("--budget", "0.1s", "--stages", "2", "--max-replicas", "1", "--profiles", setup.store)
@@ -256,6 +244,13 @@ def test_commands_take_a_range_over_hosts(
         assert written.shapes is not None and written.shapes.sizes == {"batch": "1..8"}
         assert len({name.partition("/")[0] for name in written.devices}) == 2
     assert "requests of several sizes" in found.output
+    [result] = results
+    outcomes = result.report.outcomes
+    assert all(outcome.outputs_equal for outcome in outcomes.values()) and not result.report.left_out
+    assert {name for one in outcomes.values() for stage in one.plan.stages for name in stage.devices} <= names
+    requests = requests_of_three_sizes(6)
+    with open_pipeline(family, result.plan, hosts=cluster) as model:
+        require_right(family, requests, list(model.stream(requests)))
 
 
 def test_a_plan_may_come_back_to_a_host_and_have_replicas_on_both(traced: autosplit.Traced, cluster: autosplit.Cluster) -> None:
