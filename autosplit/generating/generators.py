@@ -133,9 +133,7 @@ class Generator:
     def submit_all(self, generations: Sequence[Generation], timeout_s: float | None = None) -> None:
         """Take in sequences of ``begun`` at once: the first step may hold tokens of all for which the queue has room.
 
-        Args:
-            generations: the sequences; after an error those that were taken in still run until their futures are cancelled.
-            timeout_s: as for ``submit``, for each of them.
+        ``timeout_s`` counts for each of them. After an error, those before it run until their futures are cancelled.
         Raises: RefusedError, WorkerError: as ``submit``.
         """
         here = threading.current_thread() is self._thread  # a callback, for which no place becomes free while it waits
@@ -176,9 +174,10 @@ class Generator:
             sampling: as for ``submit``.
         Raises: UsageError, RefusedError, WorkerError: as ``submit``. StageError: of the first sequence that failed, after all.
         """
-        settings, notes = _sampling(sampling), [on_token and partial(on_token, number) for number in range(len(prompts))]
-        pairs = enumerate(zip(prompts, notes, strict=True))
-        generations = [begun(one, start, settings.of(number), self.capacity, note) for number, (one, note) in pairs]
+        settings, generations = _sampling(sampling), list[Generation]()
+        for number, prompt in enumerate(prompts):
+            note = on_token and partial(on_token, number)
+            generations.append(begun(prompt, start, settings.of(number), self.capacity, note))
         try:
             self.submit_all(generations)
             for one in generations:
