@@ -30,7 +30,7 @@ from autosplit.devices.discovering import as_machine, describe
 from autosplit.devices.limits import affinity
 from autosplit.files import write_atomic
 from autosplit.generating.bounds import state_bytes
-from autosplit.generating.forecast import forecast
+from autosplit.generating.forecast import devices_of, forecast, replicas_of, stage_seconds
 from autosplit.generating.generators import Generator
 from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.sidebyside import SideBySide
@@ -174,7 +174,11 @@ def run_part(model: str, part: str, backend: str, num_rounds: int) -> dict[str, 
             weights = [
                 family.graph.stage_bytes(one.ops) - sum(states[op] for op in one.ops) for one in plan.stages for _ in one.devices
             ]
+            single, around = replicas_of(plan)[0], machine.only(devices_of(plan))
+            busy_s, _ = stage_seconds(single, family, around, profile)
+            group = family.sequences.largest_group(len(around.devices))
             found[name] = {
+                "decoding_s": list(busy_s[group]),
                 "stages": [[list(one.devices), len(one.ops)] for one in plan.stages],
                 "weight_bytes": weights,
                 "predicted_bytes": [one.memory.held_bytes for one in plan.stages for _ in one.devices if one.memory is not None],
@@ -211,11 +215,12 @@ def processor_s(generator: Generator) -> list[float]:
 
 
 def step_text(plan: Mapping[str, Any]) -> str:
-    """The milliseconds of a step by the clock, and of processor time: of the host and of each worker."""
+    """The milliseconds of a step: by the clock, of processor time at the host and in each worker, and predicted for decoding."""
     rounds = [one for one in plan["rounds"] if "num_steps" in one]  # not in rounds that were kept before steps were counted
     rows = [[1e3 * seconds / one["num_steps"] for seconds in (one["elapsed_s"], *one["processor_s"])] for one in rounds]
     clock, *processor = [f"{median(column):.2f}" for column in zip(*rows, strict=True)] or [""]
-    return f"{clock}: {' + '.join(processor)}" if processor else ""
+    told = " + ".join(f"{1e3 * seconds:.2f}" for seconds in plan.get("decoding_s", ()))  # nor before that was kept
+    return f"{clock}: {' + '.join(processor)}{f' (decoding: {told})' * bool(told)}" if processor else ""
 
 
 def middle(plan: Mapping[str, Any], figure: str) -> float:
@@ -254,7 +259,8 @@ def page(kept: Mapping[str, Any]) -> str:
         "As many sequences at once as the part says, in interleaved rounds. Rates and times are medians of the rounds, measured "
         "/ predicted (error). Memory is that of each worker, measured / predicted, without its process and rings. `unequal`: "
         "workers on the second core stand still for half of the time. A step by the clock is followed by the processor time that "
-        "the host and each worker take for it, in the mean of both phases; of two replicas each step runs on one."
+        "the host and each worker take for it, in the mean of both phases; of two replicas each step runs on one. In brackets "
+        "stands what a step of decoding was predicted to take in each stage, beside busy devices and without the host."
     ]
     titles = ["plan", "ops on cores", "tokens/s", "first token, ms", "time per token, ms", "step, ms: host + workers"]
     titles += ["spread", "weights, MB", "memory, MB"]

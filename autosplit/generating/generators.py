@@ -127,8 +127,33 @@ class Generator:
         """
         settings, deadline_ns = _sampling(sampling), monotonic_deadline(deadline_s)
         generation = begun(prompt, start, settings, self.capacity, on_token, priority, deadline_ns)
-        self._submit([generation], timeout_s)
+        self.submit_all([generation], timeout_s)
         return generation.future
+
+    def submit_all(self, generations: Sequence[Generation], timeout_s: float | None = None) -> None:
+        """Take in sequences of ``begun`` at once: the first step may hold tokens of all for which the queue has room.
+
+        ``timeout_s`` counts for each of them. After an error, those before it run until their futures are cancelled.
+        Raises: RefusedError, WorkerError: as ``submit``.
+        """
+        here = threading.current_thread() is self._thread  # a callback, for which no place becomes free while it waits
+        with self._changed:
+            for generation in generations:
+                room = self._changed.wait_for(self._has_room, 0 if here else timeout_s)
+                if self._failure is not None:
+                    raise self._failure
+                if not self._is_open or not self._thread.is_alive():
+                    raise RefusedError(
+                        "the sequence was refused: the generator is closed, or was opened in the parent of this process"
+                    )
+                if not room:
+                    raise RefusedError(
+                        f"the sequence was refused: {self.num_waiting} sequences are waiting (limit {self._queue_capacity}) and "
+                        f"{self.num_running} have a place in the caches (limit {self.capacity.max_sequences}); "
+                        "submit later"
+                    )
+                self._scheduler.add(generation)
+                self._changed.notify_all()
 
     def generate(
         self,
@@ -149,11 +174,12 @@ class Generator:
             sampling: as for ``submit``.
         Raises: UsageError, RefusedError, WorkerError: as ``submit``. StageError: of the first sequence that failed, after all.
         """
-        settings, notes = _sampling(sampling), [on_token and partial(on_token, number) for number in range(len(prompts))]
-        pairs = enumerate(zip(prompts, notes, strict=True))
-        generations = [begun(one, start, settings.of(number), self.capacity, note) for number, (one, note) in pairs]
+        settings, generations = _sampling(sampling), list[Generation]()
+        for number, prompt in enumerate(prompts):
+            note = on_token and partial(on_token, number)
+            generations.append(begun(prompt, start, settings.of(number), self.capacity, note))
         try:
-            self._submit(generations)
+            self.submit_all(generations)
             for one in generations:
                 one.future.exception()
         except BaseException:  # Ctrl-C, or the generator was closed
@@ -233,27 +259,6 @@ class Generator:
     def __repr__(self) -> str:
         sizes = f"{self.capacity.max_sequences} sequences of {self.capacity.max_length} tokens"
         return f"Generator({sizes}, {self.num_running} running, {self.num_waiting} waiting)"
-
-    def _submit(self, generations: Sequence[Generation], timeout_s: float | None = None) -> None:
-        """Let sequences wait for slots: at once, as far as there is room for them in the queue."""
-        here = threading.current_thread() is self._thread  # a callback, for which no place becomes free while it waits
-        with self._changed:
-            for generation in generations:
-                room = self._changed.wait_for(self._has_room, 0 if here else timeout_s)
-                if self._failure is not None:
-                    raise self._failure
-                if not self._is_open or not self._thread.is_alive():
-                    raise RefusedError(
-                        "the sequence was refused: the generator is closed, or was opened in the parent of this process"
-                    )
-                if not room:
-                    raise RefusedError(
-                        f"the sequence was refused: {self.num_waiting} sequences are waiting (limit {self._queue_capacity}) and "
-                        f"{self.num_running} have a place in the caches (limit {self.capacity.max_sequences}); "
-                        "submit later"
-                    )
-                self._scheduler.add(generation)
-                self._changed.notify_all()
 
     def _has_room(self) -> bool:
         return not self._is_open or not self._thread.is_alive() or self.num_waiting < self._queue_capacity

@@ -47,7 +47,8 @@ class SideBySide(Generator):
             for one in self.generators:
                 closing.callback(one.close, drain=drain)
 
-    def _submit(self, generations: Sequence[Generation], timeout_s: float | None = None) -> None:
+    def submit_all(self, generations: Sequence[Generation], timeout_s: float | None = None) -> None:
+        """Take in sequences, each in the generator with the fewest; as ``Generator.submit_all``."""
         counts = [one.num_running + one.num_waiting for one in self.generators]
         shares: list[list[Generation]] = [[] for _ in counts]
         for generation in generations:
@@ -55,4 +56,4 @@ class SideBySide(Generator):
             counts[number] += 1
             shares[number].append(generation)
         for one, share in zip(self.generators, shares, strict=True):
-            one._submit(share, timeout_s)
+            one.submit_all(share, timeout_s)

@@ -186,8 +186,11 @@ def source_sizes(source: Source) -> tuple[int, ...]:
 def step_sizes(max_sequences: int, chunk: int = 0) -> tuple[int, ...]:
     """The numbers of tokens for which there are variants: powers of two up to a token of each sequence, a chunk, and both.
 
+    Between them lies a quarter of a chunk, for a prompt that waits alone.
+
     >>> step_sizes(max_sequences=6, chunk=100), step_sizes(max_sequences=6)
-    ((1, 2, 4, 6, 100, 106), (1, 2, 4, 6))
+    ((1, 2, 4, 6, 25, 100, 106), (1, 2, 4, 6))
     """
     powers = [1 << power for power in range(max_sequences.bit_length())]
-    return tuple(sorted({*powers, max_sequences, max_sequences + chunk} | ({chunk} if chunk else set())))
+    chunks = {size for size in (chunk // 4, chunk) if size > max_sequences} | ({chunk} if chunk else set())
+    return tuple(sorted({*powers, max_sequences, max_sequences + chunk} | chunks))

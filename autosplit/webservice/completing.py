@@ -17,7 +17,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from autosplit.errors import RefusedError, UsageError
 from autosplit.generating.generators import Generator
+from autosplit.generating.sequences import Generation, begun
 from autosplit.parsing import shown
+from autosplit.running.request import monotonic_deadline
 from autosplit.webservice.bodies import Bodies, Body
 from autosplit.webservice.completions import (
     Asked,
@@ -52,27 +54,24 @@ class CompletionAnswers:
         self.num_prompt = 0
 
     def begin(self, model: str, queue_s: float) -> None:
-        """In another thread: find the tokens of the prompts and submit them.
+        """In another thread: find the tokens of the prompts, and submit all of them at once.
 
         Args:
             model: its name, for messages.
-            queue_s: seconds in which there must be room for them.
-        Raises: as ``Generator.submit``. ParameterError: a text, and no tokenizer. UsageError: the chat template refuses the
-            messages.
+            queue_s: seconds in which there must be room for each of them.
+        Raises: as ``begun`` and ``Generator.submit_all``. ParameterError: a text, and no tokenizer. UsageError: the chat template
+            refuses the messages.
         """
         prompts, ends = self._ids(model), self._texts.ends if self._texts else ()
-        max_length, queued_s = self._generator.capacity.max_length, time.monotonic() + queue_s
-        settings = [self._asked.sampled(len(prompt), max_length, ends).of(number) for number, prompt in enumerate(prompts)]
-        for index, (prompt, sampling) in enumerate(zip(prompts, settings, strict=True)):
-            future = self._generator.submit(
-                prompt,
-                deadline_s=max(1e-3, self._end_s - time.monotonic()),
-                timeout_s=max(0.0, min(queued_s, self._end_s) - time.monotonic()),
-                on_token=partial(self._put, index),
-                **vars(sampling),
-            )
-            self._futures.append(future)
+        capacity, left_s = self._generator.capacity, max(1e-3, self._end_s - time.monotonic())
+        deadline_ns, generations = monotonic_deadline(left_s), list[Generation]()
+        for index, prompt in enumerate(prompts):
+            sampling = self._asked.sampled(len(prompt), capacity.max_length, ends).of(index)
+            generations.append(begun(prompt, None, sampling, capacity, partial(self._put, index), deadline_ns=deadline_ns))
+        self._futures = [one.future for one in generations]
+        for index, future in enumerate(self._futures):
             future.add_done_callback(partial(self._end, index))
+        self._generator.submit_all(generations, min(queue_s, left_s))
         self.num_prompt = sum(map(len, prompts))
 
     async def pieces(self) -> AsyncIterator[Piece]:

@@ -129,6 +129,21 @@ def test_chunks_of_a_prompt_follow_each_other_without_waiting():
     assert host.scheduler.ended[0].new_tokens == expected(range(16), 1)
 
 
+@pytest.mark.parametrize(("num_stages", "size"), [(1, 8), (2, 4)])
+def test_a_prompt_that_waits_alone_runs_in_small_chunks_on_several_stages(num_stages, size):
+    """Beside single tokens of others, a large chunk let the other stage wait."""
+    host = Host(num_stages)
+    for number in range(2):
+        host.scheduler.add(sequence([number], 30))
+    for _ in range(4):
+        host.send()
+        host.answer()
+    host.scheduler.add(sequence(range(16), 1))
+    assert host.send().num_tokens == size
+    host.run()
+    assert host.scheduler.ended[0].new_tokens == expected(range(16), 1)
+
+
 def test_a_prompt_takes_the_variants_with_the_fewest_seconds():
     """They took the largest one, and most of the second step was padding."""
     seconds = {8: 0.008, 1: 0.001, 4: 0.0015}

@@ -49,7 +49,9 @@ def test_prompts_of_ids(server: Generating) -> None:
     assert (status, answer["object"], answer["model"]) == (200, "text_completion", "ids")
     assert choice == {"index": 0, "text": "", "token_ids": expected(PROMPT, 6), "logprobs": None, "finish_reason": "length"}
     assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    num_before = len(server.pipeline.steps)
     _, answer = ask(server, prompt=[PROMPT, [1], [2] * 20])
+    assert len(server.pipeline.steps[num_before]) == SLOTS, "the first step began before all prompts were there"
     assert [one["token_ids"] for one in answer["choices"]] == [expected(one, 16) for one in (PROMPT, [1], [2] * 20)]
 
 
@@ -99,23 +101,20 @@ def test_a_chat(server: Generating) -> None:
     assert chat(server)[1]["usage"]["total_tokens"] == LENGTH + 1, "it goes on as long as there is room"
 
 
-def test_draws_follow_the_seed(server: Generating) -> None:
+def test_draws_follow_the_seed(server: Generating, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    with_sampling = server.generator.submit
+    submit_all = server.generator.submit_all
 
-    def submit(prompt: Any, **options: Any) -> Any:
-        seen.append(options)
-        return with_sampling(prompt, **options)
+    def noted(generations: Any, *limits: Any) -> None:
+        seen.extend(one.sampling for one in generations)
+        submit_all(generations, *limits)
 
-    server.generator.submit = submit  # type: ignore[method-assign]
-    try:
-        ask(server, temperature=None, max_tokens=1)
-        ask(server, temperature=0.5, top_p=0.9, top_k=7, seed=11, repetition_penalty=1.5, max_tokens=1)
-    finally:
-        del server.generator.submit
-    assert (seen[0]["temperature"], seen[0]["top_p"]) == (1.0, 1.0)
+    monkeypatch.setattr(server.generator, "submit_all", noted)
+    ask(server, temperature=None, max_tokens=1)
+    ask(server, temperature=0.5, top_p=0.9, top_k=7, seed=11, repetition_penalty=1.5, max_tokens=1)
+    assert (seen[0].temperature, seen[0].top_p) == (1.0, 1.0)
     given = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 11, "repetition_penalty": 1.5}
-    assert {name: seen[1][name] for name in given} == given
+    assert {name: getattr(seen[1], name) for name in given} == given
 
 
 @pytest.mark.parametrize(
