@@ -1,5 +1,6 @@
 """Help that fits a screen: the flags that most calls need, a line for each. ``--help-all`` shows all, in groups."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,15 @@ class Command(TyperCommand):
         left = iter(args)
         for word in left:
             flag, sign, text = word.partition("=")
+            values = [] if flag not in names else [text] if sign else [*itertools.islice(left, 1)]
             if word == "--":
                 words += [word, *left]
-            elif flag not in names or (not sign and (text := next(left, None)) is None):  # the parser says what is missing
+            elif not values:  # of a flag without a value the parser says that it is missing
                 words.append(word)
             elif flag in places:
-                words[places[flag]] += f",{text}"
+                words[places[flag]] += f",{values[0]}"
             else:
-                words += [flag, text]
+                words += [flag, *values]
                 places[flag] = len(words) - 1
         return super().parse_args(ctx, words)
 
