@@ -176,6 +176,8 @@ def traced_of(model: Model, exported: ExportedProgram, flat: flattening.Flat, nu
 
     With 0 ``num_draws`` the layouts are those of fake tensors.
     """
+    if not any(map(flattening.is_op, flat.program.graph.nodes)):
+        raise TraceError(f"model '{model.name}' cannot be traced: it returns no tensor. Return what it computes.")
     in_spec, out_spec = exported.call_spec.in_spec, exported.call_spec.out_spec
     given = _leaves(in_spec, model.args, model.kwargs)
     example_inputs = tuple(value for leaf, value in zip(flat.in_leaves, given, strict=True) if not isinstance(leaf, Fixed))

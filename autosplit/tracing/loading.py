@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
@@ -222,11 +223,12 @@ def _given(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _require_dense(name: str, inputs: Any) -> None:
-    """Refuse tensors that cannot be copied to shared memory element by element."""
+    """Refuse arrays, and tensors that cannot be copied to shared memory element by element."""
     faults = [
         f"input{pytree.keystr(path)[3:]} is {kind_of(value)}, and a dense tensor is expected"
+        + "; torch.from_numpy makes one" * isinstance(value, np.ndarray)
         for path, value in pytree.tree_flatten_with_path(inputs)[0]
-        if isinstance(value, torch.Tensor) and not is_dense(value)
+        if isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and not is_dense(value))
     ]
     raise_faults(ModelError, f"model '{name}' cannot take its example inputs", faults)
 

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 PAGE = Path(__file__).with_name("livepage.html").read_text(encoding="utf-8")
 """The page at "/": one HTML file without a build step. It asks for the token, if the server wants one."""
 
-OPEN_PATHS = ("/", "/v2/health/live", "/v2/health/ready")
+OPEN_PATHS = ("/", "/health", "/v2/health/live", "/v2/health/ready")
 """Paths that need no token: their answers hold nothing on models or requests."""
 
 
@@ -84,6 +84,7 @@ class Application:
             Route("/v2", self.guarded(self.server)),
             Route("/v2/health/live", self.guarded(self.live)),
             Route("/v2/health/ready", self.guarded(self.ready)),
+            Route("/health", self.guarded(self.ready)),  # where vLLM and llama.cpp answer
             Route("/v2/repository/index", self.guarded(self.index), methods=["POST"]),
             Route("/v2/repository/models/{model}/load", self.guarded(self.load), methods=["POST"]),
             Route("/v2/repository/models/{model}/unload", self.guarded(self.unload), methods=["POST"]),

@@ -1,6 +1,7 @@
 """The routes of OpenAI's completions: a request becomes sequences of a generator, whose tokens travel as they come."""
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -62,17 +63,17 @@ class CompletionAnswers:
         Raises: as ``begun`` and ``Generator.submit_all``. ParameterError: a text, and no tokenizer. UsageError: the chat template
             refuses the messages.
         """
-        prompts, ends = self._ids(model), self._texts.ends if self._texts else ()
+        asked, num_each = self._ids(model), self._asked.num_choices
         capacity, left_s = self._generator.capacity, max(1e-3, self._end_s - time.monotonic())
         deadline_ns, generations = monotonic_deadline(left_s), list[Generation]()
-        for index, prompt in enumerate(prompts):
-            sampling = self._asked.sampled(len(prompt), capacity.max_length, ends).of(index)
+        for index, prompt in enumerate(prompt for prompt in asked for _ in range(num_each)):
+            sampling = self._asked.sampled(len(prompt), capacity.max_length, self._ends).of(index)
             generations.append(begun(prompt, None, sampling, capacity, partial(self._put, index), deadline_ns=deadline_ns))
         self._futures = [one.future for one in generations]
         for index, future in enumerate(self._futures):
             future.add_done_callback(partial(self._end, index))
         self._generator.submit_all(generations, min(queue_s, left_s))
-        self.num_prompt = sum(map(len, prompts))
+        self.num_prompt = sum(map(len, asked))
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The answers as they come. Raises: the error of the first sequence that fails. TimeoutError: a step takes too long."""
@@ -93,7 +94,7 @@ class CompletionAnswers:
                 continue
             running.remove(index)
             last = self._futures[index].result()[-1]
-            ends = {*(self._texts.ends if self._texts else ()), *self._asked.stop_ids}
+            ends = {*self._ends, *self._asked.stop_ids}
             text = reader.end() if reader else ""
             yield Piece(index, (), text, "stop" if last in ends or (reader is not None and reader.is_stopped) else "length")
 
@@ -101,6 +102,11 @@ class CompletionAnswers:
         """End all sequences that still run."""
         for future in self._futures:
             future.cancel()
+
+    @property
+    def _ends(self) -> Sequence[int]:
+        """Tokens with which the model itself ends an answer."""
+        return self._texts.ends if self._texts and self._asked.has_ends else ()
 
     def _put(self, index: int, token: int | None) -> None:
         """In any thread: hand a token to the loop, or None after the last one."""
@@ -157,9 +163,10 @@ class Completions:
             with Body(self._bodies) as body:
                 asked = read_completion(await body.read(request), is_chat=is_chat)
                 begun_s, model = time.monotonic(), self._model(asked.model)
+                asked = dataclasses.replace(asked, model=model.name)
                 request.scope[MODEL] = model.name
                 answers = await self._begun(asked, model, begun_s + self._bodies.limits.request_s)
-            pieces = self._counted(answers.pieces(), asked.model, begun_s)
+            pieces = self._counted(answers.pieces(), model.name, begun_s)
             if asked.is_streamed:
                 return StreamingResponse(
                     _events(asked, answers, pieces),
@@ -182,12 +189,12 @@ class Completions:
                 await run_in_threadpool(answers.begin, model.name, self._bodies.limits.queue_s)
             except BaseException as failure:
                 answers.cancel()
-                newer = self._repository.get(asked.model)
+                newer = self._repository.get(model.name)
                 if not isinstance(failure, RefusedError) or newer is None or newer is model or newer.generator is None:
                     raise
                 model = newer
                 continue
-            self._tokens.labels(asked.model, "prompt").inc(answers.num_prompt)
+            self._tokens.labels(model.name, "prompt").inc(answers.num_prompt)
             return answers
 
     async def _counted(self, pieces: AsyncIterator[Piece], model: str, begun_s: float) -> AsyncIterator[Piece]:
@@ -203,12 +210,18 @@ class Completions:
         except TimeoutError as failure:  # DeadlineError too
             raise HTTPException(504, f"no answer within {self._bodies.limits.request_s:g} s") from failure
 
-    def _model(self, name: str) -> ServedModel:
-        """The model of this name. Raises: HTTPException: it is not in service. UsageError: it does not generate."""
-        model = self._repository.get(name)
+    def _model(self, name: str | None) -> ServedModel:
+        """The model of this name, or the only one.
+
+        Raises: HTTPException: it is not in service. ParameterError: no name, and several models. UsageError: no generator.
+        """
+        generators = [one for one in self._repository.served if one.generator]
+        model = generators[0] if name is None and len(generators) == 1 else self._repository.get(name or "")
         if model is None:
-            known = ", ".join(one.name for one in self._repository.served if one.generator)
-            raise HTTPException(404, f"model {shown(name)} is not in service; the models that generate are: {known or 'none'}")
+            known = ", ".join(one.name for one in generators) or "none"
+            if name is None:
+                raise ParameterError(f"the request names no model; the models that generate are: {known}", "model")
+            raise HTTPException(404, f"model {shown(name)} is not in service; the models that generate are: {known}")
         if model.generator is None:
             raise UsageError(f"model '{name}' does not generate; send its tensors to /v2/models/{name}/infer")
         return model
@@ -236,7 +249,7 @@ def _event(content: object) -> str:
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """One piece for each prompt."""
+    """One piece for each choice."""
     found: dict[int, Piece] = {}
     for piece in pieces:
         before = found.get(piece.index, Piece(piece.index))
@@ -246,4 +259,6 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _about(model: ServedModel) -> dict[str, object]:
-    return {"id": model.name, "object": "model", "created": model.created_s, "owned_by": "autosplit"}
+    assert model.generator is not None
+    longest = model.generator.capacity.max_length  # under the name that vLLM gives it
+    return {"id": model.name, "object": "model", "created": model.created_s, "owned_by": "autosplit", "max_model_len": longest}

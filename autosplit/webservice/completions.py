@@ -1,7 +1,7 @@
 """Completions as OpenAI's interface writes them: requests and answers.
 
 https://platform.openai.com/docs/api-reference/completions, and ``/chat``. Beside it, a prompt and a ``stop`` may be token ids,
-``top_k`` and ``repetition_penalty`` are known, and each choice has its ``token_ids``.
+``top_k``, ``repetition_penalty`` and ``ignore_eos`` are known, and each choice has its ``token_ids``.
 """
 
 import secrets
@@ -18,6 +18,9 @@ from autosplit.errors import UsageError
 from autosplit.generating.sampling import MAX_SEED, Sampling
 from autosplit.parsing import parse_json, shown
 
+MAX_CHOICES = 128
+"""Most answers to one prompt, as in OpenAI's interface."""
+
 MAX_STOPS = 16
 """Most texts or tokens that end an answer."""
 
@@ -25,12 +28,20 @@ NUM_NEW = 16
 """New tokens of a completion that names no ``max_tokens``; a chat may fill the cache."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "logprobs": (False,),
     "presence_penalty": (0, 0.0),
     "frequency_penalty": (0, 0.0),
+    "min_p": (0, 0.0),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "store": (False,),
+    "metadata": ({},),
+    "service_tier": ("auto", "default"),
 }
 """Parameters that nothing here follows, with the values that ask for nothing."""
 
@@ -63,6 +74,15 @@ class _Part(BaseModel):
 class _Message(_Part):
     role: str
     content: Annotated[str, BeforeValidator(_text_of)]
+    name: str | None = None
+
+
+def _without_none(message: Any) -> Any:
+    """A message without its empty fields: an answer that a program sends back has some, such as ``refusal``."""
+    return {name: value for name, value in message.items() if value is not None} if isinstance(message, dict) else message
+
+
+_Count = Annotated[int, Field(ge=1)]
 
 
 class _StreamOptions(_Part):
@@ -74,13 +94,15 @@ class _Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    model: str
-    max_tokens: int | None = None
+    model: str | None = None
+    max_tokens: _Count | None = None
+    n: Annotated[_Count, Field(le=MAX_CHOICES)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
+    ignore_eos: bool | None = None
     stop: str | int | Annotated[list[str | int], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -92,8 +114,8 @@ class _Completion(_Body):
 
 
 class _Chat(_Body):
-    messages: Annotated[list[_Message], Field(min_length=1)]
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[Annotated[_Message, BeforeValidator(_without_none)]], Field(min_length=1)]
+    max_completion_tokens: _Count | None = None
 
 
 @dataclass(frozen=True)
@@ -101,24 +123,28 @@ class Asked:
     """The contents of a request.
 
     Attributes:
-        model: the name of the model.
+        model: the name of the model; None for the only one.
+        num_choices: answers to each prompt.
         prompts: each a text or token ids; none for a chat.
         messages: of a chat, each with ``role`` and ``content``.
         max_tokens: new tokens of each answer; None for the default.
         sampling: further fields of ``Sampling``.
         stop_ids: tokens that end an answer.
+        has_ends: whether the model's own last tokens end an answer, too.
         stop_texts: texts that end an answer.
         is_streamed: whether tokens are sent as they come.
         has_usage: whether a stream ends with the number of its tokens.
         id, created_s: of the answer; seconds since 1970.
     """
 
-    model: str
+    model: str | None
+    num_choices: int
     prompts: tuple[str | list[int], ...]
     messages: tuple[Mapping[str, str], ...]
     max_tokens: int | None
     sampling: Mapping[str, Any]
     stop_ids: tuple[int, ...]
+    has_ends: bool
     stop_texts: tuple[str, ...]
     is_streamed: bool
     has_usage: bool
@@ -133,16 +159,21 @@ class Asked:
     def sampled(self, num_prompt: int, max_length: int, ends: Sequence[int]) -> Sampling:
         """The sampling of a sequence after a prompt of so many tokens, where sequences of ``max_length`` fit.
 
-        Raises: UsageError: with every value that is beyond its limits.
+        Raises: ParameterError: they do not fit. UsageError: with every value that is beyond its limits.
         """
-        room = max(1, max_length - num_prompt + 1)
-        most = room if self.is_chat else min(NUM_NEW, room)
-        return Sampling(most if self.max_tokens is None else self.max_tokens, (*ends, *self.stop_ids), **self.sampling)
+        room = max_length - num_prompt + 1
+        most = max(1, room if self.is_chat else min(NUM_NEW, room))
+        num_new = most if self.max_tokens is None else self.max_tokens
+        if num_new > room:  # clients look for this code, or for the first words
+            message = f"This model's maximum context length is {max_length} tokens. The prompt has {num_prompt}, and "
+            message += f"{num_new} new ones are asked for; at most {max(0, room)} fit."
+            raise ParameterError(message, "messages" if self.is_chat else "prompt", "context_length_exceeded")
+        return Sampling(num_new, (*ends, *self.stop_ids), **self.sampling)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of the answer to a prompt: its further tokens, their text, and why it ends ('' if it does not end yet)."""
+    """A piece of a choice: its further tokens, their text, and why it ends ('' if it does not end yet)."""
 
     index: int
     token_ids: tuple[int, ...] = ()
@@ -174,15 +205,17 @@ def read_completion(body: bytes | bytearray, *, is_chat: bool) -> Asked:
     names = ("top_p", "top_k", "repetition_penalty")
     return Asked(
         found.model,
+        found.n or 1,
         tuple(prompts),
-        tuple(message.model_dump() for message in found.messages) if is_chat else (),
+        tuple(message.model_dump(exclude_none=True) for message in found.messages) if is_chat else (),
         found.max_completion_tokens if is_chat and found.max_completion_tokens is not None else found.max_tokens,
         {
             "temperature": 1.0 if found.temperature is None else found.temperature,
-            "seed": secrets.randbelow(MAX_SEED) if found.seed is None else found.seed,
-            **{name: getattr(found, name) for name in names if getattr(found, name) is not None},
+            "seed": secrets.randbelow(MAX_SEED) if found.seed is None else found.seed % MAX_SEED,
+            **{name: getattr(found, name) for name in names if getattr(found, name) not in (None, -1)},  # -1: vLLM's top_k of all
         },
         tuple(stop for stop in stops if isinstance(stop, int)),
+        not found.ignore_eos,
         tuple(stop for stop in stops if isinstance(stop, str)),
         bool(found.stream),
         found.stream_options is not None and found.stream_options.include_usage,
@@ -191,7 +224,7 @@ def read_completion(body: bytes | bytearray, *, is_chat: bool) -> Asked:
 
 
 def answer(asked: Asked, pieces: Sequence[Piece], num_prompt: int) -> dict[str, Any]:
-    """The answer in one: a piece for each prompt; ``num_prompt`` counts the tokens of all of them."""
+    """The answer in one: a piece for each choice; ``num_prompt`` counts the tokens of all of them."""
     choices = []
     for piece in pieces:
         said = {"message": {"role": "assistant", "content": piece.text}} if asked.is_chat else {"text": piece.text}
@@ -245,7 +278,8 @@ def _parameter_error(failure: ValidationError) -> ParameterError:
     """Every fault in one sentence, with the name of the first parameter."""
     faults: dict[str, list[str]] = {}
     for fault in failure.errors(include_url=False, include_input=False):
-        found = faults.setdefault(str(fault["loc"][0]) if fault["loc"] else "", [])
+        place = fault["loc"] if fault["loc"][:1] == ("messages",) else fault["loc"][:1]
+        found = faults.setdefault(".".join(map(str, place)), [])
         found += [fault["msg"]] * (fault["msg"] not in found)  # a union has a fault for each of its kinds
     text = "; ".join(f"parameter {shown(name)}: {', or: '.join(messages)}" for name, messages in faults.items())
-    return ParameterError(text if "" not in faults else "the request must be a JSON object", next(iter(faults)))
+    return ParameterError(text if "" not in faults else "the request must be a JSON object", next(iter(faults)).partition(".")[0])

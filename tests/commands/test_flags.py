@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from autosplit import cli
 from autosplit.commands.flags import command
 from autosplit.commands.options import PLANNER_TIME, Plans
+from autosplit.commands.shorthelp import Command
 from autosplit.errors import UsageError
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ def answer_of(ask: Callable[[Plans], T], *words: str) -> T:
         answers.append(ask(given))
 
     app = typer.Typer()
-    app.command()(command(search))
+    app.command(cls=Command)(command(search))
     CliRunner().invoke(app, ["model", *words], catch_exceptions=False)
     return answers[0]
 
@@ -39,6 +40,24 @@ def test_a_time_limit_with_the_text_of_its_default_is_a_limit(tmp_path: Path) ->
 
     assert limit() is None
     assert limit("--time-limit", PLANNER_TIME) == limit("--config", str(options)) == 10.0
+
+
+def test_a_list_may_be_given_in_parts() -> None:
+    """The last part was taken for the whole: a cap or a backend was lost without a word."""
+    words = [
+        "--memory",
+        "cpu:0=1GB",
+        "--devices",
+        "cpu:0,cpu:1",
+        "--memory=cpu:1=2GB",
+        "--backend",
+        "eager",
+        "--backend",
+        "openvino",
+    ]
+    found = answer_of(lambda given: (given.memory, given.devices, given.backend), *words)
+    assert found == ("cpu:0=1GB,cpu:1=2GB", "cpu:0,cpu:1", "eager,openvino")
+    assert answer_of(lambda given: given.memory, "--memory", "1GB") == "1GB"
 
 
 def test_any_sets_are_a_demand_on_the_plan() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from autosplit.compat.torchparts import pytree
-from autosplit.errors import TraceError, UsageError
+from autosplit.errors import ModelError, TraceError, UsageError
 from autosplit.examples.mlp import mlp
 from autosplit.examples.tied import tied
 from autosplit.examples.unet import unet
@@ -383,6 +383,13 @@ def test_inputs_that_the_model_cannot_compute_are_an_error_of_the_trace(num_draw
     net = Net(lambda net, x: net.table(x), table=nn.Embedding(4, 2)).eval()
     with pytest.raises(TraceError, match=r"'Net' fails on its example inputs: IndexError.*: index out of range"):
         trace(load_model(net, inputs=torch.tensor([9])), num_draws=num_draws)
+
+
+def test_arrays_and_models_that_return_no_tensor_are_told_with_the_way_out():
+    with pytest.raises(TraceError, match=r"'Net' cannot be traced: it returns no tensor. Return what it computes"):
+        traced(Net(lambda net, x: None).eval(), torch.ones(2))
+    with pytest.raises(ModelError, match=r"input\[0\] is ndarray, and a dense tensor is expected; torch.from_numpy makes one"):
+        load_model(nn.Linear(2, 2).eval(), inputs=(torch.ones(2).numpy(),))
 
 
 @pytest.mark.parametrize(

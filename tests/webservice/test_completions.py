@@ -15,6 +15,11 @@ from servedplans import first_event
 from webservice.generators import LENGTH, LIMITS, SLOTS, Generating, generating
 
 PROMPT, GREEDY = [5, 6, 7], {"temperature": 0}
+CODES = {
+    "model 'other' is not in service; the models that generate are: ids, words": "model_not_found",
+    "parameter 'best_of' is not supported with the value 2": "unsupported_parameter",
+    "at most 58 fit": "context_length_exceeded",
+}
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +117,39 @@ def test_draws_follow_the_seed(server: Generating, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(server.generator, "submit_all", noted)
     ask(server, temperature=None, max_tokens=1)
     ask(server, temperature=0.5, top_p=0.9, top_k=7, seed=11, repetition_penalty=1.5, max_tokens=1)
+    ask(server, seed=-1, top_k=-1, n=3, max_tokens=1)
     assert (seen[0].temperature, seen[0].top_p) == (1.0, 1.0)
     given = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 11, "repetition_penalty": 1.5}
     assert {name: getattr(seen[1], name) for name in given} == given
+    assert len({one.seed for one in seen[2:]}) == 3, "each choice draws for itself"
+    assert {one.top_k for one in seen[2:]} == {0}
+
+
+def test_several_choices_of_a_prompt(server: Generating) -> None:
+    answer = ask(server, n=3, max_tokens=4)[1]
+    assert [(one["index"], one["token_ids"]) for one in answer["choices"]] == list(enumerate([expected(PROMPT, 4)] * 3))
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}, "a prompt counts once"
+
+
+def test_programs_written_for_other_servers(server: Generating) -> None:
+    said = [{"role": "user", "name": "me", "content": "w9"}, {"role": "assistant", "content": "w8", "refusal": None}]
+    neutral = {"response_format": {"type": "text"}, "tools": [], "logit_bias": {}, "min_p": 0, "top_k": -1, "seed": 2**63 - 1}
+    assert chat(server, messages=said, max_tokens=2, **neutral)[0] == 200
+    end = expected([1, 9, 8, 2], 3)[2]
+    texts = server.application.repository.get("words").generator.texts
+    usual, texts.ends = texts.ends, (end,)
+    try:
+        lengths = [chat(server, max_tokens=9, ignore_eos=one)[1]["usage"]["completion_tokens"] for one in (False, True)]
+    finally:
+        texts.ends = usual
+    assert lengths == [3, 9]
+    assert server.call("GET", "/v1/models/ids")[1]["max_model_len"] == LENGTH
+    served = server.application.repository._served
+    words_model = served.pop("words")
+    try:
+        assert ask(server, model=None, max_tokens=1)[1]["model"] == "ids", "the only model needs no name"
+    finally:
+        served["words"] = words_model
 
 
 @pytest.mark.parametrize(
@@ -123,7 +158,8 @@ def test_draws_follow_the_seed(server: Generating, monkeypatch: pytest.MonkeyPat
         ({"model": "other"}, 404, None, "model 'other' is not in service; the models that generate are: ids, words"),
         ({"prompt": "a text"}, 400, "prompt", "has no tokenizer at hand; send the ids"),
         ({"stop": "a text"}, 400, "stop", "has no tokenizer at hand"),
-        ({"n": 2}, 400, "n", "parameter 'n' is not supported with the value 2"),
+        ({"model": None}, 400, "model", "names no model; the models that generate are: ids, words"),
+        ({"best_of": 2}, 400, "best_of", "parameter 'best_of' is not supported with the value 2"),
         ({"logprobs": 1}, 400, "logprobs", "'logprobs' is not supported"),
         ({"best_off": 1}, 400, "best_off", "'best_off' is not supported"),
         ({"prompt": None}, 400, "prompt", "parameter 'prompt'"),
@@ -131,14 +167,14 @@ def test_draws_follow_the_seed(server: Generating, monkeypatch: pytest.MonkeyPat
         ({"prompt": [1.5]}, 400, "prompt", "parameter 'prompt'"),
         ({"prompt": [[]]}, 400, None, "it is empty"),
         ({"prompt": [97]}, 400, None, "97 is no token id"),
-        ({"prompt": [1] * 61}, 400, None, "61 tokens, and the caches hold 60"),
-        ({"max_tokens": 59}, 400, None, "leaves room for 58 new ones"),
-        ({"max_tokens": 0}, 400, None, "max_new_tokens must be at least 1"),
+        ({"prompt": [1] * 62}, 400, "prompt", "maximum context length is 60 tokens. The prompt has 62"),
+        ({"max_tokens": 59}, 400, "prompt", "at most 58 fit"),
+        ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
+        ({"n": 129}, 400, "n", "less than or equal to 128"),
         ({"max_tokens": "5"}, 400, "max_tokens", "valid integer"),
         ({"temperature": -1, "top_p": 2}, 400, None, "temperature must be at least 0, but is -1"),
         ({"stop": ""}, 400, "stop", "is empty"),
         ({"stop": [1] * 17}, 400, "stop", "at most 16"),
-        ({"seed": -1}, 400, None, "seed must be at least 0"),
     ],
 )
 def test_faults_have_openais_shape(server: Generating, fields: dict[str, Any], status: int, param: str | None, said: str) -> None:
@@ -147,9 +183,7 @@ def test_faults_have_openais_shape(server: Generating, fields: dict[str, Any], s
         assert (found, content["error"]["param"]) == (status, param)
         assert said in content["error"]["message"]
         assert content["error"]["type"] == "invalid_request_error"
-        assert content["error"]["code"] == {"model": "model_not_found", "n": "unsupported_parameter"}.get(
-            next(iter(fields)), content["error"]["code"]
-        )
+        assert content["error"]["code"] == CODES.get(said, content["error"]["code"])
 
 
 def test_faults_of_chats_and_bodies(server: Generating) -> None:
@@ -158,6 +192,7 @@ def test_faults_of_chats_and_bodies(server: Generating) -> None:
         ({"content": [{"type": "image_url"}]}, "parts of the type 'text'"),
         ({"model": "ids"}, "has no tokenizer at hand"),
         ({"tools": [{}]}, "parameter 'tools' is not supported"),
+        ({"messages": [{"role": "user", "content": "w9", "audio": 1}]}, "parameter 'messages.0.audio'"),
     ):
         status, content = chat(server, **fields)  # type: ignore[arg-type]
         assert (status, said in content["error"]["message"]) == (400, True), content
@@ -244,8 +279,8 @@ def test_openais_own_client() -> None:
         assert last.usage.completion_tokens == 5
         with pytest.raises(openai.NotFoundError, match="not in service"):
             client.completions.create(model="other", prompt=PROMPT)
-        with pytest.raises(openai.BadRequestError, match="'n' is not supported"):
-            client.completions.create(model="ids", prompt=PROMPT, n=3)
+        with pytest.raises(openai.BadRequestError, match="'best_of' is not supported"):
+            client.completions.create(model="ids", prompt=PROMPT, best_of=3)
         with pytest.raises(openai.APIError, match="poison"):
             list(client.completions.create(model="ids", prompt=[95], stream=True))
         with pytest.raises(openai.AuthenticationError):

@@ -160,7 +160,7 @@ def test_readiness_follows_the_stages(served: Served) -> None:
 def test_a_token_guards_all_but_health_and_the_page(served: Served) -> None:
     served.application.token = "open sesame"
     try:
-        assert served.call("GET", "/v2/health/ready")[0] == 200 and served.call("GET", "/")[0] == 200
+        assert served.call("GET", "/v2/health/ready")[0] == served.call("GET", "/health")[0] == served.call("GET", "/")[0] == 200
         for path in ("/v2", "/events", "/metrics", "/v2/models/mlp"):
             assert served.call("GET", path)[0] == 401
             assert served.call("GET", path, headers={"authorization": "Bearer wrong"})[0] == 401
