@@ -92,8 +92,7 @@ def measure(
     if setup.hosts is not None:
         with progress_shown(setup.progress) as progress:
             progress("profile", 0.0, "measuring on the hosts")
-            root = None if store is None else store.root
-            profile = setup.hosts.measure(traced, setup.considered, setup.precision, root, setup.remeasure)
+            profile = setup.hosts.measure(traced, setup.considered, setup.precision, store and store.root, setup.remeasure)
             progress("profile", 1.0, "done")
         return profile
     with progress_shown(setup.progress) as progress:

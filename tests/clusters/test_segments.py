@@ -76,7 +76,7 @@ def test_stages_on_hosts_do_not_run_here_nor_in_a_bundle(tmp_path: Path) -> None
 class FakeDeployment(HostsDeployment):
     """Keeps what is sent."""
 
-    max_in_flight = 2
+    max_in_flight, num_restarts = 2, 0
     wiring = wire([at_widths(local("a", double, "x", "y"), 2)], ["x"], ["y"])
 
     def __init__(self) -> None:
