@@ -66,7 +66,6 @@ def measure(
 
     For a model of several sizes the seconds are means under the traffic, measured at a few sizes; buckets are chosen from them.
     For a model that generates they are means of steps that decode and of steps with prompts.
-
     A device that is not here gets the speed that the machine states, or a stored profile of another machine, as an estimate. A
     backend that cannot compute in the setup's precision, refuses the model, or gives wrong numbers is left out, with a note.
 
@@ -92,7 +91,8 @@ def measure(
     if setup.hosts is not None:
         with progress_shown(setup.progress) as progress:
             progress("profile", 0.0, "measuring on the hosts")
-            profile = setup.hosts.measure(traced, setup.considered, setup.precision, store and store.root, setup.remeasure)
+            root = None if store is None else store.root
+            profile = setup.hosts.measure(traced, setup.considered, setup.precision, root, setup.remeasure)
             progress("profile", 1.0, "done")
         return profile
     with progress_shown(setup.progress) as progress:
