@@ -243,8 +243,8 @@ def plot_tradeoff(ways: Mapping[str, tuple[float, float]], chosen: str, subject:
             zorder=3 + is_chosen,
             label=label,
         )
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    slowest_s, highest = (max(each) for each in zip(*ways.values(), strict=True))
+    axes.set(xlim=(0, 1.05 * slowest_s * factor), ylim=(0, 1.05 * highest))  # not by their range: equal ways lay on the edge
     axes.set_xlabel(f"latency of a request alone [{unit}]")
     axes.set_ylabel("throughput [items/s]")
     title(figure, subject)
