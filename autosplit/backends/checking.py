@@ -32,7 +32,7 @@ The rule is that of FlashAttention's tests (with a factor of 2) and of torch's c
 
 
 @dataclass(frozen=True)
-class Right:
+class Reference:
     """What outputs of a stage, or of a whole model, are compared with.
 
     Attributes:
@@ -79,16 +79,16 @@ def worst(
     return max((compare(names, *pair) for pair in zip(found, right, strict=True)), key=lambda error: error.relative)
 
 
-def right_of(traced: Traced, inputs: Sequence[torch.Tensor]) -> Right:
+def model_reference(traced: Traced, inputs: Sequence[torch.Tensor]) -> Reference:
     """What answers to one request to a model are compared with: run in eager, on torch's own number of threads."""
     with torch.inference_mode():
-        return Right(unsplit(traced), [inputs], [traced.program(*inputs)])
+        return Reference(unsplit(traced), [inputs], [traced.program(*inputs)])
 
 
-def reference(program: StageProgram, inputs: Sequence[torch.Tensor], threads: int = 1) -> Right:
+def stage_reference(program: StageProgram, inputs: Sequence[torch.Tensor], threads: int = 1) -> Reference:
     """Run a stage in eager: what to ``check`` backends against."""
     with torch.inference_mode(), _torch_threads(threads):
-        return Right(program, [inputs], [[value.clone() for value in program.module(*inputs)]])
+        return Reference(program, [inputs], [[value.clone() for value in program.module(*inputs)]])
 
 
 def check(
@@ -101,7 +101,7 @@ def check(
     threads: int = 1,
     runnable: Runnable | None = None,
     exact: bool | None = None,
-    right: Right | None = None,
+    reference: Reference | None = None,
 ) -> NumericalError:
     """Measure the largest error of a backend on one stage: of an exact one against eager's bits, else against f32.
 
@@ -114,11 +114,11 @@ def check(
         threads: threads of the backend and of eager, which sums in another order on another number.
         runnable: the compiled stage, if there is one already.
         exact: whether the bits must equal eager's; by default for an exact backend in f32.
-        right: the result of ``reference``, if there is one already.
+        reference: the result of ``stage_reference``, if there is one already.
     Raises: BackendError: the error is beyond the limit, or the backend cannot run the stage.
     """
     run = runnable or backend.compile(program, threads, precision)
-    right = right or reference(program, inputs, threads)
+    reference = reference or stage_reference(program, inputs, threads)
     exact = (backend.exact and precision == "f32") if exact is None else exact
     with torch.inference_mode(), _torch_threads(threads):
         try:
@@ -127,8 +127,8 @@ def check(
             raise
         except Exception as failure:
             raise BackendError(f"backend '{backend.name}' failed on stage '{program.name}': {failure}") from failure
-        error = worst(program, [found], right.own if exact else right.outputs)
-        limit = 0.0 if exact else right.tolerance(precision) if limit is None else limit
+        error = worst(program, [found], reference.own if exact else reference.outputs)
+        limit = 0.0 if exact else reference.tolerance(precision) if limit is None else limit
     if not error.relative <= limit:
         off = f"off by {error.relative:.3g} of the largest value; the tolerance is {limit:.3g}"
         if math.isinf(error.relative):

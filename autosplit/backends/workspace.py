@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from torch import fx
 
 from autosplit.backends.apart import end_idle
 from autosplit.backends.base import Precision, convert, get_backend, require_device
-from autosplit.backends.checking import Right
+from autosplit.backends.checking import Reference
 from autosplit.backends.onnxfile import fix_sizes
 from autosplit.closing import Closing
 from autosplit.compat.torchparts import num_writes
@@ -34,32 +33,26 @@ SLOW_S = 0.1
 Microbatch = tuple[torch.Tensor, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """Microbatches and the model's outputs in eager. Each op runs with its stage's threads, whose number can change bits."""
+def threaded_reference(traced: Traced, threads: Mapping[str, int]) -> Reference:
+    """Run the unsplit model in eager on distinct inputs, each op with its stage's threads, whose number can change bits.
 
-    traced: Traced
-    threads: Mapping[str, int]
-    right: Right
-
-    @staticmethod
-    def of(traced: Traced, threads: Mapping[str, int]) -> "Reference":
-        """Run the unsplit model; ops that ``threads`` does not name run with torch's number of threads."""
-        eager = _Threaded(traced, threads)
-        first, *others = distinct_inputs(traced.example_inputs, NUM_DISTINCT)
-        work, expected = [first], list[Microbatch]()
-        before = torch.get_num_threads()
-        start = time.perf_counter()
-        try:
-            with torch.inference_mode():
-                expected.append(tuple(eager.run(*first)))
-                for inputs in others[:1] if time.perf_counter() - start > SLOW_S else others:
-                    with suppress(Exception):  # it may take integers in one order only, such as offsets
-                        expected.append(tuple(eager.run(*inputs)))
-                        work.append(inputs)
-        finally:
-            torch.set_num_threads(before)
-        return Reference(traced, threads, Right(unsplit(traced), work, expected))
+    Ops that ``threads`` does not name run with torch's number of threads.
+    """
+    eager = _Threaded(traced, threads)
+    first, *others = distinct_inputs(traced.example_inputs, NUM_DISTINCT)
+    work, expected = [first], list[Microbatch]()
+    before = torch.get_num_threads()
+    start = time.perf_counter()
+    try:
+        with torch.inference_mode():
+            expected.append(tuple(eager.run(*first)))
+            for inputs in others[:1] if time.perf_counter() - start > SLOW_S else others:
+                with suppress(Exception):  # it may take integers in one order only, such as offsets
+                    expected.append(tuple(eager.run(*inputs)))
+                    work.append(inputs)
+    finally:
+        torch.set_num_threads(before)
+    return Reference(unsplit(traced), work, expected)
 
 
 class Workspace(Closing):
@@ -76,7 +69,7 @@ class Workspace(Closing):
         self._prepared: set[tuple[str, str, str]] = set()
         self._refused: set[Path] = set()
         """Stages at every size of which no file can be made."""
-        self._references: list[tuple[Reference, list[tuple[int, int]]]] = []
+        self._references: list[tuple[Traced, tuple[Mapping[str, int], list[tuple[int, int]]], Reference]] = []
 
     def save(self, program: StageProgram, there: Path | None = None, weights_of: Path | None = None) -> Path:
         """The folder of a stage, saved if it was not.
@@ -126,13 +119,13 @@ class Workspace(Closing):
         return folder
 
     def reference(self, traced: Traced, threads: Mapping[str, int]) -> Reference:
-        """The outputs of the unsplit model, for which it runs once with these threads: see ``Reference.of``."""
-        state = _state(traced.program)
-        for known, then in self._references:
-            if known.traced is traced and known.threads == threads and then == state:
-                return known
-        self._references.append((Reference.of(traced, threads), state))
-        return self._references[-1][0]
+        """The outputs of the unsplit model, for which it runs once with these threads: see ``threaded_reference``."""
+        way = threads, _state(traced.program)
+        for known, then, reference in self._references:
+            if known is traced and then == way:
+                return reference
+        self._references.append((traced, way, threaded_reference(traced, threads)))
+        return self._references[-1][-1]
 
     def keep_files_only(self) -> None:
         """Let go of the programs with their weights, of the model's outputs, and of the processes that compiled stages.

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from autosplit.backends.apart import apart
-from autosplit.backends.workspace import Reference
+from autosplit.backends.workspace import threaded_reference
 from autosplit.bundling.bundler import family_of
 from autosplit.bundling.openbundle import load_bundle
 from autosplit.deploying.checking import threads_of, worst_error
@@ -32,10 +32,10 @@ def check_bundle(path: Path, networks: Mapping[str, tuple[Traced | Family, Plan]
     found, path = {}, path.absolute()  # the process apart has another current folder
     for name, (model, plan) in networks.items():
         variants = family_of(model, plan).variants
-        rights = [Reference.of(one, threads_of(plan)).right for one in variants[:: -(-len(variants) // MOST_CHECKED)]]
-        doing, work = f"while network '{name}' of bundle '{path}' was checked", [one for each in rights for one in each.work]
+        references = [threaded_reference(one, threads_of(plan)) for one in variants[:: -(-len(variants) // MOST_CHECKED)]]
+        doing, work = f"while network '{name}' of bundle '{path}' was checked", [one for each in references for one in each.work]
         answers = iter(torch.load(BytesIO(apart(_answers, path, name, _packed(work), doing=doing)), weights_only=True))
-        errors = [worst_error(plan, each, list(islice(answers, len(each.work)))) for each in rights]
+        errors = [worst_error(plan, each, list(islice(answers, len(each.work)))) for each in references]
         wrong = (pair for pair in errors if not pair[0].relative <= pair[1])
         worst, limit = next(wrong, max(errors, key=lambda pair: pair[0].relative))
         if not worst.relative <= limit:

@@ -4,7 +4,7 @@
 
     options, runoptions, exchangeoptions      options of several commands: flags, keys of an options file, and help. Those
                                               of one command stand beside it
-    flags, flagfaults, configfile             flags become options; faults are found before any work is done
+    flags, flagfaults, flaglists, configfile  flags become options; faults are found before any work is done
     shorthelp                                 help that fits a screen, and --help-all
     machines, console, report, reasons        the machine that a command is given; how results and failures are shown
     measuring     devices, profile            searching      search

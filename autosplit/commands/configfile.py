@@ -5,15 +5,13 @@ from typing import Any
 
 import typer
 
+from autosplit.commands.flaglists import joined
 from autosplit.errors import SHOWN_FAULTS, UsageError, close_names, raise_faults
 from autosplit.files import read_data
 from autosplit.parsing import shown
 
 COMMAND_LINE_ONLY = ("model", "trust")
 """Flags that say whose code may run. An options file may be another person's, so it must not set them."""
-
-JOINED = ("devices", "memory", "backend")
-"""Flags whose text is a list with commas between, which a file may give as a list or a mapping."""
 
 
 def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -40,23 +38,13 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         elif name in values:
             faults.append(f"'{name}' is given twice, with '-' and with '_'")
         else:
-            value = _joined(flags[name], value)
+            value = joined(flags[name], value)
             if fault := _fault(ctx, flags[name], value):
                 faults.append(f"'{key}': {fault}")
         values[name] = value
     raise_faults(UsageError, f"options file '{path}' does not fit", faults)
     ctx.default_map = {**(ctx.default_map or {}), **values}
     return path
-
-
-def _joined(flag: Any, value: Any) -> Any:
-    """A list or mapping as the flag takes it: ``[cpu:0, cpu:1]`` is 'cpu:0,cpu:1', ``{cpu:0: 1GB}`` is 'cpu:0=1GB'."""
-    single = str | int | float
-    if isinstance(value, dict) and all(isinstance(item, single) for item in value.values()):
-        value = [f"{key}={item}" for key, item in value.items()]
-    if isinstance(value, list) and flag.name in JOINED and all(isinstance(item, single) for item in value):
-        return ",".join(map(str, value))
-    return value
 
 
 def _fault(ctx: typer.Context, flag: Any, value: Any) -> str:

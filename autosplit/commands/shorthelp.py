@@ -1,6 +1,5 @@
 """Help that fits a screen: the flags that most calls need, a line for each. ``--help-all`` shows all, in groups."""
 
-import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperArgument, TyperCommand
 
-from autosplit.commands.configfile import JOINED
+from autosplit.commands.flaglists import JOINED, join_parts
 
 FIRST = (
     "devices machine memory batch seq_len generate backend profiles output objective stages max_latency budget explain report "
@@ -27,24 +26,8 @@ class Command(TyperCommand):
     """A command with a short and a long help, whose lists may be given in parts."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """``--memory cpu:0=1GB --memory cpu:1=2GB`` is one list; without this, the last flag would drop the others."""
-        words: list[str] = []
-        places: dict[str, int] = {}
-        names = {f"--{name}" for name in JOINED if any(one.name == name for one in self.get_params(ctx))}
-        left = iter(args)
-        for word in left:
-            flag, sign, text = word.partition("=")
-            values = [] if flag not in names else [text] if sign else [*itertools.islice(left, 1)]
-            if word == "--":
-                words += [word, *left]
-            elif not values:  # of a flag without a value the parser says that it is missing
-                words.append(word)
-            elif flag in places:
-                words[places[flag]] += f",{values[0]}"
-            else:
-                words += [flag, *values]
-                places[flag] = len(words) - 1
-        return super().parse_args(ctx, words)
+        """Parse the words of a command line."""
+        return super().parse_args(ctx, join_parts(args, {*JOINED} & {one.name for one in self.get_params(ctx)}))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the long help if ``--help-all`` was given, else the short one."""

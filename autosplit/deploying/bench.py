@@ -247,12 +247,12 @@ class Bench(Closing):
         self.loaded.clear()
 
     def _check(self, plan: Plan, network: str, pipeline: Engine, traced: Traced) -> Contender:
-        right = self.workspace.reference(traced, threads_of(plan)).right
-        work = right.work
+        reference = self.workspace.reference(traced, threads_of(plan))
+        work = reference.work
         workers = [len(stage.devices) * stage.streams for stage in plan.stages]
         count = max(len(work), 2 * sum(workers) if len(work) == NUM_DISTINCT else max(workers))
         answers = pipeline.run_many([work[k % len(work)] for k in range(count)])
-        worst, limit = worst_error(plan, right, answers)
+        worst, limit = worst_error(plan, reference, answers)
         if self._max_error is not None and set(plan.precisions) != {"f32"}:
             limit = min(limit, self._max_error)
         fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)

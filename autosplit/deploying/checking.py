@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from autosplit.backends.base import exact_on, get_backend
-from autosplit.backends.checking import Right, check, worst
+from autosplit.backends.checking import Reference, check, worst
 from autosplit.errors import BackendError
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import NumericalError
@@ -22,14 +22,15 @@ def threads_of(plan: Plan) -> dict[str, int]:
     return {} if set(threads.values()) == {torch.get_num_threads()} else threads
 
 
-def worst_error(plan: Plan, right: Right, answers: Sequence[Sequence[torch.Tensor]]) -> tuple[NumericalError, float]:
-    """The largest error of a plan's answers to the requests of ``right``, sent in turn, and the relative error that is allowed.
+def worst_error(plan: Plan, reference: Reference, answers: Sequence[Sequence[torch.Tensor]]) -> tuple[NumericalError, float]:
+    """The largest error of a plan's answers to the requests of the reference, sent in turn, and the relative error allowed.
 
     Answers of exact stages are compared with torch's own outputs, all others with those of f32.
     Raises: BackendError: number, shape or dtype of the outputs differ.
     """
-    expected = right.own if is_exact(plan) else right.outputs
-    return worst(right.program, answers, [expected[k % len(expected)] for k in range(len(answers))]), limit_of(plan, right)
+    expected = reference.own if is_exact(plan) else reference.outputs
+    right = [expected[k % len(expected)] for k in range(len(answers))]
+    return worst(reference.program, answers, right), limit_of(plan, reference)
 
 
 def is_exact(plan: Plan) -> bool:
@@ -38,9 +39,9 @@ def is_exact(plan: Plan) -> bool:
     return all(exact_on(get_backend(stage.backend), name, precision) for stage, precision in stages for name in stage.devices)
 
 
-def limit_of(plan: Plan, right: Right) -> float:
+def limit_of(plan: Plan, reference: Reference) -> float:
     """The largest relative error that the plan's outputs may have: 0 where every stage is exact."""
-    return 0.0 if is_exact(plan) else max(map(right.tolerance, {*plan.precisions}))
+    return 0.0 if is_exact(plan) else max(map(reference.tolerance, {*plan.precisions}))
 
 
 def blame(plan: Plan, traced: Traced, inputs: Sequence[torch.Tensor], error: NumericalError, limit: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch.func import functional_call
 
-from autosplit.backends.checking import right_of
+from autosplit.backends.checking import model_reference
 from autosplit.backends.workspace import Microbatch
 from autosplit.errors import ModelError
 from autosplit.tracing.capturing import Traced
@@ -39,13 +39,13 @@ def require_independent(whole: Traced, part: Traced) -> None:
     request = distinct_inputs(whole.example_inputs, 2)[1]  # the example's items may be all the same
     with torch.inference_mode():
         try:
-            right, answers = right_of(whole, request), _in_parts(whole, part, request, in_dims)
+            reference, answers = model_reference(whole, request), _in_parts(whole, part, request, in_dims)
         except Exception as failure:  # an index counts the items of a request, and a microbatch has fewer
             raise ModelError(f"{subject}: trying it fails with {type(failure).__name__}: {failure}") from failure
-        for name, dim, wanted, *found in zip(whole.graph.outputs, out_dims, right.outputs[0], *answers, strict=True):
+        for name, dim, wanted, *found in zip(whole.graph.outputs, out_dims, reference.outputs[0], *answers, strict=True):
             for value in found if dim is None else [torch.cat(found, dim)]:
                 error = compare([name], [value], [wanted])
-                if not error.relative <= (limit := right.tolerance("f32")):
+                if not error.relative <= (limit := reference.tolerance("f32")):
                     off = f"off by {error.relative:.3g} of its largest value, and {limit:.3g} is allowed"
                     raise ModelError(f"{subject}: the items of a request depend on each other, output '{name}' is {off}")
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from autosplit.backends.base import get_backend
-from autosplit.backends.checking import Right, check, reference
+from autosplit.backends.checking import Reference, check, stage_reference
 from autosplit.backends.probing import innermost
 from autosplit.devices import accelerators
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, open_accelerator
@@ -50,7 +50,7 @@ class MeasuringWorker:
         self._accelerator: Accelerator | None = None
         self._place: OnCores | OnAccelerator | None = None
         self._loaded: dict[Path, LoadedStage] = {}
-        self._right: dict[tuple[Path, int], Right] = {}
+        self._references: dict[tuple[Path, int], Reference] = {}
         self._ready: dict[tuple[Path, str, int], tuple[Timer, Prepared]] = {}
         self._timer: Timer | None = None
 
@@ -106,13 +106,15 @@ class MeasuringWorker:
         if self._accelerator is None:
             # Outside the try: a model that fails in eager is no fault of the backend.
             eager_s = eager_op_s(stage, threads) if eager else {}
-            if (folder, threads) not in self._right:
-                self._right[folder, threads] = reference(program, inputs, threads)
+            if (folder, threads) not in self._references:
+                self._references[folder, threads] = stage_reference(program, inputs, threads)
         try:
             if self._accelerator is None:
-                timer, right = Timer(stage, backend, threads, precision), self._right[folder, threads]
+                timer, reference = Timer(stage, backend, threads, precision), self._references[folder, threads]
                 made = timer.outputs
-                error = check(found, program, inputs, precision=precision, threads=threads, runnable=lambda _: made, right=right)
+                error = check(
+                    found, program, inputs, precision=precision, threads=threads, runnable=lambda _: made, reference=reference
+                )
             else:
                 timer = AcceleratorTimer(stage, backend, self._accelerator, precision)
                 eager_s = timer.eager_op_s() if eager else {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autosplit.backends.checking import right_of
+from autosplit.backends.checking import model_reference
 from autosplit.backends.workspace import Workspace
 from autosplit.compat.torchparts import pytree
 from autosplit.deploying.networks import deploy
@@ -255,9 +255,9 @@ def _checked(
     different = list({tuple(at.values()): (at, call) for at, call in requests}.values())
     for at, (args, kwargs) in different[:: max(1, len(different) // NUM_CHECKED)][:NUM_CHECKED]:
         traced = family.at(at)
-        right = right_of(traced, traced.flatten_inputs(*args, **kwargs))
-        limit = max(map(right.tolerance, {*plan.precisions}))
-        pairs = zip(*map(_tensors, (service(*args, **kwargs), traced.unflatten_outputs(right.outputs[0]))), strict=True)
+        reference = model_reference(traced, traced.flatten_inputs(*args, **kwargs))
+        limit = max(map(reference.tolerance, {*plan.precisions}))
+        pairs = zip(*map(_tensors, (service(*args, **kwargs), traced.unflatten_outputs(reference.outputs[0]))), strict=True)
         for number, (found, expected) in enumerate(pairs):
             sizes = ", ".join(f"{dim} {size}" for dim, size in at.items())
             if found.shape != expected.shape:

@@ -8,7 +8,7 @@ from math import inf
 
 import psutil
 
-from autosplit.backends.checking import right_of
+from autosplit.backends.checking import model_reference
 from autosplit.deploying.networks import SHARING, deploy
 from autosplit.deploying.setup import Setup
 from autosplit.errors import AutosplitError, BackendError, ProfileError, UsageError
@@ -185,15 +185,15 @@ def _timed(
     assert setup.workspace is not None
     with HostManager(engine_factory=Pipeline if setup.hosts is None else setup.hosts.engine_factory()) as host:
         engine = deploy(host, backend, one, plan, machine, setup.workspace)
-        right = {"check": partial(_require_right, setup.precision)} if dynamic else {}
-        return {tuple(bucket.sizes.values()): bucket.seconds for bucket in measured(one, engine, **right)}
+        checked = {"check": partial(_require_right, setup.precision)} if dynamic else {}
+        return {tuple(bucket.sizes.values()): bucket.seconds for bucket in measured(one, engine, **checked)}
 
 
 def _require_right(precision: Precision, traced: Traced, sizes: At, answer: Tensors) -> None:
     """Raises: BackendError: an answer differs from the model's by more than is allowed."""
-    right = right_of(traced, traced.example_inputs)
-    limit = right.tolerance(precision)
-    for name, found, own in zip(traced.graph.outputs, answer, right.outputs[0], strict=True):
+    reference = model_reference(traced, traced.example_inputs)
+    limit = reference.tolerance(precision)
+    for name, found, own in zip(traced.graph.outputs, answer, reference.outputs[0], strict=True):
         if (error := difference(found, own)[1]) > limit:
             at = ", ".join(f"{dim} {size}" for dim, size in sizes.items())
             raise BackendError(f"output '{name}' at {at} is off by {error:.2g}, and {limit:.2g} is allowed")

@@ -10,7 +10,7 @@ from torch import nn
 
 from autosplit.backends import base
 from autosplit.backends.base import BACKENDS, get_backend, installed, states
-from autosplit.backends.checking import TIMES_EAGER, TOLERANCES, check, reference
+from autosplit.backends.checking import TIMES_EAGER, TOLERANCES, check, stage_reference
 from autosplit.backends.eager import EagerBackend
 from autosplit.errors import BackendError, MissingExtraError, UsageError
 from autosplit.tracing.capturing import trace
@@ -75,9 +75,9 @@ def test_wrong_numbers_are_refused_with_name_and_figure(mlp, whole):
     with pytest.raises(BackendError, match=r"NaN or infinite in other places than eager's\. Run it on another backend"):
         check(Wrong(math.nan), whole(mlp), mlp.example_inputs)
     with pytest.raises(BackendError, match="'linear_2' is not 0 where eager's all is"):
-        right = reference(whole(mlp), mlp.example_inputs)
+        right = stage_reference(whole(mlp), mlp.example_inputs)
         zeros = [[0 * value for value in right.own[0]]]
-        check(Wrong(1.0), whole(mlp), mlp.example_inputs, right=replace(right, own=zeros))
+        check(Wrong(1.0), whole(mlp), mlp.example_inputs, reference=replace(right, own=zeros))
 
 
 def test_small_errors_are_returned_and_the_tolerance_is_the_callers(mlp, whole):
@@ -131,21 +131,21 @@ def test_a_model_in_a_short_dtype_is_judged_by_f32_of_its_weights(whole, dtype):
     torch.manual_seed(0)
     module, inputs = Mixed(dtype).eval(), (torch.randn(4, 64, dtype=dtype),)
     program = whole(trace(load_model(module, inputs=inputs)))
-    right = reference(program, inputs)
+    right = stage_reference(program, inputs)
     with torch.no_grad():
         wide = Mixed(torch.float32).eval()
         wide.load_state_dict(module.state_dict())
         best = wide(inputs[0].float()).to(dtype)
     assert torch.equal(right.outputs[0][0], best) and not torch.equal(right.own[0][0], best)
     eager = get_backend("eager")
-    assert check(eager, program, inputs, right=right).relative == 0  # its bits are torch's own
-    error = check(eager, program, inputs, right=right, exact=False).relative
+    assert check(eager, program, inputs, reference=right).relative == 0  # its bits are torch's own
+    error = check(eager, program, inputs, reference=right, exact=False).relative
     limit = right.tolerance("f32")
     assert torch.finfo(dtype).eps / 4 < error <= limit / 4 * (1 + 1e-9) or limit == TOLERANCES[right.precision][0]
-    assert check(eager, program, inputs, right=right, runnable=lambda _: right.outputs[0], exact=False).relative == 0
+    assert check(eager, program, inputs, reference=right, runnable=lambda _: right.outputs[0], exact=False).relative == 0
     for factor, is_right in ((1 + limit / 4, True), (1 + 3 * limit, False), (0.0, False)):
         with nullcontext() if is_right else pytest.raises(BackendError, match="gives wrong numbers"):
-            check(Wrong(factor), program, inputs, right=right)
+            check(Wrong(factor), program, inputs, reference=right)
 
 
 def test_a_conjugated_spectrum_is_wrong_numbers(whole):
@@ -155,7 +155,7 @@ def test_a_conjugated_spectrum_is_wrong_numbers(whole):
 
     inputs = (torch.randn(8),)
     program = whole(trace(load_model(Spectrum().eval(), inputs=inputs)))
-    conjugated = [value.conj() for value in reference(program, inputs).own[0]]
+    conjugated = [value.conj() for value in stage_reference(program, inputs).own[0]]
     with pytest.raises(BackendError, match="gives wrong numbers"):
         check(get_backend("eager"), program, inputs, runnable=lambda _: conjugated)
 

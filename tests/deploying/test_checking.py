@@ -9,7 +9,7 @@ from autosplit.backends import workspace as workspaces
 from autosplit.backends.base import get_backend
 from autosplit.backends.checking import F32_TOLERANCE, TOLERANCES
 from autosplit.backends.eager import EagerBackend
-from autosplit.backends.workspace import NUM_DISTINCT, Reference, Workspace
+from autosplit.backends.workspace import NUM_DISTINCT, Workspace, threaded_reference
 from autosplit.deploying import checking
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.differing import NumericalError
@@ -56,18 +56,18 @@ def test_where_no_stage_alone_is_wrong_the_backends_are_named(traced: Traced, pl
 
 
 def test_bits_are_asked_of_exact_stages_in_f32_only(traced: Traced, plan: Plan) -> None:
-    right = Reference.of(traced, {}).right
+    reference = threaded_reference(traced, {})
     exact = replace(plan, stages=plan.stages[:1])
-    assert checking.limit_of(exact, right) == 0
-    assert checking.limit_of(plan, right) == F32_TOLERANCE
+    assert checking.limit_of(exact, reference) == 0
+    assert checking.limit_of(plan, reference) == F32_TOLERANCE
     least, most = TOLERANCES["bf16"]
-    assert least <= checking.limit_of(replace(exact, precision="bf16"), right) < most
+    assert least <= checking.limit_of(replace(exact, precision="bf16"), reference) < most
 
 
 def test_a_slow_model_is_compared_on_fewer_inputs(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(Reference.of(traced, {}).right.work) == NUM_DISTINCT
+    assert len(threaded_reference(traced, {}).work) == NUM_DISTINCT
     monkeypatch.setattr(workspaces, "SLOW_S", 0.0)
-    slow = Reference.of(traced, {op.name: 1 for op in traced.graph.ops}).right
+    slow = threaded_reference(traced, {op.name: 1 for op in traced.graph.ops})
     assert len(slow.work) == len(slow.own) == 2
     for inputs, outputs in zip(slow.work, slow.own, strict=True):
         torch.testing.assert_close(outputs[0], traced.program(*inputs)[0])
@@ -98,9 +98,9 @@ class Bags(torch.nn.Module):
 
 def test_made_up_inputs_that_the_model_refuses_are_not_sent() -> None:
     traced = trace(load_model(Bags().eval(), inputs=(torch.arange(6), torch.tensor([0, 2, 4, 5]))))
-    right = Reference.of(traced, {}).right
-    assert 1 <= len(right.work) == len(right.own) < NUM_DISTINCT
-    assert all(inputs[1][0] == 0 for inputs in right.work)
+    reference = threaded_reference(traced, {})
+    assert 1 <= len(reference.work) == len(reference.own) < NUM_DISTINCT
+    assert all(inputs[1][0] == 0 for inputs in reference.work)
 
 
 def test_inputs_that_repeat_an_item_or_have_8_bits_are_made_too() -> None:
