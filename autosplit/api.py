@@ -32,7 +32,7 @@ from autosplit.placing.rules import broken_by
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
 from autosplit.planning.question import TIME_LIMIT_S, Question, require_possible
-from autosplit.preloading import load_planner
+from autosplit.preloading import load, load_planner
 from autosplit.progress import announce, progress_shown
 from autosplit.reports.runreport import RunReport
 from autosplit.shapes.contest import compare_sizes
@@ -152,6 +152,7 @@ def _search(
     traced: Traced, profile: Profile, footprints: Footprints, constraints: Constraints | None, setup: Setup, budget: Budget
 ) -> "SearchResult":
     """``search`` for requests of one size, on the machine of ``footprints``."""
+    load("autosplit.searching.loop")
     from autosplit.searching import loop
 
     machine, measured = footprints.machine, measured_backends(profile, footprints.machine)

@@ -14,12 +14,17 @@ def load(*modules: str) -> None:
     """Import modules, which stay until the process ends.
 
     Searching them for garbage would take about a tenth of the time to load them, and some of the time of every later step.
+    Errors that they keep, such as that of a package which is not installed, lose their tracebacks: these hold the variables of
+    every caller (optuna kept a user's model and its traces in memory until the process ended).
     """
     gc.disable()
     try:
         for name in modules:
             importlib.import_module(name)
     finally:
+        for new in gc.get_objects(generation=0):
+            if issubclass(type(new), BaseException):
+                new.__traceback__ = None
         gc.freeze()
         gc.enable()
 
