@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from autosplit.devices.limits import affinity
 from autosplit.generating.opening import open_generator
 from autosplit.generating.steps import step_family
+from autosplit.preloading import settle
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Process, Stage
 from benchmarks.generation_peers import Generate, Mark, Prompts, serve
@@ -30,6 +31,8 @@ def start(way: str, folder: Path, threads: int) -> Generate:
     stage = Stage("all", tuple(op.name for op in traced.graph.ops), (device,), backend)
     plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN, process=cast(Process, process))
     generator = open_generator(family, plan, Machine.of([parse_device(device)]))
+    del module, family, traced
+    settle()  # as autosplit.generator does
 
     def generate(prompts: Prompts, new: int, mark: Mark) -> list[int]:
         return generator.generate(prompts, on_token=lambda number, _: mark(number), max_new_tokens=new)[0]
