@@ -25,7 +25,7 @@ from autosplit.generating.phases import PhaseProfile, demands_of, measure_phases
 from autosplit.generating.steps import StepFamily
 from autosplit.generating.trials import compare_generators
 from autosplit.keeping import keep_footprints, keep_runs, keep_search, stored_profile
-from autosplit.microbatches import Microbatches, may_cut
+from autosplit.microbatches import cut, may_cut
 from autosplit.modeltrace import Model as Model
 from autosplit.modeltrace import trace as trace
 from autosplit.placing.rules import broken_by
@@ -154,32 +154,31 @@ def _search(
     """``search`` for requests of one size, on the machine of ``footprints``."""
     from autosplit.searching import loop
 
-    machine, measured = footprints.machine, measured_backends(profile, footprints.machine)
-    parts = Microbatches(traced, machine, replace(setup, progress=False, remeasure=False), measure)
-    question = Question(
-        traced.graph,
-        profile,
-        traced.source,
-        machine,
-        tuple(name for name in measured if setup.backends is None or name in setup.backends) or tuple(setup.backends or ()),
-        constraints or Constraints(),
-        queue_depth=setup.queue_depth,
-        time_limit_s=TIME_LIMIT_S if budget.planner_s is None else budget.planner_s,
-        seed=setup.seed,
-        log=setup.log,
-    )
+    machine = footprints.machine
+    measure_part = partial(measure, devices=machine, setup=replace(setup, progress=False, remeasure=False))
+    question = question_of(traced, profile, machine, setup, TIME_LIMIT_S if budget.planner_s is None else budget.planner_s)
+    question = replace(question, constraints=constraints or Constraints())
     with progress_shown(setup.progress) as progress:
         result = loop.search(
             question.verify(),
             traced,
             budget=budget,
             setup=setup,
-            subject_for=parts if may_cut(traced, profile, budget) else None,
+            subject_for=partial(cut, traced, measure_part) if may_cut(traced, profile, budget) else None,
             footprints=None if absent_devices(machine) else footprints,
             progress=progress,
             keep=lambda found: _keep(_with_versions(found), setup),
         )
-    return replace(_with_versions(result), plan=with_estimates(_with_versions(result).plan, result.profile))
+    result = _with_versions(result)
+    return replace(result, plan=with_estimates(result.plan, result.profile))
+
+
+def question_of(traced: Traced, profile: Profile, machine: Machine, setup: Setup, time_limit_s: float) -> Question:
+    """The question of a model to the planner, with the backends, the queue depth, the seed and the log of the setup."""
+    measured = measured_backends(profile, machine)
+    backends = tuple(name for name in measured if setup.backends is None or name in setup.backends) or tuple(setup.backends or ())
+    about = traced.graph, profile, traced.source, machine, backends
+    return Question(*about, queue_depth=setup.queue_depth, time_limit_s=time_limit_s, seed=setup.seed, log=setup.log)
 
 
 def _with_versions(found: "SearchResult") -> "SearchResult":
