@@ -12,14 +12,16 @@ from autosplit.errors import InfeasibleError, ProfileError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.planning.baselines import UNCERTAIN, baselines_with, machine_of, unmet_demands
-from autosplit.planning.caps import plan_within_caps, with_fitting_slots
+from autosplit.planning.caps import front_within_caps, plan_within_caps, with_fitting_slots
 from autosplit.planning.explaining import explain
 from autosplit.planning.plans import least_s, plan_key
-from autosplit.planning.predicting import bounded, predict
+from autosplit.planning.predicting import bounded, measured_backends, predict
 from autosplit.planning.question import Question
 from autosplit.reports.judging import is_simpler
 from autosplit.reports.outcomes import Outcome, Ratio
 from autosplit.tracing.capturing import Traced
+from autosplit.values.constraints import Constraints
+from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, cap_faults
 from autosplit.values.profile import Profile
 
@@ -203,6 +205,14 @@ class SearchResult:
     traced: Traced
     profile: Profile
     trials: tuple[Trial, ...] = ()
+
+    def front(self, machine: Machine, constraints: Constraints, account: Account, **limits: Any) -> list[tuple[Plan, int]]:
+        """The planner's front under the demands, each plan with the bytes of its fullest device; nothing runs for it.
+
+        ``limits`` are further fields of the ``Question``.
+        """
+        about = self.traced.graph, self.profile, self.plan.source, machine, measured_backends(self.profile, machine), constraints
+        return front_within_caps(Question(*about, microbatch=self.plan.microbatch, **limits).verify(), account)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a candidate."""
