@@ -272,8 +272,7 @@ def predict(plan: Plan, profile: Profile, graph: Graph | Traced | None = None, d
             raise UsageError("the plan was made for a Python object, which cannot be traced again; give its graph or trace")
         graph = trace(plan.source.spec, batch=plan.microbatch, seq_len=plan.source.seq_len, weights=False)
     graph = graph.graph if isinstance(graph, Traced) else graph
-    named = dict.fromkeys(name for stage in plan.stages for name in stage.devices)
-    machine = Machine.of(map(parse_device, named)) if devices is None else as_machine(devices, here=False)
+    machine = Machine.of(map(parse_device, plan.devices)) if devices is None else as_machine(devices, here=False)
     return with_estimates(predict_plan(plan.verify(graph, machine), graph, machine, profile), profile)
 
 

@@ -82,8 +82,7 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
         if machine is None:
             profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, setup)
         else:
-            backends = tuple(dict.fromkeys(stage.backend for stage in loaded.plan.stages))
-            profile = api.measure(loaded.traced, machine, setup=replace(setup, backends=backends))
+            profile = api.measure(loaded.traced, machine, setup=replace(setup, backends=loaded.plan.backends))
     if profile is None:
         raise UsageError(
             f"the store '{given.store}' holds no measurement of this model here: autosplit profile makes one. For devices that "

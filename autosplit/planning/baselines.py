@@ -87,9 +87,9 @@ def baselines_of(
     shared = {key: getattr(plan, key) for key in ("microbatch", "objective", "precision", "profile_hash", "versions")}
     for name, baseline in list(plans.items()):
         plans[name] = baseline = replace(baseline, **shared, status="measured")
-        devices, first = {device for stage in baseline.stages for device in stage.devices}, baseline.stages[0]
+        first = baseline.stages[0]
         one_at_a_time = first.streams == 1  # the profile holds nothing else
-        if profile is not None and one_at_a_time and all(_is_measured(profile, device, first.way) for device in devices):
+        if profile is not None and one_at_a_time and all(_is_measured(profile, name, first.way) for name in baseline.devices):
             plans[name] = predict(baseline, graph, machine_of([baseline], whole_machine), profile)
         elif first.precision is not None:  # cores have no use for it
             del plans[name]
@@ -330,8 +330,7 @@ def _is_barred(name: str, barred: str, machine: Machine) -> bool:
 
 def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:
     """The machine that the plans name: the given one, or the one device that unites all its cores."""
-    names = {name for plan in plans for stage in plan.stages for name in stage.devices}
-    if names <= {device.name for device in machine.devices}:
+    if {name for plan in plans for name in plan.devices} <= {device.name for device in machine.devices}:
         return machine
     return Machine.of([union(machine.layouts[0].devices)], machine.links.values())
 

@@ -130,7 +130,7 @@ def front_rows(front: Sequence[tuple[Plan, int]]) -> list[dict[str, Any]]:
             "items_per_s": plan.prediction.throughput_per_s,
             "latency_s": plan.prediction.latency_s,
             "peak_bytes": peak_bytes,
-            "stages": " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.way})" for stage in plan.stages),
+            "stages": plan.cell,
         }
         for number, (plan, peak_bytes) in enumerate(front)
     ]

@@ -59,9 +59,8 @@ class RunReport:
         first, *others = name.split(" = ")
         if first != PLAN:
             return name
-        stages = self.plan.plan.stages
-        backends = ", ".join(dict.fromkeys(stage.backend for stage in stages))
-        way = f"{self.searched}, {len(stages)} stage{'s' * (len(stages) != 1)} ({backends})"
+        plan = self.plan.plan
+        way = f"{self.searched}, {len(plan.stages)} stage{'s' * (len(plan.stages) != 1)} ({', '.join(plan.backends)})"
         return " = ".join([way, *others])
 
     @property
@@ -173,7 +172,7 @@ class RunReport:
                 "predicted_per_s": plan.prediction.throughput_per_s,
                 "of_chosen": plan.prediction.throughput_per_s / own_per_s if own_per_s else None,
                 "latency_s": plan.prediction.latency_s,
-                "bottleneck": max(plan.loads_s, key=plan.loads_s.__getitem__),
+                "bottleneck": plan.bottleneck,
                 "stages": len(plan.stages),
             }
             for name, plan in self.peers.plans.items()

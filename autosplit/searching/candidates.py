@@ -189,7 +189,7 @@ class Trial:
         """One row of the table of trials."""
         return {
             "changed_settings": ", ".join(f"{key}={value}" for key, value in self.asked.items()) or f"none ({self.plan.method})",
-            "stages": " | ".join(f"{len(s.ops)} on {'+'.join(s.devices)} ({s.way})" for s in self.plan.stages),
+            "stages": self.plan.cell,
             "predicted_per_s": self.plan.prediction.throughput_per_s,
             "measured_per_s": float("nan") if self.measured_per_s is None else self.measured_per_s,
             "speed_against_first": float("nan") if self.times_first is None else self.times_first,
