@@ -31,7 +31,7 @@ from autosplit.modeltrace import trace as trace
 from autosplit.placing.rules import broken_by
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
-from autosplit.planning.question import TIME_LIMIT_S, Question, require_possible
+from autosplit.planning.question import TIME_LIMIT_S, Question, verify_early
 from autosplit.preloading import load_planner
 from autosplit.progress import announce, progress_shown
 from autosplit.reports.runreport import RunReport
@@ -81,7 +81,7 @@ def measure(
     from autosplit.measuring.store import open_store
 
     machine, store = _machine(devices, setup), None if setup.store is None else open_store(setup.store)
-    require_possible(then_search or Constraints(), traced.graph, machine)
+    verify_early(then_search or Constraints(), traced.graph, machine)
     if isinstance(traced, StepFamily):
         return measure_phases(traced, traffic, machine, setup, measure)
     if isinstance(traced, Family):
@@ -348,7 +348,7 @@ def auto(
             progress("trace", 0.0, "loading the model and capturing its graph")
             traced = trace(model, inputs=inputs)
             progress("trace", 1.0, "done")
-        wanted = require_possible(wanted, traced.graph, machine)
+        wanted = verify_early(wanted, traced.graph, machine)
         announce(asked, expectation(machine, setup, budget))
         profile = measure(traced, machine, traffic=traffic, setup=setup, then_search=wanted)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)

@@ -23,8 +23,7 @@ from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget, r
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError
-from autosplit.planning.sharing import Sharing, Tenant, cheapest_s, tenants_of, ways_of
-from autosplit.planning.sharing import share as share_devices
+from autosplit.planning.sharing import Sharing, Tenant, cheapest_s, share_devices, tenants_of, ways_of
 from autosplit.progress import Progress, progress_shown
 from autosplit.reports.results import LatencyStats
 from autosplit.searching.candidates import PREDICTION_ERROR

@@ -146,7 +146,7 @@ def auto(given: Auto) -> None:
     start_s = start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.deploying.comparing import expectation
-    from autosplit.planning.question import require_possible
+    from autosplit.planning.question import verify_early
 
     started, budget = keeping.now(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as drawn:
@@ -154,7 +154,7 @@ def auto(given: Auto) -> None:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         wanted.require_consistent(machine)
         traced = trace(given, progress, given.model, generate=sequences)
-        require_possible(wanted, traced.graph, machine)
+        verify_early(wanted, traced.graph, machine)
         say(expectation(machine, setup, budget))
         result = api.auto(traced, machine, wanted, traffic=traffic, setup=setup, budget=budget)
     report = result.report
