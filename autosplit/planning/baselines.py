@@ -59,9 +59,7 @@ def baselines_of(
     """The baselines of a model with every backend that may win: the backends of plan and profile, compiled ones, and eager.
 
     Args:
-        graph: the model.
         plan: the plan beside which they run.
-        machine: the devices.
         profile: gives the baselines their prediction, and says which device is the fastest.
         compiled: backends without a profile for which the whole model was compiled.
         streaming: the backends that can work on several requests at once.
@@ -136,8 +134,6 @@ def with_whole_requests(
     Args:
         cut: the baselines that cut requests as the plan does; their names then say so.
         graph: the model, traced for whole requests.
-        plan: the plan.
-        machine: the devices.
         profile: the profile of whole requests.
         streaming: the backends that can work on several requests at once.
         isolate: whether the caller's process is ruled out.
@@ -165,9 +161,6 @@ def baselines_by_backend(
     """All baselines with the main backend, and for each other backend the baselines that use the whole machine.
 
     Args:
-        graph: the model.
-        machine: its devices.
-        source: the spec and the batch of the model.
         backends: the other backends.
         main: the backend whose baselines are all wanted.
         best_device: name of the device that is fastest on the whole model.
@@ -206,10 +199,7 @@ def baselines_with(
     - even split: as many stages as devices, equal numbers of ops in graph order.
 
     Args:
-        graph: the model.
         machine: its devices; ``all cores`` and ``streams`` are left out unless all devices are CPU cores of one host.
-        source: the spec and the batch of the model.
-        backend: the backend of every stage.
         best_device: name of the device that is fastest on the whole model.
         streams: whether the backend can work on several requests at once.
         in_caller: whether it may run in the caller's process.
@@ -300,11 +290,7 @@ def unmet_demands(
     """A sentence for each demand that a baseline does not meet. Such a baseline must not become the plan, however fast it is.
 
     Args:
-        plan: the baseline.
         latency_s: seconds of a request alone, as measured.
-        graph: the model.
-        machine: the devices.
-        constraints: the user's demands.
         backends: the backends that the user named; None for any.
     """
     others = [stage.backend for stage in plan.stages if backends is not None and stage.backend not in backends]

@@ -119,11 +119,7 @@ def judge_split(
 
     Args:
         split: the split that was given.
-        graph: the model.
-        machine: the devices.
         profile: seconds of the ops with the backend on each device.
-        source: the spec and the batch of the model.
-        backend: the backend of every stage.
         time_limit_s: seconds for one question to the planner, twice; caps that do not hold at once take more questions.
         account: gives plans the memory of their stages if devices have caps; None takes the footprints of the profile.
     Raises: ProfileError: the profile lacks a measurement. PlanError: the split needs more memory than a device has.

@@ -174,10 +174,8 @@ def run_of(kind: str, model: str, way: str, plan: Plan, outcome: Outcome, date: 
 
     Args:
         kind: ``searched`` or ``run``.
-        model: the model's name.
         way: the name of the plan.
         plan: the plan with its prediction from before the run.
-        outcome: the measurements.
         date: when, in ISO 8601.
     """
     predicted = plan.prediction.throughput_per_s

@@ -43,8 +43,6 @@ def corrected(profile: Profile, plan: Plan, taken: Sequence[Samples], moves_s: S
     then equals its measurement. The seconds of a streamed stage depend on its cap, and say nothing of its ops elsewhere.
 
     Args:
-        profile: the profile to correct.
-        plan: the plan that ran.
         taken: seconds that a request took of each worker's device (``taken_s``).
         moves_s: for each worker the predicted seconds of a request for transfers.
     """
