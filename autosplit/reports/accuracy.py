@@ -112,7 +112,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class Accuracy(tables.Tabular):
     """All runs of a store, and how good their predictions were."""
 
     runs: tuple[Run, ...]
@@ -151,10 +151,6 @@ class Accuracy:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {"summary": self.summary(), "runs": [{**asdict(run), "error": run.error} for run in self.runs]}
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame."""
-        return tables.frame(self.rows())
 
     def _repr_html_(self) -> str:
         return tables.html(self.summary(), "predicted against measured") + tables.html(self.rows(), "runs")

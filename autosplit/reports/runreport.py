@@ -21,7 +21,7 @@ NUM_SIMULATED = 64
 
 
 @dataclass(frozen=True)
-class RunReport:
+class RunReport(tables.Tabular):
     """The report of ``run`` and ``auto``.
 
     Attributes:
@@ -35,6 +35,7 @@ class RunReport:
         trace_error: largest relative error of the traced model against the user's module; None if they were not compared.
     """
 
+    INDEX = "plan"
     model: str
     batch: int
     outcomes: Mapping[str, Outcome]
@@ -252,10 +253,6 @@ class RunReport:
                 for name, outcome in self.outcomes.items()
             },
         }
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame indexed by name."""
-        return tables.frame(self.rows(), index="plan")
 
     def __repr__(self) -> str:
         return f"RunReport({self.model!r}, {len(self.outcomes)} plans: {self.sentence})"

@@ -198,7 +198,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchResult(tables.Tabular):
     """The plan to use, the model and profile that it was made from, and every candidate."""
 
     plan: Plan
@@ -217,10 +217,6 @@ class SearchResult:
     def rows(self) -> list[dict[str, Any]]:
         """One row a candidate."""
         return [trial.row() for trial in self.trials]
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame."""
-        return tables.frame(self.rows())
 
     def __repr__(self) -> str:
         return f"SearchResult({self.plan!r}, {len(self.trials)} candidates)"

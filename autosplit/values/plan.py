@@ -138,7 +138,7 @@ UNKNOWN = Prediction()
 
 @checked
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(tables.Tabular):
     """Stages in topological order, and their prediction.
 
     ``microbatch`` items pass the stages together; a request has ``source.batch``. ``queue_depth``: slots of each ring. ``why``
@@ -147,6 +147,7 @@ class Plan:
     generator hold, and what it was planned for.
     """
 
+    INDEX = "stage"
     source: Source
     graph_hash: str
     profile_hash: str
@@ -273,10 +274,6 @@ class Plan:
     def cell(self) -> str:
         """The stages in one cell of a table: number of ops, devices, backend."""
         return " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.way})" for stage in self.stages)
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame indexed by stage name."""
-        return tables.frame(self.rows(), index="stage")
 
     def __repr__(self) -> str:
         return f"Plan({self.summary()})"
