@@ -190,16 +190,15 @@ def baselines_with(
 ) -> dict[str, Plan]:
     """The baselines with one backend whose weights fit the memory caps.
 
-    - one device: the whole model on the fastest device whose cap it fits;
-    - all cores: the whole model in one process that has every CPU core of the machine;
-    - streams: the same process works on a request for each core at once, with the weights in memory once;
+    - one device: the whole model on ``best_device``, if its cap allows;
+    - all cores: the whole model in one process with every core, if all devices are cores of one host;
+    - streams: that process works on a request for each core at once, with the weights in memory once;
     - replicas: the whole model on each device, requests in turn;
-    - in the caller, threads of the caller, one core of the caller: ``all cores``, ``streams`` (``replicas`` without them) and
-      ``one device`` without a process of their own; an op of a few microseconds takes longer on two threads than on one;
+    - in the caller, threads of the caller, one core of the caller: ``all cores``, ``streams`` or else ``replicas``, and
+      ``one device`` in the calling process;
     - even split: as many stages as devices, equal numbers of ops in graph order.
 
     Args:
-        machine: its devices; ``all cores`` and ``streams`` are left out unless all devices are CPU cores of one host.
         best_device: name of the device that is fastest on the whole model.
         streams: whether the backend can work on several requests at once.
         in_caller: whether it may run in the caller's process.
