@@ -20,7 +20,7 @@ from autosplit.progress import bars
 FOR_MODELS = ("run", "rounds", "batch", "seq_len", "trust", "backend", "time_limit")
 """Flags for a model."""
 
-FOR_MACHINES = ("cluster", "devices", "machine", "memory", "profile_of")
+FOR_MACHINES = (*options.flags_of(options.Clustered, options.Devices), "profile_of")
 """Flags for the devices of a model or plan."""
 
 
@@ -72,7 +72,9 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
     from autosplit.deploying.setup import Setup
     from autosplit.placing.rules import broken_by
 
-    given.require_default(("format", *options.FOR_WORKLOADS, "split", "cluster", *FOR_MODELS), "a plan names its own stages")
+    given.require_default(
+        ("format", *options.flags_of(options.Assumed), "split", "cluster", *FOR_MODELS), "a plan names its own stages"
+    )
     other = any(given.is_given(flag) for flag in FOR_MACHINES)
     with bars(err) as progress:
         setup = Setup(store=given.store, progress=progress, profile_of=given.profile_of)
@@ -104,7 +106,7 @@ def _evaluate_split(given: Evaluate) -> None:
     from autosplit.deploying.setup import Setup
     from autosplit.splitjudge import judge, measured_rows, run_judged
 
-    for_others = ("format", *options.FOR_WORKLOADS, "simulate", "arrival_rate", "trace", "model", "cluster")
+    for_others = ("format", *options.flags_of(options.Assumed, options.Simulated), "model", "cluster")
     given.require_default(for_others, "a split of a model is predicted, or measured on the devices of this machine")
     if given.split is None:
         raise UsageError("name the split: --split 16,32, device_map.json, split_spec.yaml, stages.txt or a folder of ONNX files")

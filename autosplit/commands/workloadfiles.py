@@ -88,7 +88,7 @@ def read_problem(path: Path, given: Any, others: str = "") -> Any:
         return read_workload(path, "pipedream", num_devices=given.num_devices, bytes_per_s=given.bandwidth, overlap=given.overlap)
     if given.format != "dnn-partitioning":
         raise UsageError(f"format '{given.format}' is not known; valid: {others}dnn-partitioning, pipedream")
-    given.require_default(options.FOR_WORKLOADS, "a dnn-partitioning file names its own devices")
+    given.require_default(options.flags_of(options.Assumed), "a dnn-partitioning file names its own devices")
     return read_workload(path)
 
 
