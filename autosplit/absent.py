@@ -39,6 +39,6 @@ def estimated_profile(traced: Traced, machine: Machine, setup: Setup, measure: C
 def with_estimates(plan: Plan, profile: Profile) -> Plan:
     """The plan, whose method says for which of its devices the times were not measured."""
     guessed = {setting.device for setting, measured in profile.measured.items() if measured.is_estimate}
-    named = [name for name in dict.fromkeys(name for stage in plan.stages for name in stage.devices) if name in guessed]
+    named = [name for name in plan.devices if name in guessed]
     method = plan.method.partition(f", {ON_ESTIMATES}")[0]
     return replace(plan, method=f"{method}, {ON_ESTIMATES} {', '.join(named)}" if named else method)

@@ -67,6 +67,8 @@ def annotate(
     if isinstance(model, StepFamily):
         raise UsageError("a model that generates is planned, not placed; pin its ops by Constraints(pins=...)")
     budget = as_budget(budget)
+    if isinstance(model, Placed) and patterns is None:
+        return model
     known = model.machine if isinstance(model, Placed) and machine is None else as_machine(machine)
     if default == AUTO and profile is None and not isinstance(model, Placed):
         named = backends_named(patterns) if isinstance(patterns, Mapping) else ()
@@ -76,18 +78,20 @@ def annotate(
     family, plain = (model, model.variants[0]) if isinstance(model, Family) else (None, model)
     traced, timed = (plain.traced, profile or plain.profile) if isinstance(plain, Placed) else (plain, profile)
     placed = annotating.annotate(
-        plain,
+        traced,
         patterns,
         default=default or known.devices[0].name,
         fallback=fallback,
         machine=known,
         priority=priority,
-        profile=profile,
+        profile=timed,
         objective=objective,
         planner_s=10.0 if budget.planner_s is None else budget.planner_s,
         max_error=max_error,
         account=Footprints(known, setup.workspace).account(traced, timed),
     )
+    if isinstance(plain, Placed) and placed.same_as(plain):
+        placed = plain
     if isinstance(patterns, Plan):
         shapes = patterns.shapes
     elif family is not None:

@@ -25,13 +25,13 @@ from autosplit.generating.phases import PhaseProfile, demands_of, measure_phases
 from autosplit.generating.steps import StepFamily
 from autosplit.generating.trials import compare_generators
 from autosplit.keeping import keep_footprints, keep_runs, keep_search, stored_profile
-from autosplit.microbatches import Microbatches, may_cut
+from autosplit.microbatches import cut, may_cut
 from autosplit.modeltrace import Model as Model
 from autosplit.modeltrace import trace as trace
 from autosplit.placing.rules import broken_by
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
-from autosplit.planning.question import TIME_LIMIT_S, Question, require_possible
+from autosplit.planning.question import TIME_LIMIT_S, Question, verify_early
 from autosplit.preloading import load, load_planner
 from autosplit.progress import announce, progress_shown
 from autosplit.reports.runreport import RunReport
@@ -81,7 +81,7 @@ def measure(
     from autosplit.measuring.store import open_store
 
     machine, store = _machine(devices, setup), None if setup.store is None else open_store(setup.store)
-    require_possible(then_search or Constraints(), traced.graph, machine)
+    verify_early(then_search or Constraints(), traced.graph, machine)
     if isinstance(traced, StepFamily):
         return measure_phases(traced, traffic, machine, setup, measure)
     if isinstance(traced, Family):
@@ -155,32 +155,31 @@ def _search(
     load("autosplit.searching.loop")
     from autosplit.searching import loop
 
-    machine, measured = footprints.machine, measured_backends(profile, footprints.machine)
-    parts = Microbatches(traced, machine, replace(setup, progress=False, remeasure=False), measure)
-    question = Question(
-        traced.graph,
-        profile,
-        traced.source,
-        machine,
-        tuple(name for name in measured if setup.backends is None or name in setup.backends) or tuple(setup.backends or ()),
-        constraints or Constraints(),
-        queue_depth=setup.queue_depth,
-        time_limit_s=TIME_LIMIT_S if budget.planner_s is None else budget.planner_s,
-        seed=setup.seed,
-        log=setup.log,
-    )
+    machine = footprints.machine
+    measure_part = partial(measure, devices=machine, setup=replace(setup, progress=False, remeasure=False))
+    question = question_of(traced, profile, machine, setup, TIME_LIMIT_S if budget.planner_s is None else budget.planner_s)
+    question = replace(question, constraints=constraints or Constraints())
     with progress_shown(setup.progress) as progress:
         result = loop.search(
             question.verify(),
             traced,
             budget=budget,
             setup=setup,
-            subject_for=parts if may_cut(traced, profile, budget) else None,
+            subject_for=partial(cut, traced, measure_part) if may_cut(traced, profile, budget) else None,
             footprints=None if absent_devices(machine) else footprints,
             progress=progress,
             keep=lambda found: _keep(_with_versions(found), setup),
         )
-    return replace(_with_versions(result), plan=with_estimates(_with_versions(result).plan, result.profile))
+    result = _with_versions(result)
+    return replace(result, plan=with_estimates(result.plan, result.profile))
+
+
+def question_of(traced: Traced, profile: Profile, machine: Machine, setup: Setup, time_limit_s: float) -> Question:
+    """The question of a model to the planner, with the backends, the queue depth, the seed and the log of the setup."""
+    measured = measured_backends(profile, machine)
+    backends = tuple(name for name in measured if setup.backends is None or name in setup.backends) or tuple(setup.backends or ())
+    about = traced.graph, profile, traced.source, machine, backends
+    return Question(*about, queue_depth=setup.queue_depth, time_limit_s=time_limit_s, seed=setup.seed, log=setup.log)
 
 
 def _with_versions(found: "SearchResult") -> "SearchResult":
@@ -274,8 +273,7 @@ def predict(plan: Plan, profile: Profile, graph: Graph | Traced | None = None, d
             raise UsageError("the plan was made for a Python object, which cannot be traced again; give its graph or trace")
         graph = trace(plan.source.spec, batch=plan.microbatch, seq_len=plan.source.seq_len, weights=False)
     graph = graph.graph if isinstance(graph, Traced) else graph
-    named = dict.fromkeys(name for stage in plan.stages for name in stage.devices)
-    machine = Machine.of(map(parse_device, named)) if devices is None else as_machine(devices, here=False)
+    machine = Machine.of(map(parse_device, plan.devices)) if devices is None else as_machine(devices, here=False)
     return with_estimates(predict_plan(plan.verify(graph, machine), graph, machine, profile), profile)
 
 
@@ -351,7 +349,7 @@ def auto(
             progress("trace", 0.0, "loading the model and capturing its graph")
             traced = trace(model, inputs=inputs)
             progress("trace", 1.0, "done")
-        wanted = require_possible(wanted, traced.graph, machine)
+        wanted = verify_early(wanted, traced.graph, machine)
         announce(asked, expectation(machine, setup, budget))
         profile = measure(traced, machine, traffic=traffic, setup=setup, then_search=wanted)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)

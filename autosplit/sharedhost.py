@@ -10,7 +10,7 @@ from typing import Any
 
 from autosplit import tables
 from autosplit.absent import with_estimates
-from autosplit.api import Model, measure, trace
+from autosplit.api import Model, measure, question_of, trace
 from autosplit.arguments import checked
 from autosplit.backends.workspace import Workspace
 from autosplit.costs.problem import Floats
@@ -23,10 +23,7 @@ from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget, r
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError
-from autosplit.planning.predicting import measured_backends
-from autosplit.planning.question import Question
-from autosplit.planning.sharing import Sharing, Tenant, cheapest_s, tenants_of, ways_of
-from autosplit.planning.sharing import share as share_devices
+from autosplit.planning.sharing import Sharing, Tenant, cheapest_s, share_devices, tenants_of, ways_of
 from autosplit.progress import Progress, progress_shown
 from autosplit.reports.results import LatencyStats
 from autosplit.searching.candidates import PREDICTION_ERROR
@@ -176,18 +173,8 @@ def share(
             traced[tenant.name] = one = model if isinstance(model, Traced) else trace(model)
             profile = measure(one, machine, setup=setup).on(machine)
             progress("search", len(ways) / len(tenants), f"planning '{tenant.name}' on parts of the devices")
-            question = Question(
-                one.graph,
-                profile,
-                one.source,
-                machine,
-                tuple(name for name in measured_backends(profile, machine) if setup.backends is None or name in setup.backends),
-                queue_depth=setup.queue_depth,
-                time_limit_s=PART_S if budget.planner_s is None else budget.planner_s,
-                shares_time=True,
-                seed=setup.seed,
-                log=setup.log,
-            )
+            question = question_of(one, profile, machine, setup, PART_S if budget.planner_s is None else budget.planner_s)
+            question = replace(question, shares_time=True)
             account = Footprints(machine, setup.workspace).account(one, profile)
             found = ways_of(question, tenant, account, len(tenants))
             ways.append([with_estimates(replace(plan, versions=makers()), profile) for plan in found])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +26,21 @@ def frame(rows: Sequence[Row], index: str | None = None) -> "pd.DataFrame":
 
     table = pd.DataFrame([dict(row) for row in rows])
     return table.set_index(index) if index and len(table) else table
+
+
+class Tabular:
+    """A value with rows. ``INDEX`` is the column that names a row, if there is one."""
+
+    __slots__ = ()
+    INDEX: ClassVar[str | None] = None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the table."""
+        raise NotImplementedError
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame, indexed by their names if they have some."""
+        return frame(self.rows(), self.INDEX)
 
 
 def html(rows: Sequence[Row], caption: str, limit: int = 60) -> str:

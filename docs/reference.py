@@ -41,7 +41,8 @@ def reference(name: str) -> str:
         return f"### `{name}`\n\n{docstring(found)}\n"
     parts = [f"### `{name}`", signature(name, found), docstring(found)]
     if inspect.isclass(found):
-        for member, value in vars(found).items():
+        own = [vars(kind) for kind in reversed(found.__mro__) if kind.__module__.startswith("autosplit")]
+        for member, value in {member: value for members in own for member, value in members.items()}.items():
             if not member.startswith("_") and (text := inspect.getdoc(value)):
                 if isinstance(value, property):
                     parts.append(f"**`{name}.{member}`**: {text}")

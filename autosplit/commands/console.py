@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from autosplit.commands import options
-from autosplit.commands.exchangeoptions import Evaluate
 from autosplit.commands.report import table
 from autosplit.errors import StageError
 from autosplit.files import write_atomic
@@ -72,7 +71,7 @@ def say_reused(profile: Any, store: Path, started: str) -> None:
         say(f"{share} measurements are from '{store}', of {before[0]} or later; --remeasure makes them again")
 
 
-def trace(given: options.Profile | Evaluate, progress: Progress, model: str, weights: bool = True, generate: Any = None) -> Any:
+def trace(given: Any, progress: Progress, model: str, weights: bool = True, generate: Any = None) -> Any:
     """A model, traced for the requests that the flags describe: a ``Family`` where they have several sizes.
 
     ``generate``: the sequences that the model continues.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from autosplit.commands.options import Clustered, Output
+from autosplit.commands.options import Clustered, Output, flags_of
 from autosplit.commands.shorthelp import show_all
 
 T = TypeVar("T", bound=Output)
@@ -34,7 +34,7 @@ def command(function: Callable[[T], None]) -> Callable[..., None]:
         for name in vars(kind).get("__annotations__", {}):
             for info in (one for one in getattr(hints[name], "__metadata__", ()) if isinstance(one, OptionInfo)):
                 info.rich_help_panel = (kind.__doc__ or "").partition(".")[0]  # the help shows flags by the class that has them
-    places = {name: place for place, kind in enumerate(GENERAL, start=1) for name in vars(kind)["__annotations__"]}
+    places = {name: place for place, kind in enumerate(GENERAL, start=1) for name in flags_of(kind)}
     parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
     parameters += [
         inspect.Parameter(

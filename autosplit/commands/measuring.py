@@ -13,12 +13,6 @@ from autosplit.commands.starting import start
 from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars
 
-FOR_MODELS = (
-    "cluster", "devices", "machine", "memory", "batch", "seq_len", "trust", "backend", "remeasure", "precision", "values",
-    "trust_backend",
-)  # fmt: skip
-"""Flags for a measurement of a model."""
-
 SHOWN = 40
 """Number of runs that are listed; --json gives all."""
 
@@ -95,7 +89,11 @@ def profile(given: options.Measure) -> None:
     if given.accuracy:
         if given.model:
             raise UsageError(f"--accuracy shows the runs of all models in the store; leave out '{given.model}'")
-        given.require_default(FOR_MODELS, "--accuracy shows all runs of the store, and measures nothing")
+        others = options.flags_of(options.Clustered, options.Devices, options.MeasuredModel, options.Profile)
+        given.require_default(
+            (one for one in others if one not in ("model", "profiles")),
+            "--accuracy shows all runs of the store, and measures nothing",
+        )
         _accuracy(given)
         return
     if not given.model:

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 BACKENDS_DEFAULT = "usual"
 PLAN_FILE = Path("plan.yaml")
 
-FOR_WORKLOADS = ("num_devices", "bandwidth", "overlap")
-"""Flags for a planner's workload file."""
-
 BACKEND_HELP = (
     "eager, onnxruntime, openvino, inductor, with commas between; "
     "'usual': all installed ones except inductor, which compiles for long (auto runs it as a baseline); 'all': inductor too."
@@ -91,6 +88,11 @@ def _sizes(text: str | None) -> str | None:
 def flag_name(field: str) -> str:
     """The name of a field as a flag of the command line."""
     return f"--{field.replace('_', '-')}"
+
+
+def flags_of(*kinds: type) -> tuple[str, ...]:
+    """The names of the flags that some classes of options have, without those of their bases."""
+    return tuple(name for kind in kinds for name in vars(kind)["__annotations__"])
 
 
 PLANNER_TIME = "10s"
@@ -377,7 +379,7 @@ class Plans(Simulated, Assumed, Search):
 
     def require_for_models(self) -> None:
         """Raises: UsageError: a flag is given that has no effect on a model."""
-        self.require_default(FOR_WORKLOADS, "a model is planned for the devices of this machine")
+        self.require_default(flags_of(Assumed), "a model is planned for the devices of this machine")
         if self.objective != "pareto":
             self.require_default(["front", "pick"], "a front is what --objective pareto finds")
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autosplit.commands import runoptions
 from autosplit.commands.console import (
     err,
     keep_plan,
@@ -24,11 +23,10 @@ from autosplit.commands.console import (
     write_plan,
     write_trace,
 )
-from autosplit.commands.exchangeoptions import Export
 from autosplit.commands.machines import opened_machine
-from autosplit.commands.options import Output
+from autosplit.commands.options import GENERATE_HELP, Devices, Dot, Output, PlansModel, Profiles, Search
 from autosplit.commands.report import baselines_table, peers_table, plan_table, run_table, table
-from autosplit.commands.shaping import planned_sequences, sequences_of, traffic_of
+from autosplit.commands.shaping import sequences_of, traffic_of
 from autosplit.commands.starting import start
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
@@ -36,15 +34,62 @@ from autosplit.progress import StepTimes, bars, step_times_text
 from autosplit.values.graph import Graph
 from autosplit.values.plan import Plan
 from autosplit.values.planfile import read_plan
+from autosplit.values.samples import Precision
+from autosplit.values.sequences import Sequences, parse_sequences
 
 if TYPE_CHECKING:
+    from autosplit.deploying.setup import Budget
     from autosplit.reports.runreport import RunReport
 
 
-def run(given: runoptions.Run) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """Run and report."""
+
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests of the plan in all rounds; baselines get as long. Default: 2 s a round."),
+    ] = None
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the plan and the baselines.")] = 5
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the run, predicted beside measured.")] = None
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Show how vLLM, accelerate, exo and ollama would split the model, as predicted.")
+    ] = False
+    picture: Annotated[Path | None, typer.Option(help="Draw the plan and its baselines as an SVG file.")] = None
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write the report as a page (.html), or as a run file for 'autosplit report' (.json)."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto(Running, Search):
+    """Everything: measure, search, run."""
+
+    def spending(self) -> "Budget":
+        """Limits for the search and the report."""
+        return replace(super().spending(), num_rounds=self.rounds, num_requests=self.requests)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Running, Devices):
+    """Plan to run."""
+
+    plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
+    model: PlansModel = None
+    generate: Annotated[str | None, typer.Option(help=GENERATE_HELP)] = None
+    traffic: Annotated[Path | None, typer.Option(help="For a plan of several sizes: file of the sizes that come.")] = None
+    dot: Dot = None
+    baselines: Annotated[bool, typer.Option(help="Run the baselines beside the plan.")] = True
+    watch: Annotated[bool, typer.Option(help="Show on stderr the state of every stage while it runs.")] = False
+    precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: that of the plan.")] = None
+    profiles: Profiles = None
+
+
+def run(given: Run) -> None:
     """Run a plan, checked against the unsplit model, beside its baselines: the usual ways to run the same model."""
     file = read_plan(given.plan)
-    sequences = planned_sequences(given, file.sequences)
+    sequences = _planned_sequences(given, file.sequences)
     start(lambda: file.backends)
     from autosplit import api
     from autosplit.backends.base import get_backend
@@ -79,14 +124,29 @@ def run(given: runoptions.Run) -> None:
     require_equal(report.best.fault)
 
 
-def auto(given: runoptions.Auto) -> None:
+def _planned_sequences(given: Run, planned: Sequences | None) -> Sequences | None:
+    """The sequences of a plan, with the prompt and the answer of ``--generate``; None for a plan of other requests.
+
+    Raises: UsageError: the plan is not of a generator, or its caches hold other sequences; others as ``parse_sequences``.
+    """
+    if given.generate is None:
+        return planned
+    if planned is None:
+        raise UsageError(f"plan '{given.plan}' is not of a generator; search one with --generate, or leave out --generate here")
+    found = parse_sequences(given.generate, planned)
+    if (found.max_sequences, found.max_length) != (planned.max_sequences, planned.max_length):
+        raise UsageError(f"the caches of plan '{given.plan}' hold {planned}; search again for '{given.generate}'")
+    return found
+
+
+def auto(given: Auto) -> None:
     """Find the best way to run a model: trace, profile, search, run, compare; the best plan is written."""
     wanted, sequences = given.constraints(), sequences_of(given)
     traffic = traffic_of(given, given.sizes, sequences)
     start_s = start(lambda: given.backends)
     from autosplit import api, keeping
     from autosplit.deploying.comparing import expectation
-    from autosplit.planning.question import require_possible
+    from autosplit.planning.question import verify_early
 
     started, budget = keeping.now(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as drawn:
@@ -94,7 +154,7 @@ def auto(given: runoptions.Auto) -> None:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         wanted.require_consistent(machine)
         traced = trace(given, progress, given.model, generate=sequences)
-        require_possible(wanted, traced.graph, machine)
+        verify_early(wanted, traced.graph, machine)
         say(expectation(machine, setup, budget))
         result = api.auto(traced, machine, wanted, traffic=traffic, setup=setup, budget=budget)
     report = result.report
@@ -117,7 +177,7 @@ def auto(given: runoptions.Auto) -> None:
     require_equal(report.best.fault)
 
 
-def _write(given: runoptions.Run | runoptions.Auto, report: "RunReport", graph: Graph, plan: Plan) -> None:
+def _write(given: Run | Auto, report: "RunReport", graph: Graph, plan: Plan) -> None:
     """Write the files of a run that the flags name, but for its page."""
     from autosplit.reports.runreport import run_trace
 
@@ -143,6 +203,17 @@ def report(given: Report) -> None:
 
     page = draw_run(given.run, given.page)
     show(given, {"page": str(page)}, f"wrote {page}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(Output):
+    """Export."""
+
+    plan: Annotated[Path | None, typer.Argument(help="A plan.yaml.")] = None
+    folder: Annotated[Path | None, typer.Argument(help="The folder to make.")] = None
+    to: Annotated[str, typer.Option(help="The runtime; 'list' shows all, with their files and their limits.")] = "onnxruntime"
+    model: PlansModel = None
+    profiles: Profiles = None
 
 
 def export(given: Export) -> None:

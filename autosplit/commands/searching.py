@@ -93,24 +93,10 @@ def search(given: options.Plans) -> None:
 
 def _front_of_model(given: options.Plans, found: Any, machine: Any, account: Any) -> tuple[list[Any], dict[Path, Any]]:
     """The rows of the front, and its plans by the files to which they are written."""
-    from autosplit.planning.caps import front_rows, front_within_caps
-    from autosplit.planning.predicting import measured_backends
-    from autosplit.planning.question import Question
+    from autosplit.planning.caps import front_rows
 
-    question = Question(
-        found.traced.graph,
-        found.profile,
-        found.plan.source,
-        machine,
-        measured_backends(found.profile, machine),
-        given.constraints(),
-        queue_depth=given.queue_depth,
-        microbatch=found.plan.microbatch,
-        time_limit_s=options.seconds(given.time_limit),
-        seed=given.seed,
-        log=log(given),
-    )
-    plans = front_within_caps(question.verify(), account)
+    limits = {"time_limit_s": options.seconds(given.time_limit), "seed": given.seed, "log": log(given)}
+    plans = found.front(machine, given.constraints(), account, queue_depth=given.queue_depth, **limits)
     rows, files = front_rows(plans), {}
     for (plan, _), row in zip(plans, rows, strict=True):
         path = given.front_folder / f"front-{row['number']}.yaml"

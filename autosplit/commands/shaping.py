@@ -1,8 +1,9 @@
 """Requests of several sizes, and sequences of a generator, in the commands search, auto and run."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from autosplit.commands import options, runoptions
+from autosplit.commands import options
 from autosplit.errors import UsageError
 from autosplit.values.sequences import Sequences, parse_sequences
 from autosplit.values.shapes import Sizes, Traffic, read_traffic
@@ -17,10 +18,8 @@ NO_SEQUENCES = (
 """Flags that a generator does not have. Limits on its tokens are given with its sequences."""
 
 
-def traffic_of(
-    given: options.Search | runoptions.Run, allowed: Mapping[str, Sizes], sequences: Sequences | None = None
-) -> Traffic | None:
-    """The traffic in a file, checked against the sizes; or None.
+def traffic_of(given: Any, allowed: Mapping[str, Sizes], sequences: Sequences | None = None) -> Traffic | None:
+    """The traffic in the file of ``--traffic``, checked against the sizes; None without it.
 
     Raises: UsageError: the traffic does not fit, or flags are given that the plan does not have.
     """
@@ -39,18 +38,3 @@ def traffic_of(
 def sequences_of(given: options.Search) -> Sequences | None:
     """The sequences of ``--generate``; None without it. Raises: UsageError: as ``parse_sequences``."""
     return None if given.generate is None else parse_sequences(given.generate)
-
-
-def planned_sequences(given: runoptions.Run, planned: Sequences | None) -> Sequences | None:
-    """The sequences of a plan, with the prompt and the answer of ``--generate``; None for a plan of other requests.
-
-    Raises: UsageError: the plan is not of a generator, or its caches hold other sequences; others as ``parse_sequences``.
-    """
-    if given.generate is None:
-        return planned
-    if planned is None:
-        raise UsageError(f"plan '{given.plan}' is not of a generator; search one with --generate, or leave out --generate here")
-    found = parse_sequences(given.generate, planned)
-    if (found.max_sequences, found.max_length) != (planned.max_sequences, planned.max_length):
-        raise UsageError(f"the caches of plan '{given.plan}' hold {planned}; search again for '{given.generate}'")
-    return found

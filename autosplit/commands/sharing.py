@@ -19,8 +19,8 @@ from autosplit.progress import bars
 
 FOR_ONE = (
     "cluster", "stages", "max_stages", "objective", "pin", "forbid", "allow", "together", "max_replicas", "any_sets",
-    "max_latency", "min_stage", "dot", "isolate", "explain", "front", "pick", "simulate", "arrival_rate", "trace",
-    *options.FOR_WORKLOADS,
+    "max_latency", "min_stage", "dot", "isolate", "explain", "front", "pick",
+    *options.flags_of(options.Simulated, options.Assumed),
 )  # fmt: skip
 """Flags for one model."""
 

@@ -19,7 +19,7 @@ from autosplit.commands.options import Output
 from autosplit.commands.report import table
 from autosplit.parsing import MALFORMED, MAX_REASON, json_safe
 from autosplit.progress import Progress, bars
-from autosplit.reports.health import Health, at_work, device_rows, lines, network_rows, worker_rows
+from autosplit.reports.health import Health, at_work, device_rows, network_rows, worker_rows
 
 EVERY_S = 1.0
 """Seconds between two readings."""
@@ -81,7 +81,7 @@ def watched(console: Console, watch: bool) -> Iterator[tuple[Progress, Callable[
 
 
 class Watcher:
-    """Shows a host every second while a block runs: as a live table, or as lines where the console is not a terminal."""
+    """Shows the tables of a host every second while a block runs; in a terminal, new tables replace old ones."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -118,9 +118,9 @@ class Watcher:
                 before, then = health, now
 
     def _show(self, health: Health, before: Health | None, elapsed_s: float) -> None:
-        if not self._console.is_terminal:
-            for line in lines(health, before, elapsed_s):
-                self._console.print(line, highlight=False, soft_wrap=True)
-            return
         networks = table(network_rows(health, before, elapsed_s), self._doing)
-        self._live.update(Group(networks, table(worker_rows(health, before), hide=("network", "device", "for_s"))), refresh=True)
+        drawn = Group(networks, table(worker_rows(health, before), hide=("network", "device", "for_s")))
+        if self._console.is_terminal:
+            self._live.update(drawn, refresh=True)
+        else:
+            self._console.print(drawn)

@@ -1,4 +1,4 @@
-"""Plan or judge a planner's workload file, which needs no model."""
+"""Plan a planner's workload file, which needs no model."""
 
 import json
 from dataclasses import replace
@@ -8,11 +8,9 @@ from typing import Any
 
 from autosplit.commands import options
 from autosplit.commands.console import add_explanation, add_simulation, err, log, show, write, write_simulation
-from autosplit.commands.exchangeoptions import Evaluate
 from autosplit.commands.report import table
-from autosplit.errors import InfeasibleError, PlanError, UsageError
-from autosplit.files import read_data
-from autosplit.parsing import json_safe, parse_json
+from autosplit.errors import InfeasibleError, UsageError
+from autosplit.parsing import json_safe
 from autosplit.progress import bars
 
 FOR_MODELS = (
@@ -33,7 +31,7 @@ def search_workload(given: options.Plans) -> None:
 
     demands = replace(given.constraints(), max_replicas=given.max_replicas or 1)
     given.require_default(FOR_MODELS, "a workload file names its own devices and ops, and nothing is measured or written")
-    problem = _read(Path(given.model), given, "model, ")
+    problem = read_problem(Path(given.model), given, "model, ")
     limit_s = options.seconds(given.time_limit)
     plan_s = limit_s * (PLAN_SHARE if given.explain else 1.0)
     calls: dict[str, Any] = {"time_limit_s": plan_s, "seed": given.seed, "log": log(given)}
@@ -74,7 +72,7 @@ def search_workload(given: options.Plans) -> None:
             progress("explain", 0.0, "finding out why it is not better")
             found = explain_blocks(problem, solution.blocks, demands, time_limit_s=left_s, unit="", bound_s=solution.bound_s)
         add_explanation(found, data, views)
-    simulated = add_simulation(given, _simulation(problem, solution.blocks), data, views)
+    simulated = add_simulation(given, simulation_of_blocks(problem, solution.blocks), data, views)
     try:
         show(given, data, *views)
     finally:
@@ -82,7 +80,7 @@ def search_workload(given: options.Plans) -> None:
         write_simulation(given.trace, simulated)
 
 
-def _read(path: Path, given: options.Plans | Evaluate, others: str = "") -> Any:
+def read_problem(path: Path, given: Any, others: str = "") -> Any:
     """The problem in a workload file. Raises: UsageError: an unknown format, or every fault of the file."""
     from autosplit.costs.workloads import read_workload
 
@@ -90,11 +88,11 @@ def _read(path: Path, given: options.Plans | Evaluate, others: str = "") -> Any:
         return read_workload(path, "pipedream", num_devices=given.num_devices, bytes_per_s=given.bandwidth, overlap=given.overlap)
     if given.format != "dnn-partitioning":
         raise UsageError(f"format '{given.format}' is not known; valid: {others}dnn-partitioning, pipedream")
-    given.require_default(("num_devices", "bandwidth", "overlap"), "a dnn-partitioning file names its own devices")
+    given.require_default(options.flags_of(options.Assumed), "a dnn-partitioning file names its own devices")
     return read_workload(path)
 
 
-def _simulation(problem: Any, blocks: Any) -> Any:
+def simulation_of_blocks(problem: Any, blocks: Any) -> Any:
     """A function that simulates the blocks for a number of requests and their arrivals."""
     from autosplit.costs.planschedule import schedule_blocks
 
@@ -117,27 +115,3 @@ def _placed(problem: Any, solution: Any) -> dict[str, Any]:
     ]
     homes = {op: stage["devices"] for stage in stages for op in stage["ops"]}
     return {"assignment": {op: names[0] if len(names) == 1 else names for op, names in homes.items()}, "stages": stages}
-
-
-def evaluate_workload(given: Evaluate) -> None:
-    """Judge a split of a planner's workload file by its loads."""
-    from autosplit.costs.cost import evaluate as compute_loads
-    from autosplit.costs.workloads import read_split
-
-    path = Path(given.subject)
-    problem = _read(path, given)
-    if given.split is None:
-        raise UsageError(f"name a split of '{path}': --split FILE, JSON from op to device, one of {', '.join(problem.devices)}")
-    split = read_data(Path(given.split), "split", UsageError, parse_json)
-    try:
-        blocks = read_split(problem, split)
-    except PlanError as failure:
-        raise PlanError(f"{failure}\nThe devices are {', '.join(problem.devices)}.") from None
-    seconds = compute_loads(problem, blocks).device_s.tolist()
-    loads = dict(zip(problem.devices, seconds, strict=True))
-    data = {"workload": problem.name, "objective": max(loads.values()), "loads": loads}
-    title = f"{problem.name}: {max(loads.values()):.6g}"
-    views = [table([{"device": name, "load": load} for name, load in loads.items()], title)]
-    simulated = add_simulation(given, _simulation(problem, blocks), data, views)
-    show(given, data, *views)
-    write_simulation(given.trace, simulated)

@@ -1,10 +1,8 @@
 """Figures of a graph: its ops coloured by stage, and the seconds of its ops."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import FigureBase
 
@@ -71,44 +69,57 @@ def draw_graph(
     figure: FigureBase, layout: GraphLayout, graph: Graph, plan: Plan | None, seconds: Mapping[str, float] | None
 ) -> None:
     """Draw the picture of ``plot_graph`` into a figure or a part of one."""
-    axes = figure.subplots()
     place = {op: number for number, stage in enumerate(plan.stages if plan else ()) for op in stage.ops}
-    draw_edges(axes, layout, place)
-    positions = np.array([layout.positions[op.name] for op in graph.ops])
-    sizes = _node_sizes(graph, seconds, dense=layout.width > 30)
-    shades = [colour(place.get(op.name, 0)) for op in graph.ops]
-    axes.scatter(positions[:, 0], positions[:, 1], s=sizes, c=shades, edgecolors="white", linewidths=0.6, zorder=3)
     crossing = num_crossing(graph, place)
     cuts = f", {crossing} value{'s cross' if crossing != 1 else ' crosses'} a cut" if plan else ""
     larger = "; the larger an op, the longer it takes" if seconds else ""
-    marks = [mark(number, stage_label(plan, number, graph)) for number in range(len(plan.stages))] if plan else []
-    finish_drawing(figure, axes, layout, graph, f"{graph.name}: {len(graph.ops)} ops{cuts}{larger}", marks)
+    labels = [stage_label(plan, number, graph) for number in range(len(plan.stages))] if plan else []
+    draw_ops(figure, layout, graph, place, f"{graph.name}: {len(graph.ops)} ops{cuts}{larger}", labels, seconds)
 
 
-def finish_drawing(
-    figure: FigureBase, axes: Axes, layout: GraphLayout, graph: Graph, title: str, marks: Sequence[Artist]
+def draw_ops(
+    figure: FigureBase,
+    layout: GraphLayout,
+    graph: Graph,
+    place: Mapping[str, int],
+    title: str,
+    labels: Sequence[str],
+    seconds: Mapping[str, float] | None = None,
+    squares: Collection[str] = (),
 ) -> None:
-    """Finish a drawing of a graph: the names of its ops where they are few, its extent, a title, and a legend of ``marks``."""
+    """Draw ops in the colours of their places, and their connections; those that join two places are dark.
+
+    Args:
+        place: op name to number of its place; 0 if it is left out.
+        labels: the legend, a text for each place.
+        seconds: op name to seconds; an op's area grows with it.
+        squares: ops that are drawn as white squares with a coloured border.
+    """
+    axes, curves = figure.subplots(), draw_order(layout, place)
+    for crossing, shade, width in ((False, PALE, 0.7), (True, DARK, 1.3)):
+        segments = [points for crosses, points in curves if crosses == crossing]
+        axes.add_collection(LineCollection(segments, colors=shade, linewidths=width, zorder=2 if crossing else 1))
+    sizes = dict(zip(graph.index, _node_sizes(graph, seconds, dense=layout.width > 30), strict=True))
+    for is_square, marker, width in ((False, "o", 0.6), (True, "s", 1.8)):
+        if names := [name for name in sizes if (name in squares) == is_square]:
+            x, y = np.array([layout.positions[name] for name in names]).T
+            shades = [colour(place.get(name, 0)) for name in names]
+            fill, edge = ("white", shades) if is_square else (shades, "white")
+            area = [sizes[name] for name in names]
+            axes.scatter(x, y, s=area, c=fill, edgecolors=edge, linewidths=width, marker=marker, zorder=3 + is_square)
     for op in graph.ops if _named(graph) else ():
         below(axes, layout.positions[op.name], elided(op.name))
     axes.set_axis_off()
     axes.set_xlim(-1.2, layout.width + 0.2)
     axes.set_ylim(layout.height - 0.2, -0.8)
     axes.set_title(title, fontsize=11, loc="left")
-    if marks:
+    if labels:
+        marks = [mark(number, label) for number, label in enumerate(labels)]
         figure.legend(handles=marks, loc="outside lower left", ncols=1, frameon=False, fontsize=9)
 
 
 def _named(graph: Graph) -> bool:
     return len(graph.ops) <= NAMED_OPS
-
-
-def draw_edges(axes: Axes, layout: GraphLayout, place: Mapping[str, int]) -> None:
-    """Draw the connections of ops; connections of two places (op name to number) are dark."""
-    curves = draw_order(layout, place)
-    for crossing, shade, width in ((False, PALE, 0.7), (True, DARK, 1.3)):
-        segments = [points for crosses, points in curves if crosses == crossing]
-        axes.add_collection(LineCollection(segments, colors=shade, linewidths=width, zorder=2 if crossing else 1))
 
 
 def draw_order(layout: GraphLayout, place: Mapping[str, int]) -> list[tuple[bool, tuple[Point, ...]]]:

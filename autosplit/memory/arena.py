@@ -25,7 +25,7 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class MemoryPlan(tables.Tabular):
     """The offsets of the storages of an arena.
 
     Attributes:
@@ -35,6 +35,7 @@ class MemoryPlan:
         proved: whether no plan of these storages has a smaller peak, by the bound or by the solver.
     """
 
+    INDEX = "storage"
     storages: tuple[Storage, ...]
     bound_bytes: int
     method: str
@@ -94,10 +95,6 @@ class MemoryPlan:
             }
             for one in self.storages
         ]
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame indexed by storage number."""
-        return tables.frame(self.rows(), index="storage")
 
     def summary(self) -> str:
         """One sentence: the peak, the bound, the bytes without reuse."""

@@ -12,7 +12,6 @@ def plan_memory(lives: Sequence[Life], *, time_limit_s: float = 10.0) -> MemoryP
     Large storages get their offsets first (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020).
 
     Args:
-        lives: the storages.
         time_limit_s: most seconds for CP-SAT where the greedy plan is above the bound; 0 for the greedy plan alone.
     """
     offsets = first_fit(lives, sorted(range(len(lives)), key=lambda number: (-lives[number].num_bytes, lives[number].first)))

@@ -12,7 +12,6 @@ def pack(lives: Sequence[Life], offsets: Sequence[int], bound_bytes: int, time_l
     """The best offsets found within the time limit, and whether they are proved best.
 
     Args:
-        lives: the storages.
         offsets: a plan to start from; the returned one is never worse.
         bound_bytes: a proved lower bound on the peak.
         time_limit_s: seconds of the solver.

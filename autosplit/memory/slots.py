@@ -40,7 +40,6 @@ def in_flight(stages: Sequence[Workers], host_bytes: int) -> tuple[int, int]:
     Every replica has work and every ring is half full then.
 
     Args:
-        stages: the stages.
         host_bytes: bytes that the host writes and reads for one request.
     """
     window = sum(stage.replicas * (stage.streams + max(1, stage.queue_depth // 2)) for stage in stages)
@@ -52,7 +51,6 @@ def num_slots(stages: Sequence[Workers], source: int, target: int, levels: Seque
     """Slots of each ring from one stage to another, where a ring carries each ``lcm``-th request of the replicas of both.
 
     Args:
-        stages: the stages.
         source: the number of the stage that sends, or HOST.
         target: the number of the stage that receives, or HOST.
         levels: for each stage up to the target, the most stages before it on a path from the host.

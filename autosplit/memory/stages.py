@@ -106,7 +106,6 @@ def stage_memories(graph: Graph, plan: Plan, values: ValueMemory | None = None, 
 
     Args:
         graph: the model, traced for the plan's microbatch.
-        plan: the plan.
         values: the bytes of the values; by default those of dense tensors.
         known: measured footprints.
     """

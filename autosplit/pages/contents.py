@@ -91,7 +91,6 @@ def contents_of(
     Args:
         report: the plan beside its baselines, measured.
         graph: the model, as the chosen way cuts it.
-        machine: the devices.
         profile: gives each op its times.
         constraints: the user's demands, named where they decide the place of an op.
         candidates: the trials of a search, as rows.

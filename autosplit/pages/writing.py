@@ -15,9 +15,6 @@ from autosplit.memory.stages import footprints_of
 from autosplit.pages.contents import Contents, contents_of, read_contents, write_contents
 from autosplit.pages.document import report_page
 from autosplit.parsing import MALFORMED
-from autosplit.planning.caps import front_within_caps
-from autosplit.planning.predicting import measured_backends
-from autosplit.planning.question import Question
 from autosplit.reports.accuracy import Run
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing.aliasing import values_of
@@ -60,16 +57,10 @@ def write_report(
 
 def _front(result: AutoResult, constraints: Constraints) -> list[tuple[Plan, int]]:
     """The planner's front under the user's demands, with the bytes of each plan's fullest device; nothing runs for it."""
-    found, machine = result.search, result.machine
-    question = Question(
-        *(found.traced.graph, found.profile, found.plan.source, machine, measured_backends(found.profile, machine), constraints),
-        queue_depth=found.plan.queue_depth,
-        microbatch=found.plan.microbatch,
-        time_limit_s=FRONT_S,
-        shares_time=True,
-    )
+    found = result.search
     account = Account(found.traced.graph, values_of(found.traced), footprints_of(found.profile))
-    return front_within_caps(question.verify(), account)
+    depth = found.plan.queue_depth
+    return found.front(result.machine, constraints, account, queue_depth=depth, time_limit_s=FRONT_S, shares_time=True)
 
 
 def write_run(report: RunReport, traced: Traced, machine: Machine, path: Path, store: Path | None) -> Path:

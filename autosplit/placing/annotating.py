@@ -30,7 +30,7 @@ Map = Mapping[str, SiteText] | Plan | None
 
 
 def annotate(
-    model: Traced | Placed,
+    traced: Traced,
     patterns: Map = None,
     *,
     default: SiteText,
@@ -53,49 +53,40 @@ def annotate(
         BackendError: the error against f32 is above ``max_error``.
         InfeasibleError: the planner finds no place for the ops that it was left.
     """
-    if isinstance(model, Placed):
-        if patterns is None:
-            return model
-        again = annotate(
-            model.traced, patterns, default=default, fallback=fallback, machine=machine, priority=priority,
-            profile=profile or model.profile, objective=objective, planner_s=planner_s, max_error=max_error,
-            account=account,
-        )  # fmt: skip
-        return model if again.same_as(model) else again
     if isinstance(patterns, Plan):
-        return placed_by_plan(model, patterns, machine, profile)
+        return placed_by_plan(traced, patterns, machine, profile)
     sites, faults = _named_sites({"default": None if default == AUTO else default, "fallback": fallback}, machine)
-    choices, wrong = by_pattern(model, patterns or {}, machine, priority)
-    copied, wrong_copies, removed = by_explicit_copies(model, choices, machine)
+    choices, wrong = by_pattern(traced, patterns or {}, machine, priority)
+    copied, wrong_copies, removed = by_explicit_copies(traced, choices, machine)
     choices |= copied
     if "default" in sites:
         usual = Choice(sites["default"], "default", f"the default, {sites['default']}")
-        choices = {op.name: choices.get(op.name, usual) for op in model.graph.ops}
+        choices = {op.name: choices.get(op.name, usual) for op in traced.graph.ops}
     faults += [*wrong, *wrong_copies]
     if fallback is None or "fallback" in sites:
-        choices, wrong = fall_back(model, choices, sites.get("fallback"), machine)
+        choices, wrong = fall_back(traced, choices, sites.get("fallback"), machine)
         faults += wrong
-    raise_faults(UsageError, f"'{model.graph.name}' cannot be placed", faults)
+    raise_faults(UsageError, f"'{traced.graph.name}' cannot be placed", faults)
     planned = None
     if default == AUTO:
         if profile is None:
             raise UsageError("default='auto' needs the seconds of the ops; give a profile, or call autosplit.annotate")
-        planned = by_planner(model, choices, machine, profile, objective, planner_s, account)
+        planned = by_planner(traced, choices, machine, profile, objective, planner_s, account)
         choices = {**choices_of(planned), **choices}
     elsewhere = next((device.name for device in machine.devices if device.max_subgraphs is None and device.min_ops == 1), None)
     spare = sites.get("fallback") or (parse_site(elsewhere, machine) if default == AUTO and elsewhere else None)
     if planned is not None and profile is not None:
-        planned, choices = by_rules(model, planned, choices, machine, profile)
-    choices, wrong = keep_rules(model.graph, {op.name: choices[op.name] for op in model.graph.ops}, spare, machine)
-    raise_faults(UsageError, f"'{model.graph.name}' cannot be placed", wrong)
-    ordered = {op.name: choices[op.name] for op in model.graph.ops}
-    homes = homes_of(model.graph, ordered)
+        planned, choices = by_rules(traced, planned, choices, machine, profile)
+    choices, wrong = keep_rules(traced.graph, {op.name: choices[op.name] for op in traced.graph.ops}, spare, machine)
+    raise_faults(UsageError, f"'{traced.graph.name}' cannot be placed", wrong)
+    ordered = {op.name: choices[op.name] for op in traced.graph.ops}
+    homes = homes_of(traced.graph, ordered)
     removed += [
         f"the explicit copy of '{value}' to {chain[-1]}: it is there"
-        for (_, value), chain in model.copied.items()
+        for (_, value), chain in traced.copied.items()
         if value in homes and homes[value] == chain[-1]
     ]
-    placed = Placed(model, machine, ordered, tuple(dict.fromkeys(removed)), profile, planned)
+    placed = Placed(traced, machine, ordered, tuple(dict.fromkeys(removed)), profile, planned)
     return placed if max_error is None else require_error(placed, max_error)
 
 

@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
-from autosplit.figures.graphs import draw_edges, finish_drawing, layout_of, size_of
-from autosplit.figures.picture import Picture, colour, mark
+from autosplit.figures.graphs import draw_ops, layout_of, size_of
+from autosplit.figures.picture import Picture, colour
 from autosplit.values.dot import digraph, quoted
 from autosplit.values.graph import Graph
 
@@ -34,29 +32,11 @@ def dot_text(graph: Graph, devices: Mapping[str, str], copies: Mapping[str, str]
 
 def draw(graph: Graph, devices: Mapping[str, str], copies: Mapping[str, str], title: str) -> Picture:
     """The graph in reading order: ops in the colour of their device, copies as white squares with a dark border."""
-    layout = layout_of(graph)
-    names = list(dict.fromkeys(devices.values()))
+    layout, names = layout_of(graph), list(dict.fromkeys(devices.values()))
     width, height = size_of(layout, graph, None)
     figure = Picture(figsize=(width, height + 0.22 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    draw_edges(axes, layout, {op: names.index(device) for op, device in devices.items()})
-    for is_copy in (False, True):
-        ops = [op for op in graph.ops if (op.name in copies) == is_copy]
-        if not ops:
-            continue
-        places = np.array([layout.positions[op.name] for op in ops])
-        shades = [colour(names.index(devices[op.name])) for op in ops]
-        axes.scatter(
-            places[:, 0],
-            places[:, 1],
-            s=30 if layout.width > 30 else 60,
-            c="white" if is_copy else shades,
-            edgecolors=shades if is_copy else "white",
-            linewidths=1.8 if is_copy else 0.6,
-            marker="s" if is_copy else "o",
-            zorder=4 if is_copy else 3,
-        )
     counts = {name: sum(device == name and op not in copies for op, device in devices.items()) for name in names}
-    marks = [mark(number, f"{name}: {counts[name]} ops") for number, name in enumerate(names)]
-    finish_drawing(figure, axes, layout, graph, title, marks)
+    place = {op: names.index(device) for op, device in devices.items()}
+    labels = [f"{name}: {count} ops" for name, count in counts.items()]
+    draw_ops(figure, layout, graph, place, title, labels, squares=copies)
     return figure

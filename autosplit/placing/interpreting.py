@@ -1,9 +1,10 @@
 """Run a placed graph in this process: each device has a thread, which runs its parts and copies in graph order."""
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 
 import torch
@@ -20,8 +21,8 @@ from autosplit.values.machine import Machine
 _LOCKS: dict[str, Lock] = {}
 """The lock of each device that runs one model at a time; locks are taken in the order of names, so none waits for ever."""
 
-Tensors = dict[tuple[str, str], "Future[torch.Tensor]"]
-"""(value, memory) to the tensor, once it is there."""
+Later = Callable[[], torch.Tensor]
+"""A tensor once it is there; the call waits for it."""
 
 
 @dataclass(frozen=True)
@@ -73,40 +74,42 @@ class Runner:
             return self._run(inputs)
 
     def _run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        there: Tensors = {}
-        for name, tensor in zip(self.inputs, inputs, strict=True):
-            if name in self.homes:
-                there[name, self.homes[name]] = Future()
-                there[name, self.homes[name]].set_result(tensor)
+        there: dict[tuple[str, str], Later] = {
+            (name, self.homes[name]): partial(inputs.__getitem__, number)
+            for number, name in enumerate(self.inputs)
+            if name in self.homes
+        }
         devices = dict.fromkeys(part.part.site.device for part in self.parts)
         pools = {device: ThreadPoolExecutor(1, f"autosplit-{device}") for device in devices}
         try:
             for part in self.parts:
                 self._submit(part, there, pools[part.part.site.device])
-            return tuple(there[name, self.homes[name]].result().cpu() for name in self.outputs)
+            return tuple(there[name, self.homes[name]]().cpu() for name in self.outputs)
         finally:
             for pool in pools.values():
                 pool.shutdown(cancel_futures=True)
 
-    def _submit(self, part: Compiled, there: Tensors, pool: ThreadPoolExecutor) -> None:
+    def _submit(self, part: Compiled, there: dict[tuple[str, str], Later], pool: ThreadPoolExecutor) -> None:
         """Queue the part behind the copies that it is the first to read."""
         for value in part.inputs:
-            if (value, part.memory) in there:
-                continue
-            source = there[value, self.homes[value]]
-            there[value, part.memory] = pool.submit(_copied, source, part.device)
-        given = [there[value, part.memory] for value in part.inputs]
-        done = pool.submit(_run, part, given)
+            if (value, part.memory) not in there:
+                source = there[value, self.homes[value]]
+                there[value, part.memory] = pool.submit(_copied, source, part.device).result
+        done = pool.submit(_run, part, [there[value, part.memory] for value in part.inputs])
         for position, value in enumerate(part.outputs):
-            there[value, part.memory] = _nth(done, position)
+            there[value, part.memory] = partial(_nth, done.result, position)
 
 
-def _copied(source: "Future[torch.Tensor]", device: torch.device) -> torch.Tensor:
-    return copied_tensor(source.result(), device)
+def _copied(source: Later, device: torch.device) -> torch.Tensor:
+    return copied_tensor(source(), device)
 
 
-def _run(part: Compiled, given: Sequence["Future[torch.Tensor]"]) -> Sequence[torch.Tensor]:
-    inputs = [tensor.result() for tensor in given]
+def _nth(made: Callable[[], Sequence[torch.Tensor]], position: int) -> torch.Tensor:
+    return made()[position]
+
+
+def _run(part: Compiled, given: Sequence[Later]) -> Sequence[torch.Tensor]:
+    inputs = [tensor() for tensor in given]
     try:
         with torch.inference_mode():
             return part.call(inputs)
@@ -115,22 +118,6 @@ def _run(part: Compiled, given: Sequence["Future[torch.Tensor]"]) -> Sequence[to
         raise StageError(
             f"{part.part.name} (ops '{first}' to '{last}' on {part.part.site}) failed: {type(failure).__name__}: {failure}"
         ) from failure
-
-
-def _nth(done: "Future[Sequence[torch.Tensor]]", position: int) -> "Future[torch.Tensor]":
-    """One tensor of a result that comes later."""
-    one: Future[torch.Tensor] = Future()
-
-    def hand_over(result: "Future[Sequence[torch.Tensor]]") -> None:
-        if result.cancelled():
-            one.cancel()
-        elif failure := result.exception():
-            one.set_exception(failure)
-        else:
-            one.set_result(result.result()[position])
-
-    done.add_done_callback(hand_over)
-    return one
 
 
 def _compile(part: Part, program: StageProgram) -> tuple[Runnable, torch.device]:

@@ -17,9 +17,7 @@ def by_pattern(
     """The choices of ops that a pattern matches, and a sentence for each fault of the map.
 
     Args:
-        traced: the model.
         patterns: op pattern to site.
-        machine: the devices.
         priority: patterns that win over the ones after them, and over patterns that are not listed.
     """
     graph = traced.graph
@@ -63,9 +61,7 @@ def by_explicit_copies(
     copy.
 
     Args:
-        traced: the model.
         named: the choices by patterns.
-        machine: the devices.
     Returns: the choices; a sentence for each fault; a sentence for each copy that is removed because it changes nothing.
     """
     graph, choices = traced.graph, dict[str, Choice]()

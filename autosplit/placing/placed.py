@@ -30,7 +30,7 @@ from autosplit.values.shapes import Shapes
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class Placed(tables.Tabular):
     """A placed graph.
 
     Attributes:
@@ -43,6 +43,7 @@ class Placed:
         shapes: the sizes of requests, where they have several; the ops and their values are then those of the largest.
     """
 
+    INDEX = "op"
     traced: Traced
     machine: Machine
     choices: Mapping[str, Choice]
@@ -190,10 +191,6 @@ class Placed:
                 }
             )
         return rows
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame indexed by op name."""
-        return tables.frame(self.rows(), index="op")
 
     def text(self) -> str:
         """One line an op: name, device, backend, bytes, storage."""

@@ -18,10 +18,8 @@ def fall_back(
     """The choices with each op that its site cannot run on the fallback, and a sentence for each that cannot run there either.
 
     Args:
-        traced: the model.
         choices: op name to choice, for the ops that are placed already.
         fallback: the site of ops that their own site refuses; None if there is none.
-        machine: the devices.
     """
     refused = _refused(traced, choices, machine)
     moved, faults = dict(choices), []

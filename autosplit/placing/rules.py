@@ -28,10 +28,8 @@ def keep_rules(
     """The choices with ops moved to the fallback where a rule binds, and a sentence for each rule that binds without one.
 
     Args:
-        graph: the model.
         choices: op name to choice, for every op.
         fallback: the site to which ops go; None if there is none.
-        machine: the devices and their rules.
     """
     found, faults = dict(choices), []
     for device in machine.devices:
@@ -55,10 +53,8 @@ def every_placement(
     """Every placement that keeps the rules; none where there are more than ``MAX_PLACEMENTS`` to try.
 
     Args:
-        graph: the model.
         choices: op name to choice, for every op.
         options: op name to the sites to try.
-        machine: the devices and their rules.
     """
     reason = "the planner, which tried every placement within the rules"
     excluded = {device.name: unsupported(graph, device) for device in machine.devices}

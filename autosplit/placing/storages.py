@@ -26,7 +26,6 @@ def memory_of(
         graph: the graph with copies as ops.
         memory: op name to the name of the memory in which it computes; for a copy, the memory that it fills.
         homes: value name to the name of its memory; inputs that nothing reads are left out.
-        copies: the copies.
         aliases: views and overwrites of the model without copies.
     """
     num_bytes = {**aliases.num_bytes, **{copy.name: aliases.num_bytes[copy.value] for copy in copies}}

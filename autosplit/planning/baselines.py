@@ -59,9 +59,7 @@ def baselines_of(
     """The baselines of a model with every backend that may win: the backends of plan and profile, compiled ones, and eager.
 
     Args:
-        graph: the model.
         plan: the plan beside which they run.
-        machine: the devices.
         profile: gives the baselines their prediction, and says which device is the fastest.
         compiled: backends without a profile for which the whole model was compiled.
         streaming: the backends that can work on several requests at once.
@@ -87,9 +85,9 @@ def baselines_of(
     shared = {key: getattr(plan, key) for key in ("microbatch", "objective", "precision", "profile_hash", "versions")}
     for name, baseline in list(plans.items()):
         plans[name] = baseline = replace(baseline, **shared, status="measured")
-        devices, first = {device for stage in baseline.stages for device in stage.devices}, baseline.stages[0]
+        first = baseline.stages[0]
         one_at_a_time = first.streams == 1  # the profile holds nothing else
-        if profile is not None and one_at_a_time and all(_is_measured(profile, device, first.way) for device in devices):
+        if profile is not None and one_at_a_time and all(_is_measured(profile, name, first.way) for name in baseline.devices):
             plans[name] = predict(baseline, graph, machine_of([baseline], whole_machine), profile)
         elif first.precision is not None:  # cores have no use for it
             del plans[name]
@@ -136,8 +134,6 @@ def with_whole_requests(
     Args:
         cut: the baselines that cut requests as the plan does; their names then say so.
         graph: the model, traced for whole requests.
-        plan: the plan.
-        machine: the devices.
         profile: the profile of whole requests.
         streaming: the backends that can work on several requests at once.
         isolate: whether the caller's process is ruled out.
@@ -165,9 +161,6 @@ def baselines_by_backend(
     """All baselines with the main backend, and for each other backend the baselines that use the whole machine.
 
     Args:
-        graph: the model.
-        machine: its devices.
-        source: the spec and the batch of the model.
         backends: the other backends.
         main: the backend whose baselines are all wanted.
         best_device: name of the device that is fastest on the whole model.
@@ -197,19 +190,15 @@ def baselines_with(
 ) -> dict[str, Plan]:
     """The baselines with one backend whose weights fit the memory caps.
 
-    - one device: the whole model on the fastest device whose cap it fits;
-    - all cores: the whole model in one process that has every CPU core of the machine;
-    - streams: the same process works on a request for each core at once, with the weights in memory once;
+    - one device: the whole model on ``best_device``, if its cap allows;
+    - all cores: the whole model in one process with every core, if all devices are cores of one host;
+    - streams: that process works on a request for each core at once, with the weights in memory once;
     - replicas: the whole model on each device, requests in turn;
-    - in the caller, threads of the caller, one core of the caller: ``all cores``, ``streams`` (``replicas`` without them) and
-      ``one device`` without a process of their own; an op of a few microseconds takes longer on two threads than on one;
+    - in the caller, threads of the caller, one core of the caller: ``all cores``, ``streams`` or else ``replicas``, and
+      ``one device`` in the calling process;
     - even split: as many stages as devices, equal numbers of ops in graph order.
 
     Args:
-        graph: the model.
-        machine: its devices; ``all cores`` and ``streams`` are left out unless all devices are CPU cores of one host.
-        source: the spec and the batch of the model.
-        backend: the backend of every stage.
         best_device: name of the device that is fastest on the whole model.
         streams: whether the backend can work on several requests at once.
         in_caller: whether it may run in the caller's process.
@@ -300,11 +289,7 @@ def unmet_demands(
     """A sentence for each demand that a baseline does not meet. Such a baseline must not become the plan, however fast it is.
 
     Args:
-        plan: the baseline.
         latency_s: seconds of a request alone, as measured.
-        graph: the model.
-        machine: the devices.
-        constraints: the user's demands.
         backends: the backends that the user named; None for any.
     """
     others = [stage.backend for stage in plan.stages if backends is not None and stage.backend not in backends]
@@ -330,8 +315,7 @@ def _is_barred(name: str, barred: str, machine: Machine) -> bool:
 
 def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:
     """The machine that the plans name: the given one, or the one device that unites all its cores."""
-    names = {name for plan in plans for stage in plan.stages for name in stage.devices}
-    if names <= {device.name for device in machine.devices}:
+    if {name for plan in plans for name in plan.devices} <= {device.name for device in machine.devices}:
         return machine
     return Machine.of([union(machine.layouts[0].devices)], machine.links.values())
 

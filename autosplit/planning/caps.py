@@ -31,16 +31,11 @@ MAX_QUESTIONS = 12
 def plan_within_caps(question: Question, account: Account) -> Plan:
     """The planner's plan, with the whole memory of every device within its cap.
 
-    A plan that breaks a cap gets fewer slots in its rings. If the first answer still breaks a cap, every chain of stages is
-    tried, best first, unless there are too many. Then the planner is asked again, with smaller caps for all devices or for one:
-    the cap less the other memory on the device in an answer that broke it. If that does not help, a question with caps
-    half-way back follows. Each subset of the backends is asked for too, because another one may need more memory. The bound is
-    that of the first question. That question counts weights alone, which every plan needs, so the bound holds for every plan
-    within the caps. If there are too many chains to list, a plan within tight caps may be missed.
+    A plan that breaks a cap gets fewer slots in its rings. If it still breaks one, every chain of stages is tried, best first,
+    where there are few. Then the planner is asked again with smaller caps, of all devices or of one: the cap less the memory
+    beside weights in an answer that broke it, then half-way back. Each subset of the backends is asked for, because it may need
+    less memory. The first question counts weights alone, so its bound holds for every plan within the caps.
 
-    Args:
-        question: the question, with whole caps.
-        account: gives plans the memory of their stages.
     Raises: InfeasibleError: no plan was found; ``conflict`` says whether that is proved. ProfileError: as ``plan_model``.
     """
     machine, backends = question.machine, question.backends
@@ -107,9 +102,7 @@ def answer_within_caps(
 def front_within_caps(question: Question, account: Account) -> list[tuple[Plan, int]]:
     """Plans within the caps that no other plan beats in throughput, latency and memory together, the best throughput first.
 
-    Arguments and errors are those of ``plan_within_caps``.
-
-    Returns: plans, each with all bytes that its fullest device holds.
+    Returns: plans, each with all bytes that its fullest device holds. Raises: as ``plan_within_caps``.
     """
     machine = question.machine
     least = _least(machine, question.backends, account)
@@ -130,7 +123,7 @@ def front_rows(front: Sequence[tuple[Plan, int]]) -> list[dict[str, Any]]:
             "items_per_s": plan.prediction.throughput_per_s,
             "latency_s": plan.prediction.latency_s,
             "peak_bytes": peak_bytes,
-            "stages": " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.way})" for stage in plan.stages),
+            "stages": plan.cell,
         }
         for number, (plan, peak_bytes) in enumerate(front)
     ]

@@ -65,7 +65,6 @@ def read_given(text: str, graph: Graph, machine: Machine) -> GivenSplit:
         text: numbers of layers with commas between; or a path: ``.json`` (accelerate's device map, TVM's list of
             ``op_name`` and ``op_index``), ``.yaml`` (module path to ``beginning`` or ``end``), ``.txt`` (the last op of each
             stage, a name a line).
-        graph: the model.
         machine: the devices that the stages get, in order.
     Raises: UsageError: the file is malformed or does not fit the model or the devices; the message has every fault.
     """
@@ -264,8 +263,6 @@ def split_from_labels(
 
     Args:
         kind, units, in_order, notes: as in ``GivenSplit``.
-        graph: the model.
-        machine: the devices.
         label: op name to the number of its device.
     """
     runs = tuple(graph.runs(label, label))

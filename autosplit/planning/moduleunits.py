@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from networkx.utils import UnionFind
+
 from autosplit.values.graph import Graph, Op
 
 T = TypeVar("T")
@@ -56,7 +58,7 @@ def module_units(graph: Graph) -> tuple[Unit, ...]:
 
 
 class _Units:
-    """The search for units: ``home`` is the module that names an op, ``parent`` joins modules that belong together."""
+    """The search for units: ``home`` is the module that names an op; modules that belong together are ``joined``."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -64,7 +66,7 @@ class _Units:
         every = set(self.paths.values())
         self.split = {path for path in every if any(other != path and is_under(other, path) for other in every)}
         self.home: dict[str, str] = {}
-        self.parent: dict[str, str] = {}
+        self.joined = UnionFind()
 
     def found(self) -> tuple[Unit, ...]:
         whole = self._whole_modules()
@@ -77,13 +79,15 @@ class _Units:
             homes = [self.home[source] for source in self._sources(op) if source in self.home]
             if homes:
                 self.home[op.name] = homes[0]
-                for other in homes[1:]:
-                    self._join(homes[0], other)
+                self.joined.union(*homes)
         self._place_floating()
-        self._join_weights()
+        readers: dict[str, str] = {}
+        for op in self.graph.ops:
+            for weight in op.weights:
+                self.joined.union(readers.setdefault(weight, self.home[op.name]), self.home[op.name])
         units: dict[str, tuple[list[str], list[str]]] = {}
         for op in self.graph.ops:
-            modules, ops = units.setdefault(self._root(self.home[op.name]), ([], []))
+            modules, ops = units.setdefault(self.joined[self.home[op.name]], ([], []))
             ops.append(op.name)
             if self.home[op.name] not in modules:
                 modules.append(self.home[op.name])
@@ -113,21 +117,6 @@ class _Units:
                 readers = [reader for value in op.outputs for reader in self.graph.consumers[value] if reader in self.home]
                 first = min(readers, key=self.graph.index.__getitem__, default="")
                 self.home[op.name] = self.home[first] if first else next(iter(self.home.values()), "")
-
-    def _join_weights(self) -> None:
-        readers: dict[str, str] = {}
-        for op in self.graph.ops:
-            for weight in op.weights:
-                self._join(readers.setdefault(weight, self.home[op.name]), self.home[op.name])
-
-    def _root(self, home: str) -> str:
-        while (above := self.parent.get(home, home)) != home:
-            home = above
-        return home
-
-    def _join(self, one: str, other: str) -> None:
-        if self._root(one) != self._root(other):
-            self.parent[self._root(other)] = self._root(one)
 
 
 def layer_lists(graph: Graph) -> dict[str, int]:
@@ -212,8 +201,6 @@ def snapped(graph: Graph, units: Sequence[Unit], stages: Sequence[Sequence[str]]
     """The stage that holds most of each unit: most bytes of weights, then most ops, then the earliest.
 
     Args:
-        graph: the model.
-        units: the units.
         stages: the ops of each stage.
     """
     home = {op: number for number, ops in enumerate(stages) for op in ops}

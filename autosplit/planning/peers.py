@@ -31,10 +31,7 @@ def peer_baselines(graph: Graph, machine: Machine, source: Source, backend: str,
     - fastest device only.
 
     Args:
-        graph: the model.
         machine: its devices, in the order in which the tools fill them.
-        source: the spec and the batch of the model.
-        backend: the backend of every stage.
         fastest: the device that is fastest on the whole model.
     """
     whole = (tuple(op.name for op in graph.ops), [machine[fastest]])

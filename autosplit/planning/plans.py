@@ -85,14 +85,11 @@ def _may_stream(question: Question) -> bool:
 def _streamed(question: Question, ask: SolveProblem, best_s: float) -> tuple[float, list[Plan]]:
     """A bound on all plans, and plans with streamed stages.
 
-    No solver knows streams. A plan that takes T seconds for a request has at most as many weights beyond the cap of a device as
-    its link brings in T seconds, and solvers know caps: each question has caps that are larger by these bytes. Its answers get
-    the time of their streams afterwards. T is looked for by bisection between the bound of unlimited streams and the best plan so
-    far. A plan takes at least T seconds, or at least the bound of the question with T.
+    Solvers know caps, not streams. A plan of T seconds a request has at most the bytes beyond a cap that the link brings in T
+    seconds, so a question has caps that are larger by these; its answers get the time of their streams afterwards. Bisection
+    finds T between the bound of unlimited streams and ``best_s``, the best plan without streams or infinity. Every plan takes at
+    least T seconds, or the bound of the question with T.
 
-    Args:
-        ask: as for ``_plans``.
-        best_s: seconds of the best plan without streams; infinite if there is none.
     Raises: InfeasibleError: there is no plan at all.
     """
     found, bound_s, streaming_s = list[Plan](), 0.0, inf
@@ -188,8 +185,8 @@ def _plans(question: Question, ask: SolveProblem, every: bool = False) -> list[P
 def _ask_subsets(question: Question, ask: SolveProblem, share: float, known_s: float, every: bool) -> "_Answers":
     """The answers for all backends on one layout, with the plans of all subsets of them.
 
-    Each subset is a question of its own, the smallest first. Neither its choices nor its time, which is work if the problem is
-    small, depend on the other subsets: where equal time gives equal plans, one more backend never worsens an answer.
+    Each subset is a question of its own, the smallest first, with choices and time of its own: one more backend never worsens an
+    answer where equal time gives equal plans.
 
     Args:
         share: share of the time limit that is for each subset on this layout, if the problem is large.

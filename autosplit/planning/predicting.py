@@ -195,7 +195,7 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
         raise ProfileError(f"profile of '{profile.graph_name}' is in {profile.precision}; measure in the plan's {plan.precision}")
     profile = profile.with_newest((stage.ops, setting) for stage, setting in plan.workers)
     settings = settings_of(plan)
-    machine = machine.around({setting.device for setting in settings})
+    machine = machine.around(plan.devices)
     problem = problem_on(graph, machine, profile, Constraints(), settings)
     demands = Demands("latency" if plan.objective == "latency" else "throughput")
     judged = judge(problem, demands, blocks_of(plan, graph, settings), plan.source.batch // plan.microbatch)
@@ -208,7 +208,7 @@ def moved_s(plan: Plan, graph: Graph, machine: Machine, profile: Profile) -> lis
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
     settings = settings_of(plan)
-    machine = machine.around({setting.device for setting in settings})
+    machine = machine.around(plan.devices)
     problem = problem_on(graph, machine, profile, Constraints(), settings)
     return [seconds for block in moves_s(problem, blocks_of(plan, graph, settings)) for seconds in block]
 
@@ -259,7 +259,7 @@ def problem_of(
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
     stages = sorted(plan.stages, key=lambda stage: -len(stage.ops))
-    machine = machine.around({name for stage in stages for name in stage.devices})
+    machine = machine.around(plan.devices)
     usual = {name: Setting(name, stage.way, stage.threads) for stage in stages[::-1] for name in stage.devices}
     for name in [device.name for device in machine.devices if device.name not in usual]:
         setting = Setting(name, stages[0].way, threads_on(machine, name))

@@ -79,7 +79,7 @@ class Question:
         return self.source.batch // (self.microbatch or self.source.batch)
 
 
-def require_possible(constraints: Constraints, graph: Graph, machine: Machine) -> Constraints:
+def verify_early(constraints: Constraints, graph: Graph, machine: Machine) -> Constraints:
     """Return the constraints as the planner takes them, if nothing is wrong that shows before ops are measured.
 
     Only caps of cores are looked at: an accelerator may have weights streamed to it.

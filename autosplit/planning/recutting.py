@@ -37,7 +37,6 @@ def next_cuts(
     """For each two devices that meet at a border, the best plan with another cut there.
 
     Args:
-        problem: the problem that the blocks solve.
         blocks: the plan.
         demands: their objective is the cost of the plan; a contiguous plan is a chain and stays one.
         deadline: second of ``now()``; borders that are not reached by then are left out.

@@ -225,7 +225,7 @@ def way_of(tenant: Tenant, plan: Plan, machine: Machine) -> Way:
     )
 
 
-def share(
+def share_devices(
     tenants: Sequence[Tenant],
     plans: Sequence[Sequence[Plan]],
     graphs: Sequence[Graph],
@@ -238,13 +238,10 @@ def share(
     """The plan of each tenant with which all rates can grow by the largest common factor.
 
     Args:
-        tenants: the models.
         plans: the ways of each, with their prediction and memory.
-        graphs: the graph of each.
         machine: the devices; each memory cap holds for all models together.
         cheapest: the tables of ``cheapest_s`` for each, for a bound on all plans; empty for none.
         limit_s: seconds for the solver.
-        seed: its seed.
     Raises: InfeasibleError: no choice keeps the caps, or none was found in time.
     """
     caps = {device.name: device.memory_bytes for device in machine.devices if device.memory_bytes is not None}

@@ -59,16 +59,14 @@ class Judgement:
     @property
     def bottleneck(self) -> str:
         """The device with the largest load."""
-        loads_s = self.plans[GIVEN].loads_s
-        return max(loads_s, key=loads_s.__getitem__)
+        return self.plans[GIVEN].bottleneck
 
     @property
     def sentence(self) -> str:
         """The verdict in one sentence."""
         given, best = (self.plans[name].prediction for name in (GIVEN, SAME_RULES))
-        rate = (
-            f"{self.split.kind}: {number_text(given.throughput_per_s)} items/s predicted, '{self.bottleneck}' is the bottleneck"
-        )
+        told = f"{number_text(given.throughput_per_s)} items/s predicted, '{self.bottleneck}' is the bottleneck"
+        rate = f"{self.split.kind}: {told}"
         if self.lost < LEVEL:
             return f"{rate}; no split under the same rules is more than {LEVEL:.0%} better."
         return (
@@ -81,12 +79,12 @@ class Judgement:
         return [
             {
                 "plan": name,
-                "devices": len({device for stage in plan.stages for device in stage.devices}),
+                "devices": len(plan.devices),
                 "stages": len(plan.stages),
                 "items_per_s": plan.prediction.throughput_per_s,
                 "of_split": plan.prediction.throughput_per_s / given_per_s,
                 "latency_s": plan.prediction.latency_s,
-                "bottleneck": max(plan.loads_s, key=plan.loads_s.__getitem__),
+                "bottleneck": plan.bottleneck,
             }
             for name, plan in self.plans.items()
         ]
@@ -121,11 +119,7 @@ def judge_split(
 
     Args:
         split: the split that was given.
-        graph: the model.
-        machine: the devices.
         profile: seconds of the ops with the backend on each device.
-        source: the spec and the batch of the model.
-        backend: the backend of every stage.
         time_limit_s: seconds for one question to the planner, twice; caps that do not hold at once take more questions.
         account: gives plans the memory of their stages if devices have caps; None takes the footprints of the profile.
     Raises: ProfileError: the profile lacks a measurement. PlanError: the split needs more memory than a device has.

@@ -112,7 +112,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class Accuracy(tables.Tabular):
     """All runs of a store, and how good their predictions were."""
 
     runs: tuple[Run, ...]
@@ -152,10 +152,6 @@ class Accuracy:
         """Plain data for JSON."""
         return {"summary": self.summary(), "runs": [{**asdict(run), "error": run.error} for run in self.runs]}
 
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame."""
-        return tables.frame(self.rows())
-
     def _repr_html_(self) -> str:
         return tables.html(self.summary(), "predicted against measured") + tables.html(self.rows(), "runs")
 
@@ -174,10 +170,8 @@ def run_of(kind: str, model: str, way: str, plan: Plan, outcome: Outcome, date: 
 
     Args:
         kind: ``searched`` or ``run``.
-        model: the model's name.
         way: the name of the plan.
         plan: the plan with its prediction from before the run.
-        outcome: the measurements.
         date: when, in ISO 8601.
     """
     predicted = plan.prediction.throughput_per_s

@@ -6,8 +6,6 @@ The counters of a host begin at its start, so the difference of two readings cov
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autosplit import tables
-
 Health = Mapping[str, Any]
 Row = dict[str, Any]
 
@@ -100,32 +98,10 @@ def at_work(health: Health, before: Health | None) -> Health:
     return {**health, "networks": {name: networks[name] for name in busy}, "workers": workers}
 
 
-def lines(health: Health, before: Health | None, elapsed_s: float) -> list[str]:
-    """The health as text, a line for each network, for outputs where a table cannot be redrawn."""
-    made = []
-    workers = worker_rows(health, before)
-    for network in network_rows(health, before, elapsed_s):
-        parts = [network["state"]]
-        if network["requests_per_s"] is not None:
-            parts.append(f"{network['requests_per_s']:.1f} requests/s")
-        if network["p50_s"]:
-            parts.append(" ".join(f"{name} {tables.seconds_text(network[f'{name}_s'])}" for name in ("p50", "p90", "p99")))
-        parts += [_worker_text(worker) for worker in workers if worker["network"] == network["network"]]
-        made.append(f"{network['network']}: {'; '.join(parts)}")
-    return made
-
-
 def _waiting_text(network: Health) -> str:
     """Requests in the admission queue and its room, and those that wait beside it in memory of their callers."""
     held = f" + {network['num_held']} held" if network["num_held"] else ""
     return f"{network['num_waiting']} of {network['room']}{held}"
-
-
-def _worker_text(row: Row) -> str:
-    if not row["requests"]:
-        return f"{row['stage']} {row['state']}"
-    times = (f"{what} {tables.seconds_text(row[f'{what}_s'])}" for what in ("queue", "transfer"))
-    return f"{row['stage']} busy {row['busy']:.0%} {' '.join(times)}"
 
 
 def _key(worker: Mapping[str, Any]) -> Sequence[Any]:

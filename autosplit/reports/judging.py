@@ -94,7 +94,7 @@ def is_simpler(one: Plan, other: Plan) -> bool:
 
 def _parts(plan: Plan) -> tuple[int, int]:
     """The numbers of stages and of backends."""
-    return len(plan.stages), len({stage.backend for stage in plan.stages})
+    return len(plan.stages), len(plan.backends)
 
 
 def _simpler(name: str, simple: Plan, plan: Plan, ratio: Ratio, what: str) -> str:

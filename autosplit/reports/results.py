@@ -74,7 +74,7 @@ class StageStats:
 
 
 @dataclass(frozen=True, slots=True)
-class RunStats:
+class RunStats(tables.Tabular):
     """The measurements of a pipeline: its requests (the last 16,384 at most) and its workers.
 
     ``latency`` is the time from the first stage to the answer, ``waiting`` the time in the admission queue before that.
@@ -117,10 +117,6 @@ class RunStats:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return asdict(self)
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame."""
-        return tables.frame(self.rows())
 
     def summary(self) -> str:
         """Requests, their median latency, and restarts of workers, in words."""

@@ -21,7 +21,7 @@ NUM_SIMULATED = 64
 
 
 @dataclass(frozen=True)
-class RunReport:
+class RunReport(tables.Tabular):
     """The report of ``run`` and ``auto``.
 
     Attributes:
@@ -35,6 +35,7 @@ class RunReport:
         trace_error: largest relative error of the traced model against the user's module; None if they were not compared.
     """
 
+    INDEX = "plan"
     model: str
     batch: int
     outcomes: Mapping[str, Outcome]
@@ -59,9 +60,8 @@ class RunReport:
         first, *others = name.split(" = ")
         if first != PLAN:
             return name
-        stages = self.plan.plan.stages
-        backends = ", ".join(dict.fromkeys(stage.backend for stage in stages))
-        way = f"{self.searched}, {len(stages)} stage{'s' * (len(stages) != 1)} ({backends})"
+        plan = self.plan.plan
+        way = f"{self.searched}, {len(plan.stages)} stage{'s' * (len(plan.stages) != 1)} ({', '.join(plan.backends)})"
         return " = ".join([way, *others])
 
     @property
@@ -173,7 +173,7 @@ class RunReport:
                 "predicted_per_s": plan.prediction.throughput_per_s,
                 "of_chosen": plan.prediction.throughput_per_s / own_per_s if own_per_s else None,
                 "latency_s": plan.prediction.latency_s,
-                "bottleneck": max(plan.loads_s, key=plan.loads_s.__getitem__),
+                "bottleneck": plan.bottleneck,
                 "stages": len(plan.stages),
             }
             for name, plan in self.peers.plans.items()
@@ -253,10 +253,6 @@ class RunReport:
                 for name, outcome in self.outcomes.items()
             },
         }
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame indexed by name."""
-        return tables.frame(self.rows(), index="plan")
 
     def __repr__(self) -> str:
         return f"RunReport({self.model!r}, {len(self.outcomes)} plans: {self.sentence})"

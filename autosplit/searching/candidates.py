@@ -12,14 +12,16 @@ from autosplit.errors import InfeasibleError, ProfileError
 from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.planning.baselines import UNCERTAIN, baselines_with, machine_of, unmet_demands
-from autosplit.planning.caps import plan_within_caps, with_fitting_slots
+from autosplit.planning.caps import front_within_caps, plan_within_caps, with_fitting_slots
 from autosplit.planning.explaining import explain
 from autosplit.planning.plans import least_s, plan_key
-from autosplit.planning.predicting import bounded, predict
+from autosplit.planning.predicting import bounded, measured_backends, predict
 from autosplit.planning.question import Question
 from autosplit.reports.judging import is_simpler
 from autosplit.reports.outcomes import Outcome, Ratio
 from autosplit.tracing.capturing import Traced
+from autosplit.values.constraints import Constraints
+from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, cap_faults
 from autosplit.values.profile import Profile
 
@@ -187,7 +189,7 @@ class Trial:
         """One row of the table of trials."""
         return {
             "changed_settings": ", ".join(f"{key}={value}" for key, value in self.asked.items()) or f"none ({self.plan.method})",
-            "stages": " | ".join(f"{len(s.ops)} on {'+'.join(s.devices)} ({s.way})" for s in self.plan.stages),
+            "stages": self.plan.cell,
             "predicted_per_s": self.plan.prediction.throughput_per_s,
             "measured_per_s": float("nan") if self.measured_per_s is None else self.measured_per_s,
             "speed_against_first": float("nan") if self.times_first is None else self.times_first,
@@ -196,7 +198,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchResult(tables.Tabular):
     """The plan to use, the model and profile that it was made from, and every candidate."""
 
     plan: Plan
@@ -204,13 +206,17 @@ class SearchResult:
     profile: Profile
     trials: tuple[Trial, ...] = ()
 
+    def front(self, machine: Machine, constraints: Constraints, account: Account, **limits: Any) -> list[tuple[Plan, int]]:
+        """The planner's front under the demands, each plan with the bytes of its fullest device; nothing runs for it.
+
+        ``limits`` are further fields of the ``Question``.
+        """
+        about = self.traced.graph, self.profile, self.plan.source, machine, measured_backends(self.profile, machine), constraints
+        return front_within_caps(Question(*about, microbatch=self.plan.microbatch, **limits).verify(), account)
+
     def rows(self) -> list[dict[str, Any]]:
         """One row a candidate."""
         return [trial.row() for trial in self.trials]
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame."""
-        return tables.frame(self.rows())
 
     def __repr__(self) -> str:
         return f"SearchResult({self.plan!r}, {len(self.trials)} candidates)"

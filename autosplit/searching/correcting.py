@@ -43,8 +43,6 @@ def corrected(profile: Profile, plan: Plan, taken: Sequence[Samples], moves_s: S
     then equals its measurement. The seconds of a streamed stage depend on its cap, and say nothing of its ops elsewhere.
 
     Args:
-        profile: the profile to correct.
-        plan: the plan that ran.
         taken: seconds that a request took of each worker's device (``taken_s``).
         moves_s: for each worker the predicted seconds of a request for transfers.
     """
@@ -60,12 +58,10 @@ def corrected(profile: Profile, plan: Plan, taken: Sequence[Samples], moves_s: S
 def at_usual_speed(seen: Sequence[Seen]) -> list[Seen]:
     """The measurements as they would be if no device had been slow meanwhile.
 
-    Cores of a virtual machine are slow for seconds at a time, one alone or all together, and a candidate runs for two or three
-    seconds. The first plan runs beside every candidate and shows slow times. A device was slow if the first plan took over
-    ``SLOW_RATIO`` times its usual seconds there, which are the median of the times within that ratio of the fastest one. For a
-    device that the first plan does not use, the geometric mean of the other devices counts.
-    A slow time may begin or end between the two plans. So only samples that exceed the prediction by that ratio are corrected,
-    and not below the prediction.
+    Cores of a virtual machine are slow for seconds at a time, as long as a candidate runs. The first plan runs beside every
+    candidate: a device was slow if that plan took over ``SLOW_RATIO`` times its usual seconds there (the median of times within
+    that ratio of the fastest). A device that it does not use counts with the geometric mean of the others. A slow time may end
+    between the two plans, so only samples above the prediction by that ratio are corrected, and not below it.
 
     >>> from autosplit.values.plan import Prediction, Source, Stage
     >>> plan = Plan(Source("m", 1), "g", "p", (Stage("s", ("op",), ("cpu:0",)),), Prediction(1.0, 1.0, 1.0, 0.0, 1.0))

@@ -46,12 +46,11 @@ def search(
     """The plan that measures best within the budget.
 
     Args:
-        question: the model for whole requests, its profile, the machine and the demands.
-        traced: the model, traced for whole requests.
-        budget: ``search_s`` for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
-            own limit. 0 returns the planner's answer from the profile alone. So does ``SMALL_S`` where its stages ran before.
-        setup: ``journal``, a file of Optuna's trials, with which a search that was stopped goes on, and another one begins anew;
-            ``workspace``, ``hosts`` and ``max_error``, as for ``Bench``; ``bench``, where the first and the last candidate stay.
+        question, traced: the model for whole requests.
+        budget: ``search_s`` for candidates, of which an explanation without a limit of its own gets a tenth. 0 returns the
+            planner's answer from the profile alone; so does ``SMALL_S`` where its stages ran before.
+        setup: ``journal``, a file of Optuna's trials, with which a stopped search goes on; ``workspace``, ``hosts`` and
+            ``max_error``, as for ``Bench``; ``bench``, where the first and the last candidate stay.
         subject_for: gives the traced model and its profile for a microbatch, or raises an AutosplitError if requests cannot be
             cut into such microbatches; None keeps whole requests.
         footprints: measures the memory of stages if a device has a cap; None counts the bytes of values and weights.

@@ -127,8 +127,6 @@ def other_precisions(traced: Traced, plan: Plan, machine: Machine, profile: Prof
 
     Args:
         traced: the model, traced for the plan's microbatch.
-        plan: the plan.
-        machine: its devices.
         profile: seconds of the ops in f32.
         setup: the store for the measurements.
     """

@@ -53,7 +53,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(tables.Tabular):
     """Why a plan is not faster.
 
     Attributes:
@@ -72,6 +72,7 @@ class Explanation:
         plan: hash of the explained plan; '' for blocks of a problem.
     """
 
+    INDEX = "device"
     objective: str
     objective_s: float
     bound_s: float
@@ -92,10 +93,6 @@ class Explanation:
     def _rows(self, values: Sequence[DeviceLoad | Cut | Change]) -> list[dict[str, Any]]:
         rows = [asdict(row) for row in values]
         return rows if self.unit == "s" else [{key.removesuffix("_s"): value for key, value in row.items()} for row in rows]
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame indexed by device."""
-        return tables.frame(self.rows(), index="device")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, with the text."""

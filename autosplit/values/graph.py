@@ -59,9 +59,10 @@ class Op:
 
 @checked
 @dataclass(frozen=True)
-class Graph:
+class Graph(tables.Tabular):
     """A model as planners see it: frozen, torch-free, in topological order."""
 
+    INDEX = "op"
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -198,10 +199,6 @@ class Graph:
             }
             for op in self.ops
         ]
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame indexed by op name."""
-        return tables.frame(self.rows(), index="op")
 
     def _repr_html_(self) -> str:
         size = tables.bytes_text(self.weight_bytes)

@@ -115,12 +115,13 @@ class Device:
 
 @checked
 @dataclass(frozen=True)
-class Machine:
+class Machine(tables.Tabular):
     """The devices in the order of the user, and the links of ordered pairs; other pairs have the assumed link.
 
     Values between two hosts also occupy the ``wires`` between them, and those of devices with a bus that bus.
     """
 
+    INDEX = "device"
     devices: tuple[Device, ...]
     links: Mapping[tuple[str, str], Link]
     wires: tuple[Wire, ...] = ()
@@ -234,10 +235,6 @@ class Machine:
             }
             for device in self.devices
         ]
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame indexed by device name."""
-        return tables.frame(self.rows(), index="device")
 
     def _repr_html_(self) -> str:
         return tables.html(self.rows(), f"{len(self.devices)} devices")

@@ -55,30 +55,30 @@ def _parse_times(text: str) -> Speed:
     return Speed(times=float(match[1]), of=parse_device(match[2]).name)
 
 
-class _Roofline(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class _Roofline(_Strict):
     flops: float = Field(gt=0, allow_inf_nan=False)
     bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Table(_Strict):
     table: str
 
 
-class _Seconds(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Seconds(_Strict):
     seconds: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
 
 
-class _DeviceEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _DeviceEntry(_Strict):
     name: Annotated[str, _read_by(parse_device)]
     memory: Annotated[str | StrictInt, _read_by(parse_bytes)] | None = None
     count: int = Field(default=1, ge=1, le=MAX_DEVICES)
-    operators: list[str] = []
-    backends: Annotated[list[str], _read_by(_require_backends)] = []
-    dtypes: list[str] = []
+    operators: tuple[str, ...] = ()
+    backends: Annotated[tuple[str, ...], _read_by(_require_backends)] = ()
+    dtypes: tuple[str, ...] = ()
     max_subgraphs: int | None = Field(default=None, ge=1)
     min_ops: int = Field(default=1, ge=1)
     shares: str = ""
@@ -105,44 +105,29 @@ class _DeviceEntry(BaseModel):
         """
         first = parse_device(self.name)
         width = max(first.cores) - min(first.cores) + 1 if first.cores else 0
-        memory_bytes = parse_bytes(self.memory) if self.memory is not None else None
-        made = []
+        given = self.model_dump(exclude={"name", "memory", "count", "speed"})
+        given["memory_bytes"], made = parse_bytes(self.memory) if self.memory is not None else None, []
         for number in range(self.count):
             cores = [core + number * width for core in first.cores]
             device = parse_device(f"{first.kind}:{span(cores, '+') or first.index + number}") if number else first
-            made.append(
-                replace(
-                    device,
-                    memory_bytes=memory_bytes,
-                    operators=tuple(self.operators),
-                    backends=tuple(self.backends),
-                    dtypes=tuple(self.dtypes),
-                    max_subgraphs=self.max_subgraphs,
-                    min_ops=self.min_ops,
-                    shares=self.shares,
-                    one_model=self.one_model,
-                )
-            )
+            made.append(replace(device, **given))
         return made
 
 
-class _LinkEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _LinkEntry(_Strict):
     source: str
     target: str
     latency_s: float = Field(default=35e-6, ge=0, allow_inf_nan=False)
     bytes_per_s: float = Field(ge=1)
 
 
-class _BusEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _BusEntry(_Strict):
     devices: list[str] = Field(min_length=1)
     bytes_per_s: float = Field(ge=1)
     peer_to_peer: bool = False
 
 
-class _MachineFile(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _MachineFile(_Strict):
     devices: list[_DeviceEntry] = Field(max_length=MAX_DEVICES)
     links: list[_LinkEntry] = []
     buses: list[_BusEntry] = []

@@ -71,7 +71,6 @@ class Measurements:
         """Measurements made of plain numbers, for null devices and simulations.
 
         Args:
-            graph: the model.
             seconds: (op name, device name) to seconds.
             backend: the backend that the numbers are said to be of.
             threads: the threads that the numbers are said to be of.

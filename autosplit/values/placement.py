@@ -15,7 +15,6 @@ def placement_faults(stages: Sequence[tuple[str, Sequence[str]]], graph: Graph) 
 
     Args:
         stages: the name of each stage in messages, and its ops.
-        graph: the graph of the ops.
     """
     names, faults = [name for name, _ in stages], []
     place: dict[str, int] = {}

@@ -21,11 +21,8 @@ Status = Literal["optimal", "feasible", "shared", "measured", "manual"]
 """How good a plan is; ``shared``: devices hold several stages because no chain with one stage on a device was found."""
 
 Process = Literal["workers", "caller"]
-"""The processes of a plan: ``workers`` (one for each replica of a stage), or ``caller`` (the calling process, for one stage).
-
-In the caller's process a request passes no ring, and a crash of the stage ends the caller. A stage on one device is computed by
-the thread that calls. Replicas have a thread each.
-"""
+"""``workers``: a process for each replica of a stage. ``caller``: the calling process, for one stage, whose requests pass no ring
+and whose crash ends the caller. The calling thread computes it; replicas have a thread each."""
 
 QUEUE_DEPTH, MAX_QUEUE_DEPTH = 4, 1024
 """Slots of a ring: by default, and at most. Each takes memory from the start, and more only make requests wait longer."""
@@ -77,8 +74,7 @@ class Stage:
         streams: requests that each replica works on at once; they share its threads and one copy of its weights.
         memory: predicted memory of each replica (``memory.stages``); None where it was not counted.
         precision: the precision in which it computes, if it is not that of the plan.
-        resident_bytes: bytes of its weights on its accelerator, if the others are streamed from the host (``residency``); None if
-            all stay.
+        resident_bytes: bytes of weights that stay on its accelerator while others are streamed (``residency``); None if all stay.
     """
 
     name: str
@@ -100,10 +96,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The spec, batch size and sequence length from which the model can be made again, and the values that its requests may hold.
+    """The spec and sizes from which the model can be made again, and the values of its requests.
 
-    ``values`` is ``finite`` where floats are finite and ids in their tables, else ``any``: ops run on backends that compute right
-    on such values. Backends in ``trusted`` get ops without that.
+    ``values``: ``finite`` for finite floats and ids in their tables, else ``any``. ``trusted`` backends may err on the others.
     """
 
     spec: str
@@ -143,16 +138,16 @@ UNKNOWN = Prediction()
 
 @checked
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(tables.Tabular):
     """Stages in topological order, and their prediction.
 
-    ``microbatch`` is the number of items that pass the stages together; a request of ``source.batch`` items is cut into
-    ``source.batch / microbatch`` microbatches. ``queue_depth`` is the number of slots of each ring. ``why`` explains the plan;
-    ``explain()`` returns it if it belongs to these stages. Stages compute in ``precision``, unless they name another one.
-    ``process`` says where they run. ``shapes`` are the sizes of its requests, where they have several; the graph is then that of
-    the largest. The plan of a generator has ``sequences``: those that its caches hold, and for which it was made.
+    ``microbatch`` items pass the stages together; a request has ``source.batch``. ``queue_depth``: slots of each ring. ``why``
+    explains the plan; ``explain()`` returns it if it belongs to these stages. ``precision``: that of stages that name no other.
+    ``shapes``: sizes of requests that have several; the graph is that of the largest. ``sequences``: what the caches of a
+    generator hold, and what it was planned for.
     """
 
+    INDEX = "stage"
     source: Source
     graph_hash: str
     profile_hash: str
@@ -178,6 +173,21 @@ class Plan:
         return [(stage, Setting(name, stage.way, stage.threads)) for stage in self.stages for name in stage.devices]
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices of its stages, each once."""
+        return tuple(dict.fromkeys(name for stage in self.stages for name in stage.devices))
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends of its stages, each once."""
+        return tuple(dict.fromkeys(stage.backend for stage in self.stages))
+
+    @property
+    def bottleneck(self) -> str:
+        """The device with the largest predicted load."""
+        return max(self.loads_s, key=self.loads_s.__getitem__)
+
+    @property
     def item(self) -> str:
         """The unit of its throughput: tokens of a generator, else items."""
         return "items" if self.sequences is None else "tokens"
@@ -187,17 +197,14 @@ class Plan:
         """Identity of placement: stages, devices, backends, threads, streams, residency, microbatch, queue depth, precision,
         process, buckets."""
         stages = [[s.ops, s.devices, s.backend, s.threads, *([s.streams] if s.streams > 1 else [])] for s in self.stages]
-        mixed = [[stage.precision for stage in self.stages]] if any(stage.precision for stage in self.stages) else []
-        streamed = (
-            [[stage.resident_bytes for stage in self.stages]] if any(s.resident_bytes is not None for s in self.stages) else []
-        )
-        process = [] if self.process == "workers" else [self.process]
-        sizes = {} if self.shapes is None else {dim: list(found) for dim, found in self.shapes.buckets.items()}
-        buckets: list[dict[str, Any]] = [] if self.shapes is None else [sizes]
-        if self.shapes is not None and self.shapes.dynamic:
-            buckets.append({"dynamic": sorted(self.shapes.dynamic)})
-        placed = [self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision]
-        return content_hash([*placed, *process, *mixed, *streamed, *buckets])
+        placed: list[Any] = [self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision]
+        placed += [] if self.process == "workers" else [self.process]
+        for own in ([stage.precision for stage in self.stages], [stage.resident_bytes for stage in self.stages]):
+            placed += [own] if any(one is not None for one in own) else []
+        if self.shapes is not None:
+            placed.append({dim: list(found) for dim, found in self.shapes.buckets.items()})
+            placed += [{"dynamic": sorted(self.shapes.dynamic)}] if self.shapes.dynamic else []
+        return content_hash(placed)
 
     @property
     def precisions(self) -> list[Precision]:
@@ -217,10 +224,8 @@ class Plan:
     def verify(self, graph: Graph, machine: Machine) -> "Plan":
         """Return the plan, or raise PlanError with every fault against its graph and machine.
 
-        Checked: the graph's hash, each op on one stage, tensors that go to the same or a later stage, devices and backends that
-        exist, threads within the device's cores, streams within the threads, memory caps (weights, each once a device, and the
-        other memory of the stages), microbatch, queue depth, precision; that streamed stages are on accelerators, on a backend
-        that streams, with room for two buffers; that no two devices of the plan have a core in common.
+        Checked: the graph's hash, the place of each op, the order of stages, devices, backends, threads, streams, memory caps,
+        microbatch, queue depth, precision, streamed weights, and that no two devices of the plan have a core in common.
         """
         check_graph(self.graph_hash, graph)
         faults = [*placement_faults(self.placement, graph), *_device_faults(self.stages, graph, machine)]
@@ -265,9 +270,10 @@ class Plan:
             for stage in self.stages
         ]
 
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame indexed by stage name."""
-        return tables.frame(self.rows(), index="stage")
+    @property
+    def cell(self) -> str:
+        """The stages in one cell of a table: number of ops, devices, backend."""
+        return " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.way})" for stage in self.stages)
 
     def __repr__(self) -> str:
         return f"Plan({self.summary()})"
@@ -318,24 +324,22 @@ def _how(stage: Stage) -> str:
 
 def _caller_faults(stages: Sequence[Stage], machine: Machine) -> list[str]:
     """Why stages cannot run in the process of the caller."""
+    kinds = {device.name: device.kind for device in machine.devices}
     faults = [f"the caller's process can hold one stage, and the plan has {len(stages)}"] if len(stages) > 1 else []
-    for stage in stages:
-        known = {device.name: device.kind for device in machine.devices}
-        faults += [
-            f"'{name}' is not a set of cores, and the caller's process computes on cores only"
-            for name in stage.devices
-            if known.get(name, "cpu") not in HOST_KINDS
-        ]
-    return faults
+    return faults + [
+        f"'{name}' is not a set of cores, and the caller's process computes on cores only"
+        for stage in stages
+        for name in stage.devices
+        if kinds.get(name, "cpu") not in HOST_KINDS
+    ]
 
 
 def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> list[str]:
     known = {device.name: device for device in machine.devices}
     faults = []
     for stage in stages:
-        faults += [
-            f"stage '{stage.name}' is on '{name}', which is not a device here" for name in stage.devices if name not in known
-        ]
+        away = [name for name in stage.devices if name not in known]
+        faults += [f"stage '{stage.name}' is on '{name}', which is not a device here" for name in away]
         if fault := backend_fault(stage.backend):
             faults.append(f"stage '{stage.name}': {fault}")
         if len(set(stage.devices)) < len(stage.devices):
@@ -361,10 +365,9 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
 
 
 def held_on(device: Device, stages: Sequence[Stage], devices: Iterable[Device], graph: Graph) -> tuple[int, int]:
-    """Bytes in the memory of a device: of weights, and of all other memory of the stages.
+    """Bytes of weights in the memory of a device, and bytes beside them, stages on devices that share the memory included.
 
-    The stages on other devices that share the memory count, too. Each device has every weight of its stages once, and the
-    context of each worker. Of a streamed stage its ``resident_bytes`` count.
+    Each device has every weight of its stages once, and the context of each worker. A streamed stage has its ``resident_bytes``.
     """
     weights = beside = 0
     for one in {device.name: device, **{other.name: other for other in devices if other.shares == device.name}}.values():

@@ -5,7 +5,7 @@ modules and operators. One stage may list no ops: it takes the ops that no other
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, fields, is_dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate
 from pathlib import Path
@@ -49,48 +49,51 @@ def spans(ops: Iterable[str], graph: Graph) -> list[str]:
 @checked
 def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
     """Write the plan as YAML, atomically. An explanation of other stages is left out."""
-    data: dict[str, Any] = {
-        "schema": SCHEMA,
-        "model": asdict(plan.source),
-        "objective": plan.objective,
-        "chosen": plan.chosen,
-        "method": plan.method,
-        "status": plan.status,
-        "predicted": asdict(plan.prediction),
-        "microbatch": plan.microbatch,
-        "queue_depth": plan.queue_depth,
-        "precision": plan.precision,
-        "process": plan.process,
-        "stages": [
-            {
-                "name": stage.name,
-                "devices": list(stage.devices),
-                "backend": stage.backend,
-                "threads": stage.threads,
-                "streams": stage.streams,
-                **({"precision": stage.precision} if stage.precision is not None else {}),
-                **({"residency": "streamed", "resident_bytes": stage.resident_bytes} if stage.resident_bytes is not None else {}),
-                "ops": spans(stage.ops, graph),
-                "num_ops": len(stage.ops),
-                "weight_bytes": graph.stage_bytes(stage.ops),
-                "load_s": stage.load_s,
-                **({"memory": asdict(stage.memory)} if stage.memory is not None else {}),
-            }
-            for stage in plan.stages
-        ],
-        "loads_s": dict(plan.loads_s),
-        **({"shapes": _shapes_entry(plan.shapes)} if plan.shapes is not None else {}),
-        **({"sequences": plan.sequences.given} if plan.sequences is not None else {}),
-        **({"why": asdict(plan.why)} if plan.why is not None and plan.why.plan == plan.hash else {}),
-        "made_from": {
+    data = _entry(
+        PlanFile,
+        plan,
+        schema_=SCHEMA,
+        model=plan.source,
+        predicted=plan.prediction,
+        stages=[_stage_entry(stage, graph) for stage in plan.stages],
+        loads_s=dict(plan.loads_s),
+        shapes=plan.shapes and _shapes_entry(plan.shapes),
+        sequences=plan.sequences and plan.sequences.given,
+        why=plan.why if plan.why is not None and plan.why.plan == plan.hash else None,
+        made_from={
             "graph": plan.graph_hash,
             "profile": plan.profile_hash,
             "versions": dict(plan.versions),
             "plan": plan.hash,
             "figures": _figures(plan),
         },
-    }
+    )
     write_atomic(Path(path), yaml.safe_dump(data, sort_keys=False, width=120))
+
+
+def _entry(kind: type[BaseModel], value: Any, **others: Any) -> dict[str, Any]:
+    """The fields of a section of the file: ``others``, and those that the value has by the same name. None is left out."""
+    found = {
+        field.alias or name: others[name] if name in others else getattr(value, name) for name, field in kind.model_fields.items()
+    }
+    plain = {name: list(one) if isinstance(one, tuple) else one for name, one in found.items() if one is not None}
+    return {name: asdict(one) if is_dataclass(one) and not isinstance(one, type) else one for name, one in plain.items()}
+
+
+def _same(value: Any, kind: type) -> dict[str, Any]:
+    """The fields of a section that a dataclass has by the same name."""
+    return {field.name: getattr(value, field.name) for field in fields(kind) if hasattr(value, field.name)}
+
+
+def _stage_entry(stage: Stage, graph: Graph) -> dict[str, Any]:
+    return _entry(
+        _StageEntry,
+        stage,
+        residency=None if stage.resident_bytes is None else "streamed",
+        ops=spans(stage.ops, graph),
+        num_ops=len(stage.ops),
+        weight_bytes=graph.stage_bytes(stage.ops),
+    )
 
 
 def _shapes_entry(shapes: Shapes) -> dict[str, Any]:
@@ -130,15 +133,17 @@ def _at_least(least: int) -> AfterValidator:
 
 
 class _StageEntry(_Strict):
+    """A stage as written; fields stand in the order of the file."""
+
     name: str
-    devices: list[str] = Field(min_length=1)
-    ops: list[str] = []
+    devices: tuple[str, ...] = Field(min_length=1)
     backend: str = "eager"
     threads: int = Field(default=1, ge=1)
     streams: int = Field(default=1, ge=1)
     precision: Precision | None = None
     residency: Residency = "resident"
     resident_bytes: int | None = Field(default=None, ge=0)
+    ops: list[str] = []
     num_ops: int | None = None
     weight_bytes: int | None = None
     load_s: float = 0.0
@@ -146,7 +151,7 @@ class _StageEntry(_Strict):
 
     @field_validator("devices")
     @classmethod
-    def _devices(cls, names: list[str]) -> list[str]:
+    def _devices(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             parse_device(name)
         return names
@@ -177,12 +182,13 @@ class _MadeFrom(_Strict):
 
 
 class PlanFile(_Strict):
-    """A plan.yaml as written; ``resolve`` turns it into a Plan once the graph is known."""
+    """A plan.yaml as written; ``resolve`` turns it into a Plan once the graph is known.
+
+    Fields stand in the order of the file. A further field of ``Plan`` needs its line here, and no other one.
+    """
 
     schema_: int = Field(alias="schema")
     model: Annotated[Source, _at_least(1)]
-    stages: list[_StageEntry] = Field(min_length=1)
-    made_from: _MadeFrom
     objective: Objective = "throughput"
     chosen: str = "plan"
     method: str = "manual"
@@ -192,10 +198,12 @@ class PlanFile(_Strict):
     queue_depth: int = Field(default=QUEUE_DEPTH, ge=1)
     precision: Precision = "f32"
     process: Process = "workers"
+    stages: list[_StageEntry] = Field(min_length=1)
     loads_s: dict[str, float] = {}
     shapes: Annotated[Shapes | None, BeforeValidator(_listed_buckets)] = None
     sequences: Sequences | None = None
     why: Explanation | None = None
+    made_from: _MadeFrom
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -216,41 +224,13 @@ class PlanFile(_Strict):
         """
         check_graph(self.made_from.graph, graph)
         ops = _ops_of(self.stages, graph)
-        stages = tuple(
-            Stage(
-                s.name,
-                ops[number],
-                tuple(s.devices),
-                s.backend,
-                s.threads,
-                s.load_s,
-                s.streams,
-                s.memory,
-                s.precision,
-                _resident_bytes(s, ops[number], graph),
-            )
-            for number, s in ((number, self.stages[number]) for number in _sorted_stages(ops, graph))
-        )
-        plan = Plan(
-            source=self.model,
-            graph_hash=graph.hash,
-            profile_hash=self.made_from.profile,
-            stages=stages,
-            prediction=self.predicted,
-            objective=self.objective,
-            method=self.method,
-            status=self.status,
-            chosen=self.chosen,
-            microbatch=self.microbatch,
-            queue_depth=self.queue_depth,
-            precision=self.precision,
-            loads_s=self.loads_s,
-            versions=self.made_from.versions,
-            why=self.why,
-            process=self.process,
-            shapes=self.shapes,
-            sequences=self.sequences,
-        )
+        stages = [
+            Stage(**_same(one, Stage) | {"ops": ops[number], "resident_bytes": _resident_bytes(one, ops[number], graph)})
+            for number, one in ((number, self.stages[number]) for number in _sorted_stages(ops, graph))
+        ]
+        found = {"source": self.model, "graph_hash": graph.hash, "profile_hash": self.made_from.profile}
+        found |= {"stages": tuple(stages), "prediction": self.predicted, "versions": self.made_from.versions}
+        plan = Plan(**_same(self, Plan) | found)
         as_written = self.made_from.plan in ("", plan.hash) and self.made_from.figures in ("", _figures(plan))
         return plan if as_written else plan.unpredicted()
 

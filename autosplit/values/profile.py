@@ -22,8 +22,10 @@ LEAST_SHARE = 0.1
 
 
 @dataclass(frozen=True, repr=False)
-class Profile(Measurements):
+class Profile(Measurements, tables.Tabular):
     """Measurements with the corrected seconds of ops, stages and the whole model."""
+
+    INDEX = "op"
 
     def op_s(self, op: Op | str, device: str, backend: str, threads: int | None = None) -> float:
         """Corrected seconds of one op: median of its samples, scaled to the whole model and to the measured stages.
@@ -137,10 +139,6 @@ class Profile(Measurements):
             for op in self.accepted(setting)
             for samples in [self.op_samples(op, setting)]
         ]
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame indexed by op name."""
-        return tables.frame(self.rows(), index="op")
 
     def _repr_html_(self) -> str:
         caption = f"{self.graph_name}: {len(self.signatures)} ops, {len(self.stages)} stages and {len(self.links)} links measured"

@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from autosplit import copy_to
+from autosplit import annotate, copy_to
 from autosplit.errors import PlanError, StageError, UsageError
 from autosplit.placing import annotating
 from autosplit.placing.placed import Placed
@@ -65,7 +65,7 @@ def random_model(seed: int) -> Traced:
     return traced_of(Random(steps), torch.randn(8, 8), torch.randn(8, 8))
 
 
-def place(traced: Traced | Placed, patterns: object = None, **options: object) -> Placed:
+def place(traced: Traced, patterns: object = None, **options: object) -> Placed:
     return annotating.annotate(traced, patterns, **{"default": "cpu:0", "machine": MACHINE, **options})
 
 
@@ -89,7 +89,7 @@ def test_random_graphs_with_random_maps(seed, devices):
     assert equal(placed.run(*traced.example_inputs), expected)
     checked = ArenaInterpreter(placed, placed.program).check(*traced.example_inputs)
     assert equal(traced.unflatten_outputs(checked), expected)
-    assert place(placed) is placed and place(placed, sites) is placed
+    assert annotate(placed) is placed and annotate(placed, sites, "cpu:0") is placed
     for plan in placed.memory.values():
         assert plan.verify().peak_bytes >= plan.bound_bytes
     again = place(traced, placed.plan())

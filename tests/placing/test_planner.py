@@ -6,6 +6,7 @@ from math import isclose
 
 import pytest
 
+import autosplit
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.memory.stages import count
 from autosplit.placing.annotating import annotate
@@ -49,7 +50,8 @@ def test_the_planner_places_the_rest_with_patterns_as_pins_and_a_bound(traced: T
     why = placed.why("relu")
     assert "by the planner (optimal, gap 0.0%); it takes 1.00 ms there, and its copies 0.0 us" in why
     assert "; on null:0 1.00 ms, and its copies 400.0 us" in why
-    assert annotate(placed, {"linear": "null:1"}, default="auto", machine=MACHINE, planner_s=300) is placed
+    again = autosplit.annotate(placed, {"linear": "null:1"}, "auto", budget=autosplit.Budget(planner_s=300))
+    assert again is placed
 
 
 def test_readers_that_share_a_memory_are_charged_one_copy(traced: Traced, profile: Profile) -> None:

@@ -12,7 +12,7 @@ from autosplit.memory.account import Account
 from autosplit.memory.stages import StageKey, ValueMemory, count, footprints_of, stage_memories, with_footprints
 from autosplit.planning.caps import front_within_caps, plan_within_caps
 from autosplit.planning.predicting import predict
-from autosplit.planning.question import Question, require_possible
+from autosplit.planning.question import Question, verify_early
 from autosplit.values.constraints import Constraints, Objective
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
@@ -86,14 +86,14 @@ def test_what_is_refused_before_ops_are_measured_has_no_plan_and_is_larger_than_
         graph, profile, free = drawn(seed)
         machine = free.with_memory({name: (free[name].memory_bytes or 0) // 12 for name in NAMES})
         try:
-            assert require_possible(Constraints(), graph, machine) == Constraints()
+            assert verify_early(Constraints(), graph, machine) == Constraints()
         except InfeasibleError as failure:
             refused += 1
             assert " of weights" in failure.conflict[0] and not every_split(graph, profile, machine)
             with pytest.raises(InfeasibleError):
                 planned(graph, profile, machine)
         streamed = Machine.of([parse_device("cuda:0")]).with_memory({"cuda:0": 1})
-        assert require_possible(Constraints(), graph, streamed) == Constraints()
+        assert verify_early(Constraints(), graph, streamed) == Constraints()
     assert 5 < refused < 15
 
 

@@ -17,6 +17,7 @@ from autosplit.planning.explaining import explain
 from autosplit.planning.plans import plan_front, plan_model
 from autosplit.planning.predicting import bounded, moved_s, predict
 from autosplit.planning.question import Question
+from autosplit.searching.candidates import SearchResult
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.links import Link
@@ -64,7 +65,8 @@ def test_a_front_that_no_plan_is_on_is_refused() -> None:
 
 def test_each_plan_of_the_front_has_a_file(tmp_path: Path) -> None:
     plan = plan_model(Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",)))
-    found: Any = SimpleNamespace(traced=SimpleNamespace(graph=GRAPH), profile=PROFILE, plan=plan)
+    traced: Any = SimpleNamespace(graph=GRAPH)
+    found = SearchResult(plan, traced, PROFILE)
     given = Plans(model="m:f", objective="pareto", front=tmp_path / "front", time_limit="1s")
     rows, files = _front_of_model(given, found, TWO, Account(GRAPH))
     assert len(rows) > 1 and [str(path) for path in files] == [row["plan"] for row in rows]

@@ -8,7 +8,7 @@ import pytest
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.memory.account import Account
 from autosplit.planning.question import Question
-from autosplit.planning.sharing import Sharing, Tenant, cheapest_s, share, tenants_of, ways_of
+from autosplit.planning.sharing import Sharing, Tenant, cheapest_s, share_devices, tenants_of, ways_of
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Source, held_on
@@ -33,7 +33,7 @@ def planned(cases: list[tuple[Tenant, tuple[Graph, Profile]]], machine: Machine)
         question = Question(graph, profile, Source("m:f"), machine, ("eager",), time_limit_s=0.3)
         ways.append(ways_of(question, tenant, Account(graph), len(cases)))
     tenants, graphs = [tenant for tenant, _ in cases], [graph for _, (graph, _) in cases]
-    return share(tenants, ways, graphs, machine)
+    return share_devices(tenants, ways, graphs, machine)
 
 
 def test_three_models_fill_two_devices() -> None:
