@@ -63,15 +63,10 @@ def pytest_collection() -> Iterator[Any]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Search for the garbage of a file of tests once: no later search walks what is left, nor do those that the code asks for."""
+    """Search for the garbage of a file of tests once: no later search walks what is left, nor that at the end of the process."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """End without a search for garbage: the interpreter walks all objects of torch otherwise, for seconds in each process."""
-    gc.freeze()
 
 
 def pytest_collection_finish() -> None:
