@@ -10,7 +10,7 @@ from autosplit.generating import hostcost
 from autosplit.measuring import cache_lookup, links, profiler, request_overhead, rounds
 from autosplit.measuring.measuring_worker import Workers
 from autosplit.pages import writing
-from autosplit.searching import candidates, hunt, precisions
+from autosplit.searching import candidates, hunt, loop, precisions
 from autosplit.values.links import Link
 from autosplit.values.machine import Device
 
@@ -23,8 +23,8 @@ def measure_briefly() -> None:
     request_overhead.WARM_REQUESTS, request_overhead.COLD_REQUESTS = 32, 8
     bench.FIRST_S, contest.ALONE_S = 0.05, 0.03
     hostcost.NUM_STEPS, hostcost.WARM_UP = 8, 2
-    setup.ROUND_S, setup.LEAST_COMPARE_S, hunt.ROUND_S = 0.1, 1.0, 0.1
-    candidates.EXPLAIN_S, writing.FRONT_S, precisions.BUDGET_S = 0.1, 0.5, 0.1
+    setup.ROUND_S, setup.LEAST_COMPARE_S, hunt.ROUND_S = 0.05, 0.5, 0.05
+    loop.LEAST_PLANNING_S, candidates.EXPLAIN_S, writing.FRONT_S, precisions.BUDGET_S = 0.2, 0.0, 0.3, 0.1
     replanning.TIME_LIMIT_S, sharedhost.PART_S, sharedhost.MOST_S = 0.2, 0.3, 0.5
 
 

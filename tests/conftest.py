@@ -61,6 +61,14 @@ def pytest_collection() -> Iterator[Any]:
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Search for the garbage of a file of tests once: no later search walks what is left, nor that at the end of the process."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_collection_finish() -> None:
     """Shorten measurements where torch was imported; the fast tests do without it."""
     if "torch" in sys.modules:

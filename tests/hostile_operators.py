@@ -22,27 +22,9 @@ from autosplit.tracing.operators import argument_fault, operator_fault
 
 PAGE, GUARD_BYTES, ROOM_BYTES = mmap.PAGESIZE, 1 << 20, 64 << 20
 SIZES = (
-    0,
-    1,
-    -1,
-    2,
-    3,
-    -3,
-    7,
-    64,
-    1000,
-    -1000,
-    2**15,
-    2**31 - 1,
-    -(2**31),
-    2**31,
-    2**32 + 1,
-    2**40,
-    2**61,
-    2**62 - 1,
-    2**63 - 1,
+    0, 1, -1, 2, 3, -3, 7, 64, 1000, -1000, 2**15, 2**31 - 1, -(2**31), 2**31, 2**32 + 1, 2**40, 2**61, 2**62 - 1, 2**63 - 1,
     -(2**63),
-)
+)  # fmt: skip
 NUMBERS = (0.0, -1.0, 1e30, float("nan"), float("inf"), -float("inf"), 1e-30, 1e18)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64)
 KNOWN = 0x5A

@@ -60,6 +60,7 @@ def test_the_readme_leads_from_a_module_to_a_running_pipeline(tmp_path: Path) ->
     script, num_modules = re.subn(r"^(module = .*)$", rf"\1\n{READER}", block, flags=re.MULTILINE)
     assert num_modules == 1, "the README names its module in one line"
     script = script.replace("torch.randn(1, 64)", "inputs[0]").replace("import autosplit, torch\n", INPUTS)
+    script = script.replace("search_s=1,", "search_s=0.3,")
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "run.py").write_text(script + CHECK)
     path = os.pathsep.join([str(tmp_path), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])

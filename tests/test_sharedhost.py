@@ -32,7 +32,7 @@ NPU = [
 @pytest.mark.timeout(300)
 def test_models_run_beside_each_other_and_answer_as_alone(tmp_path: Path) -> None:
     setup = autosplit.Setup(backends="eager", store=tmp_path, progress=False)
-    budget = autosplit.Budget(search_s=1.0, num_rounds=1)
+    budget = autosplit.Budget(search_s=0.5, num_rounds=1)
     traced = {name: autosplit.trace(spec) for name, spec in SPECS.items()}
     found = autosplit.share(traced, RATES, "cpu:0,cpu:1", setup=setup, budget=budget)
     assert len(found.rounds) == 1 and found.measured > 0 and not found.faults

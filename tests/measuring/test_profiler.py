@@ -529,7 +529,7 @@ def compilers_end(monkeypatch) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("compilers_end")
 def test_real_workers_measure_and_leave_nothing_behind(traced, machine, tmp_path) -> None:
-    profile = measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path, budget_s=1.0, links=False)
+    profile = measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path, budget_s=0.3, links=False)
     assert set(profile.measured) == {Setting(d.name, b, 1) for b in ("eager", "onnxruntime") for d in machine.devices}
     for setting, measured in profile.measured.items():
         assert sum(profile.table(traced.graph, setting).values()) == pytest.approx(measured.whole.median_s)
@@ -563,7 +563,7 @@ def test_ctrl_c_keeps_what_was_measured_and_stops_the_workers(traced, machine, t
 
     both, store = ("eager", "onnxruntime"), tmp_path / "store"
     with pytest.raises(KeyboardInterrupt):
-        measure(traced, machine, both, store=store, budget_s=1.0, progress=interrupt, links=False)
+        measure(traced, machine, both, store=store, budget_s=0.3, progress=interrupt, links=False)
     assert seen[0] and not children()
     stored = Store(store).load(traced.graph)
     assert {setting.backend for setting in stored.measured} == {"eager"} and not stored.notes
@@ -586,7 +586,7 @@ graphs = [traced.graph, trace(load_model({TIED!r})).graph]
 print(*[name for graph in graphs for name in (graph.hash, *(op.signature for op in graph.ops))], flush=True)
 sys.stdin.readline()
 tell = lambda step, share, text: print(text, flush=True)
-measure(traced, machine, store=Path(sys.argv[1]), budget_s=1.0, progress=tell, links=False)
+measure(traced, machine, store=Path(sys.argv[1]), budget_s=0.3, progress=tell, links=False)
 """
 
 
@@ -609,7 +609,7 @@ def test_two_processes_at_once_have_the_same_graph_and_measure_each_thing_once(t
             traced,
             Machine.of(machine.devices[:1]),
             store=tmp_path,
-            budget_s=1.0,
+            budget_s=0.3,
             progress=lambda step, share, text: here.append(text),
             links=False,
         )
