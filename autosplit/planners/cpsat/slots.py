@@ -84,22 +84,17 @@ class Slots:
         self.chosen = [[self.model.NewBoolVar("") for _ in counts] for _ in range(self.num_slots)]
         self.used = [self.model.NewBoolVar("") for _ in range(self.num_slots)]
         self.wide: list[list[Any]] = []
-        takes_of = []
+        takes_of: list[list[Any]] = []
         for s in range(self.num_slots):
-            row = self.chosen[s]
-            takes: list[Any] = list(row)
-            if widest == 1:
-                self.model.Add(sum(row) == self.used[s])
-                self.wide.append([self.used[s]])
-            else:
+            takes = self.chosen[s]
+            if widest > 1:
                 takes = [self.model.NewIntVar(0, min(count, widest), "") for count in counts]
-                for number, flag in zip(takes, row, strict=True):
+                for number, flag in zip(takes, self.chosen[s], strict=True):
                     self.model.Add(number >= 1).OnlyEnforceIf(flag)
                     self.model.Add(number == 0).OnlyEnforceIf(flag.Not())
-                wide = [self.model.NewBoolVar("") for _ in range(widest)]
-                self.model.Add(sum(wide) == self.used[s])
-                self.model.Add(sum(takes) == sum((r + 1) * flag for r, flag in enumerate(wide)))
-                self.wide.append(wide)
+            self.wide.append([self.model.NewBoolVar("") for _ in range(widest)])
+            self.model.Add(sum(self.wide[s]) == self.used[s])
+            self.model.Add(sum(takes) == sum((r + 1) * flag for r, flag in enumerate(self.wide[s])))
             takes_of.append(takes)
             total = sum(self.inside[item][s] for item in range(self.items.num_items))
             self.model.Add(total >= 1).OnlyEnforceIf(self.used[s])

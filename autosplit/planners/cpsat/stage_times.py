@@ -5,7 +5,7 @@ so that a refutation by the solver holds.
 """
 
 from collections.abc import Iterator, Sequence
-from math import floor, isfinite
+from math import floor
 from typing import Any
 
 import numpy as np
@@ -37,28 +37,18 @@ class TimedSlots(Slots):
         work, moved = self.work[slot][kind], self.moved[slot][kind]
         return [work, moved] if self.problem.overlap else [work + moved]
 
-    def least_stage(self, least_s: float, spare_s: float) -> None:
-        """Every used slot takes at least ``least_s`` for a sample on one of its devices, over the number of its replicas.
-
-        Args:
-            least_s: seconds.
-            spare_s: seconds by which the transfers of the model may be below the true ones.
-        """
-        items = self.items
-        num_rounded = items.num_items + 2 * len(self.problem.pins[0]) * (self.num_slots + 1)
+    def least_stage(self, least_s: float) -> None:
+        """Every used slot takes at least ``least_s`` seconds for a sample. Slots have one device each."""
+        num_rounded = self.items.num_items + 2 * len(self.problem.pins[0]) * (self.num_slots + 1)
+        least = floor(min(least_s * self.scale * (1 - TOLERANCE), MOST_STEPS)) - num_rounded
         for s in range(self.num_slots):
-            reasons = []
+            reasons = [self.used[s].Not()]
             for k, chosen in enumerate(self.chosen[s]):
                 for part in self._parts(s, k):
-                    long = self.model.NewBoolVar("")
-                    self.model.AddImplication(long, chosen)
-                    for r, wide in enumerate(self.wide[s]):
-                        least = (least_s * (r + 1) - spare_s) * self.scale * (1 - TOLERANCE)
-                        least = floor(min(least, MOST_STEPS)) - num_rounded
-                        if least > 0:
-                            self.model.Add(part >= least).OnlyEnforceIf(long, wide)
-                    reasons.append(long)
-            self.model.AddBoolOr([*reasons, self.used[s].Not()])
+                    reasons.append(self.model.NewBoolVar(""))
+                    self.model.AddImplication(reasons[-1], chosen)
+                    self.model.Add(part >= least).OnlyEnforceIf(reasons[-1])
+            self.model.AddBoolOr(reasons)
 
     def makespan(self, most_s: float) -> Any:
         """A variable that is at least the steps of one sample through the slots, and at most ``most_s``."""
@@ -157,13 +147,3 @@ class TimedSlots(Slots):
         for maker, reader in {(home[a], home[b]) for a, b in self.problem.edges if home[a] != home[b]}:
             self.model.Add(reads >= inside[maker][s] + inside[reader][t] - 1)
         return reads
-
-
-def price_spread_s(slots: Slots) -> float:
-    """The most seconds by which transfers may exceed those of a model with the cheapest pair of devices for each."""
-    t = slots.problem.transfers
-    seconds = 0.0
-    for size, readers in zip(slots.problem.net_bytes, slots.problem.nets, strict=True):
-        sends, receives = t.sending_s(size), t.receiving_s(size)
-        seconds += len(readers.consumers) * float(np.ptp(sends) + np.ptp(receives))
-    return seconds if isfinite(seconds) else 0.0
