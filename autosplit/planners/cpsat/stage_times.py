@@ -8,13 +8,10 @@ from collections.abc import Iterator, Sequence
 from math import floor
 from typing import Any
 
-import numpy as np
-
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST
 from autosplit.planners.cpsat.slots import Slots
 from autosplit.planners.cpsat.solver import MOST_STEPS
-from autosplit.planners.delays import Delays
 
 Moved = list[list[Any]]
 
@@ -60,17 +57,17 @@ class TimedSlots(Slots):
                 for part in self._parts(s, k):
                     self.model.Add(seconds >= part).OnlyEnforceIf(chosen)
             busy.append(seconds)
-        if not self.demands.contiguous or not set(self.problem.edges) <= set(self.problem.order):
-            self._loose(busy, total)
-            return total
         begin = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
-        self._waits(begin, [start + seconds for start, seconds in zip(begin, busy, strict=True)], total)
+        end = [start + seconds for start, seconds in zip(begin, busy, strict=True)]
+        for last in end:
+            self.model.Add(total >= last)
+        if self.demands.contiguous and set(self.problem.edges) <= set(self.problem.order):  # other blocks run in pieces
+            self._waits(begin, end, total)
         return total
 
     def _waits(self, begin: Sequence[Any], end: Sequence[Any], total: Any) -> None:
         """A slot begins after the slots that it reads from, with a delay between them, and once its devices are free."""
         for s in range(self.num_slots):
-            self.model.Add(total >= end[s])
             arrives, leaves = self._host(s)
             for k, chosen in enumerate(self.chosen[s]):
                 there = self._delay_of(HOST, self.types[k][0])
@@ -87,32 +84,6 @@ class TimedSlots(Slots):
                 if self.demands.reuse:
                     for one, other in zip(self.chosen[s], self.chosen[t], strict=True):
                         self.model.Add(begin[t] >= end[s]).OnlyEnforceIf(one, other)
-
-    def _loose(self, busy: Sequence[Any], total: Any) -> None:
-        """Constraints for blocks that run in pieces: a device takes the sum of its slots, and a path of ops its least time."""
-        for k in range(len(self.types) if self.demands.reuse else 0):
-            parts = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
-            for part, seconds, row in zip(parts, busy, self.chosen, strict=True):
-                self.model.Add(part >= seconds).OnlyEnforceIf(row[k])
-            self.model.Add(total >= sum(parts))
-        for seconds in busy:
-            self.model.Add(total >= seconds)
-        delays = Delays(self.problem, self.demands.max_replicas)
-        end = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in self.problem.ops]
-        least = [self._floor(float(costs.min())) for costs in self.problem.compute_s]
-        apart = ~np.eye(self.problem.num_devices, dtype=bool) | self.demands.reuse
-        for op, last in enumerate(end):
-            self.model.Add(last >= least[op])
-            self.model.Add(total >= last)
-        for maker, reader in self.problem.edges:
-            self.model.Add(end[reader] >= end[maker] + least[reader])
-            one, other = self.inside[self.item_of[maker]], self.inside[self.item_of[reader]]
-            wait = self._floor(float(delays.between(maker, reader)[apart].min(initial=np.inf)))
-            if wait and one is not other:
-                crosses = self.model.NewBoolVar("")
-                for here, there in zip(one, other, strict=True):
-                    self.model.Add(crosses >= here - there)
-                self.model.Add(end[reader] >= end[maker] + wait + least[reader]).OnlyEnforceIf(crosses)
 
     def _floor(self, seconds: float) -> int:
         return floor(min(seconds * self.scale * (1 - 1e-12), MOST_STEPS / 10))
