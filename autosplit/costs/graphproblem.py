@@ -13,14 +13,13 @@ from autosplit.values.machine import Machine
 
 
 def problem_from(graph: Graph, machine: Machine, compute_s: Floats, placement: Placement = Placement()) -> Problem:  # noqa: B008
-    """The problem of putting a graph on a machine.
+    """The problem of putting a graph on a machine; the caller verifies it when it has all costs.
 
     Args:
         graph: the model; its inputs come from the host and its outputs go there.
         machine: devices with their memory caps, and links.
         compute_s: seconds of each op on each device.
         placement: devices where ops must not run, and ops that stay in one stage.
-    Raises: UsageError: a time that is negative or NaN.
     """
     compute_s, reasons = compute_s.copy(), dict[tuple[int, int], str]()
     numbers = {device.name: number for number, device in enumerate(machine.devices)}
@@ -53,7 +52,7 @@ def problem_from(graph: Graph, machine: Machine, compute_s: Floats, placement: P
             machine.wires, {host: machine.links[host, host].latency_s for host in hosts if (host, host) in machine.links}
         ),
         reasons=reasons,
-    ).verify()
+    )
 
 
 def _pools(machine: Machine) -> tuple[Pool, ...]:

@@ -5,7 +5,7 @@
     noncontiguous/   any ops on any device: hypergraph partitioning, with bounds by column generation
     contiguous/      chains of blocks: dynamic programs along one order and over all orders
     cpsat/           integer programs for rules that the other planners cannot express: links by pair, pools, shared devices
-    latency/         one sample as soon as possible: list scheduling, annealing, a bound by job-shop scheduling
+    latency/         one sample as soon as possible: list scheduling, annealing, a bound from paths and branches
 
 All folders share these modules:
 

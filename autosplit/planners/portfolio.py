@@ -66,15 +66,6 @@ def split_any_sets(incumbent: Incumbent, deadline: float) -> None:
         anneal_rows(incumbent, deadline, [row])
 
 
-def resplit_chain(incumbent: Incumbent, deadline: float) -> None:
-    """One walk by resplits from the best chain. Its plan of any sets counts where it is a chain, too."""
-    free = Incumbent(incumbent.problem, ANY_PLACEMENT, incumbent.seed)
-    free.offer(incumbent.blocks, "start")
-    walk_once(free, deadline)
-    if free.blocks:
-        incumbent.offer(tuple(pieces(incumbent.problem, free.blocks)), "resplitting")
-
-
 ANY_PLACEMENT = Demands(contiguous=False)
 """Demands that any sets of ops meet."""
 
@@ -99,19 +90,12 @@ def places(incumbent: Incumbent) -> int:
     return incumbent.problem.num_ops * incumbent.problem.num_devices
 
 
-def is_star(incumbent: Incumbent) -> bool:
-    """No op lies between two others, so that a plan of any sets is often a chain. CP-SAT places fewer ops exactly."""
-    readers = {reader for _, reader in incumbent.problem.order}
-    return places(incumbent) > clock.SMALL_PLACES and not any(maker in readers for maker, _ in incumbent.problem.order)
-
-
 Step = tuple[Solver, Callable[[Incumbent], bool]]
 """A solver, and whether it is asked."""
 
 FIRST_PLAN: tuple[Step, ...] = (
     (find_quickest, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
     (start_with_chain, lambda i: i.demands.any_sets),
-    (resplit_chain, lambda i: i.demands.contiguous and not i.demands.counted and is_star(i)),
     (improve_chains, lambda i: no_plan(i) or not i.demands.any_sets),
     (refute_every_placement, no_plan),
     (find_any_plan, no_plan),

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from math import exp, inf
+from math import exp
 from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.cost import TOLERANCE, block_of, evaluate, memory_bytes, pool_bytes
+from autosplit.costs.cost import TOLERANCE, block_of
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.clock import now
@@ -94,7 +94,6 @@ class _Moves:
         self.problem, self.demands, self.random = problem, demands, random
         self._atom_of = row_of(kept_together(problem, demands.contiguous))
         self.num_atoms = int(self._atom_of.max()) + 1
-        self._tight = bool(problem.pools) or problem.total_bytes > float(problem.memory_bytes.min())
         order = np.array(problem.order if demands.contiguous else (), dtype=np.int64).reshape(-1, 2)
         self._sources, self._targets = order[:, 0], order[:, 1]
         pins = [np.array([op for op in {net.producer, *net.consumers} if op != HOST]) for net in problem.nets]
@@ -105,20 +104,9 @@ class _Moves:
         return bool((row.home[self._sources] <= row.home[self._targets]).all())
 
     def cost_s(self, row: _Row, fine_s: float) -> float:
-        """The objective of a row, and a fine for each limit on memory, stages or their times that it breaks."""
-        return judge(self.problem, self.demands, row.blocks).objective_s + fine_s * self._num_broken(row.blocks)
-
-    def _num_broken(self, blocks: Sequence[Block]) -> int:
-        """How many limits are broken that moves may break; this is quicker than a list of all faults."""
-        demands, problem = self.demands, self.problem
-        broken = int(demands.num_stages not in (None, len(blocks))) + int(len(blocks) > (demands.max_stages or inf))
-        if self._tight:
-            broken += int((memory_bytes(problem, blocks) > problem.memory_bytes * (1 + TOLERANCE)).sum())
-            pools = zip(problem.pools, pool_bytes(problem, blocks), strict=True)
-            broken += sum(held > pool.num_bytes * (1 + TOLERANCE) for pool, held in pools)
-        if demands.min_stage_s > 0:
-            broken += int((evaluate(problem, blocks).stage_s < demands.min_stage_s * (1 - TOLERANCE)).sum())
-        return broken
+        """The objective of a row, and a fine for each limit that it breaks."""
+        judged = judge(self.problem, self.demands, row.blocks)
+        return judged.objective_s + fine_s * len(judged.faults)
 
     def draw(self, row: _Row) -> _Row | None:
         """A random neighbour of the row, or None where the move drawn is not possible."""

@@ -55,7 +55,6 @@ class Slots:
         self._place_items()
         self._place_slots()
         self._memory()
-        self._pools()
 
     def _place_items(self) -> None:
         slots = range(self.num_slots)
@@ -84,22 +83,17 @@ class Slots:
         self.chosen = [[self.model.NewBoolVar("") for _ in counts] for _ in range(self.num_slots)]
         self.used = [self.model.NewBoolVar("") for _ in range(self.num_slots)]
         self.wide: list[list[Any]] = []
-        takes_of = []
+        takes_of: list[list[Any]] = []
         for s in range(self.num_slots):
-            row = self.chosen[s]
-            takes: list[Any] = list(row)
-            if widest == 1:
-                self.model.Add(sum(row) == self.used[s])
-                self.wide.append([self.used[s]])
-            else:
+            takes = self.chosen[s]
+            if widest > 1:
                 takes = [self.model.NewIntVar(0, min(count, widest), "") for count in counts]
-                for number, flag in zip(takes, row, strict=True):
+                for number, flag in zip(takes, self.chosen[s], strict=True):
                     self.model.Add(number >= 1).OnlyEnforceIf(flag)
                     self.model.Add(number == 0).OnlyEnforceIf(flag.Not())
-                wide = [self.model.NewBoolVar("") for _ in range(widest)]
-                self.model.Add(sum(wide) == self.used[s])
-                self.model.Add(sum(takes) == sum((r + 1) * flag for r, flag in enumerate(wide)))
-                self.wide.append(wide)
+            self.wide.append([self.model.NewBoolVar("") for _ in range(widest)])
+            self.model.Add(sum(self.wide[s]) == self.used[s])
+            self.model.Add(sum(takes) == sum((r + 1) * flag for r, flag in enumerate(self.wide[s])))
             takes_of.append(takes)
             total = sum(self.inside[item][s] for item in range(self.items.num_items))
             self.model.Add(total >= 1).OnlyEnforceIf(self.used[s])
@@ -123,14 +117,9 @@ class Slots:
                 self.model.Add(self.inside[item][s] == 0).OnlyEnforceIf(self.chosen[s][k])
 
     def _memory(self) -> None:
-        """Memory caps. If devices are shared, each item and weight of a device counts once, over all its slots."""
+        """Memory caps: of each slot; of a pool, or a device that slots share, where an item or weight counts once."""
         memory = self.problem.memory_bytes
-        for k, (device, *_) in enumerate(self.types if self.demands.reuse else ()):
-            if isfinite(memory[device]):
-                self._cap(self._held(self._there([k])), float(memory[device]))
-        if self.demands.reuse or not np.isfinite(memory).any():
-            return
-        for s in range(self.num_slots):
+        for s in range(self.num_slots) if not self.demands.reuse and np.isfinite(memory).any() else ():
             total, sizes, step = self._total(self._held([(s, None)]), float(memory.min()))
             caps = [_room(float(memory[group[0]]), sizes, step) for group in self.types]
             if self.demands.max_replicas == 1:
@@ -138,11 +127,12 @@ class Slots:
                 continue
             for cap, flag in zip(caps, self.chosen[s], strict=True):
                 self.model.Add(total <= cap).OnlyEnforceIf(flag)
-
-    def _pools(self) -> None:
-        for pool in self.problem.pools:
-            types = [k for k, group in enumerate(self.types) if group[0] in pool.devices]
-            self._cap(self._held(self._there(types)), pool.num_bytes)
+        shared = [(group, float(memory[group[0]])) for group in self.types if self.demands.reuse]
+        for devices, num_bytes in (*shared, *((pool.devices, pool.num_bytes) for pool in self.problem.pools)):
+            if isfinite(num_bytes):
+                types = [k for k, group in enumerate(self.types) if group[0] in devices]
+                total, sizes, step = self._total(self._held(self._there(types)), num_bytes)
+                self.model.Add(total <= _room(num_bytes, sizes, step))
 
     def _there(self, types: Sequence[int]) -> list[tuple[int, Any]]:
         """Each slot, and a Boolean that is 1 where it runs on one of these types."""
@@ -180,10 +170,6 @@ class Slots:
         step = self._step(cap)
         sizes = [floor(size / step) for _, size in parts]
         return sum(held * size for (held, _), size in zip(parts, sizes, strict=True)), sizes, step
-
-    def _cap(self, parts: Sequence[tuple[Any, float]], cap: float) -> None:
-        total, sizes, step = self._total(parts, cap)
-        self.model.Add(total <= _room(cap, sizes, step))
 
     def hint(self, blocks: Sequence[Block]) -> None:
         """Start from a known plan."""

@@ -6,7 +6,6 @@ down, so that the optimum is a bound. Every plan is evaluated in float64. A plan
 demands, is excluded and the solver is asked again (logic-based Benders decomposition, Hooker and Ottosson, 2003).
 """
 
-from collections.abc import Sequence
 from itertools import permutations
 from math import floor, inf, isfinite
 from typing import Any
@@ -20,7 +19,7 @@ from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.clock import now
 from autosplit.planners.cpsat.solver import MOST_STEPS, SCALE, TERMS_PER_SECOND, solve
-from autosplit.planners.cpsat.stage_times import TimedSlots, price_spread_s
+from autosplit.planners.cpsat.stage_times import TimedSlots
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items
 
@@ -101,8 +100,8 @@ class _Model(TimedSlots):
         self.work = [[self._work(s, column) for column in self.type_class] for s in range(num_slots)]
         self.moved = self._transfers()
         self._loads(self.work, self.moved)
-        if demands.min_stage_s > 0:
-            self.least_stage(demands.min_stage_s, 0.0 if demands.max_replicas == 1 else price_spread_s(self))
+        if demands.min_stage_s > 0 and demands.max_replicas == 1:
+            self.least_stage(demands.min_stage_s)
         self.goal = self.load
         if quick or demands.max_latency_s < all_s:
             makespan = self.makespan(min(demands.max_latency_s, all_s, self.top_s if quick else inf))
@@ -157,97 +156,68 @@ class _Model(TimedSlots):
             self.model.Add((r + 1) * share >= amount - r).OnlyEnforceIf(self.chosen[s][k], flag)
         return share
 
-    def _only_if(self, flag: Any, needed: Any, causes: Sequence[Any]) -> None:
-        """The flag needs ``needed`` and one of the causes, so that a transfer that is not made does not lengthen a stage."""
-        if self.demands.min_stage_s > 0:
-            self.model.Add(flag <= needed)
-            self.model.Add(flag <= sum(causes))
-
     def _transfers(self) -> list[list[Any]]:
-        """The transfers of each slot on each type, where the price depends on the devices at both ends."""
-        home = self.item_of
+        """The transfers of each slot on each type, in steps; their price depends on the types at both ends."""
         moved: list[list[Any]] = [[0] * len(self.types) for _ in range(self.num_slots)]
         for net in self.problem.nets:
-            readers = {home[op] for op in net.consumers if op != HOST}
-            producer = home[net.producer] if net.producer != HOST else HOST
-            for t in range(self.num_slots):
-                if producer == HOST:
-                    self._from_host(net.num_bytes, readers, t, moved)
-            if producer != HOST:
-                for s in range(self.num_slots):
-                    self._send_from(net.num_bytes, producer, readers - {producer}, HOST in net.consumers, s, moved)
+            maker, *readers = (self.item_of[op] if op != HOST else HOST for op in (net.producer, *net.consumers))
+            send, receive = self._prices(net.num_bytes)
+            for s in [HOST] if maker == HOST else range(self.num_slots):
+                once = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in self.types] if self.problem.send_once else []
+                for t in (*range(self.num_slots), HOST):
+                    there = {item for item in readers if (item == HOST) == (t == HOST) and item != maker}
+                    if t == s or not there:
+                        continue
+                    crosses = self.model.NewBoolVar("")
+                    for item in there:
+                        self.model.Add(crosses >= self._holds(maker, s) + self._holds(item, t) - 1)
+                    for k, steps in enumerate(self._paid(crosses, send, t) if s != HOST else ()):
+                        if once:
+                            self.model.Add(once[k] >= steps)
+                        else:
+                            moved[s][k] += steps
+                    for k, steps in enumerate(self._paid(crosses, receive.T, s) if t != HOST else ()):
+                        moved[t][k] += steps
+                if once and s != HOST:
+                    moved[s] = [steps + dearest for steps, dearest in zip(moved[s], once, strict=True)]
         return moved
 
-    def _from_host(self, num_bytes: float, readers: set[int], t: int, moved: list[list[Any]]) -> None:
-        arrives = self.model.NewBoolVar("")
-        self._only_if(arrives, 1, [self.inside[reader][t] for reader in readers])
-        for reader in readers:
-            self.model.Add(arrives >= self.inside[reader][t])
-        cost_s = self.problem.transfers.receiving_s(num_bytes)[HOST]
-        for k, group in enumerate(self.types):
-            moved[t][k] += arrives * self._steps(float(cost_s[group[0]]))
+    def _holds(self, item: int, slot: int) -> Any:
+        """Whether an item is in a slot; the host's values are at the host."""
+        return 1 if slot == HOST else self.inside[item][slot]
 
-    def _send_from(
-        self, num_bytes: float, producer: int, readers: set[int], to_host: bool, s: int, moved: list[list[Any]]
-    ) -> None:
-        """The price of a net if slot s makes it, to every slot that reads it and to the host."""
-        to_host_s = self.problem.transfers.sending_s(num_bytes)[:, HOST]
-        made = self.inside[producer][s]
-        once = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in self.types] if self.problem.send_once else None
-        for k, group in enumerate(self.types):
-            host_s = float(to_host_s[group[0]])
-            if to_host and once is None:
-                moved[s][k] += made * self._steps(host_s)
-            elif to_host and once is not None:
-                self.model.Add(once[k] >= made * self._steps(host_s))
-        for t in range(self.num_slots):
-            if t == s or not readers:
-                continue
-            crosses = self.model.NewBoolVar("")
-            self._only_if(crosses, made, [self.inside[reader][t] for reader in readers])
-            for reader in readers:
-                self.model.Add(crosses >= made + self.inside[reader][t] - 1)
-            self._pair_prices(num_bytes, crosses, s, t, once, moved)
-        if once is not None:
-            for k in range(len(self.types)):
-                moved[s][k] += once[k]
+    def _paid(self, crosses: Any, prices: NDArray[np.int64], other: int) -> list[Any]:
+        """The steps that each type pays for a value that crosses.
 
-    def _pair_prices(
-        self, num_bytes: float, crosses: Any, s: int, t: int, once: list[Any] | None, moved: list[list[Any]]
-    ) -> None:
-        """The price of a crossing from slot s to slot t, for each pair of types; one term where all pairs cost the same."""
-        send, receive = self._prices(num_bytes)
-        for k in range(len(self.types)):
-            for price, flag, other in self._cases(send[k], self.chosen[t]):
-                when = [crosses, self.chosen[s][k], *other]
-                if once is not None and price:
-                    self.model.Add(once[k] >= price).OnlyEnforceIf(*when)
-                elif price:
-                    moved[s][k] += (crosses if flag else self._product(when)) * price
-            for price, flag, other in self._cases(receive[:, k], self.chosen[s]):
-                if price:
-                    moved[t][k] += (crosses if flag else self._product([crosses, self.chosen[t][k], *other])) * price
-
-    def _cases(self, prices: NDArray[np.int64], chosen: Sequence[Any]) -> list[tuple[int, bool, list[Any]]]:
-        """(price, whether it holds for every type of the neighbour, its type otherwise); -1 marks an impossible pair."""
-        known = prices[prices >= 0]
-        if not len(known):
-            return []
-        if self.demands.max_replicas > 1 or (known == known[0]).all():
-            return [(int(known.min()), True, [])]
-        return [(int(price), False, [flag]) for price, flag in zip(prices, chosen, strict=True) if price >= 0]
+        Args:
+            crosses: whether the value crosses.
+            prices: by the type that pays and that of the other end, see ``_prices``.
+            other: the slot of the other end, or HOST.
+        """
+        paid, flags = [], list[Any]()
+        for row in prices[:HOST].tolist():
+            known = row[HOST:] if other == HOST else [price for price in row[:HOST] if price >= 0]
+            least, more = min(known, default=0), []
+            if other != HOST and self.demands.max_replicas == 1:
+                more = [(j, price - least) for j, price in enumerate(row[:HOST]) if price > least]
+            if more and not flags:
+                flags = [self._both(crosses, chosen) for chosen in self.chosen[other]]
+            paid.append(crosses * least + sum(flags[j] * price for j, price in more))
+        return paid
 
     def _prices(self, num_bytes: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Steps of sending and of receiving a value between types, shape (types, types); -1 where the pair is impossible."""
+        """Steps of sending and of receiving a value between types, shape (types + 1, types + 1); -1 where no two slots have them.
+
+        The last type is the host.
+        """
         seconds = self.problem.transfers.sending_s(num_bytes), self.problem.transfers.receiving_s(num_bytes)
-        tables = np.full((2, len(self.types), len(self.types)), -1, dtype=np.int64)
-        for k, j, pair in self.pairs:
+        tables = np.full((2, len(self.types) + 1, len(self.types) + 1), -1, dtype=np.int64)
+        hosts = [(k, HOST, (group[0], HOST)) for k, group in enumerate(self.types)]
+        for k, j, pair in [*self.pairs, *hosts, *((j, k, pair[::-1]) for k, j, pair in hosts)]:
             tables[:, k, j] = [self._steps(float(table[pair])) for table in seconds]
         return tables[0], tables[1]
 
-    def _product(self, flags: Sequence[Any]) -> Any:
+    def _both(self, one: Any, other: Any) -> Any:
         both = self.model.NewBoolVar("")
-        for flag in flags:
-            self._only_if(both, flag, [1])
-        self.model.AddBoolOr([both, *(flag.Not() for flag in flags)])
+        self.model.AddBoolOr([both, one.Not(), other.Not()])
         return both

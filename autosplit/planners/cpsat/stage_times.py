@@ -5,16 +5,13 @@ so that a refutation by the solver holds.
 """
 
 from collections.abc import Iterator, Sequence
-from math import floor, isfinite
+from math import floor
 from typing import Any
-
-import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST
 from autosplit.planners.cpsat.slots import Slots
 from autosplit.planners.cpsat.solver import MOST_STEPS
-from autosplit.planners.delays import Delays
 
 Moved = list[list[Any]]
 
@@ -37,28 +34,18 @@ class TimedSlots(Slots):
         work, moved = self.work[slot][kind], self.moved[slot][kind]
         return [work, moved] if self.problem.overlap else [work + moved]
 
-    def least_stage(self, least_s: float, spare_s: float) -> None:
-        """Every used slot takes at least ``least_s`` for a sample on one of its devices, over the number of its replicas.
-
-        Args:
-            least_s: seconds.
-            spare_s: seconds by which the transfers of the model may be below the true ones.
-        """
-        items = self.items
-        num_rounded = items.num_items + 2 * len(self.problem.pins[0]) * (self.num_slots + 1)
+    def least_stage(self, least_s: float) -> None:
+        """Every used slot takes at least ``least_s`` seconds for a sample. Slots have one device each."""
+        num_rounded = self.items.num_items + 2 * len(self.problem.pins[0]) * (self.num_slots + 1)
+        least = floor(min(least_s * self.scale * (1 - TOLERANCE), MOST_STEPS)) - num_rounded
         for s in range(self.num_slots):
-            reasons = []
+            reasons = [self.used[s].Not()]
             for k, chosen in enumerate(self.chosen[s]):
                 for part in self._parts(s, k):
-                    long = self.model.NewBoolVar("")
-                    self.model.AddImplication(long, chosen)
-                    for r, wide in enumerate(self.wide[s]):
-                        least = (least_s * (r + 1) - spare_s) * self.scale * (1 - TOLERANCE)
-                        least = floor(min(least, MOST_STEPS)) - num_rounded
-                        if least > 0:
-                            self.model.Add(part >= least).OnlyEnforceIf(long, wide)
-                    reasons.append(long)
-            self.model.AddBoolOr([*reasons, self.used[s].Not()])
+                    reasons.append(self.model.NewBoolVar(""))
+                    self.model.AddImplication(reasons[-1], chosen)
+                    self.model.Add(part >= least).OnlyEnforceIf(reasons[-1])
+            self.model.AddBoolOr(reasons)
 
     def makespan(self, most_s: float) -> Any:
         """A variable that is at least the steps of one sample through the slots, and at most ``most_s``."""
@@ -70,17 +57,17 @@ class TimedSlots(Slots):
                 for part in self._parts(s, k):
                     self.model.Add(seconds >= part).OnlyEnforceIf(chosen)
             busy.append(seconds)
-        if not self.demands.contiguous or not set(self.problem.edges) <= set(self.problem.order):
-            self._loose(busy, total)
-            return total
         begin = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
-        self._waits(begin, [start + seconds for start, seconds in zip(begin, busy, strict=True)], total)
+        end = [start + seconds for start, seconds in zip(begin, busy, strict=True)]
+        for last in end:
+            self.model.Add(total >= last)
+        if self.demands.contiguous and set(self.problem.edges) <= set(self.problem.order):  # other blocks run in pieces
+            self._waits(begin, end, total)
         return total
 
     def _waits(self, begin: Sequence[Any], end: Sequence[Any], total: Any) -> None:
         """A slot begins after the slots that it reads from, with a delay between them, and once its devices are free."""
         for s in range(self.num_slots):
-            self.model.Add(total >= end[s])
             arrives, leaves = self._host(s)
             for k, chosen in enumerate(self.chosen[s]):
                 there = self._delay_of(HOST, self.types[k][0])
@@ -97,32 +84,6 @@ class TimedSlots(Slots):
                 if self.demands.reuse:
                     for one, other in zip(self.chosen[s], self.chosen[t], strict=True):
                         self.model.Add(begin[t] >= end[s]).OnlyEnforceIf(one, other)
-
-    def _loose(self, busy: Sequence[Any], total: Any) -> None:
-        """Constraints for blocks that run in pieces: a device takes the sum of its slots, and a path of ops its least time."""
-        for k in range(len(self.types) if self.demands.reuse else 0):
-            parts = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
-            for part, seconds, row in zip(parts, busy, self.chosen, strict=True):
-                self.model.Add(part >= seconds).OnlyEnforceIf(row[k])
-            self.model.Add(total >= sum(parts))
-        for seconds in busy:
-            self.model.Add(total >= seconds)
-        delays = Delays(self.problem, self.demands.max_replicas)
-        end = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in self.problem.ops]
-        least = [self._floor(float(costs.min())) for costs in self.problem.compute_s]
-        apart = ~np.eye(self.problem.num_devices, dtype=bool) | self.demands.reuse
-        for op, last in enumerate(end):
-            self.model.Add(last >= least[op])
-            self.model.Add(total >= last)
-        for maker, reader in self.problem.edges:
-            self.model.Add(end[reader] >= end[maker] + least[reader])
-            one, other = self.inside[self.item_of[maker]], self.inside[self.item_of[reader]]
-            wait = self._floor(float(delays.between(maker, reader)[apart].min(initial=np.inf)))
-            if wait and one is not other:
-                crosses = self.model.NewBoolVar("")
-                for here, there in zip(one, other, strict=True):
-                    self.model.Add(crosses >= here - there)
-                self.model.Add(end[reader] >= end[maker] + wait + least[reader]).OnlyEnforceIf(crosses)
 
     def _floor(self, seconds: float) -> int:
         return floor(min(seconds * self.scale * (1 - 1e-12), MOST_STEPS / 10))
@@ -157,13 +118,3 @@ class TimedSlots(Slots):
         for maker, reader in {(home[a], home[b]) for a, b in self.problem.edges if home[a] != home[b]}:
             self.model.Add(reads >= inside[maker][s] + inside[reader][t] - 1)
         return reads
-
-
-def price_spread_s(slots: Slots) -> float:
-    """The most seconds by which transfers may exceed those of a model with the cheapest pair of devices for each."""
-    t = slots.problem.transfers
-    seconds = 0.0
-    for size, readers in zip(slots.problem.net_bytes, slots.problem.nets, strict=True):
-        sends, receives = t.sending_s(size), t.receiving_s(size)
-        seconds += len(readers.consumers) * float(np.ptp(sends) + np.ptp(receives))
-    return seconds if isfinite(seconds) else 0.0

@@ -3,6 +3,6 @@
 scheduling          the entry: list schedules and other starts, a bound, annealing (``row_annealing`` if rules are more than
                     an order and caps)
 order_annealing     annealing over orders of the ops and their devices, compiled (Kirkpatrick et al., 1983)
-segments            a bound from the parts between forks and joins, each by its work or by job-shop scheduling with CP-SAT
+segments            a bound from the parts between forks and joins: their work, and branches that run in turn
 cut_vertices        a bound from the bytes of all ops between two ops that every path passes
 """

@@ -1,7 +1,7 @@
 """Schedule one sample: blocks that bring it through as soon as possible, branches side by side on several devices.
 
 Everything on one device, list schedules (HEFT, Topcuoglu et al., 2002) and the best plan known are the starts. Annealing moves
-ops and blocks of them. The bound is the longest path, with bounds by CP-SAT on the parts between forks and joins.
+ops and blocks of them. The bound is the longest path, with bounds on the parts between forks and joins.
 """
 
 from bisect import bisect, insort
@@ -139,9 +139,7 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
             incumbent.offer(forced.expand(blocks_of(forced.problem, table)), "list scheduling")
     incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
     if not incumbent.closed:
-        bound_s = segment_bound_s(
-            forced.problem, incumbent.demands.max_replicas, halfway(deadline), incumbent.seed, incumbent.objective_s
-        )
+        bound_s = segment_bound_s(forced.problem, incumbent.demands.max_replicas, halfway(deadline), incumbent.objective_s)
         incumbent.prove(bound_s, "parts between forks and joins")
     if not incumbent.closed and now() < deadline:
         _anneal(incumbent, forced, deadline)
