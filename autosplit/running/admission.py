@@ -155,7 +155,7 @@ class Admission:
             finally:  # a request that is late, for example, will not end and wake the next caller
                 if not (self.queue or self.num_running):
                     self._waiting_room.wake(1)
-            if request.number < 0 and not is_late:
+            if not (request.sent_ns or is_late):
                 is_soonest = 0 < request.deadline_ns < self.alarm_ns
                 self.alarm_ns = request.deadline_ns if is_soonest else self.alarm_ns
                 self._transport.hold(request, is_soonest=is_soonest)
@@ -190,7 +190,7 @@ class Admission:
     def cancel(self, request: Request, future: AnswerFuture) -> None:
         """End a request: the stages skip it, or it leaves the queue."""
         with self.changed:
-            if request.number >= 0:
+            if request.sent_ns:
                 self._transport.cancel(request)
             elif self.queue.remove([request]):
                 future.set_running_or_notify_cancel()
@@ -251,7 +251,8 @@ class Admission:
 
     def number(self, request: Request) -> None:
         """Number a request that is sent now (the lock is held)."""
-        request.number, request.sent_ns = self.num_sent, time.monotonic_ns()
+        request.number = self.num_sent if request.number < 0 else request.number
+        request.sent_ns = time.monotonic_ns()
         if request.future is not None:
             request.future.number = request.number
         self.num_sent += 1

@@ -118,16 +118,20 @@ class Engine(Draining):
         return self._submit(request, timeout_s)
 
     def submit_unbounded(
-        self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0, variant: int = 0
+        self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0, variant: int = 0, number: int = -1
     ) -> AnswerFuture:
         """Take in tensors that will not change any more, whether the queue is full or not: the caller bounds their number.
 
-        ``variant`` is that of MatchingTensors; the variant of other tensors follows from their shapes.
-
+        Args:
+            inputs: as for ``submit``.
+            priority: as for ``submit``.
+            deadline_ns: monotonic nanoseconds; 0 for none.
+            variant: that of MatchingTensors; the variant of other tensors follows from their shapes.
+            number: for messages and records; below 0 the pipeline counts.
         Raises: UsageError: the inputs do not fit. RefusedError: the pipeline is closed. WorkerError: it has given up.
         """
         request = self._intake(inputs, deadline_ns, caller_keeps_inputs=True, variant=variant)
-        request.priority = priority
+        request.priority, request.number = priority, number
         return self._submit(request, None)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:

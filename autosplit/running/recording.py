@@ -38,10 +38,10 @@ def actions_of(workers: Sequence[tuple[str, int, str]], events: Sequence[Sequenc
     if not known:
         return ()
     origin_ns = min(event.got_ns for _, event in known)
-    first = min(event.sequence for _, event in known)
+    first = min(event.number for _, event in known)
     actions = []
     for (stage, replica, host), event in known:
-        request = event.sequence - first
+        request = event.number - first
         got_s, ran_s, sent_s = ((time - origin_ns) / 1e9 for time in (event.got_ns, event.ran_ns, event.sent_ns))
         handed_s = min(sent_s, ran_s + event.blocked_ns / 1e9)
         actions.append(Action(stage, replica, request, got_s, ran_s, "compute", host))

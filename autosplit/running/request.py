@@ -37,7 +37,7 @@ class MatchingTensors(tuple[torch.Tensor, ...]):
 class RequestTimes(NamedTuple):
     """Times at which a request was submitted, sent, finished by the last stage, and answered, in monotonic nanoseconds.
 
-    ``number`` requests were sent before it; ``lane`` is its lane of replicas that never meet (see ``inflight``).
+    ``number`` is the request's; ``lane`` is its lane of replicas that never meet (see ``inflight``).
     """
 
     lane: int
@@ -53,13 +53,11 @@ class AnswerFuture(SafeFuture[Any]):
 
     Attributes:
         number: the number by which messages and logs name the request; None while it waits in the queue.
-        sequence: the number in its lane (see ``inflight``), by which workers know the request; None while it waits in the queue.
     """
 
     def __init__(self, stop: "Callable[[AnswerFuture], None]") -> None:
         super().__init__()
         self.number: int | None = None
-        self.sequence: int | None = None
         self._stop = stop
 
     def cancel(self) -> bool:
@@ -75,7 +73,7 @@ class Finished(DoneFuture[Any], AnswerFuture):
 
     def __init__(self, number: int, result: Any, error: Exception | None) -> None:
         DoneFuture.__init__(self, result, error)
-        self.number, self.sequence = number, number
+        self.number = number
 
 
 @dataclass(eq=False, slots=True)
@@ -98,11 +96,13 @@ class Request:
     priority: int = 0
     variant: int = 0
     """The variant of the stages whose inputs have these shapes."""
-    sequence: int = -1
-    """The number in its lane once it was sent to workers; ``number``: the number of requests that were sent before it."""
-    lane: int = 0
     number: int = -1
+    """By default the number of requests that were sent before it."""
+    sequence: int = -1
+    """The number in its lane, by which workers know it, once it was sent to them."""
+    lane: int = 0
     sent_ns: int = 0
+    """When it was sent; 0 before."""
     made_ns: int = 0
     tokens: int = 0
     values: dict[str, torch.Tensor] = field(default_factory=dict)
