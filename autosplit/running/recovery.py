@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autosplit.devices.calls import reason_of_end
+from autosplit.devices.calls import begin, reason_of_end
 from autosplit.errors import BackendError, RefusedError, WorkerError
 from autosplit.memory.slots import HOST
 from autosplit.running import statusblock
@@ -218,7 +218,7 @@ class Recovery:
         """Pause living workers and kill those that do not confirm in time that they touch no ring; return all dead ones."""
         deployment = self._deployment
         paused = set()
-        calls = {number: deployment.call(number, "during a pause", StageWorker.pause) for number in alive}
+        calls = {number: begin(deployment.workers[number], "during a pause", StageWorker.pause) for number in alive}
         start_s = time.monotonic()
         for number in alive:
             limit_s = start_s + (self._limits_s[number] or PAUSE_TIMEOUT_S) - time.monotonic()

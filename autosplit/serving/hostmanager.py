@@ -17,9 +17,8 @@ from autosplit.errors import RefusedError, UsageError
 from autosplit.reports.status import Beacon
 from autosplit.running.awaiting import Awaiting
 from autosplit.running.engine import Engine
-from autosplit.running.monitor import WorkerHealth
 from autosplit.running.pipeline import InProcess, Pipeline, Replan
-from autosplit.running.recording import record_all
+from autosplit.running.recording import record
 from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.running.stage import StagePlacement
 from autosplit.serving.chaining import Chain
@@ -246,7 +245,7 @@ class HostManager(Draining):
 
     def record(self, *, clear: bool = False) -> tuple[Action, ...]:
         """The last actions of the workers of all networks, on one time axis, for ``timeline.chrome_trace``."""
-        return record_all(self._ready(), clear=clear)
+        return record(self._ready(), clear=clear)
 
     def networks(self) -> dict[str, NetworkState]:
         """The state of each network."""
@@ -257,17 +256,21 @@ class HostManager(Draining):
         """Devices, networks and workers as plain data, read without asking a worker; ``autosplit status`` shows them."""
         with self._lock:
             networks = dict(self._networks)
-        workers: list[WorkerHealth] = []
-        for name, network in networks.items():
-            workers += network.pipeline.health(name) if network.pipeline is not None and network.phase == "ready" else []
+        workers = {
+            name: network.pipeline.health()
+            for name, network in networks.items()
+            if network.pipeline is not None and network.phase == "ready"
+        }
         devices = {}
         for name, manager in list(self.devices.items()):
             states = {network.state for network in networks.values() if name in network.devices}
-            devices[name] = device_health(manager, [one for one in workers if one.device == name], states)
+            devices[name] = device_health(
+                manager, [one for mine in workers.values() for one in mine if one.device == name], states
+            )
         return {
             "devices": devices,
             "networks": {name: _network_health(network) for name, network in networks.items()},
-            "workers": [asdict(worker) for worker in workers],
+            "workers": [{"network": name, **asdict(one)} for name, mine in workers.items() for one in mine],
         }
 
     def prometheus(self) -> str:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import Gate, Once, add, double, fail_on_7, increment, local, request, spawned
 
+from autosplit.devices.calls import begin
 from autosplit.devices.processes import MemoryHeld
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running import admission, monitor
@@ -349,7 +350,7 @@ def test_a_report_that_came_too_late_is_not_taken_for_the_next() -> None:
     with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
         pipeline.run(request(0))
         deployment = pipeline._transport.deployment
-        deployment.call(0, "during a report", StageWorker.events, False)  # and nobody waits for the reply
+        begin(deployment.workers[0], "during a report", StageWorker.events, False)  # and nobody waits for the reply
         assert deployment.workers[0].connection.poll(20)
         pipeline.run_many([request(number) for number in range(3)])
         assert [len(events) for events in pipeline.events()] == [4]

@@ -191,7 +191,7 @@ def test_it_tells_what_workers_tell(engine: Engine) -> None:
         engine.run_many([request(number) for number in range(6)])
         stats = engine.stats()
         assert stats.num_requests == sum(stage.num_requests for stage in stats.stages) == 6 and stats.latency.count == 6
-        assert {worker.state for worker in engine.health("net")} == {"waiting"} and len(engine.pids) == engine.max_in_flight
+        assert {worker.state for worker in engine.health()} == {"waiting"} and len(engine.pids) == engine.max_in_flight
         assert len(engine.made_ns(4)[0]) == 4 and len(record(engine)) == 12
 
 

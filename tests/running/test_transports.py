@@ -105,4 +105,4 @@ class TestCallerStreams(TransportContract):
                 assert [number_of(future) for future in others] == [1, 2, 3]
             [stage] = engine.stats().stages
             assert (stage.num_requests, stage.num_failed) == (12, 4) and engine.num_running == 0
-            assert {worker.state for worker in engine.health("net")} == {"waiting"}
+            assert {worker.state for worker in engine.health()} == {"waiting"}
