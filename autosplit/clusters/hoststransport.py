@@ -18,6 +18,7 @@ from autosplit.clusters.hostsdeployment import ENDING_S, Answered, Events, Hosts
 from autosplit.errors import AutosplitError, RefusedError, StageError, WorkerError
 from autosplit.running.admission import Admission
 from autosplit.running.inflight import Pace
+from autosplit.running.intake import InputCopies
 from autosplit.running.monitor import WorkerHealth, WorkerReport
 from autosplit.running.request import Request
 from autosplit.running.wiring import Wiring
@@ -50,6 +51,7 @@ class HostsTransport:
     def start(self, admission: Admission) -> None:
         """Take requests."""
         self._admission = admission
+        self._copies = InputCopies(self.wiring, admission.queue_capacity + self.pace.size)
         self._thread.start()
         admission.answers.threads.add(self._thread.ident)
 
@@ -69,14 +71,13 @@ class HostsTransport:
 
     def hold(self, request: Request, *, is_soonest: bool) -> None:
         """Copy the inputs of a request that waits; let the thread look at its deadline in time."""
-        if not (request.caller_keeps_inputs or request.holds_inputs):
-            request.inputs, request.holds_inputs = tuple([value.clone() for value in request.inputs]), True
+        self._copies.hold(request)
         if is_soonest:
             self._events.put(None)
 
     def send(self, request: Request) -> None:
         """Send a request, which keeps its inputs, to the first host."""
-        self.hold(request, is_soonest=False)
+        self._copies.hold(request)
         self._running[request.number] = request
         self._deployment.send(request)
 
