@@ -84,7 +84,7 @@ class HostsTransport:
     def cancel(self, request: Request) -> None:
         """Let the hosts skip a request."""
         if request.number in self._running:
-            self._deployment.cancel(request.number)
+            self._deployment.skip(request.number)
 
     def health(self) -> list[WorkerHealth]:
         """The state of each worker."""
