@@ -87,9 +87,9 @@ class Transport(Protocol):
 class Occupancy(NamedTuple):
     """Queued and running request counts.
 
-    ``num_waiting`` of at most ``queue_capacity`` are in the admission queue, ``num_held`` wait beside them in memory of their
-    callers, ``num_running`` of at most ``max_in_flight`` are between the first stage and their answer; ``num_answered`` are past
-    it.
+    ``num_waiting`` of at most ``queue_capacity`` are in the admission queue. ``num_held`` wait beside it in memory of their
+    callers (``run_many``, ``stream``, chains). ``num_running`` of at most ``max_in_flight`` are between the first stage and their
+    answer, and ``num_answered`` are past it.
     """
 
     num_waiting: int

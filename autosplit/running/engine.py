@@ -188,29 +188,9 @@ class Engine(Draining):
         return self._admission.occupancy()
 
     @property
-    def num_waiting(self) -> int:
-        """Requests in the admission queue."""
-        return self.occupancy.num_waiting
-
-    @property
-    def num_held(self) -> int:
-        """Requests of ``run_many``, ``stream`` and chains that wait in memory of their callers and take no place in the queue."""
-        return self.occupancy.num_held
-
-    @property
-    def num_running(self) -> int:
-        """Requests between the first stage and their answer."""
-        return self.occupancy.num_running
-
-    @property
     def max_in_flight(self) -> int:
         """The most requests between the first stage and their answer, for now: more if they are small and come fast."""
         return self.occupancy.max_in_flight
-
-    @property
-    def num_answered(self) -> int:
-        """Requests that have their answer."""
-        return self.occupancy.num_answered
 
     @property
     def queue_capacity(self) -> int:

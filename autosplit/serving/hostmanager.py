@@ -179,7 +179,8 @@ class HostManager(Draining):
             network = self._known(name)
             if network.phase != "ready" or network.pipeline is None:
                 raise RefusedError(f"network '{name}' is {network.state}: it cannot be removed now; try again when it is ready")
-            held = network.pipeline.num_waiting + network.pipeline.num_held + network.pipeline.num_running
+            here = network.pipeline.occupancy
+            held = here.num_waiting + here.num_held + here.num_running
             if held and when_busy == "refuse":
                 raise RefusedError(
                     f"network '{name}' has {held} requests without an answer; wait, or remove it with when_busy='drain'"
@@ -334,15 +335,15 @@ def _network_health(network: Network) -> dict[str, Any]:
     pipeline = network.pipeline
     if pipeline is None or network.phase != "ready":
         return {"state": network.state}
-    latency, batches = pipeline.latency(NUM_LATEST), pipeline.batches
+    latency, batches, here = pipeline.latency(NUM_LATEST), pipeline.batches, pipeline.occupancy
     return {
         "state": network.state,
-        "num_waiting": pipeline.num_waiting,
-        "num_held": pipeline.num_held,
-        "room": pipeline.queue_capacity,
-        "num_running": pipeline.num_running,
-        "window": pipeline.max_in_flight,
-        "num_answered": pipeline.num_answered,
+        "num_waiting": here.num_waiting,
+        "num_held": here.num_held,
+        "room": here.queue_capacity,
+        "num_running": here.num_running,
+        "window": here.max_in_flight,
+        "num_answered": here.num_answered,
         "restarts": pipeline.restarts,
         "replanned": list(pipeline.replanned),
         "latency_s": {"p50": latency.p50_s, "p90": latency.p90_s, "p99": latency.p99_s},

@@ -206,7 +206,7 @@ def test_callers_enter_once_half_of_the_queue_is_free_and_nobody_overtakes_them(
 
     with make([local("a", hold, "x", "y", replicas=replicas)], ["x"], ["y"], queue_capacity=4) as engine:
         futures = [engine.submit(request(number)) for number in range(2)]
-        while engine.num_waiting:  # a copy that starts late would take its request from the full queue
+        while engine.occupancy.num_waiting:  # a copy that starts late would take its request from the full queue
             time.sleep(0.001)
         futures += [engine.submit(request(number)) for number in range(2, 6)]
         entrance = engine._admission._waiting_room
@@ -218,11 +218,11 @@ def test_callers_enter_once_half_of_the_queue_is_free_and_nobody_overtakes_them(
             if number == 0:
                 let_out.release()
                 assert wait(futures[:2], 10, FIRST_COMPLETED).done
-                while engine.num_waiting != 3:
+                while engine.occupancy.num_waiting != 3:
                     time.sleep(0.001)
         with pytest.raises(RefusedError, match=r"3 are waiting \(limit 4\)"):
             engine.submit(request(9), timeout_s=0)
-        assert len(futures) == 6 and engine.num_waiting == 3 and not engine.returns_immediately
+        assert len(futures) == 6 and engine.occupancy.num_waiting == 3 and not engine.returns_immediately
         let_out.release(7)
         for caller in outside:
             caller.join(10)
@@ -264,9 +264,9 @@ def test_a_deadline_in_the_queue_is_told_when_it_passes_and_makes_room() -> None
         for future in futures[2:]:
             with pytest.raises(DeadlineError, match="while it waited in the admission queue"):
                 future.result(10)
-        assert pipeline.num_waiting == 2 and not futures[0].done()
+        assert pipeline.occupancy.num_waiting == 2 and not futures[0].done()
         waiting.cancel()
-        assert pipeline.num_waiting == 1
+        assert pipeline.occupancy.num_waiting == 1
         gate.opened.set()
         assert [float(future.result(10)[0][0]) for future in futures[:2]] == [1, 2]
     assert gate.seen == [0, 1]
@@ -303,7 +303,7 @@ def test_an_answer_of_unlike_stages_waits_for_no_other_request_and_none_is_compu
     with Pipeline(stages, ["x"], ["y"], max_in_flight=4) as pipeline:
         slow, quick = pipeline.submit(request(0)), pipeline.submit(request(1))
         assert quick.result(10)[0][0] == 3 and not slow.done()
-        assert (pipeline.num_running, pipeline.num_answered) == (1, 1)
+        assert (pipeline.occupancy.num_running, pipeline.occupancy.num_answered) == (1, 1)
         gate.opened.set()
         dying = pipeline.submit(request(2))
         assert [float(future.result(20)[0][0]) for future in (slow, quick)] == [3, 3]
