@@ -5,7 +5,6 @@
 
 import functools
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -17,19 +16,6 @@ from autosplit.running.monitor import WorkerHealth, WorkerReport
 from autosplit.running.request import AnswerFuture, Answers, Request
 from autosplit.running.waitingroom import AdmissionQueue, WaitingRoom
 from autosplit.running.wiring import Wiring
-
-
-def wait_until(holds: Callable[[], bool], changed: threading.Condition, check_thread: Callable[[], None]) -> None:
-    """Wait on ``changed`` (held by the caller) until ``holds()`` is true.
-
-    Args:
-        holds: the condition.
-        changed: notified when a request is done.
-        check_thread: called before a wait; raises UsageError in a thread that must not wait.
-    """
-    if not holds():
-        check_thread()
-        changed.wait_for(holds)
 
 
 def closed() -> RefusedError:
@@ -225,7 +211,13 @@ class Admission:
             self.is_open = False
             self._end()
             if drain:
-                wait_until(self._is_done, self.changed, self.answers.check_thread)
+                self.wait_until(self._is_done)
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait until ``holds()`` is true (the lock is held). Raises: as ``Answers.check_thread``, if it is not true yet."""
+        if not holds():
+            self.answers.check_thread()
+            self.changed.wait_for(holds)
 
     def hand_over(self, successor: "Admission") -> int:
         """Refuse new requests, which go to the successor; return the number of its first request (the lock is held)."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autosplit.errors import AutosplitError, PlanError, RefusedError
-from autosplit.running.admission import Admission, wait_until
+from autosplit.running.admission import Admission
 from autosplit.running.inflight import Pace
 from autosplit.running.intake import InputCopies
 from autosplit.running.localstage import Inbox, LocalStage
@@ -134,7 +134,7 @@ class CallerTransport:
         admission = self._admission
         admission.fail(RefusedError("the pipeline was closed before the request was done"))
         with admission.changed:
-            wait_until(self._is_still, admission.changed, admission.answers.check_thread)
+            admission.wait_until(self._is_still)
             self._is_over = True
         self._unreported.put(None)
         for inbox in self._inboxes:

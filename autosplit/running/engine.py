@@ -121,12 +121,9 @@ class Engine(Draining):
     ) -> AnswerFuture:
         """Take in tensors that will not change any more, whether the queue is full or not: the caller bounds their number.
 
-        Args:
-            inputs: as for ``submit``.
-            priority: as for ``submit``.
-            deadline_ns: monotonic nanoseconds; 0 for none.
-            variant: that of MatchingTensors; the variant of other tensors follows from their shapes.
-            number: for messages and records; below 0 the pipeline counts.
+        ``deadline_ns`` is monotonic, 0 for none. ``variant`` is that of MatchingTensors; that of other tensors follows from their
+        shapes. ``number`` is for messages and records; below 0 the pipeline counts its requests.
+
         Raises: UsageError: the inputs do not fit. RefusedError: the pipeline is closed. WorkerError: it has given up.
         """
         request = self._intake(inputs, deadline_ns, caller_keeps_inputs=True, variant=variant)
