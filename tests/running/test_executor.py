@@ -21,7 +21,7 @@ from pipelines import Gate, Once, add, double, fail_on_7, increment, local, requ
 from autosplit.devices.calls import begin
 from autosplit.devices.processes import MemoryHeld
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
-from autosplit.running import admission, monitor
+from autosplit.running import monitor
 from autosplit.running.copying import CopyPool
 from autosplit.running.modules import LocalFunction
 from autosplit.running.monitor import WorkerReport
@@ -401,7 +401,7 @@ def test_close_ends_all_that_it_holds_also_when_it_is_interrupted(monkeypatch: p
         threading.Timer(0.1, gate.opened.set).start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(admission, "wait_until", interrupt)
+    monkeypatch.setattr(pipeline._admission, "wait_until", interrupt)
     with pytest.raises(KeyboardInterrupt):
         pipeline.close()
     assert [thread.name for thread in threading.enumerate() if thread.name in ("autosplit-rings", "a/0 on null:0")] == []
