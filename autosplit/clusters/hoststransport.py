@@ -102,7 +102,7 @@ class HostsTransport:
             if self._thread.ident is not None:
                 self._thread.join()
                 self._admission.answers.threads.discard(self._thread.ident)
-                self._fail(RefusedError("the pipeline was closed before the request was done"))
+                self._admission.fail(RefusedError("the pipeline was closed before the request was done"), self._forget)
         finally:
             self._deployment.close(ENDING_S if patiently else 0.5)
 
@@ -118,9 +118,9 @@ class HostsTransport:
                 else:
                     answers.deliver(self._admission.pop_expired())
         except AutosplitError as failure:
-            self._fail(failure)
+            self._admission.fail(failure, self._forget)
         except BaseException as failure:
-            self._fail(WorkerError(f"the pipeline over hosts stopped: {failure!r}"))
+            self._admission.fail(WorkerError(f"the pipeline over hosts stopped: {failure!r}"), self._forget)
 
     def _next_event(self) -> Answered | Lost | None:
         """The next event, or None once a waiting request may be late."""
@@ -161,12 +161,10 @@ class HostsTransport:
 
         return self._admission.resume(restart)
 
-    def _fail(self, error: AutosplitError) -> None:
-        """Answer every request with ``error``, and each that comes later."""
-        with self._admission.changed:
-            in_flight = list(self._running.values())
-            self._running.clear()
-        self._admission.fail(error, in_flight)
+    def _forget(self) -> list[Request]:
+        """Forget all requests under way, and return them (the lock is held)."""
+        running, self._running = self._running, {}
+        return list(running.values())
 
 
 def error_of(text: str) -> AutosplitError:

@@ -6,7 +6,7 @@
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from autosplit.compat.futures import SafeCondition
@@ -196,10 +196,14 @@ class Admission:
             self._wake_callers()
         return late
 
-    def fail(self, error: AutosplitError, in_flight: Sequence[Request] = ()) -> None:
-        """Refuse every further request with ``error``, and answer the waiting ones and those in flight with it."""
+    def fail(self, error: AutosplitError, forget: Callable[[], list[Request]] = list) -> None:
+        """Refuse every further request with ``error``, and answer the waiting ones with it, and those in flight.
+
+        ``forget`` is called with the lock held, and returns those in flight without an answer.
+        """
         with self.changed:
             self.failure = self.failure or error
+            in_flight = forget()
             requests = [*in_flight, *self.queue.clear()]
             self.num_running -= len(in_flight)
             self._end()

@@ -124,16 +124,7 @@ def reports_of(deployment: Deployment, *, clear: bool) -> list[WorkerReport]:
 def worker_report(
     stage: StagePlacement, replica: int, status: memoryview, events: list[WorkerEvent], ready: Ready, pid: int
 ) -> WorkerReport:
-    """The work and the memory of one copy of a stage.
-
-    Args:
-        stage: the stage.
-        replica: its copy.
-        status: its words of the status block.
-        events: the times of its last requests.
-        ready: its memory and seconds when it was loaded.
-        pid: its process.
-    """
+    """The work and the memory of one copy of a stage; ``status`` are its words of the status block."""
     stats = StageStats(
         stage.name,
         stage.devices[replica].name,
