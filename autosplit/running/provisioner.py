@@ -55,11 +55,11 @@ class Deployment:
     """By folder: the files of the stages, which a restart reads again."""
     _closed: bool = False
 
-    def start(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+    def start(self) -> None:
         """Start every worker and wait until all stages are loaded."""
         for number in range(len(self.worker_configs)):
             self.workers.append(self._launch(number))
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + LOAD_TIMEOUT_S
         for number in range(len(self.worker_configs)):
             self.ready.append(self._await(number, max(0.0, deadline - time.monotonic())))
         for module in (one.module for config in self.worker_configs for one in config.stage.at_each_size()):

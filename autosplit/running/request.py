@@ -37,11 +37,10 @@ class MatchingTensors(tuple[torch.Tensor, ...]):
 class RequestTimes(NamedTuple):
     """Times at which a request was submitted, sent, finished by the last stage, and answered, in monotonic nanoseconds.
 
-    ``number`` is the request's; ``lane`` is its lane of replicas that never meet (see ``inflight``).
+    ``lane`` is its lane of replicas that never meet (see ``inflight``).
     """
 
     lane: int
-    number: int
     submitted_ns: int
     sent_ns: int
     made_ns: int
@@ -118,7 +117,7 @@ class Request:
     def times(self) -> RequestTimes:
         """The times of a request that is answered now."""
         now_ns = time.monotonic_ns()
-        return RequestTimes(self.lane, self.number, self.submitted_ns, self.sent_ns, self.made_ns or now_ns, now_ns)
+        return RequestTimes(self.lane, self.submitted_ns, self.sent_ns, self.made_ns or now_ns, now_ns)
 
     def will_wait(self) -> None:
         """Let ``wake`` end the next ``wait``, also if it is called before."""
