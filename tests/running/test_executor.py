@@ -346,6 +346,16 @@ def test_reports_asked_for_under_load_disturb_nothing() -> None:
         assert [float(future.result(10)[0][0]) for future in futures] == [4 * number + 1 for number in range(100)]
 
 
+def test_a_request_keeps_the_number_that_its_sender_gave_in_errors_and_records() -> None:
+    with Pipeline([local("a", fail_on_7, "x", "y")], ["x"], ["y"]) as pipeline:
+        right, wrong = (pipeline.submit_unbounded(request(value), number=number) for value, number in ((1, 40), (7, 90)))
+        assert right.result(10)[0][0] == 2
+        with pytest.raises(StageError, match="failed on request 90"):
+            wrong.result(10)
+        assert (right.number, wrong.number) == (40, 90)
+        assert [[event.number for event in events] for events in pipeline.events()] == [[40, 90]]
+
+
 def test_a_report_that_came_too_late_is_not_taken_for_the_next() -> None:
     with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
         pipeline.run(request(0))
