@@ -24,7 +24,7 @@ from autosplit.backends.base import get_backend
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import usable_cores
 from autosplit.measuring import Store, measure
-from autosplit.measuring.measuring_worker import MeasuringWorker, Workers, open_workers
+from autosplit.measuring.measuring_worker import MeasuringWorker, Workers
 from autosplit.measuring.stage_timer import INPUTS, PassBudget
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -75,7 +75,7 @@ def time_stages(
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autosplit-")))
         pools: list[Workers] = []
         for number, stages in enumerate(cuts):
-            pools.append(stack.enter_context(open_workers(machine.devices)))
+            pools.append(stack.enter_context(Workers(machine.devices)))
             folders = [_saved(program, traced, backend, root / f"{number}-{program.name}") for program in split(traced, stages)]
             places = {name: (folder, backend, 1) for name, folder in zip(devices, folders, strict=True)}
             pools[-1].call(MeasuringWorker.prepare, places)

@@ -51,7 +51,7 @@ class TransportContract:
         with self.open(gate, widths=widths) as engine:
             running = [engine.submit(request(number)) for number in range(engine.max_in_flight)]
             assert gate.entered.acquire(timeout=LIMIT_S)
-            wait_until(lambda: not engine.num_waiting)
+            wait_until(lambda: not engine.occupancy.num_waiting)
             try:
                 yield engine, running, engine.max_in_flight
             finally:
@@ -63,7 +63,8 @@ class TransportContract:
             assert [number_of(future) for future in [engine.submit(inputs) for inputs in requests]] == expected
             assert [float(answer[0][0]) for answer in engine.run_many(requests)] == expected
             assert [float(answer[0][0]) for answer in engine.stream(iter(requests))] == expected
-            assert engine.num_answered == 60 and engine.num_running == engine.num_waiting == engine.num_held == 0
+            here = engine.occupancy
+            assert here.num_answered == 60 and here.num_running == here.num_waiting == here.num_held == 0
             stats = engine.stats(clear=True)
             assert stats.num_requests == stats.latency.count == 60 and engine.stats().num_requests == 0
 
@@ -123,7 +124,7 @@ class TransportContract:
         gate = Gate()
         with self.full(gate) as (engine, futures, most):
             waiting = engine.submit(request(50))
-            assert waiting.cancel() and engine.num_waiting == 0
+            assert waiting.cancel() and engine.occupancy.num_waiting == 0
             gate.opened.set()
             with pytest.raises(CancelledError):
                 waiting.result(LIMIT_S)
@@ -134,12 +135,13 @@ class TransportContract:
         with self.full(gate) as (engine, _, most):
             caller = threading.Thread(target=lambda: engine.run_many([request(number) for number in range(9)]))
             caller.start()
-            wait_until(lambda: engine.num_held == 9)
+            wait_until(lambda: engine.occupancy.num_held == 9)
             future = engine.submit(request(9), priority=-1, timeout_s=0)
-            assert (engine.num_running, engine.num_waiting, engine.num_held) == (most, 1, 9)
+            here = engine.occupancy
+            assert (here.num_running, here.num_waiting, here.num_held) == (most, 1, 9)
             gate.opened.set()
             caller.join(LIMIT_S)
-            assert number_of(future) == 10 and engine.num_held == 0
+            assert number_of(future) == 10 and engine.occupancy.num_held == 0
 
     def test_requests_of_several_sizes_keep_their_shapes_and_their_order(self) -> None:
         with self.open(increment, 2, WIDTHS) as engine:

@@ -212,7 +212,7 @@ class Agent:
     def reports(self, segment: str, clear: bool) -> tuple[list[WorkerReport], int]:
         """The work of each worker of the segment, in nanoseconds of this host's clock; how many were started anew so far."""
         running = self._segment(segment)
-        return running.reports(clear=clear), running.pipeline.restarts
+        return running.pipeline.reports(clear=clear), running.pipeline.restarts
 
     def close(self) -> None:
         """End all segments and connections, and remove every file."""

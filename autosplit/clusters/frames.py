@@ -43,7 +43,7 @@ MOST_PRIORITY = 2**31 - 1
 MOST_LEFT_S = 2.0**62 / 1e9
 """The latest deadline, in 146 years: see ``monotonic_deadline``."""
 
-_HEADER = struct.Struct("<BxHiQdQ")
+_HEADER = struct.Struct("<BxHiqdQ")
 _TO_RECEIVER, _WITH_TEXT = (REQUEST, ERROR, CANCEL), (ERROR, BROKEN)
 
 

@@ -4,8 +4,7 @@ import contextlib
 import itertools
 import queue
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth, WorkerReport
 from autosplit.running.request import Request
 from autosplit.running.wiring import Wiring
-from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
+from autosplit.tracing.tensorspec import copy_into, empty_like_spec
 
 REPORT_S = 10.0
 """Seconds for an agent's report."""
@@ -52,63 +51,8 @@ Events = queue.SimpleQueue[Answered | Lost | None]
 """None: a waiting request may have passed its deadline, or this is the end."""
 
 
-@dataclass(slots=True)
-class _Returns(Receiver):
-    """Turns frames from hosts into events: answers, failures, and the loss of the first lost host.
-
-    Attributes:
-        hosts: the hosts of the pipeline.
-        due: the host that will answer a request, and the number of the request, with the variant of its answer.
-    """
-
-    events: Events
-    outputs: Sequence[Sequence[TensorSpec]]
-    hosts: frozenset[str]
-    due: dict[tuple[str, int], int] = field(default_factory=dict)
-    closing: bool = False
-
-    def request(self, connection: Connection, frame: Frame, slot: FrameBuffer) -> None:
-        """An answer came: copy it out of its slot. Raises: ConnectionError: it is not due from this host, or has another size."""
-        variant = self._settle(connection, frame)
-        if frame.variant != variant:
-            raise ConnectionError(f"it answered request {frame.number} with tensors of variant {frame.variant}, not {variant}")
-        values = {}
-        for spec, tensor in zip(self.outputs[frame.variant], slot.tensors(frame.variant), strict=True):
-            values[spec.name] = empty_like_spec(spec)
-            copy_into(values[spec.name], tensor)
-        connection.release(slot)
-        self.events.put(Answered(frame.number, values, ""))
-
-    def error(self, connection: Connection, frame: Frame, text: str) -> None:
-        """A request failed. Raises: ConnectionError: its answer is not due from this host."""
-        self._settle(connection, frame)
-        self.events.put(Answered(frame.number, None, text))
-
-    def broken(self, connection: Connection, text: str) -> None:
-        """A host reports that its connection to another one broke. Raises: ConnectionError: the pipeline has no such host."""
-        host, _, reason = text.partition("\n")
-        if host not in (DRIVER, *self.hosts):
-            raise ConnectionError(f"it reported the loss of {shown(host)}, which is no host of this pipeline")
-        self._tell(connection.peer if host == DRIVER else host, f"host '{connection.peer}' says that {reason}")
-
-    def lost(self, connection: Connection, reason: str) -> None:
-        """A connection to a host broke."""
-        self._tell(connection.peer, reason)
-
-    def _settle(self, connection: Connection, frame: Frame) -> int:
-        try:
-            return self.due.pop((connection.peer, frame.number))
-        except KeyError:
-            raise ConnectionError(f"it answered request {frame.number}, which it does not have") from None
-
-    def _tell(self, host: str, reason: str) -> None:
-        if not self.closing:
-            self.closing = True
-            self.events.put(Lost(host, reason))
-
-
-class HostsDeployment:
-    """The segments of a pipeline, loaded on their hosts and connected.
+class HostsDeployment(Receiver):
+    """The segments of a pipeline, loaded on their hosts and connected; frames that come from hosts become events.
 
     Args:
         cluster: the hosts.
@@ -126,7 +70,10 @@ class HostsDeployment:
         self._control: list[Connection] = []
         self._answers: list[Connection] = []
         self._requests: dict[str, Connection] = {}
-        self._returns = _Returns(events, self._segments[-1].outputs, frozenset(host for _, host in self._places))
+        self._events, self._is_ending = events, False
+        self._hosts = {host for _, host in self._places}
+        self._due: dict[tuple[str, int], int] = {}
+        """The host that will answer a request, and the number of the request, with the variant of its answer."""
         self.num_restarts = 0
         """Workers that agents started anew, as of the last reports."""
         self.max_in_flight = sum(self._segments[number].num_slots for number, _ in self._places)
@@ -141,16 +88,44 @@ class HostsDeployment:
         """Send a request to the first host; does not wait."""
         number, tensors = request.number, tuple(request.inputs[position] for position in self._positions)
         last = self._segments[-1].hosts
-        self._returns.due[last[number % len(last)], number] = request.variant
+        self._due[last[number % len(last)], number] = request.variant
         self._first(number).post(Outgoing(REQUEST, number, request.priority, request.deadline_ns, tensors, request.variant))
 
-    def cancel(self, number: int) -> None:
+    def skip(self, number: int) -> None:
         """Tell the hosts that a request is not wanted any more."""
         self._first(number).post(Outgoing(CANCEL, number))
 
+    def request(self, connection: Connection, frame: Frame, slot: FrameBuffer) -> None:
+        """An answer came: copy it out of its slot. Raises: ConnectionError: it is not due from this host, or has another size."""
+        variant = self._settle(connection, frame)
+        if frame.variant != variant:
+            raise ConnectionError(f"it answered request {frame.number} with tensors of variant {frame.variant}, not {variant}")
+        values = {}
+        for spec, tensor in zip(self._segments[-1].outputs[frame.variant], slot.tensors(frame.variant), strict=True):
+            values[spec.name] = empty_like_spec(spec)
+            copy_into(values[spec.name], tensor)
+        connection.release(slot)
+        self._events.put(Answered(frame.number, values, ""))
+
+    def error(self, connection: Connection, frame: Frame, text: str) -> None:
+        """A request failed. Raises: ConnectionError: its answer is not due from this host."""
+        self._settle(connection, frame)
+        self._events.put(Answered(frame.number, None, text))
+
+    def broken(self, connection: Connection, text: str) -> None:
+        """A host reports that its connection to another one broke. Raises: ConnectionError: the pipeline has no such host."""
+        host, _, reason = text.partition("\n")
+        if host not in (DRIVER, *self._hosts):
+            raise ConnectionError(f"it reported the loss of {shown(host)}, which is no host of this pipeline")
+        self._tell(connection.peer if host == DRIVER else host, f"host '{connection.peer}' says that {reason}")
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        """A connection to a host broke."""
+        self._tell(connection.peer, reason)
+
     def close(self, timeout_s: float) -> None:
         """End the connections, and the segments on hosts that were not lost."""
-        self._returns.closing = True
+        self._is_ending = True
         for connection in (*self._control, *self._answers, *self._requests.values()):
             connection.close()
         for number, host in self._places:
@@ -184,6 +159,17 @@ class HostsDeployment:
             for stage, device, replica in self._workers()
             if (stage, device) in found
         ]
+
+    def _settle(self, connection: Connection, frame: Frame) -> int:
+        try:
+            return self._due.pop((connection.peer, frame.number))
+        except KeyError:
+            raise ConnectionError(f"it answered request {frame.number}, which it does not have") from None
+
+    def _tell(self, host: str, reason: str) -> None:
+        if not self._is_ending:
+            self._is_ending = True
+            self._events.put(Lost(host, reason))
 
     def _workers(self) -> list[tuple[str, str, int]]:
         """Stage, device and replica of each worker."""
@@ -219,7 +205,7 @@ class HostsDeployment:
         """Connect the hosts: this machine to all, each segment to the next, and this machine to the first and the last ones."""
         cluster, first, last = self._cluster, self._segments[0], self._segments[-1]
         for number, host in self._places:
-            self._control.append(Connection(self._dial(self._segments[number].name, host, CONTROL), host, self._returns))
+            self._control.append(Connection(self._dial(self._segments[number].name, host, CONTROL), host, self))
         calls = []
         for number, host in self._places:
             if self._segments[number] is not last:
@@ -229,10 +215,10 @@ class HostsDeployment:
         cluster.ask(calls)
         for host in dict.fromkeys(last.hosts):
             sock = self._dial(last.name, host, ANSWERS, **{NUM_SLOTS: self.max_in_flight})
-            self._answers.append(Connection(sock, host, self._returns, last.outputs, num_slots=self.max_in_flight))
+            self._answers.append(Connection(sock, host, self, last.outputs, num_slots=self.max_in_flight))
         for host in dict.fromkeys(first.hosts):
             sock = self._dial(first.name, host, REQUESTS)
-            self._requests[host] = Connection(sock, host, self._returns, first.inputs, num_credits=first.num_slots)
+            self._requests[host] = Connection(sock, host, self, first.inputs, num_credits=first.num_slots)
 
     def _dial(self, segment: str, host: str, purpose: str, **more: int) -> socket.socket:
         hello = {PURPOSE: purpose, SEGMENT: segment, SENDER: DRIVER, **more}

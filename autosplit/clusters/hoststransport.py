@@ -18,6 +18,7 @@ from autosplit.clusters.hostsdeployment import ENDING_S, Answered, Events, Hosts
 from autosplit.errors import AutosplitError, RefusedError, StageError, WorkerError
 from autosplit.running.admission import Admission
 from autosplit.running.inflight import Pace
+from autosplit.running.intake import InputCopies
 from autosplit.running.monitor import WorkerHealth, WorkerReport
 from autosplit.running.request import Request
 from autosplit.running.wiring import Wiring
@@ -50,6 +51,7 @@ class HostsTransport:
     def start(self, admission: Admission) -> None:
         """Take requests."""
         self._admission = admission
+        self._copies = InputCopies(self.wiring, admission.queue_capacity + self.pace.size)
         self._thread.start()
         admission.answers.threads.add(self._thread.ident)
 
@@ -69,21 +71,20 @@ class HostsTransport:
 
     def hold(self, request: Request, *, is_soonest: bool) -> None:
         """Copy the inputs of a request that waits; let the thread look at its deadline in time."""
-        if not (request.caller_keeps_inputs or request.holds_inputs):
-            request.inputs, request.holds_inputs = tuple([value.clone() for value in request.inputs]), True
+        self._copies.hold(request)
         if is_soonest:
             self._events.put(None)
 
     def send(self, request: Request) -> None:
         """Send a request, which keeps its inputs, to the first host."""
-        self.hold(request, is_soonest=False)
+        self._copies.hold(request)
         self._running[request.number] = request
         self._deployment.send(request)
 
     def cancel(self, request: Request) -> None:
         """Let the hosts skip a request."""
         if request.number in self._running:
-            self._deployment.cancel(request.number)
+            self._deployment.skip(request.number)
 
     def health(self) -> list[WorkerHealth]:
         """The state of each worker."""
@@ -101,7 +102,7 @@ class HostsTransport:
             if self._thread.ident is not None:
                 self._thread.join()
                 self._admission.answers.threads.discard(self._thread.ident)
-                self._fail(RefusedError("the pipeline was closed before the request was done"))
+                self._admission.fail(RefusedError("the pipeline was closed before the request was done"), self._forget)
         finally:
             self._deployment.close(ENDING_S if patiently else 0.5)
 
@@ -117,9 +118,9 @@ class HostsTransport:
                 else:
                     answers.deliver(self._admission.pop_expired())
         except AutosplitError as failure:
-            self._fail(failure)
+            self._admission.fail(failure, self._forget)
         except BaseException as failure:
-            self._fail(WorkerError(f"the pipeline over hosts stopped: {failure!r}"))
+            self._admission.fail(WorkerError(f"the pipeline over hosts stopped: {failure!r}"), self._forget)
 
     def _next_event(self) -> Answered | Lost | None:
         """The next event, or None once a waiting request may be late."""
@@ -160,12 +161,10 @@ class HostsTransport:
 
         return self._admission.resume(restart)
 
-    def _fail(self, error: AutosplitError) -> None:
-        """Answer every request with ``error``, and each that comes later."""
-        with self._admission.changed:
-            in_flight = list(self._running.values())
-            self._running.clear()
-        self._admission.fail(error, in_flight)
+    def _forget(self) -> list[Request]:
+        """Forget all requests under way, and return them (the lock is held)."""
+        running, self._running = self._running, {}
+        return list(running.values())
 
 
 def error_of(text: str) -> AutosplitError:

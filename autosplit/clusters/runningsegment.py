@@ -17,10 +17,8 @@ from autosplit.clusters.handshake import CONNECT_S
 from autosplit.clusters.segments import DRIVER, Segment
 from autosplit.errors import AutosplitError, RefusedError, WorkerError
 from autosplit.parsing import shown
-from autosplit.running.monitor import WorkerReport
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.request import AnswerFuture, MatchingTensors, Tensors
-from autosplit.running.stageworker import KEPT_EVENTS
+from autosplit.running.request import MatchingTensors, Tensors
 
 MOST_SLOTS = 65_536
 """Most requests that a driver may have under way."""
@@ -42,8 +40,6 @@ class RunningSegment(Receiver):
         self._targets: dict[str, Connection] = {}
         self._running: dict[int, Future[Tensors] | None] = {}
         """The requests here; None until the pipeline has taken one in."""
-        self._numbers: dict[int, int] = {}
-        """Number of a request in this segment's workers to its number in the whole pipeline."""
         self._lock = threading.Lock()
         self._connected = threading.Condition(self._lock)
         """Told of each connection that is ready to take answers."""
@@ -95,7 +91,7 @@ class RunningSegment(Receiver):
         try:
             tensors = MatchingTensors(slot.tensors(frame.variant))
             future = self.pipeline.submit_unbounded(
-                tensors, priority=frame.priority, deadline_ns=deadline_ns, variant=frame.variant
+                tensors, priority=frame.priority, deadline_ns=deadline_ns, variant=frame.variant, number=frame.number
             )
         except AutosplitError as failure:
             with self._lock:
@@ -129,16 +125,6 @@ class RunningSegment(Receiver):
         elif self._control is not None:
             self._control.post(Outgoing(BROKEN, text=f"{connection.peer}\n{reason}".encode()))
 
-    def reports(self, *, clear: bool) -> list[WorkerReport]:
-        """The work of each worker; answered requests have the numbers that they have in the whole pipeline."""
-        found = self.pipeline.reports(clear=clear)
-        with self._lock:
-            numbers = dict(self._numbers)
-        return [
-            WorkerReport(stats, [one._replace(sequence=numbers[one.sequence]) for one in events if one.sequence in numbers])
-            for stats, events in found
-        ]
-
     def close(self) -> None:
         """End the connections and the workers."""
         with self._lock:
@@ -152,10 +138,6 @@ class RunningSegment(Receiver):
         try:
             with self._lock:
                 self._running.pop(frame.number, None)
-                if isinstance(done, AnswerFuture) and done.sequence is not None:
-                    self._numbers[done.sequence] = frame.number
-                    if len(self._numbers) > KEPT_EVENTS:
-                        del self._numbers[next(iter(self._numbers))]
             failure = RefusedError("the request was cancelled") if done.cancelled() else done.exception()
             if failure is not None:
                 connection.release(slot)

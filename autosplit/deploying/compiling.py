@@ -97,13 +97,8 @@ def compile_whole(
 ) -> None:
     """Prepare the unsplit model for a backend in the workspace, where plans of one stage find it.
 
-    Args:
-        traced: the model.
-        backend: the backend.
-        precision: the precision of the backend.
-        workspace: where the model is saved.
-        limit_s: most seconds.
-        tell: called with the share of ``limit_s`` that has passed.
+    ``tell`` is called with the share of ``limit_s`` that has passed.
+
     Raises: BackendError: the backend refuses the model or takes longer, or its compiler died.
     """
     begun_s = time.monotonic()

@@ -246,11 +246,6 @@ def reset_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
 
 
-def peak_bytes(pid: int) -> int:
-    """Most bytes of physical memory that a process held since its start, or since ``reset_peak``; 0 if it is gone."""
-    return _sizes(f"/proc/{pid}/status").get("VmHWM", 0)
-
-
 def anonymous_bytes(pid: int) -> int:
     """Bytes of physical memory of a process that no file has; pages shared with the process that it was forked from count."""
     return _sizes(f"/proc/{pid}/status").get("RssAnon", 0)

@@ -2,8 +2,8 @@
 
 import gc
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from autosplit.backends.base import get_backend
 from autosplit.backends.checking import Reference, check, stage_reference
 from autosplit.backends.probing import innermost
+from autosplit.closing import Closing
 from autosplit.devices import accelerators
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, open_accelerator
 from autosplit.devices.calls import Call, begin, serve
@@ -175,8 +176,8 @@ class DeviceFaults(BackendError):  # noqa: N818 - the faults of a group of devic
         self.by_device, self.lost = dict(by_device), lost
 
 
-class Workers:
-    """A worker on every device. Calls on one device run in order, those on several devices at once.
+class Workers(Closing):
+    """A worker on every device, best used in a ``with`` block. Calls on one device run in order, those on several at once.
 
     Args:
         devices: the devices.
@@ -184,13 +185,20 @@ class Workers:
         packages: modules that define the user's operators.
     """
 
-    def __init__(self, devices: Sequence[Device], fds: Callable[[str], Sequence[int]], packages: Sequence[str]) -> None:
+    def __init__(
+        self, devices: Sequence[Device], fds: Callable[[str], Sequence[int]] = lambda device: (), packages: Sequence[str] = ()
+    ) -> None:
         self._devices = {device.name: device for device in devices}
         self._fds, self._packages = fds, tuple(packages)
         self._workers: dict[str, Worker] = {}
         self._opening: dict[str, Call[None]] = {}
         self.watch: Callable[[float], None] | None = None
         """Called several times a second with the seconds that a call has taken."""
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            for name in self._devices:
+                self.start(name)
+            stack.pop_all()
 
     def start(self, name: str) -> None:
         """Start the worker on a device, in place of an earlier one."""
@@ -246,16 +254,3 @@ class Workers:
         if worker := self._workers.pop(name, None):
             worker.kill()
             worker.close()
-
-
-@contextmanager
-def open_workers(
-    devices: Sequence[Device], fds: Callable[[str], Sequence[int]] = lambda device: (), packages: Sequence[str] = ()
-) -> Iterator[Workers]:
-    """Start a worker on every device, and end them with the block."""
-    with ExitStack() as stack:
-        workers = Workers(devices, fds, packages)
-        stack.callback(workers.close)
-        for device in devices:
-            workers.start(device.name)
-        yield workers

@@ -20,7 +20,7 @@ from autosplit.errors import AutosplitError, BackendError
 from autosplit.measuring.cache_lookup import footprints_of, look_up, look_up_links
 from autosplit.measuring.cut_cost import typical_cut
 from autosplit.measuring.links import measure_links, open_rings
-from autosplit.measuring.measuring_worker import DeviceFaults, MeasuringWorker, Workers, open_workers
+from autosplit.measuring.measuring_worker import DeviceFaults, MeasuringWorker, Workers
 from autosplit.measuring.model_files import BackendFiles, ModelFiles
 from autosplit.measuring.rounds import ALONE_S, CUT_S, ROUND_S, Rounds, room_to_keep, seems_slowed
 from autosplit.measuring.settings import groups_of, link_stamp, piece_bytes_of, refused_ops, stamps_of, wanted_settings
@@ -168,13 +168,13 @@ class _Measurement:
             rings = stack.enter_context(open_rings(apart if links else ()))
             steps.next()
             if not groups:
-                workers = stack.enter_context(open_workers(rings.devices, rings.fds))
+                workers = stack.enter_context(Workers(rings.devices, rings.fds))
                 return self._keep_links(measure_links(rings, workers, others))
             workspace = workspace or stack.enter_context(Workspace())
             once = cache(meanwhile)
             cut = None if all(map(is_accelerator, self.machine.devices)) else typical_cut(self.traced.graph)
             model = ModelFiles.save(self.traced, cut, self.profile.precision, workspace)
-            workers = stack.enter_context(open_workers(self.machine.devices, rings.fds, model.program.packages))
+            workers = stack.enter_context(Workers(self.machine.devices, rings.fds, model.program.packages))
             workers.watch = steps.watch
 
             def watch(seconds: float) -> None:

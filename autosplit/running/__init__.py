@@ -32,18 +32,9 @@ Several networks, batches, chains and configs of pipelines are in ``serving``, w
 
 In code::
 
-    stages = [
-        StagePlacement("stage0", StageFolder(folder, "eager"), program.inputs, program.outputs, devices=(device,), threads=1),
-        ...
-    ]
-    with Pipeline(stages, inputs=graph.inputs, outputs=graph.outputs) as pipeline:
-        answers = pipeline.run_many(requests)        # a request is a sequence of tensors; answers in their order
-        for answer in pipeline.stream(requests):     # for any number of requests: few are in memory at a time
-            ...
-        future = pipeline.submit(request, priority=0, deadline_s=None, timeout_s=None)
-        stats = pipeline.stats(clear=True)           # results.RunStats: latency, busy / wait / transfer of each worker
-        live = pipeline.health()                     # state and sums of each worker, read without asking it
-        trace = chrome_trace(predicted, record(pipeline))
+    stage = StagePlacement("all", StageFolder(folder, "eager"), program.inputs, program.outputs, devices=(device,))
+    with Pipeline([stage], inputs=graph.inputs, outputs=graph.outputs) as pipeline:
+        answers = pipeline.run_many(requests)  # a request is a sequence of tensors
 
 ``devices`` holds one device for each replica. A worker that dies is replaced and its requests run again; if it dies again and
 again, every request fails with WorkerError. If an op raises, its request fails with StageError. When the ``with`` block ends,

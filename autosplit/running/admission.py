@@ -5,9 +5,8 @@
 
 import functools
 import math
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from autosplit.compat.futures import SafeCondition
@@ -17,19 +16,6 @@ from autosplit.running.monitor import WorkerHealth, WorkerReport
 from autosplit.running.request import AnswerFuture, Answers, Request
 from autosplit.running.waitingroom import AdmissionQueue, WaitingRoom
 from autosplit.running.wiring import Wiring
-
-
-def wait_until(holds: Callable[[], bool], changed: threading.Condition, check_thread: Callable[[], None]) -> None:
-    """Wait on ``changed`` (held by the caller) until ``holds()`` is true.
-
-    Args:
-        holds: the condition.
-        changed: notified when a request is done.
-        check_thread: called before a wait; raises UsageError in a thread that must not wait.
-    """
-    if not holds():
-        check_thread()
-        changed.wait_for(holds)
 
 
 def closed() -> RefusedError:
@@ -87,9 +73,9 @@ class Transport(Protocol):
 class Occupancy(NamedTuple):
     """Queued and running request counts.
 
-    ``num_waiting`` of at most ``queue_capacity`` are in the admission queue, ``num_held`` wait beside them in memory of their
-    callers, ``num_running`` of at most ``max_in_flight`` are between the first stage and their answer; ``num_answered`` are past
-    it.
+    ``num_waiting`` of at most ``queue_capacity`` are in the admission queue. ``num_held`` wait beside it in memory of their
+    callers (``run_many``, ``stream``, chains). ``num_running`` of at most ``max_in_flight`` are between the first stage and their
+    answer, and ``num_answered`` are past it.
     """
 
     num_waiting: int
@@ -155,7 +141,7 @@ class Admission:
             finally:  # a request that is late, for example, will not end and wake the next caller
                 if not (self.queue or self.num_running):
                     self._waiting_room.wake(1)
-            if request.number < 0 and not is_late:
+            if not (request.sent_ns or is_late):
                 is_soonest = 0 < request.deadline_ns < self.alarm_ns
                 self.alarm_ns = request.deadline_ns if is_soonest else self.alarm_ns
                 self._transport.hold(request, is_soonest=is_soonest)
@@ -190,7 +176,7 @@ class Admission:
     def cancel(self, request: Request, future: AnswerFuture) -> None:
         """End a request: the stages skip it, or it leaves the queue."""
         with self.changed:
-            if request.number >= 0:
+            if request.sent_ns:
                 self._transport.cancel(request)
             elif self.queue.remove([request]):
                 future.set_running_or_notify_cancel()
@@ -210,10 +196,14 @@ class Admission:
             self._wake_callers()
         return late
 
-    def fail(self, error: AutosplitError, in_flight: Sequence[Request] = ()) -> None:
-        """Refuse every further request with ``error``, and answer the waiting ones and those in flight with it."""
+    def fail(self, error: AutosplitError, forget: Callable[[], list[Request]] = list) -> None:
+        """Refuse every further request with ``error``, and answer the waiting ones with it, and those in flight.
+
+        ``forget`` is called with the lock held, and returns those in flight without an answer.
+        """
         with self.changed:
             self.failure = self.failure or error
+            in_flight = forget()
             requests = [*in_flight, *self.queue.clear()]
             self.num_running -= len(in_flight)
             self._end()
@@ -225,7 +215,13 @@ class Admission:
             self.is_open = False
             self._end()
             if drain:
-                wait_until(self._is_done, self.changed, self.answers.check_thread)
+                self.wait_until(self._is_done)
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait until ``holds()`` is true (the lock is held). Raises: as ``Answers.check_thread``, if it is not true yet."""
+        if not holds():
+            self.answers.check_thread()
+            self.changed.wait_for(holds)
 
     def hand_over(self, successor: "Admission") -> int:
         """Refuse new requests, which go to the successor; return the number of its first request (the lock is held)."""
@@ -251,7 +247,8 @@ class Admission:
 
     def number(self, request: Request) -> None:
         """Number a request that is sent now (the lock is held)."""
-        request.number, request.sent_ns = self.num_sent, time.monotonic_ns()
+        request.number = self.num_sent if request.number < 0 else request.number
+        request.sent_ns = time.monotonic_ns()
         if request.future is not None:
             request.future.number = request.number
         self.num_sent += 1

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autosplit.errors import AutosplitError, PlanError, RefusedError
-from autosplit.running.admission import Admission, wait_until
+from autosplit.running.admission import Admission
 from autosplit.running.inflight import Pace
 from autosplit.running.intake import InputCopies
-from autosplit.running.localstage import LocalStage, Work, serve
+from autosplit.running.localstage import Inbox, LocalStage
 from autosplit.running.monitor import WorkerHealth, WorkerReport
 from autosplit.running.request import Request
 from autosplit.running.turns import Turns
@@ -71,7 +71,7 @@ class CallerTransport:
         """Requests that could not start; None wakes the watching thread."""
         self._is_watched, self._is_over = False, False
         self._threads: list[threading.Thread] = []
-        self._inboxes: list[queue.SimpleQueue[Work]] = []
+        self._inboxes: list[Inbox] = []
         self._failures: list[AutosplitError] = []
 
     def start(self, admission: Admission) -> None:
@@ -134,7 +134,7 @@ class CallerTransport:
         admission = self._admission
         admission.fail(RefusedError("the pipeline was closed before the request was done"))
         with admission.changed:
-            wait_until(self._is_still, admission.changed, admission.answers.check_thread)
+            admission.wait_until(self._is_still)
             self._is_over = True
         self._unreported.put(None)
         for inbox in self._inboxes:
@@ -169,11 +169,12 @@ class CallerTransport:
         if places := stage.places():
             loaded.put([(stage, contexts) for contexts in places])
         else:
-            inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
+            inbox = Inbox()
             self._inboxes.append(inbox)
             loaded.put([(stage, stage.thread_place(inbox))])
-            if not self._is_over:  # Ctrl-C may have ended the wait for this copy
-                serve(inbox)
+            while not self._is_over and (work := inbox.get()) is not None:  # it is over if Ctrl-C ended the wait for this copy
+                work()
+                del work  # it holds the inputs
 
     def _finish(self, request: Request, place: _Place, failure: BaseException | None) -> None:
         """Answer a request in the thread that computed it, once the next request has its place; a second call does nothing."""

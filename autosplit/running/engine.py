@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.running.admission import Admission, Occupancy, Transport, closed
 from autosplit.running.intake import Intake
 from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import BatchCounts, WorkerHealth, WorkerReport, latency_of, run_stats
-from autosplit.running.request import AnswerFuture, Answers, Request, Tensors, monotonic_deadline
+from autosplit.running.monitor import BatchCounts, WorkerHealth, WorkerReport
+from autosplit.running.request import AnswerFuture, Answers, Request, RequestTimes, Tensors, monotonic_deadline
 from autosplit.running.stage import StagePlacement
 from autosplit.running.swapping import with_swapped_weights
 from autosplit.running.wiring import Wiring
@@ -63,7 +62,7 @@ class Engine(Draining):
         self._open_transport = open_transport
         self._queue_capacity = wiring.window if queue_capacity is None else queue_capacity
         self._intake, self._answers = Intake(wiring), Answers(wiring.outputs)
-        self._owner, self._closed = os.getpid(), False
+        self._closed = False
         self._lifecycle = threading.Lock()
         """Held while the engine is opened again, swaps weights or is closed."""
         self._since_s, self._past_restarts = time.monotonic(), 0
@@ -118,16 +117,17 @@ class Engine(Draining):
         return self._submit(request, timeout_s)
 
     def submit_unbounded(
-        self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0, variant: int = 0
+        self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0, variant: int = 0, number: int = -1
     ) -> AnswerFuture:
         """Take in tensors that will not change any more, whether the queue is full or not: the caller bounds their number.
 
-        ``variant`` is that of MatchingTensors; the variant of other tensors follows from their shapes.
+        ``deadline_ns`` is monotonic, 0 for none. ``variant`` is that of MatchingTensors; that of other tensors follows from their
+        shapes. ``number`` is for messages and records; below 0 the pipeline counts its requests.
 
         Raises: UsageError: the inputs do not fit. RefusedError: the pipeline is closed. WorkerError: it has given up.
         """
         request = self._intake(inputs, deadline_ns, caller_keeps_inputs=True, variant=variant)
-        request.priority = priority
+        request.priority, request.number = priority, number
         return self._submit(request, None)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
@@ -185,29 +185,9 @@ class Engine(Draining):
         return self._admission.occupancy()
 
     @property
-    def num_waiting(self) -> int:
-        """Requests in the admission queue."""
-        return self.occupancy.num_waiting
-
-    @property
-    def num_held(self) -> int:
-        """Requests of ``run_many``, ``stream`` and chains that wait in memory of their callers and take no place in the queue."""
-        return self.occupancy.num_held
-
-    @property
-    def num_running(self) -> int:
-        """Requests between the first stage and their answer."""
-        return self.occupancy.num_running
-
-    @property
     def max_in_flight(self) -> int:
         """The most requests between the first stage and their answer, for now: more if they are small and come fast."""
         return self.occupancy.max_in_flight
-
-    @property
-    def num_answered(self) -> int:
-        """Requests that have their answer."""
-        return self.occupancy.num_answered
 
     @property
     def queue_capacity(self) -> int:
@@ -237,7 +217,7 @@ class Engine(Draining):
 
     def latency(self, last: int = 16_384) -> LatencyStats:
         """Seconds from the first stage to the answer, for the ``last`` requests."""
-        return latency_of(list(self._answers.times)[-last:])
+        return _latency(list(self._answers.times)[-last:])
 
     def made_ns(self, count: int) -> list[list[int]]:
         """Times at which the last stage computed the last ``count`` requests (at most 16,384), ascending, for each lane.
@@ -249,9 +229,9 @@ class Engine(Draining):
             lanes.setdefault(one.lane, []).append(one.made_ns)
         return [sorted(times_ns) for times_ns in lanes.values()]
 
-    def health(self, network: str = "") -> list[WorkerHealth]:
+    def health(self) -> list[WorkerHealth]:
         """The state and the sums of each copy of each stage."""
-        return [replace(worker, network=network) for worker in self._transport.health()]
+        return self._transport.health()
 
     def stats(self, *, clear: bool = False) -> RunStats:
         """Latency and the times of each copy, since the start or since the last call with ``clear``."""
@@ -259,8 +239,9 @@ class Engine(Draining):
             now_s = time.monotonic()
             elapsed_s, times = now_s - self._since_s, self._answers.take_times(clear=clear)
             self._since_s = now_s if clear else self._since_s
-        stages = [one.stats for one in self.reports(clear=clear)]
-        return run_stats(times, elapsed_s, stages, self.restarts)
+        stages = tuple(one.stats for one in self.reports(clear=clear))
+        waiting = LatencyStats.of([(one.sent_ns - one.submitted_ns) / 1e9 for one in times])
+        return RunStats(len(times), elapsed_s, _latency(times), waiting, stages, self.restarts)
 
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last requests of each copy."""
@@ -345,7 +326,7 @@ class Engine(Draining):
 
         Raises: UsageError: called in a callback of an answer.
         """
-        if self._closed or os.getpid() != self._owner:
+        if self._closed or os.getpid() != self._answers.owner:
             return
         self.check_thread()
         with self._lifecycle:
@@ -391,3 +372,8 @@ class Engine(Draining):
             was forked from the one that opened it.
         """
         self._answers.check_thread()
+
+
+def _latency(times: Sequence[RequestTimes]) -> LatencyStats:
+    """Seconds from the first stage to the answer."""
+    return LatencyStats.of([(one.done_ns - one.sent_ns) / 1e9 for one in times])

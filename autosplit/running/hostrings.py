@@ -32,11 +32,7 @@ _UNREAD = torch.empty(0)
 
 
 class InputRings:
-    """The sending ends of the rings that lead from the host to stages.
-
-    Args:
-        deployment: the rings.
-    """
+    """The sending ends of the rings that lead from the host to stages."""
 
     def __init__(self, deployment: Deployment) -> None:
         wiring = deployment.wiring

@@ -132,8 +132,6 @@ class InFlight:
         """Number a request that is sent now in its lane, and write its deadline for the stages."""
         request.sequence = sequence = self.lanes.take()
         request.lane, request.tokens = sequence % self.lanes.num, self._num_tokens
-        if request.future is not None:
-            request.future.sequence = sequence
         self._status_block.describe(sequence, request.deadline_ns, request.number)
         self._requests[sequence] = request
         self.num_unanswered += 1

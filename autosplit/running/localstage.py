@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -12,7 +13,7 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from autosplit.backends.base import Context, Done, Runnable
 
 log = logging.getLogger(__name__)
+
+Inbox = SimpleQueue[Callable[[], None] | None]
+"""Requests for the thread of a copy; None ends it."""
 
 NUM_USUAL = 3
 """A core that is lent to another process makes one request slow, and seldom three in a row."""
@@ -127,8 +131,8 @@ class LocalStage:
         """Places for requests that threads of the runtime compute, each a context for each variant; none without such threads."""
         return list(zip(*[one.contexts for one in self._loaded], strict=True))
 
-    def thread_place(self, inbox: "SimpleQueue[Work]") -> "tuple[Context, ...]":
-        """A place for requests that the thread of an inbox computes: see ``serve``."""
+    def thread_place(self, inbox: Inbox) -> "tuple[Context, ...]":
+        """A place for requests that the thread of an inbox computes."""
         return tuple(ThreadContext(one.run, inbox) for one in self._loaded)
 
     def start(self, request: Request, context: "Context", done: "Done") -> None:
@@ -239,13 +243,13 @@ def _loaded(stage: StagePlacement, run: "Runnable", wiring: Wiring, pools: Seque
 class ThreadContext:
     """A copy at the sizes of one variant on a runtime without threads for requests: the thread that loaded it computes them."""
 
-    def __init__(self, run: "Runnable", inbox: "SimpleQueue[Work]") -> None:
+    def __init__(self, run: "Runnable", inbox: Inbox) -> None:
         self._run, self._inbox = run, inbox
         self._made: Sequence[torch.Tensor] = ()
 
     def start(self, inputs: Sequence[torch.Tensor], done: "Done") -> None:
         """Leave a request to the thread."""
-        self._inbox.put((self, inputs, done))
+        self._inbox.put(functools.partial(self.compute, inputs, done))
 
     def wait(self, most_s: float = math.inf) -> bool:
         """Whether the thread has ended: it reports each failure itself."""
@@ -265,17 +269,6 @@ class ThreadContext:
             failure = raised
         del inputs
         done(failure)
-
-
-Work = tuple[ThreadContext, Sequence[torch.Tensor], "Done"] | None
-"""A request for the thread of a copy; None ends it."""
-
-
-def serve(inbox: "SimpleQueue[Work]") -> None:
-    """The thread of a copy: compute one request after another, until None."""
-    while (work := inbox.get()) is not None:
-        work[0].compute(*work[1:])
-        del work
 
 
 def _with_threads_kept(run: "Runnable") -> "Runnable":

@@ -87,13 +87,13 @@ class Ready:
 
 
 class WorkerEvent(NamedTuple):
-    """The times of one request in one worker, in monotonic nanoseconds.
+    """The times of request ``number`` in one worker, in monotonic nanoseconds.
 
     The worker waited from ``asked_ns`` to ``got_ns`` for its inputs, which were complete at ``posted_ns``, ran until
     ``ran_ns``, and had handed over its outputs at ``sent_ns``, after ``blocked_ns`` of waiting for free slots.
     """
 
-    sequence: int
+    number: int
     flag: int
     asked_ns: int
     posted_ns: int

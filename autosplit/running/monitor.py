@@ -1,21 +1,20 @@
-"""Observe a running pipeline: the times of its requests and of its workers, and the health of the workers."""
+"""Observe the workers of a running pipeline: their times and their health."""
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from autosplit.devices.calls import begin
 from autosplit.devices.processes import memory_held, resident_bytes
 from autosplit.errors import RefusedError, WorkerError
-from autosplit.reports.results import LatencyStats, RunStats, StageStats
+from autosplit.reports.results import LatencyStats, StageStats
 from autosplit.running import statusblock
 from autosplit.running.flow import Flow
 from autosplit.running.inflight import Lanes
 from autosplit.running.messages import Ready, WorkerEvent
 from autosplit.running.provisioner import Deployment
-from autosplit.running.request import RequestTimes
 from autosplit.running.stage import StagePlacement
 from autosplit.running.stageworker import StageWorker
 
@@ -46,7 +45,6 @@ class WorkerHealth:
     ``resident_bytes`` is the physical memory that its process maps now, shared pages included; 0 for a dead worker.
     """
 
-    network: str
     stage: str
     replica: int
     device: str
@@ -77,7 +75,6 @@ def worker_health(
     """The health of a worker, from its words of the status block."""
     since_s = (time.monotonic_ns() - status[statusblock.SINCE_NS]) / 1e9 if status[statusblock.SINCE_NS] else 0.0
     return WorkerHealth(
-        "",
         stage.name,
         replica,
         stage.devices[replica].name,
@@ -94,17 +91,6 @@ def worker_health(
         num_queued,
         resident_bytes(pid) if alive else 0,
     )
-
-
-def latency_of(times: Sequence[RequestTimes]) -> LatencyStats:
-    """Seconds from the first stage to the answer."""
-    return LatencyStats.of([(one.done_ns - one.sent_ns) / 1e9 for one in times])
-
-
-def run_stats(times: Sequence[RequestTimes], elapsed_s: float, stages: Iterable[StageStats], restarts: int) -> RunStats:
-    """The statistics of the requests with these times, and of the workers of the stages."""
-    waiting = LatencyStats.of([(one.sent_ns - one.submitted_ns) / 1e9 for one in times])
-    return RunStats(len(times), elapsed_s, latency_of(times), waiting, tuple(stages), restarts)
 
 
 def health_of(deployment: Deployment, lanes: Lanes) -> list[WorkerHealth]:
@@ -124,7 +110,7 @@ def reports_of(deployment: Deployment, *, clear: bool) -> list[WorkerReport]:
         for number in range(len(deployment.workers)):
             found.append([])
             with contextlib.suppress(WorkerError, RefusedError):
-                rows = deployment.call(number, "during a report", StageWorker.events, clear)
+                rows = begin(deployment.workers[number], "during a report", StageWorker.events, clear)
                 found[-1] = [WorkerEvent(*row) for row in rows.result(60.0, stop=deployment.stopping)]
     reports = []
     for number, (config, events) in enumerate(zip(deployment.worker_configs, found, strict=True)):
@@ -138,16 +124,7 @@ def reports_of(deployment: Deployment, *, clear: bool) -> list[WorkerReport]:
 def worker_report(
     stage: StagePlacement, replica: int, status: memoryview, events: list[WorkerEvent], ready: Ready, pid: int
 ) -> WorkerReport:
-    """The work and the memory of one copy of a stage.
-
-    Args:
-        stage: the stage.
-        replica: its copy.
-        status: its words of the status block.
-        events: the times of its last requests.
-        ready: its memory and seconds when it was loaded.
-        pid: its process.
-    """
+    """The work and the memory of one copy of a stage; ``status`` are its words of the status block."""
     stats = StageStats(
         stage.name,
         stage.devices[replica].name,

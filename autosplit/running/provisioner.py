@@ -5,14 +5,13 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Concatenate
 
 from autosplit.devices.accelerators import PROVIDERS
-from autosplit.devices.calls import Arguments, Call, Result, begin
+from autosplit.devices.calls import Call, begin
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import Worker, hang_up, spawn_worker
 from autosplit.errors import AutosplitError, BackendError, DeviceError, RefusedError, WorkerError
@@ -42,9 +41,10 @@ class Deployment:
     """The rings, the status block and the workers of one pipeline."""
 
     wiring: Wiring
-    rings: tuple[tuple[Ring, ...], ...]
     status_block: StatusBlock
-    worker_configs: list[WorkerConfig]
+    rings: list[list[Ring]] = field(default_factory=list)
+    """Those of each channel."""
+    worker_configs: list[WorkerConfig] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
     ready: list[Ready] = field(default_factory=list)
     control_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -55,20 +55,16 @@ class Deployment:
     """By folder: the files of the stages, which a restart reads again."""
     _closed: bool = False
 
-    def start(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
-        """Start every worker and wait until all stages are loaded; end them all if one fails."""
-        try:
-            for number in range(len(self.worker_configs)):
-                self.workers.append(self._launch(number))
-            deadline = time.monotonic() + timeout_s
-            for number in range(len(self.worker_configs)):
-                self.ready.append(self._await(number, max(0.0, deadline - time.monotonic())))
-            for module in (one.module for config in self.worker_configs for one in config.stage.at_each_size()):
-                if isinstance(module, StageFolder) and module.folder not in self.kept:
-                    self.kept[module.folder] = KeptFiles(module.folder)
-        except BaseException:
-            self.close(timeout_s=0.5)
-            raise
+    def start(self) -> None:
+        """Start every worker and wait until all stages are loaded."""
+        for number in range(len(self.worker_configs)):
+            self.workers.append(self._launch(number))
+        deadline = time.monotonic() + LOAD_TIMEOUT_S
+        for number in range(len(self.worker_configs)):
+            self.ready.append(self._await(number, max(0.0, deadline - time.monotonic())))
+        for module in (one.module for config in self.worker_configs for one in config.stage.at_each_size()):
+            if isinstance(module, StageFolder) and module.folder not in self.kept:
+                self.kept[module.folder] = KeptFiles(module.folder)
 
     def replace(self, numbers: Sequence[int]) -> dict[int, str]:
         """Start new workers in place of dead ones, all at once; return those that failed before they had loaded, with the reason.
@@ -104,18 +100,7 @@ class Deployment:
         """Let every worker take requests from the oldest unfinished one on; with ``alone``, those in flight one by one."""
         for number, config in enumerate(self.worker_configs):  # the death of a worker is found by its descriptor
             alone_until = lanes.next(config.replica) if alone else 0
-            self.call(number, "when it should run", StageWorker.run_from, lanes.base(config.replica), alone_until)
-
-    def call(
-        self,
-        number: int,
-        doing: str,
-        function: Callable[Concatenate[StageWorker, Arguments], Result],
-        *arguments: Arguments.args,
-        **named: Arguments.kwargs,
-    ) -> Call[Result]:
-        """Begin a call of a worker's StageWorker."""
-        return begin(self.workers[number], doing, function, *arguments, **named)
+            begin(self.workers[number], "when it should run", StageWorker.run_from, lanes.base(config.replica), alone_until)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End every worker and free every descriptor; a second call does nothing."""
@@ -193,42 +178,29 @@ def provision(wiring: Wiring, stopping: threading.Event | None = None) -> Deploy
 
     ``stopping``: that of the deployment in whose place this one comes, so that closing the pipeline ends either.
     """
-    stopping = stopping or threading.Event()
     workers = list(wiring.workers())
-    rings: list[tuple[Ring, ...]] = []
-    configs: list[WorkerConfig] = []
     status_block = StatusBlock.create(wiring.most_in_flight * wiring.num_lanes, len(workers))  # all may be in one lane
+    deployment = Deployment(wiring, status_block, stopping=stopping or threading.Event())
     try:
         for channel in wiring.channels:
-            made: list[Ring] = []
-            rings.append(())
+            deployment.rings.append([])
             for _ in channel.pairs():
-                made.append(Ring.create(channel.layouts, channel.num_slots, channel.every))
-                rings[-1] = tuple(made)
+                deployment.rings[-1].append(Ring.create(channel.layouts, channel.num_slots, channel.every))
         shared = Counter(core for stage in wiring.stages for device in stage.devices for core in device.cores)
-        for number, (stage, replica) in enumerate(workers):
-            configs.append(_config_of(wiring, rings, status_block, number, stage, replica, shared))
-            module = wiring.stages[stage].module  # the memory of a function is unknown
-            specs = saved_states(module.folder) if isinstance(module, StageFolder) else ()
-            configs[-1] = replace(configs[-1], states=StatesHandle.create(specs) if specs else None)
+        for position, replica in workers:
+            deployment.worker_configs.append(_config_of(deployment, position, replica, shared))
+        deployment.start()
     except BaseException:
-        Deployment(wiring, tuple(rings), status_block, configs).close()
+        deployment.close(timeout_s=0.5)
         raise
-    deployment = Deployment(wiring, tuple(rings), status_block, configs, stopping=stopping)
-    deployment.start()
     return deployment
 
 
-def _config_of(
-    wiring: Wiring,
-    rings: Sequence[Sequence[Ring]],
-    status_block: StatusBlock,
-    number: int,
-    position: int,
-    replica: int,
-    shared: Counter[int],
-) -> WorkerConfig:
+def _config_of(deployment: Deployment, position: int, replica: int, shared: Counter[int]) -> WorkerConfig:
+    """The config of the next worker. Raises: OSError: no more descriptors for its states."""
+    wiring = deployment.wiring
     stage = wiring.stages[position]
+    states = saved_states(stage.module.folder) if isinstance(stage.module, StageFolder) else ()  # those of a function: unknown
     device = stage.devices[replica]
     owns = bool(device.cores) and len(affinity()) > 1 and all(shared[core] == 1 for core in device.cores)
 
@@ -239,7 +211,7 @@ def _config_of(
         cores are at work.
         """
         found = []
-        for channel, made in zip(wiring.channels, rings, strict=True):
+        for channel, made in zip(wiring.channels, deployment.rings, strict=True):
             ends, pairs = (channel.source, channel.target), channel.pairs()
             if ends[side] == position:
                 handles = [ring.handle if pair[side] == replica else None for ring, pair in zip(made, pairs, strict=True)]
@@ -255,8 +227,9 @@ def _config_of(
         replica=replica,
         sources=ports(1),
         sinks=ports(0),
-        status_block=status_block.handle,
-        number=number,
+        status_block=deployment.status_block.handle,
+        number=len(deployment.worker_configs),
         spin_s=SPIN_S if owns else 0.0,
+        states=StatesHandle.create(states) if states else None,
         providers=dict(PROVIDERS),
     )

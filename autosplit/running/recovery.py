@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autosplit.devices.calls import reason_of_end
+from autosplit.devices.calls import begin, reason_of_end
 from autosplit.errors import BackendError, RefusedError, WorkerError
 from autosplit.memory.slots import HOST
 from autosplit.running import statusblock
@@ -99,10 +99,8 @@ class Recovery:
     def kill_hanging(self, nexts: Sequence[int]) -> None:
         """Kill each worker that has run one request, or has not taken it, for longer than its stage allows.
 
-        A worker that waits for others, for inputs or for a free slot, is not at fault, however long that takes.
-
-        Args:
-            nexts: for each lane, the request that will be sent next.
+        A worker that waits for others, for inputs or for a free slot, is not at fault, however long that takes. ``nexts`` as in
+        ``Lanes``.
         """
         now_s = time.monotonic()
         if now_s < self._next_look_s:
@@ -127,8 +125,6 @@ class Recovery:
     def replace_dead(self, lanes: Lanes) -> dict[int, WorkerError]:
         """Pause the workers that are alive and replace the dead ones, all at once.
 
-        Args:
-            lanes: the requests that are not done.
         Returns: the requests to give up, with their errors.
         Raises: WorkerError: a worker died too often without progress. BackendError: a stage cannot be loaded any more.
             RefusedError: the pipeline is being closed.
@@ -218,7 +214,7 @@ class Recovery:
         """Pause living workers and kill those that do not confirm in time that they touch no ring; return all dead ones."""
         deployment = self._deployment
         paused = set()
-        calls = {number: deployment.call(number, "during a pause", StageWorker.pause) for number in alive}
+        calls = {number: begin(deployment.workers[number], "during a pause", StageWorker.pause) for number in alive}
         start_s = time.monotonic()
         for number in alive:
             limit_s = start_s + (self._limits_s[number] or PAUSE_TIMEOUT_S) - time.monotonic()

@@ -37,11 +37,10 @@ class MatchingTensors(tuple[torch.Tensor, ...]):
 class RequestTimes(NamedTuple):
     """Times at which a request was submitted, sent, finished by the last stage, and answered, in monotonic nanoseconds.
 
-    ``number`` requests were sent before it; ``lane`` is its lane of replicas that never meet (see ``inflight``).
+    ``lane`` is its lane of replicas that never meet (see ``inflight``).
     """
 
     lane: int
-    number: int
     submitted_ns: int
     sent_ns: int
     made_ns: int
@@ -53,13 +52,11 @@ class AnswerFuture(SafeFuture[Any]):
 
     Attributes:
         number: the number by which messages and logs name the request; None while it waits in the queue.
-        sequence: the number in its lane (see ``inflight``), by which workers know the request; None while it waits in the queue.
     """
 
     def __init__(self, stop: "Callable[[AnswerFuture], None]") -> None:
         super().__init__()
         self.number: int | None = None
-        self.sequence: int | None = None
         self._stop = stop
 
     def cancel(self) -> bool:
@@ -75,7 +72,7 @@ class Finished(DoneFuture[Any], AnswerFuture):
 
     def __init__(self, number: int, result: Any, error: Exception | None) -> None:
         DoneFuture.__init__(self, result, error)
-        self.number, self.sequence = number, number
+        self.number = number
 
 
 @dataclass(eq=False, slots=True)
@@ -98,11 +95,13 @@ class Request:
     priority: int = 0
     variant: int = 0
     """The variant of the stages whose inputs have these shapes."""
-    sequence: int = -1
-    """The number in its lane once it was sent to workers; ``number``: the number of requests that were sent before it."""
-    lane: int = 0
     number: int = -1
+    """By default the number of requests that were sent before it."""
+    sequence: int = -1
+    """The number in its lane, by which workers know it, once it was sent to them."""
+    lane: int = 0
     sent_ns: int = 0
+    """When it was sent; 0 before."""
     made_ns: int = 0
     tokens: int = 0
     values: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -118,7 +117,7 @@ class Request:
     def times(self) -> RequestTimes:
         """The times of a request that is answered now."""
         now_ns = time.monotonic_ns()
-        return RequestTimes(self.lane, self.number, self.submitted_ns, self.sent_ns, self.made_ns or now_ns, now_ns)
+        return RequestTimes(self.lane, self.submitted_ns, self.sent_ns, self.made_ns or now_ns, now_ns)
 
     def will_wait(self) -> None:
         """Let ``wake`` end the next ``wait``, also if it is called before."""

@@ -117,7 +117,7 @@ class RingTransport:
             if self._thread.ident is not None:
                 self._thread.join()
                 self._admission.answers.threads.discard(self._thread.ident)
-                self._fail(RefusedError("the pipeline was closed before the request was done"))
+                self._admission.fail(RefusedError("the pipeline was closed before the request was done"), self._in_flight.clear)
             self._results.close()
             timeout_s = 5.0 if patiently else 0.5
         finally:  # also after Ctrl-C
@@ -143,9 +143,9 @@ class RingTransport:
                     if self.deployment.stopping.is_set():  # what ``close`` woke may be gone
                         return
         except AutosplitError as failure:
-            self._fail(failure)
+            admission.fail(failure, self._in_flight.clear)
         except BaseException as failure:
-            self._fail(WorkerError(f"the thread of the rings stopped: {failure!r}"))
+            admission.fail(WorkerError(f"the thread of the rings stopped: {failure!r}"), self._in_flight.clear)
 
     def _wait(self) -> bool:
         """Wait for results, or until it is time to look for hanging workers and late requests; True if a worker ended."""
@@ -251,9 +251,3 @@ class RingTransport:
         self._in_flight.restart()
         self._results.rewind(self._lanes)
         self._recovery.resume(self._lanes)
-
-    def _fail(self, error: AutosplitError) -> None:
-        """Answer every request with ``error``, and each that comes later."""
-        with self._admission.changed:
-            in_flight = self._in_flight.clear()
-        self._admission.fail(error, in_flight)

@@ -175,9 +175,10 @@ class StageWorker:
         if self._num_contexts > 1 and flag == DATA:
             flag, result = self._checked(sequence, slots, result.outputs)
         posted = max([slot.header[POSTED_NS] for slot in slots])
+        number = self._status_block.number(sequence)  # before the hand-over: another request may take its place then
         blocked = self._rings.hand_over(sequence, flag, result, slots[0].header[VARIANT])
         sent = time.monotonic_ns()
-        self._events.append((sequence, flag, asked, posted, got, ran, sent, blocked))
+        self._events.append((number, flag, asked, posted, got, ran, sent, blocked))
         status.count(flag, ran - got, got - asked + blocked, sent - ran - blocked, max(0, got - posted))
         return sequence + len(self._config.stage.devices)
 

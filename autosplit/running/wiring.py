@@ -8,7 +8,7 @@ deterministic process network (Kahn 1974), in which the oldest request can alway
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autosplit.errors import DeviceError, PlanError, listed, raise_faults
@@ -100,25 +100,26 @@ def wire(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Seque
         most = window
     places = {name: (HOST, position) for position, name in enumerate(inputs)}
     levels: list[int] = []
-    channels = []
+    channels: list[Channel] = []
+
+    def connect(source: int, target: int, layouts: Iterable[Iterable[TensorSpec]], made: list[int], read: list[int]) -> None:
+        senders, receivers = (1 if number == HOST else workers[number].replicas for number in (source, target))
+        slots = num_slots(workers, source, target, levels, most)
+        channels.append(Channel(source, target, tuple(map(tuple, layouts)), tuple(made), tuple(read), senders, receivers, slots))
+
     for target, stage in enumerate(stages):
         sources = {places[spec.name][0] for spec in stage.inputs} or {HOST}
         levels.append(1 + max((levels[source] for source in sources if source != HOST), default=-1))
         for source in sorted(sources):
             wanted = [position for position, spec in enumerate(stage.inputs) if places[spec.name][0] == source]
             made = [places[stage.inputs[position].name][1] for position in wanted]
-            layouts = [[one.inputs[position] for position in wanted] for one in stage.at_each_size()]
-            channels.append(
-                _channel(workers, source, target, layouts, made, wanted, num_slots(workers, source, target, levels, most))
-            )
+            connect(source, target, ([one.inputs[position] for position in wanted] for one in stage.at_each_size()), made, wanted)
         places |= {spec.name: (target, position) for position, spec in enumerate(stage.outputs)}
     sending = {channel.source for channel in channels}
     for source, stage in enumerate(stages):
         drained = [position for position, spec in enumerate(stage.outputs) if spec.name in outputs]
         if drained or source not in sending:
-            layouts = [[one.outputs[position] for position in drained] for one in stage.at_each_size()]
-            slots = num_slots(workers, source, HOST, levels, most)
-            channels.append(_channel(workers, source, HOST, layouts, drained, [], slots))
+            connect(source, HOST, ([one.outputs[position] for position in drained] for one in stage.at_each_size()), drained, [])
     sizes = zip(*(stage.at_each_size() for stage in stages), strict=True)
     read = tuple({spec.name: spec for stage in one for spec in stage.inputs if spec.name in inputs} for one in sizes)
     return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, most, read)
@@ -138,20 +139,6 @@ def _host_bytes(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs
     """Bytes that the host writes and reads for one request."""
     fed = sum(spec.num_bytes for stage in stages for spec in stage.inputs if spec.name in inputs)
     return fed + sum(spec.num_bytes for stage in stages for spec in stage.outputs if spec.name in outputs)
-
-
-def _channel(
-    workers: Sequence[Workers],
-    source: int,
-    target: int,
-    layouts: Sequence[Sequence[TensorSpec]],
-    source_index: Sequence[int],
-    target_index: Sequence[int],
-    slots: int,
-) -> Channel:
-    senders, receivers = (1 if number == HOST else workers[number].replicas for number in (source, target))
-    read, made = tuple(target_index), tuple(source_index)
-    return Channel(source, target, tuple(map(tuple, layouts)), made, read, senders, receivers, slots)
 
 
 def faults_of(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:

@@ -17,9 +17,8 @@ from autosplit.errors import RefusedError, UsageError
 from autosplit.reports.status import Beacon
 from autosplit.running.awaiting import Awaiting
 from autosplit.running.engine import Engine
-from autosplit.running.monitor import WorkerHealth
 from autosplit.running.pipeline import InProcess, Pipeline, Replan
-from autosplit.running.recording import record_all
+from autosplit.running.recording import record
 from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.running.stage import StagePlacement
 from autosplit.serving.chaining import Chain
@@ -180,7 +179,8 @@ class HostManager(Draining):
             network = self._known(name)
             if network.phase != "ready" or network.pipeline is None:
                 raise RefusedError(f"network '{name}' is {network.state}: it cannot be removed now; try again when it is ready")
-            held = network.pipeline.num_waiting + network.pipeline.num_held + network.pipeline.num_running
+            here = network.pipeline.occupancy
+            held = here.num_waiting + here.num_held + here.num_running
             if held and when_busy == "refuse":
                 raise RefusedError(
                     f"network '{name}' has {held} requests without an answer; wait, or remove it with when_busy='drain'"
@@ -246,7 +246,7 @@ class HostManager(Draining):
 
     def record(self, *, clear: bool = False) -> tuple[Action, ...]:
         """The last actions of the workers of all networks, on one time axis, for ``timeline.chrome_trace``."""
-        return record_all(self._ready(), clear=clear)
+        return record(self._ready(), clear=clear)
 
     def networks(self) -> dict[str, NetworkState]:
         """The state of each network."""
@@ -257,17 +257,21 @@ class HostManager(Draining):
         """Devices, networks and workers as plain data, read without asking a worker; ``autosplit status`` shows them."""
         with self._lock:
             networks = dict(self._networks)
-        workers: list[WorkerHealth] = []
-        for name, network in networks.items():
-            workers += network.pipeline.health(name) if network.pipeline is not None and network.phase == "ready" else []
+        workers = {
+            name: network.pipeline.health()
+            for name, network in networks.items()
+            if network.pipeline is not None and network.phase == "ready"
+        }
         devices = {}
         for name, manager in list(self.devices.items()):
             states = {network.state for network in networks.values() if name in network.devices}
-            devices[name] = device_health(manager, [one for one in workers if one.device == name], states)
+            devices[name] = device_health(
+                manager, [one for mine in workers.values() for one in mine if one.device == name], states
+            )
         return {
             "devices": devices,
             "networks": {name: _network_health(network) for name, network in networks.items()},
-            "workers": [asdict(worker) for worker in workers],
+            "workers": [{"network": name, **asdict(one)} for name, mine in workers.items() for one in mine],
         }
 
     def prometheus(self) -> str:
@@ -331,15 +335,15 @@ def _network_health(network: Network) -> dict[str, Any]:
     pipeline = network.pipeline
     if pipeline is None or network.phase != "ready":
         return {"state": network.state}
-    latency, batches = pipeline.latency(NUM_LATEST), pipeline.batches
+    latency, batches, here = pipeline.latency(NUM_LATEST), pipeline.batches, pipeline.occupancy
     return {
         "state": network.state,
-        "num_waiting": pipeline.num_waiting,
-        "num_held": pipeline.num_held,
-        "room": pipeline.queue_capacity,
-        "num_running": pipeline.num_running,
-        "window": pipeline.max_in_flight,
-        "num_answered": pipeline.num_answered,
+        "num_waiting": here.num_waiting,
+        "num_held": here.num_held,
+        "room": here.queue_capacity,
+        "num_running": here.num_running,
+        "window": here.max_in_flight,
+        "num_answered": here.num_answered,
         "restarts": pipeline.restarts,
         "replanned": list(pipeline.replanned),
         "latency_s": {"p50": latency.p50_s, "p90": latency.p90_s, "p99": latency.p99_s},

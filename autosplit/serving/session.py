@@ -33,10 +33,10 @@ class Session:
     def __init__(self, pipeline: Engine, *, limit: int = 64, when_full: Policy = "block") -> None:
         self._pipeline = pipeline
         self._limit = Limit(limit, when_full, "run", pipeline.check_thread)
-        self._inputs: dict[str, deque[torch.Tensor]] = {name: deque() for name in pipeline.wiring.inputs}
-        """By name, the values for the runs to come; the first one may have been used already."""
-        self._used: set[str] = set()
-        """Inputs whose first value was used: it goes once there is another."""
+        self._queued: dict[str, deque[torch.Tensor]] = {name: deque() for name in pipeline.wiring.inputs}
+        """By name, the values for the runs to come."""
+        self._last: dict[str, torch.Tensor] = {}
+        """By name, the value of the last run, for a run without a queued one."""
         self._futures: deque[Future[Tensors]] = deque()
 
     def set_input(self, name: str, value: torch.Tensor) -> None:
@@ -46,11 +46,11 @@ class Session:
 
         Raises: UsageError: there is no such input, or the tensor does not fit it.
         """
-        if name not in self._inputs:
-            raise UsageError(f"there is no input '{name}'; the inputs are: {', '.join(self._inputs)}")
+        if name not in self._queued:
+            raise UsageError(f"there is no input '{name}'; the inputs are: {', '.join(self._queued)}")
         specs = [spec for spec in self._pipeline.wiring.input_specs.values() if spec.name == name]
         raise_faults(UsageError, "the input does not fit the pipeline", differences(specs, [value][: len(specs)]))
-        self._inputs[name].append(value)
+        self._queued[name].append(value)
 
     def run(self, timeout_s: float | None = None) -> None:
         """Start a run with the next value of each input; later writes to these tensors do not reach it.
@@ -59,17 +59,14 @@ class Session:
             timeout_s: how long to block at the limit, for the policy ``block``; None waits as long as it takes.
         Raises: UsageError: an input was never set. RefusedError: the limit is reached (see ``when_full``).
         """
-        missing = [name for name, values in self._inputs.items() if not values]
+        missing = [name for name, values in self._queued.items() if not (values or name in self._last)]
         if missing:
             raise UsageError(f"inputs were not set: {', '.join(missing)}")
-        following = [values[name in self._used and len(values) > 1] for name, values in self._inputs.items()]
+        following = [values[0] if values else self._last[name] for name, values in self._queued.items()]
         self._futures.append(
             self._limit.submit(lambda: self._pipeline.submit_unbounded([value.clone() for value in following]), timeout_s)
         )
-        for name, values in self._inputs.items():
-            if name in self._used and len(values) > 1:
-                values.popleft()
-            self._used.add(name)
+        self._last |= {name: values.popleft() for name, values in self._queued.items() if values}
 
     def has_next_output(self) -> bool:
         """Whether there is a run whose outputs were not fetched yet, so that ``get_output`` returns them, now or later."""

@@ -28,7 +28,7 @@ from autosplit.parsing import json_safe, shown
 from autosplit.serving.hostmanager import HostManager
 from autosplit.serving.metrics import HostMetrics
 from autosplit.versions import version_of
-from autosplit.webservice.bodies import Bodies, Body
+from autosplit.webservice.bodies import Bodies
 from autosplit.webservice.completing import Completions
 from autosplit.webservice.completions import error_content
 from autosplit.webservice.connections import MODEL, cancelled_with_caller
@@ -228,10 +228,11 @@ class Application:
         request.scope[MODEL] = model.name
         if model.generator is not None:
             raise UsageError(f"model '{model.name}' generates, and has no tensors; send its prompts to /v1/completions")
-        with cancelled_with_caller(request), Body(self.bodies) as body:
-            num_before = -(json_bytes or 0) % 8  # binary data then begin where an item of any dtype may, and need no copy
-            data = memoryview(await body.read(request, num_before))[num_before:]
-            return await self._infer(model, read_request(data, json_bytes, model.inputs, model.outputs, model.free))
+        num_before = -(json_bytes or 0) % 8  # binary data then begin where an item of any dtype may, and need no copy
+        with cancelled_with_caller(request):
+            async with self.bodies.read(request, num_before) as body:
+                data = memoryview(body)[num_before:]
+                return await self._infer(model, read_request(data, json_bytes, model.inputs, model.outputs, model.free))
 
     async def _infer(self, model: ServedModel, given: InferRequest) -> Response:
         begun_s = time.monotonic()

@@ -21,7 +21,7 @@ from autosplit.generating.generators import Generator
 from autosplit.generating.sequences import Generation, begun
 from autosplit.parsing import shown
 from autosplit.running.request import monotonic_deadline
-from autosplit.webservice.bodies import Bodies, Body
+from autosplit.webservice.bodies import Bodies
 from autosplit.webservice.completions import (
     Asked,
     ParameterError,
@@ -160,8 +160,8 @@ class Completions:
 
     async def _answered(self, request: Request, *, is_chat: bool) -> Response:
         with cancelled_with_caller(request):
-            with Body(self._bodies) as body:
-                asked = read_completion(await body.read(request), is_chat=is_chat)
+            async with self._bodies.read(request) as body:
+                asked = read_completion(body, is_chat=is_chat)
                 begun_s, model = time.monotonic(), self._model(asked.model)
                 asked = dataclasses.replace(asked, model=model.name)
                 request.scope[MODEL] = model.name

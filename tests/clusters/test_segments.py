@@ -89,7 +89,7 @@ class FakeDeployment(HostsDeployment):
         self.variants.append(request.variant)
         self.sent.append(request.number)
 
-    def cancel(self, number: int) -> None:
+    def skip(self, number: int) -> None:
         self.cancelled.append(number)
 
     def close(self, timeout_s: float) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from autosplit.measuring.link_ends import SIZES_BYTES
 from autosplit.measuring.links import _similar_links, fit, measure_links, open_rings, with_overhead
-from autosplit.measuring.measuring_worker import open_workers
+from autosplit.measuring.measuring_worker import Workers
 from autosplit.measuring.request_overhead import RequestOverhead, processor_s
 from autosplit.values.links import Link
 from autosplit.values.machine import HOST, parse_device
@@ -67,7 +67,7 @@ def test_a_thread_that_ended_since_it_was_listed_counts_nothing(monkeypatch: pyt
 def test_links_between_real_workers() -> None:
     devices = [parse_device(f"cpu:{core}") for core in sorted(os.sched_getaffinity(0))[:2]]
     names = [HOST, *(device.name for device in devices)]
-    with open_rings(devices) as rings, open_workers(devices, rings.fds) as workers:
+    with open_rings(devices) as rings, Workers(devices, rings.fds) as workers:
         links = measure_links(rings, workers)
     assert sorted((link.source, link.target) for link in links) == sorted((a, b) for a in names for b in names if a != b)
     assert all(link.send_s + link.send_s_per_byte > 0 and link.latency_s >= 0 and link.receive_s >= 0 for link in links)
@@ -75,5 +75,5 @@ def test_links_between_real_workers() -> None:
 
 
 def test_devices_without_cores_have_no_links() -> None:
-    with open_rings([parse_device("null:0")]) as rings, open_workers(rings.devices) as workers:
+    with open_rings([parse_device("null:0")]) as rings, Workers(rings.devices) as workers:
         assert measure_links(rings, workers) == []

@@ -34,7 +34,7 @@ from autosplit.measuring import (
     store,
 )
 from autosplit.measuring.cut_cost import typical_cut
-from autosplit.measuring.measuring_worker import DeviceFaults, MeasuringWorker, Prepared, open_workers
+from autosplit.measuring.measuring_worker import DeviceFaults, MeasuringWorker, Prepared, Workers
 from autosplit.measuring.model_files import BackendFiles, ModelFiles, Subgraph
 from autosplit.measuring.profiler import _Steps
 from autosplit.measuring.stage_timer import INPUTS, PassBudget, Timed
@@ -164,7 +164,7 @@ def pool(monkeypatch: pytest.MonkeyPatch, traced: Traced, machine: Machine) -> F
     """In place of worker processes; the calibration kernel takes 1 ms, as it did when the fake measured."""
     fake = FakeWorkers(traced, machine)
     monkeypatch.setattr(profiler, "prepare_to_spawn", lambda: None)
-    monkeypatch.setattr(profiler, "open_workers", lambda devices, fds, packages: contextlib.nullcontext(fake))
+    monkeypatch.setattr(profiler, "Workers", lambda devices, fds, packages: contextlib.nullcontext(fake))
     monkeypatch.setattr(ModelFiles, "prepare", lambda files, backend: fake.prepare(files, backend))
     monkeypatch.setattr(ModelFiles, "divide", lambda files, backend, failure: fake.divide(files, backend, failure))
     return fake
@@ -650,7 +650,7 @@ def sleeping(_: object) -> None:
 )
 def test_a_worker_that_died_or_hangs_is_named_and_replaced(machine, monkeypatch, work, limit_s, said) -> None:
     name = machine.devices[0].name
-    with open_workers(machine.devices[:1]) as workers:
+    with Workers(machine.devices[:1]) as workers:
         assert workers.call(MeasuringWorker.calibrate, {name: ()})[name] > 0
         monkeypatch.setattr(measuring_worker, "LIMIT_S", limit_s)
         with pytest.raises(DeviceFaults, match=f"worker 'measuring {name}' {said} during {work.__name__}") as caught:

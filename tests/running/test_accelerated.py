@@ -125,7 +125,7 @@ def test_a_device_that_is_gone_is_replaced_by_others_and_costs_no_request(fallin
         [reason] = pipeline.replanned
         assert asked == ["null:0"] and caplog.messages.count(reason) == 1
         assert re.search("'null:0' was lost: .*fell off the bus.*no device; .*; planned anew: all on null:0$", reason)
-        assert [worker.stage for worker in pipeline.health()] == ["all"] and pipeline.num_answered == 1000
+        assert [worker.stage for worker in pipeline.health()] == ["all"] and pipeline.occupancy.num_answered == 1000
 
 
 def refuse(lost: str) -> list[StagePlacement]:

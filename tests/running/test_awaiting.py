@@ -215,4 +215,4 @@ def test_nothing_is_left_after_a_storm_of_limits_and_cancellations_in_two_loops(
             for loop in [pool.submit(asyncio.run, storm(seed)) for seed in range(2)]:
                 loop.result(30)
         assert answers and engine.run(request(3))[0][0] == 6
-        assert engine.num_waiting == engine.num_running == 0
+        assert engine.occupancy.num_waiting == engine.occupancy.num_running == 0

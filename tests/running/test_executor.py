@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import Gate, Once, add, double, fail_on_7, increment, local, request, spawned
 
+from autosplit.devices.calls import begin
 from autosplit.devices.processes import MemoryHeld
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
-from autosplit.running import admission, monitor
+from autosplit.running import monitor
 from autosplit.running.copying import CopyPool
 from autosplit.running.modules import LocalFunction
 from autosplit.running.monitor import WorkerReport
@@ -205,7 +206,7 @@ def test_callers_enter_once_half_of_the_queue_is_free_and_nobody_overtakes_them(
 
     with make([local("a", hold, "x", "y", replicas=replicas)], ["x"], ["y"], queue_capacity=4) as engine:
         futures = [engine.submit(request(number)) for number in range(2)]
-        while engine.num_waiting:  # a copy that starts late would take its request from the full queue
+        while engine.occupancy.num_waiting:  # a copy that starts late would take its request from the full queue
             time.sleep(0.001)
         futures += [engine.submit(request(number)) for number in range(2, 6)]
         entrance = engine._admission._waiting_room
@@ -217,11 +218,11 @@ def test_callers_enter_once_half_of_the_queue_is_free_and_nobody_overtakes_them(
             if number == 0:
                 let_out.release()
                 assert wait(futures[:2], 10, FIRST_COMPLETED).done
-                while engine.num_waiting != 3:
+                while engine.occupancy.num_waiting != 3:
                     time.sleep(0.001)
         with pytest.raises(RefusedError, match=r"3 are waiting \(limit 4\)"):
             engine.submit(request(9), timeout_s=0)
-        assert len(futures) == 6 and engine.num_waiting == 3 and not engine.returns_immediately
+        assert len(futures) == 6 and engine.occupancy.num_waiting == 3 and not engine.returns_immediately
         let_out.release(7)
         for caller in outside:
             caller.join(10)
@@ -263,9 +264,9 @@ def test_a_deadline_in_the_queue_is_told_when_it_passes_and_makes_room() -> None
         for future in futures[2:]:
             with pytest.raises(DeadlineError, match="while it waited in the admission queue"):
                 future.result(10)
-        assert pipeline.num_waiting == 2 and not futures[0].done()
+        assert pipeline.occupancy.num_waiting == 2 and not futures[0].done()
         waiting.cancel()
-        assert pipeline.num_waiting == 1
+        assert pipeline.occupancy.num_waiting == 1
         gate.opened.set()
         assert [float(future.result(10)[0][0]) for future in futures[:2]] == [1, 2]
     assert gate.seen == [0, 1]
@@ -302,7 +303,7 @@ def test_an_answer_of_unlike_stages_waits_for_no_other_request_and_none_is_compu
     with Pipeline(stages, ["x"], ["y"], max_in_flight=4) as pipeline:
         slow, quick = pipeline.submit(request(0)), pipeline.submit(request(1))
         assert quick.result(10)[0][0] == 3 and not slow.done()
-        assert (pipeline.num_running, pipeline.num_answered) == (1, 1)
+        assert (pipeline.occupancy.num_running, pipeline.occupancy.num_answered) == (1, 1)
         gate.opened.set()
         dying = pipeline.submit(request(2))
         assert [float(future.result(20)[0][0]) for future in (slow, quick)] == [3, 3]
@@ -345,11 +346,21 @@ def test_reports_asked_for_under_load_disturb_nothing() -> None:
         assert [float(future.result(10)[0][0]) for future in futures] == [4 * number + 1 for number in range(100)]
 
 
+def test_a_request_keeps_the_number_that_its_sender_gave_in_errors_and_records() -> None:
+    with Pipeline([local("a", fail_on_7, "x", "y")], ["x"], ["y"]) as pipeline:
+        right, wrong = (pipeline.submit_unbounded(request(value), number=number) for value, number in ((1, 40), (7, 90)))
+        assert right.result(10)[0][0] == 2
+        with pytest.raises(StageError, match="failed on request 90"):
+            wrong.result(10)
+        assert (right.number, wrong.number) == (40, 90)
+        assert [[event.number for event in events] for events in pipeline.events()] == [[40, 90]]
+
+
 def test_a_report_that_came_too_late_is_not_taken_for_the_next() -> None:
     with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
         pipeline.run(request(0))
         deployment = pipeline._transport.deployment
-        deployment.call(0, "during a report", StageWorker.events, False)  # and nobody waits for the reply
+        begin(deployment.workers[0], "during a report", StageWorker.events, False)  # and nobody waits for the reply
         assert deployment.workers[0].connection.poll(20)
         pipeline.run_many([request(number) for number in range(3)])
         assert [len(events) for events in pipeline.events()] == [4]
@@ -400,7 +411,7 @@ def test_close_ends_all_that_it_holds_also_when_it_is_interrupted(monkeypatch: p
         threading.Timer(0.1, gate.opened.set).start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(admission, "wait_until", interrupt)
+    monkeypatch.setattr(pipeline._admission, "wait_until", interrupt)
     with pytest.raises(KeyboardInterrupt):
         pipeline.close()
     assert [thread.name for thread in threading.enumerate() if thread.name in ("autosplit-rings", "a/0 on null:0")] == []

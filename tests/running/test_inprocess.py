@@ -51,7 +51,7 @@ def test_every_way_to_ask_gives_the_same_answers(engine: Engine) -> None:
         session.set_input("x", request(5)[0])
         session.run()
         assert session.get_output(10)[0][0] == 10
-        assert engine.num_answered == 20 * 3 + 2 and engine.num_running == engine.num_waiting == 0
+        assert engine.occupancy.num_answered == 20 * 3 + 2 and engine.occupancy.num_running == engine.occupancy.num_waiting == 0
 
 
 @pytest.mark.parametrize("drain", [True, False])
@@ -145,7 +145,7 @@ def test_more_urgent_requests_of_other_threads_come_first_and_a_full_engine_refu
         for number, priority in [(1, 5), (2, -1)]:
             threads.append(threading.Thread(target=engine.submit, args=(request(number),), kwargs={"priority": priority}))
             threads[-1].start()
-            wait_until(lambda number=number: engine.num_waiting >= number)
+            wait_until(lambda number=number: engine.occupancy.num_waiting >= number)
         with pytest.raises(RefusedError, match=r"1 requests are running \(limit 1\)"):
             engine.submit(request(3), timeout_s=0)
         gate.opened.set()
@@ -176,7 +176,7 @@ def test_one_thread_computes_what_others_bring_and_a_thread_that_is_interrupted_
         threads = [threading.Thread(target=ask, args=(number,)) for number in (0, 1, 3, 2)]
         for number, thread in enumerate(threads):
             thread.start()
-            wait_until(lambda number=number: engine.num_waiting >= number)
+            wait_until(lambda number=number: engine.occupancy.num_waiting >= number)
             assert number or gate.entered.acquire(timeout=10)
         gate.opened.set()
         for thread in threads:
@@ -191,7 +191,7 @@ def test_it_tells_what_workers_tell(engine: Engine) -> None:
         engine.run_many([request(number) for number in range(6)])
         stats = engine.stats()
         assert stats.num_requests == sum(stage.num_requests for stage in stats.stages) == 6 and stats.latency.count == 6
-        assert {worker.state for worker in engine.health("net")} == {"waiting"} and len(engine.pids) == engine.max_in_flight
+        assert {worker.state for worker in engine.health()} == {"waiting"} and len(engine.pids) == engine.max_in_flight
         assert len(engine.made_ns(4)[0]) == 4 and len(record(engine)) == 12
 
 

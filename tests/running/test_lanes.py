@@ -75,7 +75,7 @@ def test_a_slow_replica_does_not_hold_up_the_other(stages: int) -> None:
     placed = [local("a", uneven, "x", "u", 2), local("b", double, "u", "y", 2)][:stages]
     with Pipeline(placed, ["x"], ["u" if stages == 1 else "y"]) as pipeline:
         answers = pipeline.run_many([request(number) for number in range(200)])
-        assert pipeline.num_answered == 200 and pipeline.num_running == 0
+        assert pipeline.occupancy.num_answered == 200 and pipeline.occupancy.num_running == 0
         assert sum(stage.num_requests for stage in pipeline.stats().stages) == stages * 200
     assert [float(answer[0][0]) for answer in answers] == [stages * (number + 1) for number in range(200)]
     slow, fast = sorted(uneven.counts.values())

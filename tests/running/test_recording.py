@@ -16,7 +16,7 @@ def test_events_become_actions_from_the_first_request_on() -> None:
     milli = 1_000_000
     first = WorkerEvent(7, DATA, 0, 5 * milli, 10 * milli, 30 * milli, 40 * milli, 4 * milli)
     failed = WorkerEvent(8, ERROR, 0, 0, 0, 0, 0, 0)
-    actions = actions_of([("a", 0, "host"), ("b", 1, "node-b")], [[first, failed], [first._replace(sequence=9)]])
+    actions = actions_of([("a", 0, "host", [first, failed]), ("b", 1, "node-b", [first._replace(number=9)])])
     assert [(action.lane, action.request, action.kind) for action in actions] == [
         ("a.0", 0, "compute"),
         ("b.1", 2, "compute"),
@@ -25,7 +25,7 @@ def test_events_become_actions_from_the_first_request_on() -> None:
     ]
     assert (actions[0].start_s, actions[0].end_s) == pytest.approx((0.0, 0.020))
     assert (actions[2].start_s, actions[2].end_s) == pytest.approx((0.024, 0.030))
-    assert actions_of([("a", 0, "host")], [[failed]]) == ()
+    assert actions_of([("a", 0, "host", [failed])]) == ()
 
 
 @pytest.mark.timeout(60)

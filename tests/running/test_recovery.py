@@ -40,7 +40,7 @@ def test_a_thousand_requests_survive_killed_workers() -> None:
 
         def kill() -> None:
             for victim in (0, 1, 2):  # far enough from each other that none strikes the requests of the one before
-                wait_until(lambda victim=victim: pipeline.num_answered > 100 + 250 * victim)
+                wait_until(lambda victim=victim: pipeline.occupancy.num_answered > 100 + 250 * victim)
                 os.kill(pipeline.pids[victim], signal.SIGKILL)
                 wait_until(lambda victim=victim: pipeline.restarts > victim)
 

@@ -147,7 +147,7 @@ def test_requests_that_run_or_wait_when_weights_are_swapped_are_answered(
         for caller in outside:
             caller.join(10)
         assert {number: float(future.result(10)[0][0]) for number, future in futures.items()} == {n: n + 1 for n in range(5)}
-        assert pipeline.run(vector(7))[0][0] == 8 and pipeline.num_running == pipeline.num_waiting == 0
+        assert pipeline.run(vector(7))[0][0] == 8 and pipeline.occupancy.num_running == pipeline.occupancy.num_waiting == 0
         assert pipeline.swap_bytes == {"null:0": 0} and "beside those in use, which takes 0 B on null:0 more" in caplog.text
     with pytest.raises(RefusedError, match="closed"):
         pipeline.swap("all", {}, tmp_path)

@@ -104,5 +104,5 @@ class TestCallerStreams(TransportContract):
                     engine.submit(request(number)).result(LIMIT_S)
                 assert [number_of(future) for future in others] == [1, 2, 3]
             [stage] = engine.stats().stages
-            assert (stage.num_requests, stage.num_failed) == (12, 4) and engine.num_running == 0
-            assert {worker.state for worker in engine.health("net")} == {"waiting"}
+            assert (stage.num_requests, stage.num_failed) == (12, 4) and engine.occupancy.num_running == 0
+            assert {worker.state for worker in engine.health()} == {"waiting"}

@@ -93,10 +93,10 @@ def test_a_chain_is_bounded_and_its_requests_end_when_they_are_cancelled_or_late
         futures[2].cancel()
         with pytest.raises(DeadlineError, match="while it waited in the admission queue"):
             chain.submit(request(2), deadline_s=0.3).result(10)
-        while host["two"].num_held != 1:
+        while host["two"].occupancy.num_held != 1:
             time.sleep(0.001)
         futures[1].cancel()
-        assert host["two"].num_held == 0
+        assert host["two"].occupancy.num_held == 0
         gate.set()
         assert futures[0].result(10)[0][0] == 0 and chain.run(request(4))[0][0] == 8
         with pytest.raises(CancelledError):
