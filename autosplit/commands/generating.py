@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosplit.commands.console import err, load_plan, log, say, say_kept, show, write_plan
+from autosplit.commands.console import err, load_plan, log, say, say_kept, say_notes, show, write_plan
 from autosplit.commands.machines import opened_machine
 from autosplit.commands.options import MeasuredModel, seconds
 from autosplit.commands.starting import start
@@ -147,6 +147,7 @@ def generate(given: Generate) -> None:
         )
     with opened:
         opened.stats(clear=True)  # the time of opening is not that of the answers
+        say_notes(opened.notes)
         say(str(opened.plan))
         if given.output is not None and opened.plan is not None and opened.graph is not None:
             write_plan(opened.plan, opened.graph, given.output, f"; autosplit serve {given.output} answers other programs")
