@@ -133,14 +133,15 @@ def _steps(model: Model, sequences: Sequences, trust: bool) -> StepFamily:
     if isinstance(model, ExportedProgram) or str(model).endswith(".pt2"):
         name = "the model" if isinstance(model, ExportedProgram) else f"'{model}'"
         raise UsageError(f"{name} is an exported program, which computes whole sequences; give the module that it was made of")
+    notes: tuple[str, ...] = ()
     if isinstance(model, nn.Module):
         module, source = model, PYTHON_OBJECT
     else:
         loaded = loading.load_model(model, trust=trust)
         assert isinstance(loaded.module, nn.Module)  # only a .pt2 file holds anything else
-        module, source = loaded.module, Source(loaded.spec)
+        module, source, notes = loaded.module, Source(loaded.spec), loaded.notes
     family = step_family(module, sequences.max_sequences, sequences.max_length, prompt=sequences.prompt, new=sequences.new)
-    variants = tuple(replace(traced, source=source) for traced in family.variants)
+    variants = tuple(replace(traced, source=source, notes=(*notes, *traced.notes)) for traced in family.variants)
     return replace(family, variants=variants, sequences=sequences)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autosplit.commands.console import err, load_plan, log, say, say_kept, show, write_plan
+from autosplit.commands.console import err, load_plan, log, say, say_kept, say_notes, show, write_plan
 from autosplit.commands.machines import opened_machine
 from autosplit.commands.options import MeasuredModel, seconds
 from autosplit.commands.starting import start
@@ -115,6 +115,8 @@ def generate(given: Generate) -> None:
     """Generate tokens: trace, measure and plan a language model, open it, and continue the prompts."""
     sampling = given.sampling
     given.require_default(["cluster"], "the caches of a generator are on this machine")
+    if Path(given.model).is_dir():  # else a prompt of text would be refused for want of a tokenizer
+        raise UsageError(f"model '{given.model}' is a folder; a checkpoint is named as 'transformers:{given.model}'")
     start(lambda: given.backends)
     from autosplit.generating.sampling import Sampling
     from autosplit.generating.texts import load_texts
@@ -122,6 +124,8 @@ def generate(given: Generate) -> None:
 
     texts = load_texts(given.model)
     prompts, reader = given.prompts(texts), None if given.prompt_ids else texts
+    if not all(map(len, prompts)):
+        raise UsageError("a prompt is empty; give at least one token, such as the one that begins a text")
     longest, ends = 1 if given.sound else max(map(len, prompts)), () if reader is None else reader.ends
     Sampling(**sampling)  # tracing takes a while
     if given.plan is not None:
@@ -142,6 +146,8 @@ def generate(given: Generate) -> None:
             )
         )
     with opened:
+        opened.stats(clear=True)  # the time of opening is not that of the answers
+        say_notes(opened.notes)
         say(str(opened.plan))
         if given.output is not None and opened.plan is not None and opened.graph is not None:
             write_plan(opened.plan, opened.graph, given.output, f"; autosplit serve {given.output} answers other programs")

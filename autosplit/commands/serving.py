@@ -83,13 +83,6 @@ def serve(given: Serve) -> None:
         host = opened.enter_context(HostManager())
         repository = Repository(host, plans, given.repository, given.model or [], given.devices, given.store)
         opened.callback(repository.close)
-        with bars(err) as progress:
-            for number, name in enumerate(plans):
-                progress("load", number / len(plans), f"loading model '{name}'")
-                repository.load(name).result()
-        requests = logging.getLogger("autosplit.webservice")
-        requests.addHandler(LogLines())
-        requests.setLevel(logging.INFO if given.verbose else logging.WARNING)
 
         def started() -> None:
             about = {"url": server.url, "models": sorted(plans)}
@@ -97,7 +90,15 @@ def serve(given: Serve) -> None:
             print(json.dumps(about) if given.json else text, flush=True)
 
         address = Address(given.host, given.port, given.certificate, given.key)
-        server = WebServer(Application(host, repository, limits, token), address, started)
+        server = WebServer(Application(host, repository, limits, token), address, started)  # a port in use is known at once
+        opened.callback(server.close)
+        with bars(err) as progress:
+            for number, name in enumerate(plans):
+                progress("load", number / len(plans), f"loading model '{name}'")
+                repository.load(name).result()
+        requests = logging.getLogger("autosplit.webservice")
+        requests.addHandler(LogLines())
+        requests.setLevel(logging.INFO if given.verbose else logging.WARNING)
         server.serve()
 
 

@@ -69,6 +69,9 @@ class Generator:
         opened: closes the pipeline and its resources; None if others close them.
     """
 
+    notes: tuple[str, ...] = ()
+    """Sentences on the model that the user should read, such as which weights it has."""
+
     def __init__(
         self,
         pipeline: StepPipeline,

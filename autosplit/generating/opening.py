@@ -36,7 +36,9 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -
     with kept(), ExitStack() as opened:
         found = [opened.enter_context(_opened(family, one, devices, len(plans))) for one in plans]
         opened.pop_all()  # from here on the caller closes them
-        return side_by_side(found, plan)
+        generator = side_by_side(found, plan)
+        generator.notes = family.notes
+        return generator
 
 
 def side_by_side(generators: Sequence[Generator], plan: Plan) -> Generator:

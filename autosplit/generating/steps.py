@@ -61,6 +61,11 @@ class StepFamily(Family):
     source: Source | None = None
     table: torch.Tensor | None = field(repr=False, default=None)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """As of any family, without those on padding, of which users of a generator see nothing."""
+        return self.variants[0].notes
+
     def own_names(self, found: Mapping[str, int]) -> dict[str, int]:
         """A map of modules and weights of the step by their names in ``module``, without those that only the step has."""
         prefix = "decoder.model." if hasattr(self.module, "set_attn_implementation") else "decoder."

@@ -287,8 +287,11 @@ class _Measurement:
         """Leave settings out, with their measurements. Raises: BackendError: no backend is left on a device."""
         self.left_out |= reasons
         for setting, reason in reasons.items():
-            if all(other in self.left_out for other in self.stamps if other.device == setting.device):
-                raise BackendError(reason)
+            tried = [other for other in self.stamps if other.device == setting.device]
+            if all(other in self.left_out for other in tried):
+                has_eager = any(other.backend == "eager" for other in tried)
+                way_out = "" if has_eager else f". No other backend is asked for on '{setting.device}'; add eager to the backends"
+                raise BackendError(f"{reason.removesuffix('.') if way_out else reason}{way_out}")
 
     def _keep(self, measured: Mapping[Setting, Measured]) -> None:
         """Put measurements into the profile and the store, in place of earlier ones and their stages."""

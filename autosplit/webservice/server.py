@@ -49,7 +49,7 @@ class _Server(uvicorn.Server):
 
 
 class WebServer:
-    """A server that listens from the start; it takes requests while ``serve`` runs.
+    """A server that has its port from the start; it listens while ``serve`` runs, and refuses connections before.
 
     The caller closes the host and the repository afterwards.
 
@@ -80,9 +80,12 @@ class WebServer:
             config.load()
         except OSError as failure:
             raise UsageError(f"the certificate '{address.certificate}' cannot be used: {failure}") from None
+        self._socket = socket.socket()
         try:
-            self._socket = socket.create_server((address.host, address.port), backlog=512)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended lately do not count
+            self._socket.bind((address.host, address.port))
         except (OSError, OverflowError) as failure:
+            self._socket.close()
             place = f"{address.host}:{address.port}"
             raise UsageError(f"cannot listen at {place}: {failure}; choose another --port or --host") from None
         scheme = "http" if address.certificate is None else "https"
@@ -96,6 +99,10 @@ class WebServer:
         """
         with self._socket, contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signals again that it was sent
             self._server.run([self._socket])
+
+    def close(self) -> None:
+        """Give the port back, also where ``serve`` never ran."""
+        self._socket.close()
 
     def stop(self) -> None:
         """End as after SIGTERM; from any thread."""

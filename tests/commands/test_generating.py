@@ -23,8 +23,9 @@ def asked(monkeypatch):
 
     def generator(model, machine, constraints, **options):
         found.update(options, model=model, num_stages=constraints.num_stages)
-        texts = Texts(tokenizer())
-        return Generator(Pipeline(3, 80), BUCKETS, Capacity(3, 80, VOCABULARY), 1, texts=texts)
+        opened = Generator(Pipeline(3, 80), BUCKETS, Capacity(3, 80, VOCABULARY), 1, texts=Texts(tokenizer()))
+        opened.generate([[1]], max_new_tokens=1)  # what ran before the prompts is not counted
+        return opened
 
     monkeypatch.setattr("autosplit.generation.generator", generator)
     monkeypatch.setattr("autosplit.commands.generating.start", lambda backends: 0.0)
@@ -71,6 +72,7 @@ def test_several_prompts_and_json(asked):
         (["--prompt-ids", "1,2", "--generate", "max_length=8"], "max_length is 8, and the longest prompt has 2 tokens"),
         (["--prompt-ids", "1,2", "--generate", "slots=8"], "'slots=8' is not one of prompt, new"),
         (["--prompt-ids", "1", "--cluster", "auto"], "leave out --cluster"),
+        (["--prompt-ids", "1", "--prompt-ids", ""], "a prompt is empty; give at least one token"),
     ],
 )
 def test_flags_are_refused_before_a_model_is_loaded(asked, words, fault):
@@ -91,8 +93,12 @@ def test_flags_are_refused_before_a_model_is_loaded(asked, words, fault):
 )
 def test_sequences_are_refused_before_a_model_is_loaded(words, fault):
     done = CliRunner().invoke(cli.app, ["search", SPEC[1], *words])
-    assert done.exit_code == 1
-    assert fault in " ".join(done.stderr.split())
+    assert done.exit_code == 1 and fault in " ".join(done.stderr.split())
+
+
+def test_a_folder_in_place_of_a_spec_is_told_its_spec():
+    done = CliRunner().invoke(cli.app, ["generate", ".", "--prompt", "a text"])
+    assert done.exit_code == 1 and "a checkpoint is named as 'transformers:.'" in done.stderr
 
 
 def test_a_plan_of_other_requests_is_refused(tmp_path):

@@ -130,5 +130,8 @@ def test_the_plan_of_a_generator_is_served_with_texts(tmp_path, monkeypatch):
             assert served.call("POST", "/v1/chat/completions", body)[0] == 404
         repository.close()
     assert traced == [(type(model), 2, 64, {"prompt": 8, "new": 8})] * 3
+    loaded = autosplit.load(tmp_path / "tiny.yaml")
+    [note] = loaded.family.notes
+    assert note.startswith(f"weights: those of '{spec}'")
     with pytest.raises(UsageError, match="open_generator"):
-        autosplit.load(tmp_path / "tiny.yaml").open()
+        loaded.open()

@@ -218,6 +218,13 @@ def test_a_load_at_a_rate_and_of_callers(served: Served, tmp_path: Path) -> None
     assert (tmp_path / "load.svg").read_bytes().startswith(b"<?xml")
 
 
+def test_a_port_in_use_is_told_before_a_model_loads() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = taken.getsockname()
+        done = CliRunner().invoke(cli.app, ["serve", "none.yaml", "--port", str(place[1])])
+    assert done.exit_code == 1 and f"cannot listen at 127.0.0.1:{place[1]}" in done.output
+
+
 @pytest.mark.parametrize("words", [[], ["--rate", "0"], ["--rate", "fast"], ["--rate", "1", "--in-flight", "1"]])
 def test_a_load_that_cannot_be(served: Served, words: list[str]) -> None:
     assert CliRunner().invoke(cli.app, ["bench", served.url, *words]).exit_code == 1
