@@ -137,7 +137,8 @@ def search(
         setup.require_one_precision()
         if profile.shapes is None:
             raise UsageError("the profile is of requests of one size; measure the model that was traced with sizes=")
-        setup, budget = replace(setup, keep=None), replace(as_budget(budget), search_s=0.0)
+        # An explanation would be that of the largest size alone; ``phase_rows`` explains the phases of a generator.
+        setup, budget = replace(setup, keep=None), replace(as_budget(budget), search_s=0.0, explain_s=0.0)
         if isinstance(traced, StepFamily) and isinstance(profile, PhaseProfile):
             footprints = Footprints(_machine(devices, setup), setup.workspace, traced.variants[1:])
             ask = partial(_search, traced.variants[0], profile, footprints, setup=setup, budget=budget)

@@ -43,7 +43,7 @@ def store(tmp_path_factory):
 def found(family, store):
     """The whole way on two cores."""
     setup = autosplit.Setup(backends="eager", progress=False, store=store)
-    budget = autosplit.Budget(search_s=0, explain_s=0.05, num_rounds=2)
+    budget = autosplit.Budget(search_s=0, num_rounds=2)
     return autosplit.auto(family, "cpu:0,cpu:1", setup=setup, budget=budget)
 
 
