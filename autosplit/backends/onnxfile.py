@@ -5,7 +5,6 @@ second file. ``onnx.json`` names the file and holds the specs of inputs and outp
 """
 
 import contextlib
-import itertools
 import json
 import secrets
 import shlex
@@ -151,7 +150,7 @@ def _export(program: StageProgram, dense: bool) -> "torch.onnx.ONNXProgram":
     examples = [torch.zeros(shape, dtype=source.dtype) for shape, source in zip(shapes, inputs, strict=True)]
     free = _free_axes(program, inputs, dense) if program.free else None
     exported = _convert(module, examples, free)
-    _name_ports(exported.model.graph, [source.name for source in inputs], [target.name for target in outputs])
+    _name_ports(exported.model, [one.name for one in (*inputs, *outputs)])
     if free is not None:
         _name_axes(exported.model.graph, free)
     return exported
@@ -211,21 +210,17 @@ def _is_turned_weight(node: Any) -> bool:
     return source is not None and source.nbytes >= SMALL_BYTES
 
 
-def _name_ports(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Give inputs and outputs the stage's names, and rename inner values that have one of them.
+def _name_ports(model: Any, names: Sequence[str]) -> None:
+    """Give inputs and outputs the stage's names; inner values that have one of them get others.
 
     The exporter's own renaming leaves two values of one name if an output was permuted.
     """
-    ports = [*graph.inputs, *graph.outputs]
-    inside = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
-    taken = {*inputs, *outputs, *(value.name for value in inside)}
-    for value in inside:
-        if value.name in {*inputs, *outputs}:
-            value.name = next(f"{value.name}_{n}" for n in itertools.count(1) if f"{value.name}_{n}" not in taken)
-            taken.add(value.name)
-    for value, name in zip(ports, [*inputs, *outputs], strict=True):
+    from onnxscript import ir
+
+    for value, name in zip((*model.graph.inputs, *model.graph.outputs), names, strict=True):
         value.name = name
 
+    ir.passes.common.NameFixPass()(model)
 
 def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
     """Export the stage to ``folder`` unless that is done; a stage that is saved there must be this one.
