@@ -20,7 +20,7 @@ import torch
 from autosplit.backends import exportcache
 from autosplit.backends.decomposing import FlatProgram
 from autosplit.backends.limiting import Check
-from autosplit.backends.ports import DenseStage, LogicalStage, Port, port
+from autosplit.backends.ports import DenseStage, Port, port
 from autosplit.backends.probing import innermost, raise_shortage, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.backends.translating import translations
@@ -29,6 +29,7 @@ from autosplit.errors import BackendError
 from autosplit.files import hidden_beside
 from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json, read_text
 from autosplit.tracing.flattening import SORT, sorts_integers
+from autosplit.tracing.freesizes import any_strides
 from autosplit.tracing.splitting import WEIGHTS, StageProgram, load_stage
 from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict
 from autosplit.tracing.weightsfile import weight_starts
@@ -145,7 +146,7 @@ def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool
 
 def _export(program: StageProgram, dense: bool) -> "torch.onnx.ONNXProgram":
     inputs, outputs = _ports(program.inputs), _ports(program.outputs)
-    module = DenseStage(program.module, inputs, outputs) if dense else LogicalStage(program.module, inputs)
+    module = DenseStage(program.module, inputs, outputs) if dense else any_strides(program.module)
     shapes = [source.dense_shape if dense else source.spec.shape for source in inputs]
     examples = [torch.zeros(shape, dtype=source.dtype) for shape, source in zip(shapes, inputs, strict=True)]
     free = _free_axes(program, inputs, dense) if program.free else None
