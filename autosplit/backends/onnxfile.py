@@ -24,7 +24,7 @@ from autosplit.backends.ports import DenseStage, Port, port
 from autosplit.backends.probing import innermost, raise_shortage, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.backends.translating import translations
-from autosplit.compat.runtimes import kept_kernels, kept_translations
+from autosplit.compat.runtimes import kept_translations
 from autosplit.errors import BackendError
 from autosplit.files import hidden_beside
 from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json, read_text
@@ -175,7 +175,7 @@ def _convert(
         for node in flat.graph.find_nodes(op="call_function", target=torch.ops.aten.sort.stable):
             options = [node.kwargs.get("dim", -1), node.kwargs.get("descending", False)]
             node.target, node.args, node.kwargs = SORT, (node.args[0], *options), {}  # ONNX's TopK is stable
-        with kept_translations(), kept_kernels():
+        with kept_translations():
             program = torch.onnx.export(
                 flat, dynamo=True, verbose=False, optimize=False, custom_translation_table=translations(flat.graph)
             )
@@ -220,8 +220,8 @@ def _name_ports(model: Any, names: Sequence[str]) -> None:
 
     for value, name in zip((*model.graph.inputs, *model.graph.outputs), names, strict=True):
         value.name = name
-
     ir.passes.common.NameFixPass()(model)
+
 
 def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
     """Export the stage to ``folder`` unless that is done; a stage that is saved there must be this one.
