@@ -130,6 +130,9 @@ def _told(function: Callable[..., T]) -> Callable[..., T]:
 class OpenVinoRequest:
     """An infer request of OpenVINO, with memory of its own for all but large tensors: see ``COPIED_BYTES``."""
 
+    _done: Done | None = None
+    _calls_back = False
+
     @_told
     def __init__(self, stage: OnnxStage, compiled: Compiled) -> None:
         self.request = compiled.model.create_infer_request()
@@ -140,8 +143,6 @@ class OpenVinoRequest:
         self._inputs = [_bound(self.request.set_input_tensor, k, p.dense_shape, p.dtype) for k, p in enumerate(stage.inputs)]
         pairs = enumerate(zip(shapes, stage.outputs, strict=True))
         self._outputs = [_bound(self.request.set_output_tensor, k, shape, port.dtype) for k, (shape, port) in pairs]
-        self._done: Done | None = None
-        self._calls_back = False
 
     @_told
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -196,8 +197,6 @@ class FreeRequest(OpenVinoRequest):
         self.request = compiled.model.create_infer_request()
         self._stage = stage
         self._given: list[torch.Tensor] = []
-        self._done: Done | None = None
-        self._calls_back = False
 
     @_told
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
