@@ -115,7 +115,7 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids))
 """
 
 
-def test_a_transposed_value_travels_between_ranks_row_major_and_is_read_as_in_the_trace(tmp_path: Path) -> None:
+def test_a_transposed_value_travels_between_ranks_row_major_and_is_read_with_these_strides(tmp_path: Path) -> None:
     """torch.distributed sends no other tensors, and ended with "input tensor has to be contiguous"."""
 
     class Turning(nn.Module):
