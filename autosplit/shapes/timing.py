@@ -66,16 +66,18 @@ def named(family: Family, sizes: tuple[int, ...]) -> At:
 def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Machine, setup: Setup) -> tuple[Way, list[str]]:
     """The way with the fewest expected seconds, with its buckets; and notes on the other one and on backends that are left out.
 
-    Each backend that may win is timed at few sizes in both ways. One program for every size counts as better if it is as fast: it
-    takes the memory of one.
+    Each backend that may win is timed at few sizes in both ways, programs for variants at the ends first: where one program for
+    every size is faster than they are by interpolation, no further one is made. One program for every size counts as better if it
+    is as fast: it takes the memory of one.
 
     Raises: AutosplitError: no backend runs the model at all of these sizes. UsageError: too many sizes that may not be padded.
     """
-    notes = list[str]()
+    sizes, notes = _first_sizes(family, traffic, 2), list[str]()
     ranked, free = _ranked(profile), None
     most, limit = most_variants(family, machine, next(iter(ranked)))
-    curves = _curves(family, ranked, _first_sizes(family, traffic, 2), machine, setup, notes)
-    if family.symbolic is not None and setup.precision == "f32":
+    both = family.symbolic is not None and setup.precision == "f32"
+    curves = _curves(family, ranked, sizes[:1] if both else sizes, machine, setup, notes)
+    if both:
         with suppress(AutosplitError):
             more = _first_sizes(family, traffic, 4)  # which cost no program each
             timed = _curves(family, {name: ranked[name] for name in curves}, more, machine, setup, notes, dynamic=True)
@@ -83,6 +85,12 @@ def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Mach
     if most < MOST_VARIANTS:
         notes.append(f"{limit}, so that at most {most} variants are made")
     try:
+        variants_s = 0.0 if free is None else _interpolated_s(family, traffic, curves, free, most)
+        if free is not None and free.buckets.expected_s <= variants_s:
+            return free, [*notes, _comparison(free, variants_s, "about ", "first")]
+        if both and sizes[1:]:
+            timed = _curves(family, {name: ranked[name] for name in curves}, sizes[1:], machine, setup, notes)
+            curves = {name: {**curves[name], **found} for name, found in timed.items()}
         variants = _bucketed(family, traffic, curves, machine, setup, most)
     except UsageError:  # one program for every size may take requests that variants refuse
         if free is None:
@@ -90,12 +98,29 @@ def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Mach
         return free, notes
     if free is None:
         return variants, notes
-    free_s, variants_s = free.buckets.expected_s, variants.buckets.expected_s
-    taken, place = (free, "first") if free_s <= variants_s else (variants, "second")
-    told = (
-        f"{1e3 * free_s:.4g} ms a request by one program for every size, {1e3 * variants_s:.4g} ms by a program for each variant"
+    is_free = free.buckets.expected_s <= variants.buckets.expected_s
+    told = _comparison(free, variants.buckets.expected_s, "", "first" if is_free else "second")
+    return free if is_free else variants, [*notes, told]
+
+
+def _comparison(free: Way, variants_s: float, how: str, taken: str) -> str:
+    return (
+        f"{1e3 * free.buckets.expected_s:.4g} ms a request by one program for every size, {how}{1e3 * variants_s:.4g} ms by a "
+        f"program for each variant: the {taken} is taken"
     )
-    return taken, [*notes, f"{told}: the {place} is taken"]
+
+
+def _interpolated_s(family: Family, traffic: Traffic, curves: Mapping[str, Seconds], free: Way, most: int) -> float:
+    """Expected seconds of a request by a program for each variant, of which ``curves`` has the smallest and the largest sizes.
+
+    Between these, its gain over one program for every size is interpolated along the seconds of that program.
+    Raises: UsageError: too many sizes that may not be padded.
+    """
+    own_s, free_s = _fastest(curves), _fastest(free.curves)
+    low, high = (choose(own_s, key=own_s.__getitem__) for choose in (min, max))
+    shares = {at: max(0.0, seconds - free_s[low]) / max(free_s[high] - free_s[low], 1e-12) for at, seconds in free_s.items()}
+    times = fit_times({at: own_s[low] + share * (own_s[high] - own_s[low]) for at, share in shares.items()})
+    return choose_buckets(times, traffic, family.allowed, exact=family.unpaddable, most=most).expected_s
 
 
 def _fastest(curves: Mapping[str, Seconds]) -> Seconds:
