@@ -139,7 +139,7 @@ def _steps(model: Model, sequences: Sequences, trust: bool) -> StepFamily:
     else:
         loaded = loading.load_model(model, trust=trust)
         assert isinstance(loaded.module, nn.Module)  # only a .pt2 file holds anything else
-        module, source, notes = loaded.module, Source(loaded.spec), loaded.notes
+        module, source, notes = loaded.module, Source(loaded.source.spec), loaded.notes
     family = step_family(module, sequences.max_sequences, sequences.max_length, prompt=sequences.prompt, new=sequences.new)
     variants = tuple(replace(traced, source=source, notes=(*notes, *traced.notes)) for traced in family.variants)
     return replace(family, variants=variants, sequences=sequences)
@@ -147,7 +147,7 @@ def _steps(model: Model, sequences: Sequences, trust: bool) -> StepFamily:
 
 def _spec_axes(model: loading.Model, allowed: Mapping[str, Sizes]) -> Places:
     """The axes that change with the batch and the sequence length of a spec. Raises: UsageError: other dimensions, or none do."""
-    if not model.spec or set(allowed) - {"batch", "seq"}:
+    if not model.source.spec or set(allowed) - {"batch", "seq"}:
         raise UsageError(
             f"which axes have the sizes of {', '.join(allowed)} is not known; give shapes={{'input_ids': {{1: 'seq'}}}} with the "
             "names of the model's own parameters"
@@ -157,9 +157,9 @@ def _spec_axes(model: loading.Model, allowed: Mapping[str, Sizes]) -> Places:
     if len(set(other.values())) < len(other):
         seq_len = (seq_len or 0) + 1
     try:
-        small = loading.load_model(model.spec, batch, seq_len, trust=True, weights=False)
+        small = loading.load_model(model.source.spec, batch, seq_len, trust=True, weights=False)
     except AutosplitError:  # the function of the model computes with values
-        small = loading.load_model(model.spec, batch, seq_len, trust=True)
+        small = loading.load_model(model.source.spec, batch, seq_len, trust=True)
     pairs = {"batch": (model.source.batch, batch), "seq": (model.source.seq_len, seq_len)}
     found = {}
     for (name, tensor), (_, its) in zip(named_tensors(model), named_tensors(small), strict=True):

@@ -54,14 +54,6 @@ def limited(limit_s: float = LIMIT_S, watch: Watch | None = None) -> Iterator[No
 
 
 def apart(function: Callable[..., T], *arguments: object, doing: str, packages: Sequence[str] = ()) -> T:
-    """``call_apart`` where a crash costs a backend a stage. Raises: BackendError: the process died or exceeded its limit."""
-    try:
-        return call_apart(function, *arguments, doing=doing, packages=packages)
-    except WorkerError as failure:
-        raise BackendError(str(failure)) from failure
-
-
-def call_apart(function: Callable[..., T], *arguments: object, doing: str, packages: Sequence[str] = ()) -> T:
     """The result of a function of some module, called in the other process; here, if this is such a process.
 
     Args:
@@ -69,26 +61,28 @@ def call_apart(function: Callable[..., T], *arguments: object, doing: str, packa
         arguments: its arguments.
         doing: for messages, such as "while OpenVINO compiled stage 'stage0'".
         packages: modules that define the user's operators.
-    Raises: HungError: it took longer than ``limited`` allows. WorkerError: the process died. AutosplitError: the function raised
-        it. BackendError: the function raised another error.
+    Raises: BackendError: the process died, or took longer than ``limited`` allows (its cause is a HungError), or the function
+        raised another error. AutosplitError: the function raised it.
     """
     if _is_apart:
         return function(*arguments)
-    (limit_s, watch), worker, is_free = _limits.get(), _taken(), False
+    limit_s, watch = _limits.get()
     try:
-        call = begin(worker, doing, _run, doing, tuple(packages), function, arguments)
+        worker, is_free = _taken(), False
         try:
-            result = call.result(limit_s, progress=watch)
+            result = begin(worker, doing, _run, doing, tuple(packages), function, arguments).result(limit_s, progress=watch)
+            is_free = True
         except AutosplitError as failure:
             is_free = not isinstance(failure, WorkerError)
             raise
-        is_free = True
-    finally:
-        if is_free:
-            with _lock:
-                _idle.append(worker)
-        else:
-            _end(worker)
+        finally:
+            if is_free:
+                with _lock:
+                    _idle.append(worker)
+            else:
+                _end(worker)
+    except WorkerError as failure:  # a crash costs a backend a stage
+        raise BackendError(str(failure)) from failure
     return result  # type: ignore[return-value]
 
 
@@ -101,7 +95,7 @@ def begin_apart(function: Callable[..., object], *arguments: object, doing: str)
 
     def call() -> None:
         with suppress(AutosplitError, OSError):
-            call_apart(function, *arguments, doing=doing)
+            apart(function, *arguments, doing=doing)
 
     with _lock:
         if _idle or _warming is not None:
@@ -112,7 +106,7 @@ def begin_apart(function: Callable[..., object], *arguments: object, doing: str)
 
 
 def _run(_: object, doing: str, packages: Sequence[str], function: Callable[..., object], arguments: Sequence[object]) -> object:
-    """In the other process: the result of the function. Raises: AutosplitError: as ``call_apart``."""
+    """In the other process: the result of the function. Raises: AutosplitError: as ``apart``."""
     try:
         for package in packages:
             importlib.import_module(package)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from autosplit.backends.base import Runnable
 from autosplit.tracing.splitting import saved_limits
 from autosplit.tracing.valueranges import Assumed
 
 Check = Callable[[Sequence[torch.Tensor]], None]
-Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 def check_of(folder: Path, assumed: Assumed) -> Check | None:
@@ -33,7 +33,7 @@ def check_of(folder: Path, assumed: Assumed) -> Check | None:
     return check
 
 
-def with_check(run: Run, check: Check | None) -> Run:
+def with_check(run: Runnable, check: Check | None) -> Runnable:
     """The function with a check of its inputs before it."""
     if check is None:
         return run

@@ -5,7 +5,6 @@ second file. ``onnx.json`` names the file and holds the specs of inputs and outp
 """
 
 import contextlib
-import itertools
 import json
 import secrets
 import shlex
@@ -21,15 +20,16 @@ import torch
 from autosplit.backends import exportcache
 from autosplit.backends.decomposing import FlatProgram
 from autosplit.backends.limiting import Check
-from autosplit.backends.ports import DenseStage, LogicalStage, Port, port
+from autosplit.backends.ports import DenseStage, Port, port
 from autosplit.backends.probing import innermost, raise_shortage, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.backends.translating import translations
-from autosplit.compat.runtimes import kept_kernels, kept_translations
+from autosplit.compat.runtimes import kept_translations
 from autosplit.errors import BackendError
 from autosplit.files import hidden_beside
 from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json, read_text
 from autosplit.tracing.flattening import SORT, sorts_integers
+from autosplit.tracing.freesizes import any_strides
 from autosplit.tracing.splitting import WEIGHTS, StageProgram, load_stage
 from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict
 from autosplit.tracing.weightsfile import weight_starts
@@ -146,12 +146,12 @@ def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool
 
 def _export(program: StageProgram, dense: bool) -> "torch.onnx.ONNXProgram":
     inputs, outputs = _ports(program.inputs), _ports(program.outputs)
-    module = DenseStage(program.module, inputs, outputs) if dense else LogicalStage(program.module, inputs)
+    module = DenseStage(program.module, inputs, outputs) if dense else any_strides(program.module)
     shapes = [source.dense_shape if dense else source.spec.shape for source in inputs]
     examples = [torch.zeros(shape, dtype=source.dtype) for shape, source in zip(shapes, inputs, strict=True)]
     free = _free_axes(program, inputs, dense) if program.free else None
     exported = _convert(module, examples, free)
-    _name_ports(exported.model.graph, [source.name for source in inputs], [target.name for target in outputs])
+    _name_ports(exported.model, [one.name for one in (*inputs, *outputs)])
     if free is not None:
         _name_axes(exported.model.graph, free)
     return exported
@@ -175,7 +175,7 @@ def _convert(
         for node in flat.graph.find_nodes(op="call_function", target=torch.ops.aten.sort.stable):
             options = [node.kwargs.get("dim", -1), node.kwargs.get("descending", False)]
             node.target, node.args, node.kwargs = SORT, (node.args[0], *options), {}  # ONNX's TopK is stable
-        with kept_translations(), kept_kernels():
+        with kept_translations():
             program = torch.onnx.export(
                 flat, dynamo=True, verbose=False, optimize=False, custom_translation_table=translations(flat.graph)
             )
@@ -211,20 +211,16 @@ def _is_turned_weight(node: Any) -> bool:
     return source is not None and source.nbytes >= SMALL_BYTES
 
 
-def _name_ports(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Give inputs and outputs the stage's names, and rename inner values that have one of them.
+def _name_ports(model: Any, names: Sequence[str]) -> None:
+    """Give inputs and outputs the stage's names; inner values that have one of them get others.
 
     The exporter's own renaming leaves two values of one name if an output was permuted.
     """
-    ports = [*graph.inputs, *graph.outputs]
-    inside = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
-    taken = {*inputs, *outputs, *(value.name for value in inside)}
-    for value in inside:
-        if value.name in {*inputs, *outputs}:
-            value.name = next(f"{value.name}_{n}" for n in itertools.count(1) if f"{value.name}_{n}" not in taken)
-            taken.add(value.name)
-    for value, name in zip(ports, [*inputs, *outputs], strict=True):
+    from onnxscript import ir
+
+    for value, name in zip((*model.graph.inputs, *model.graph.outputs), names, strict=True):
         value.name = name
+    ir.passes.common.NameFixPass()(model)
 
 
 def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:

@@ -78,8 +78,7 @@ class OpenVinoBackend(FileBackend, StreamingBackend):
         require_precision(self, precision)
 
         def opened(place: Path) -> Runnable:
-            stage = open_onnx(place)
-            return compiled_runnable(stage, compiled_model(stage, settings(threads, precision)))
+            return compiled_runnable(compiled_model(open_onnx(place), settings(threads, precision)))
 
         return with_check(in_pieces(folder, opened, threads, trust), check_of(folder, self.assumed))
 
@@ -89,7 +88,7 @@ class OpenVinoBackend(FileBackend, StreamingBackend):
         if piece_folders(folder) != [folder]:
             raise BackendError("a stage with custom operators has no streams: torch runs these, one request at a time")
         stage = replace(open_onnx(folder), check=check_of(folder, self.assumed))
-        return OpenVinoStreams(stage, compiled_model(stage, settings(threads, precision, streams)), streams)
+        return OpenVinoStreams(compiled_model(stage, settings(threads, precision, streams)), streams)
 
     def refuses_kind(self, kind: str) -> str | None:
         """Refuse every accelerator."""
@@ -108,8 +107,9 @@ def settings(threads: int, precision: Precision, streams: int = 1) -> dict[str, 
 
 
 class Compiled(NamedTuple):
-    """A compiled model, and the numbers of the outputs that come with channels last and that torch transposes."""
+    """A stage and its compiled model; ``turned`` outputs, by number, come with channels last, and torch transposes them."""
 
+    stage: OnnxStage
     model: Any
     turned: Collection[int] = ()
 
@@ -130,18 +130,19 @@ def _told(function: Callable[..., T]) -> Callable[..., T]:
 class OpenVinoRequest:
     """An infer request of OpenVINO, with memory of its own for all but large tensors: see ``COPIED_BYTES``."""
 
+    _done: Done | None = None
+    _calls_back = False
+
     @_told
-    def __init__(self, stage: OnnxStage, compiled: Compiled) -> None:
+    def __init__(self, compiled: Compiled) -> None:
         self.request = compiled.model.create_infer_request()
         self._turned = compiled.turned
-        self._stage = stage
+        self._stage = stage = compiled.stage
         self._restores = bool(compiled.turned) or any(port.copied or not port.natural for port in stage.outputs)
         shapes = [last(port.dense_shape) if k in self._turned else port.dense_shape for k, port in enumerate(stage.outputs)]
         self._inputs = [_bound(self.request.set_input_tensor, k, p.dense_shape, p.dtype) for k, p in enumerate(stage.inputs)]
         pairs = enumerate(zip(shapes, stage.outputs, strict=True))
         self._outputs = [_bound(self.request.set_output_tensor, k, shape, port.dtype) for k, (shape, port) in pairs]
-        self._done: Done | None = None
-        self._calls_back = False
 
     @_told
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -192,12 +193,10 @@ class FreeRequest(OpenVinoRequest):
     """An infer request for tensors of every size: it reads inputs in place, and its outputs are copied."""
 
     @_told
-    def __init__(self, stage: OnnxStage, compiled: Compiled) -> None:
+    def __init__(self, compiled: Compiled) -> None:
         self.request = compiled.model.create_infer_request()
-        self._stage = stage
+        self._stage = compiled.stage
         self._given: list[torch.Tensor] = []
-        self._done: Done | None = None
-        self._calls_back = False
 
     @_told
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -215,8 +214,8 @@ class FreeRequest(OpenVinoRequest):
         return self._stage.restored(self.request.get_output_tensor(k).data.copy() for k in range(len(self._stage.outputs)))
 
 
-def _request(stage: OnnxStage, compiled: Compiled) -> OpenVinoRequest:
-    return FreeRequest(stage, compiled) if stage.free else OpenVinoRequest(stage, compiled)
+def _request(compiled: Compiled) -> OpenVinoRequest:
+    return FreeRequest(compiled) if compiled.stage.free else OpenVinoRequest(compiled)
 
 
 def _bound(bind: Callable[[int, Any], None], position: int, shape: Sequence[int], dtype: torch.dtype) -> BoundMemory:
@@ -240,8 +239,8 @@ def _call_back(context: "weakref.ref[OpenVinoRequest]") -> None:
 class OpenVinoStreams:
     """A stage that computes ``streams`` requests at once; one more is queued, so that no stream waits for the caller."""
 
-    def __init__(self, stage: OnnxStage, compiled: Compiled, streams: int) -> None:
-        self.contexts = [_request(stage, compiled) for _ in range(streams + 1)]
+    def __init__(self, compiled: Compiled, streams: int) -> None:
+        self.contexts = [_request(compiled) for _ in range(streams + 1)]
         self._turns = cycle(self.contexts)
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> OpenVinoRequest:
@@ -260,9 +259,29 @@ class OpenVinoStreams:
 
 
 def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Compiled:
-    """Compile the stage's file. Raises: BackendError: OpenVINO refuses it."""
+    """Compile the stage's file, and once more with channels last for outputs that OpenVINO would transpose slowly (``channels``).
+
+    Raises: BackendError: OpenVINO refuses it.
+    """
     require_numpy(stage, "OpenVINO")
-    return _compile(stage.path, chosen, stage.free)
+
+    def compiled(turned: Collection[int]) -> Compiled:
+        model = with_channels_last(core().read_model(stage.path), turned)
+        return Compiled(stage, core().compile_model(model, "CPU", dict(chosen)), turned)
+
+    try:
+        with quiet():
+            found = compiled(())
+            turned = [] if stage.free else slowly_turned(found.model)
+            while turned:
+                other = compiled(turned)
+                kept = sorted(set(turned) - set(transposed(other.model)))
+                if kept == turned:
+                    return other
+                turned = kept
+            return found
+    except RuntimeError as failure:
+        raise BackendError(f"OpenVINO refuses the stage: {_reason(str(failure))}") from None
 
 
 def write_ir(stage: OnnxStage, chosen: Mapping[str, Any], path: Path) -> Collection[int]:
@@ -298,9 +317,9 @@ def open_ir(stage: OnnxStage, weights: Path, chosen: Mapping[str, Any], blob: Pa
             # OpenVINO refuses a blob whose header names another version of it or another instruction set, and a damaged one.
             with contextlib.suppress(RuntimeError):
                 given = {**chosen, **WEIGHTLESS, "WEIGHTS_PATH": str(weights)}
-                return Compiled(core().import_model(io.BytesIO(blob.read_bytes()), "CPU", given))
+                return Compiled(stage, core().import_model(io.BytesIO(blob.read_bytes()), "CPU", given))
         try:
-            return Compiled(core().compile_model(core().read_model(stage.path, weights), "CPU", dict(chosen)))
+            return Compiled(stage, core().compile_model(core().read_model(stage.path, weights), "CPU", dict(chosen)))
         except RuntimeError as failure:
             raise BackendError(f"OpenVINO refuses the stage: {_reason(str(failure))}") from None
 
@@ -325,28 +344,6 @@ def _core() -> Any:
     return openvino.Core()
 
 
-def _compile(path: Path, chosen: Mapping[str, Any], free: bool) -> Compiled:
-    """Compile the file, and once more with channels last for outputs that it would transpose slowly (``channels``)."""
-
-    def compiled(turned: Collection[int]) -> Compiled:
-        model = with_channels_last(core().read_model(path), turned)
-        return Compiled(core().compile_model(model, "CPU", dict(chosen)), turned)
-
-    try:
-        with quiet():
-            found = compiled(())
-            turned = [] if free else slowly_turned(found.model)
-            while turned:
-                other = compiled(turned)
-                kept = sorted(set(turned) - set(transposed(other.model)))
-                if kept == turned:
-                    return other
-                turned = kept
-            return found
-    except RuntimeError as failure:
-        raise BackendError(f"OpenVINO refuses the stage: {_reason(str(failure))}") from None
-
-
 def _reason(text: str) -> str:
     """OpenVINO's message without the places in its sources.
 
@@ -358,9 +355,9 @@ def _reason(text: str) -> str:
     return " ".join((telling or lines)[:2])[:300]
 
 
-def compiled_runnable(stage: OnnxStage, compiled: Compiled) -> Runnable:
+def compiled_runnable(compiled: Compiled) -> Runnable:
     """A compiled stage as a function."""
-    context = _request(stage, compiled)
+    context = _request(compiled)
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         context.bind(inputs)

@@ -141,20 +141,6 @@ class DenseStage(torch.nn.Module):
         return tuple(map(_permuted, outputs, self.orders))
 
 
-class LogicalStage(torch.nn.Module):
-    """A stage that takes dense tensors in the order of their shapes, and gives each the strides that a traced ``view`` needs."""
-
-    def __init__(self, stage: torch.nn.Module, inputs: Sequence[Port]) -> None:
-        super().__init__()
-        self.stage = stage
-        self.orders = [None if source.natural else (source.order, source.inverse) for source in inputs]
-
-    def forward(self, *values: torch.Tensor) -> Any:
-        """Lay the inputs out, run the stage."""
-        pairs = zip(values, self.orders, strict=True)
-        return self.stage(*[value.permute(p[0]).contiguous().permute(p[1]) if p else value for value, p in pairs])
-
-
 def _permuted(value: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
     """Permute the dimensions; with None a converter writes no node."""
     return value if order is None else value.permute(*order)

@@ -102,9 +102,7 @@ def streamed_runnable(program: StageProgram, resident_bytes: int, accelerator: A
 
     Raises: BackendError: the bytes have no room for two buffers, or a view of streamed weights is read long after their op.
     """
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(program.module.graph, {}))
-    ops = list(filter(is_op, graph.nodes))
+    ops = list(filter(is_op, program.module.graph.nodes))
     own = [_own_weights(op) for op in ops]
     sizes = [sum(program.weights[name].nbytes for name in names) for names in own]
     parts = parts_of(sizes, program.weight_bytes - sum(sizes), resident_bytes)
@@ -115,7 +113,7 @@ def streamed_runnable(program: StageProgram, resident_bytes: int, accelerator: A
         )
     weights = [{name: program.weights[name] for name in own[place]} for place in parts.streamed]
     stream = WeightStream(accelerator, computing, weights, parts.next_in_buffer)
-    moved = fx.GraphModule({**program.weights, **stream.weights}, graph, class_name="Stage")
+    moved = fx.GraphModule({**program.weights, **stream.weights}, program.module.graph, class_name="Stage")
     placed = place_stage(replace(program, module=moved), accelerator.device).module
     nodes = list(filter(is_op, placed.graph.nodes))
     order = {node: number for number, node in enumerate(placed.graph.nodes)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from autosplit.backends.apart import call_apart, limited
+from autosplit.backends.apart import apart, limited
 from autosplit.backends.base import Runnable, get_backend
 from autosplit.backends.hardvalues import VALUES, Values
 from autosplit.backends.opcases import Case, probe_program
@@ -48,15 +48,13 @@ def faults_of(backend: str, cases: Sequence[Case]) -> dict[str, Faults]:
         while True:
             try:
                 with limited(MOST_S):
-                    by_case = call_apart(try_all, probe, backend, doing=doing, packages=program.packages)
+                    by_case = apart(try_all, probe, backend, doing=doing, packages=program.packages)
                 return {case.key: by_case[f"case{number}"] for number, case in enumerate(cases)}
-            except HungError:  # the machine is busy: they stay unknown
-                return {}
             except AutosplitError as failure:
+                if isinstance(failure.__cause__, HungError) or "SIGKILL" in str(failure):
+                    return {}  # the machine is busy, memory ran out, or a person ended it: they stay unknown
                 before, done = done, (probe / TOLD).read_text() if (probe / TOLD).exists() else ""
                 refused = failure.refused if isinstance(failure, BackendError) else {}
-                if "SIGKILL" in str(failure):  # memory ran out, or a person ended it
-                    return {}
                 if len(cases) == 1 and done == before:
                     return {cases[0].key: {REFUSED: next(iter(refused.values()), str(failure))}}
                 if refused or done == before:

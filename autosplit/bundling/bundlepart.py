@@ -94,8 +94,8 @@ class BundlePart(Module):
         chosen = openvino.settings(threads, self.precision, streams)
         compiled = openvino.open_ir(stage, self.folder / WEIGHTS, chosen, blob)._replace(turned=turned)
         if streams > 1:
-            return openvino.OpenVinoStreams(stage, compiled, streams)
-        return openvino.compiled_runnable(stage, compiled)
+            return openvino.OpenVinoStreams(compiled, streams)
+        return openvino.compiled_runnable(compiled)
 
     def _place(self, accelerator: Any, device: str) -> "Runnable":
         from autosplit.backends.placing import place_runnable

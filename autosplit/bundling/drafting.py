@@ -13,7 +13,7 @@ import torch
 from autosplit.backends import inductor, openvino
 from autosplit.backends.aligning import tensors_of
 from autosplit.backends.apart import apart
-from autosplit.backends.base import Precision, get_backend, require_precision, require_streams
+from autosplit.backends.base import Precision, convert, get_backend, require_precision, require_streams
 from autosplit.backends.channels import last
 from autosplit.backends.lowering import in_precision
 from autosplit.backends.onnxfile import OnnxStage, write_onnx
@@ -25,7 +25,7 @@ from autosplit.compat.runtimes import open_library
 from autosplit.errors import BackendError
 from autosplit.tracing import programs
 from autosplit.tracing.operators import WRITING, allowed_graph
-from autosplit.tracing.splitting import StageProgram, load_stage, save_stage
+from autosplit.tracing.splitting import StageProgram
 from autosplit.values.plan import Stage
 
 Finish = Callable[[Path, str, Mapping[str, int]], dict[str, str]]
@@ -122,8 +122,7 @@ def _eager(program: StageProgram, stage: Stage, precision: Precision, pool: Weig
 def _onnxruntime(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Made:
     import onnx
 
-    save_stage(program, scratch / "stage")
-    apart(_write_fused, scratch, doing=_doing(program, stage), packages=program.packages)
+    convert(_write_fused, program, scratch, doing=_doing(program, stage))
     model = onnx.load(str(scratch / "fused.onnx"), load_external_data=False)
     outside = [tensor for tensor in tensors_of(model.graph) if tensor.external_data]
     data = _mapped(scratch / "fused.onnx.data") if outside else b""
@@ -144,9 +143,8 @@ def _onnxruntime(program: StageProgram, stage: Stage, precision: Precision, pool
 
 def _openvino(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Made:
     outputs = tuple(map(port, program.outputs))
-    save_stage(program, scratch / "stage")
     chosen = openvino.settings(stage.threads, precision, stage.streams)
-    turned = apart(_write_ir, scratch, chosen, doing=_doing(program, stage), packages=program.packages)
+    turned = convert(_write_ir, program, scratch, chosen, doing=_doing(program, stage))
     orders = tuple(last(one.order) if number in turned else one.order for number, one in enumerate(outputs))
     tree = ElementTree.parse(scratch / "model.xml")
     places = [layer.find("data") for layer in tree.iter("layer") if layer.get("type") == "Const"]
@@ -169,28 +167,26 @@ def _doing(program: StageProgram, stage: Stage) -> str:
     return f"while {stage.backend} compiled stage '{program.name}' for a bundle"
 
 
-def _write_fused(scratch: Path) -> None:
-    write_onnx(load_stage(scratch / "stage", trust=True), scratch / "exported.onnx")
+def _write_fused(program: StageProgram, scratch: Path) -> None:
+    write_onnx(program, scratch / "exported.onnx")
     fuse(scratch / "exported.onnx", scratch / "fused.onnx")
 
 
-def _write_ir(scratch: Path, chosen: Mapping[str, Any]) -> list[int]:
-    program = load_stage(scratch / "stage", trust=True)
+def _write_ir(program: StageProgram, scratch: Path, chosen: Mapping[str, Any]) -> list[int]:
     inputs, outputs = (tuple(map(port, specs)) for specs in (program.inputs, program.outputs))
     write_onnx(program, scratch / "exported.onnx")
     return list(openvino.write_ir(OnnxStage(scratch / "exported.onnx", inputs, outputs), chosen, scratch / "model.xml"))
 
 
-def _compile_library(scratch: Path) -> tuple[Path, list[str]]:
+def _compile_library(program: StageProgram, scratch: Path) -> tuple[Path, list[str]]:
     """The library and the names of its weights, which are read from the loaded library."""
-    library = inductor.compile_library(load_stage(scratch / "stage", trust=True), scratch, inductor.WITHOUT_WEIGHTS)
+    library = inductor.compile_library(program, scratch, inductor.WITHOUT_WEIGHTS)
     return library, list(open_library(library).get_constant_names_to_original_fqns().values())
 
 
 def _inductor(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Made:
     lowered = in_precision(program, precision)
-    save_stage(lowered, scratch / "stage")
-    library, read = apart(_compile_library, scratch, doing=_doing(program, stage), packages=program.packages)
+    library, read = convert(_compile_library, lowered, scratch, doing=_doing(program, stage))
     if strange := sorted(set(read) - set(lowered.weights)):
         raise BackendError(
             f"inductor made constants of stage '{program.name}' that are not its weights: {', '.join(strange[:5])}"

@@ -23,59 +23,42 @@ PROVIDERS = {"cpu": "cpu", "cuda": "gpu"}
 def annotated_model(
     paths: Sequence[Path], programs: Sequence[StageProgram], inputs: Sequence[str], outputs: Sequence[str]
 ) -> Any:
-    """One model of all stages. Values on cuts keep their names; names inside a stage get the stage's in front.
+    """One model of all stages, each node with the name of its stage.
 
     Args:
         paths: the ONNX file of each stage.
         programs: the stages.
         inputs, outputs: names of the model's inputs and outputs.
     """
-    import onnx
+    from onnxscript import ir
 
-    ports = {spec.name for program in programs for spec in (*program.inputs, *program.outputs)}
-    nodes: list[Any] = []
-    weights: list[Any] = []
-    infos: dict[str, Any] = {}
-    functions: dict[tuple[str, str, str], Any] = {}
-    opsets: dict[str, int] = {}
-    version = 0
+    values, functions, opsets = dict[str, Any](), dict[Any, Any](), dict[str, int]()
+    nodes, weights, version = list[Any](), list[Any](), 0
     for path, program in zip(paths, programs, strict=True):
-        model = onnx.load(path)
-        opsets |= {entry.domain: max(entry.version, opsets.get(entry.domain, 0)) for entry in model.opset_import}
-        functions |= {(f.domain, f.name, f.overload): f for f in model.functions}
+        model = ir.load(path)
+        graph = model.graph
+        for value in graph.inputs:
+            if (made := values.setdefault(value.name, value)) is not value:
+                value.replace_all_uses_with(made)
+        values |= {value.name: value for value in graph.outputs}
+        for value in [*graph.initializers.values()]:
+            if not value.is_graph_output():
+                value.name = f"{program.name}/{value.name}"
+        for node in graph:
+            node.metadata_props[ANNOTATION] = program.name
+        nodes += graph
+        weights += graph.initializers.values()
+        functions |= model.functions
+        opsets |= {domain: max(number, opsets.get(domain, 0)) for domain, number in graph.opset_imports.items()}
         version = max(version, model.ir_version)
-        infos |= {info.name: info for info in (*model.graph.input, *model.graph.output)}
-        _rename(model.graph, program.name, ports)
-        for node in model.graph.node:
-            node.name = f"{program.name}/{node.name}"
-            entry = node.metadata_props.add()
-            entry.key, entry.value = ANNOTATION, program.name
-        nodes += model.graph.node
-        weights += model.graph.initializer
-    graph = onnx.helper.make_graph(
-        nodes, "model", [infos[n] for n in inputs if n in infos], [infos[name] for name in outputs], initializer=weights
-    )
-    imports = [onnx.helper.make_opsetid(domain, number) for domain, number in opsets.items()]
-    return onnx.helper.make_model(graph, opset_imports=imports, functions=list(functions.values()), ir_version=version)
-
-
-def _rename(graph: Any, stage: str, ports: set[str]) -> None:
-    """Put the stage's name before every name in a graph and its subgraphs that is not a port."""
-
-    def named(name: str) -> str:
-        return name if not name or name in ports else f"{stage}/{name}"
-
-    for tensor in graph.initializer:
-        tensor.name = named(tensor.name)
-    for node in graph.node:
-        node.input[:] = map(named, node.input)
-        node.output[:] = map(named, node.output)
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                if inner.node or inner.output:
-                    for info in (*inner.input, *inner.output):
-                        info.name = named(info.name)
-                    _rename(inner, stage, ports)
+        for part in (graph.inputs, graph.outputs, graph.initializers):
+            part.clear()
+        graph.remove(list(graph))
+    ends = [values[name] for name in inputs if name in values], [values[name] for name in outputs]
+    whole = ir.Graph(*ends, nodes=nodes, initializers=weights, opset_imports=opsets, name="model")
+    joined = ir.Model(whole, ir_version=version, functions=functions.values())
+    ir.passes.common.NameFixPass()(joined)  # stages have inner names in common
+    return joined
 
 
 def assignment(stages: Sequence[tuple[str, str]]) -> str:
@@ -92,7 +75,7 @@ def assignment(stages: Sequence[tuple[str, str]]) -> str:
 
 def write(job: Job, folder: Path) -> list[str]:
     """Write the stages apart, and join them to one model. Raises: PlanError: an output is not made by a stage."""
-    import onnx
+    from onnxscript import ir
 
     raise_faults(PlanError, "an ONNX model cannot express these connections", job.untouched_outputs("onnxruntime-layers"))
     with scratch_folder() as scratch:
@@ -100,7 +83,7 @@ def write(job: Job, folder: Path) -> list[str]:
         for program, path in zip(job.programs, paths, strict=True):
             write_onnx_apart(program, path)
         model = annotated_model(paths, job.programs, job.traced.graph.inputs, job.traced.graph.outputs)
-        onnx.save(model, folder / WHOLE, save_as_external_data=True, location=f"{WHOLE}.data")
+        ir.save(model, folder / WHOLE, external_data=f"{WHOLE}.data")
     rows = zip(job.programs, job.plan.stages, strict=True)
     setting = assignment([(program.name, parse_device(stage.devices[0]).kind) for program, stage in rows])
     write_json(folder / OPTIONS, {SETTING: setting})

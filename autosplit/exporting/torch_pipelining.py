@@ -13,6 +13,7 @@ from autosplit.backends.base import convert
 from autosplit.backends.quiet import quiet
 from autosplit.errors import PlanError, raise_faults
 from autosplit.exporting.base import Job, Target, write_json
+from autosplit.tracing.freesizes import any_strides
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.tensorspec import TensorSpec, row_major, zeros
 from autosplit.values.machine import parse_device
@@ -59,19 +60,18 @@ def write(job: Job, folder: Path) -> list[str]:
 class Carrying(nn.Module):
     """A stage that also passes on the values that later ranks need: a rank receives from the rank before it only.
 
-    ``torch.distributed`` sends row-major tensors only, so ``sends`` packs the outputs, and the stage reads its inputs with the
-    strides of the trace again.
+    ``torch.distributed`` sends row-major tensors only, so ``sends`` packs the outputs, and the stage takes inputs of any strides.
     """
 
     def __init__(self, program: StageProgram, reads: Sequence[str], makes: Sequence[str], sends: bool) -> None:
         super().__init__()
-        self.stage, self.reads, self.makes, self.sends = program.module, tuple(reads), tuple(makes), sends
-        self.inputs, self.outputs = program.inputs, tuple(spec.name for spec in program.outputs)
+        self.stage, self.reads, self.makes, self.sends = any_strides(program.module), tuple(reads), tuple(makes), sends
+        self.inputs, self.outputs = ([spec.name for spec in specs] for specs in (program.inputs, program.outputs))
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The values after this stage, from the values before it."""
         named = dict(zip(self.reads, values, strict=True))
-        named |= zip(self.outputs, self.stage(*(_strided(named[spec.name], spec) for spec in self.inputs)), strict=True)
+        named |= zip(self.outputs, self.stage(*(named[name] for name in self.inputs)), strict=True)
         made = (named[name] for name in self.makes)
         return tuple(value.contiguous() for value in made) if self.sends else tuple(made)
 
@@ -87,14 +87,6 @@ def export_rank(program: StageProgram, inputs: Sequence[TensorSpec], makes: Sequ
 def _dense(spec: TensorSpec) -> TensorSpec:
     """The spec of a row-major tensor with this shape."""
     return replace(spec, stride=row_major(spec.shape), offset_bytes=0)
-
-
-def _strided(value: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The value with its dimensions in memory in the order of the spec; gaps and repeated elements are left out."""
-    if value.stride() == spec.stride:
-        return value
-    order = sorted(range(value.ndim), key=lambda dim: -spec.stride[dim])
-    return value.permute(order).contiguous().permute([order.index(dim) for dim in range(value.ndim)])
 
 
 def crossing(programs: Sequence[StageProgram], inputs: Sequence[str], outputs: Sequence[str]) -> list[tuple[str, ...]]:

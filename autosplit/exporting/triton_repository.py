@@ -55,7 +55,6 @@ def write(job: Job, folder: Path) -> list[str]:
     read = {spec.name for program in job.programs for spec in program.inputs}
     inputs = [specs[value] for value in graph.inputs if value in read]
     ensemble = ensemble_config(name, configs, inputs, [specs[value] for value in graph.outputs])
-    raise_faults(PlanError, "the ensemble does not fit together", ensemble_faults(ensemble, configs))
     for config in (*configs, ensemble):
         (folder / config["name"] / "1").mkdir(parents=True)
         (folder / config["name"] / "config.pbtxt").write_text(pbtxt(config), encoding="utf-8")
@@ -99,38 +98,6 @@ def ensemble_config(name: str, stages: Sequence[Config], inputs: Sequence[Tensor
     ]
     ports = {"input": [_port(spec) for spec in inputs], "output": [_port(spec) for spec in outputs]}
     return {"name": name, "platform": "ensemble", "max_batch_size": 0, **ports, "ensemble_scheduling": {"step": steps}}
-
-
-def ensemble_faults(ensemble: Config, stages: Sequence[Config]) -> list[str]:
-    """A sentence for each connection that Triton would refuse: unknown models, values that are read before they are made,
-    made twice, of another type or shape, or never made.
-    """
-    known = {stage["name"]: stage for stage in stages}
-    there = {port["name"]: port for port in ensemble["input"]}
-    faults = []
-    for step in ensemble["ensemble_scheduling"]["step"]:
-        name = step["model_name"]
-        if name not in known:
-            faults.append(f"a step names model '{name}', which is not in the repository")
-            continue
-        ports = {port["name"]: port for side in ("input", "output") for port in known[name][side]}
-        for link in step["input_map"]:
-            if link["value"] not in there:
-                faults.append(f"model '{name}' reads '{link['value']}', which no step before it makes")
-            elif _differs(there[link["value"]], ports[link["key"]]):
-                faults.append(f"model '{name}' reads '{link['value']}' with another type or shape than it is made with")
-        for link in step["output_map"]:
-            if link["value"] in there:
-                faults.append(f"model '{name}' makes '{link['value']}', which is there before it runs")
-            there[link["value"]] = ports[link["key"]]
-    for port in ensemble["output"]:
-        if port["name"] not in there or _differs(port, there[port["name"]]):
-            faults.append(f"output '{port['name']}' is made by no step, or with another type or shape")
-    return faults
-
-
-def _differs(one: Config, other: Config) -> bool:
-    return (one["data_type"], one["dims"]) != (other["data_type"], other["dims"])
 
 
 def pbtxt(config: Mapping[str, Any], indent: str = "") -> str:

@@ -8,7 +8,7 @@ from math import inf
 
 import psutil
 
-from autosplit.backends.checking import model_reference
+from autosplit.backends.checking import model_reference, worst
 from autosplit.deploying.networks import SHARING, deploy
 from autosplit.deploying.setup import Setup
 from autosplit.errors import AutosplitError, BackendError, ProfileError, UsageError
@@ -21,7 +21,6 @@ from autosplit.shapes.buckets import MOST_VARIANTS, Buckets, Times, choose_bucke
 from autosplit.shapes.service import measured
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.differing import difference
 from autosplit.tracing.family import At, Family
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
@@ -192,11 +191,10 @@ def _timed(
 def _require_right(precision: Precision, traced: Traced, sizes: At, answer: Tensors) -> None:
     """Raises: BackendError: an answer differs from the model's by more than is allowed."""
     reference = model_reference(traced, traced.example_inputs)
-    limit = reference.tolerance(precision)
-    for name, found, own in zip(traced.graph.outputs, answer, reference.outputs[0], strict=True):
-        if (error := difference(found, own)[1]) > limit:
-            at = ", ".join(f"{dim} {size}" for dim, size in sizes.items())
-            raise BackendError(f"output '{name}' at {at} is off by {error:.2g}, and {limit:.2g} is allowed")
+    error, limit = worst(reference.program, [answer], reference.outputs), reference.tolerance(precision)
+    if not error.relative <= limit:
+        at = ", ".join(f"{dim} {size}" for dim, size in sizes.items())
+        raise BackendError(f"output '{error.output}' at {at} is off by {error.relative:.2g}, and {limit:.2g} is allowed")
 
 
 def _whole(traced: Traced, backend: str, machine: Machine) -> Plan:

@@ -9,7 +9,7 @@ import copy
 import itertools
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,7 +54,7 @@ def flatten(name: str, exported: ExportedProgram, *, stable_sort: bool = False) 
     With ``stable_sort`` equal integers keep their order in sorts, so that all backends order them in the same way.
     Raises: TraceError: it lists every reason why stages in several processes would compute something else than this program.
     """
-    live = _live(exported.graph)
+    live = ancestors(exported.graph.find_nodes(op="output"))
     raise_faults(TraceError, f"model '{name}' cannot be traced to a graph that may be cut", reasons_not_to_cut(exported, live))
     return _Flattener(exported, live, stable_sort).flat(name)
 
@@ -193,16 +193,15 @@ class _Flattener:
         return self.readers[target]
 
 
-def _live(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that the outputs depend on."""
-    live: set[fx.Node] = set()
-    waiting = [node for node in graph.nodes if node.op == "output"]
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """These nodes, and all that they depend on."""
+    found, waiting = set[fx.Node](), list(nodes)
     while waiting:
         node = waiting.pop()
-        if node not in live:
-            live.add(node)
+        if node not in found:
+            found.add(node)
             waiting += node.all_input_nodes
-    return live
+    return found
 
 
 def _changes_nothing(node: fx.Node) -> bool:

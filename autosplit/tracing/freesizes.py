@@ -6,6 +6,7 @@ from the shapes of the inputs, by the expressions of the symbolic export (``resi
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -18,8 +19,13 @@ from autosplit.errors import TraceError
 from autosplit.tracing.resizing import OPERATIONS, Resizable, fill
 from autosplit.tracing.splitting import StageProgram
 
-VIEW, RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
-"""A view needs the strides of the trace, which runtimes with free sizes do not keep."""
+
+def any_strides(module: fx.GraphModule) -> fx.GraphModule:
+    """The module with ``reshape`` in place of ``view``, which needs the strides of the trace."""
+    graph = deepcopy(module.graph)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    return fx.GraphModule(module, graph, class_name=type(module).__name__)
 
 
 def freed(program: StageProgram, symbolic: Resizable) -> StageProgram:
@@ -44,9 +50,7 @@ def freed(program: StageProgram, symbolic: Resizable) -> StageProgram:
             args, kwargs = symbolic.arguments[node.name]
             with graph.inserting_before(copy):
                 fill(copy, args, kwargs, lambda size: sizes.number(size.expression))
-        if copy.target is VIEW:
-            copy.target = RESHAPE
-    return replace(program, module=fx.GraphModule(program.module, graph, class_name="Free"), free=free)
+    return replace(program, module=any_strides(fx.GraphModule(program.module, graph, class_name="Free")), free=free)
 
 
 def at_sizes(program: StageProgram, symbolic: Resizable, each: Sequence[Mapping[str, int]]) -> tuple[StageProgram, ...]:

@@ -46,12 +46,11 @@ Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | Call
 class Model:
     """A model with the example inputs that fix its shapes.
 
-    ``spec`` is '' for a Python object. A plan keeps ``source`` to make the model again. ``way_out`` tells the user what to do
-    if the model fails on example inputs that were made up for it. ``notes`` say which weights it has, where a spec chose them.
+    A plan keeps ``source`` to make the model again. ``way_out`` tells the user what to do if the model fails on example inputs
+    that were made up for it. ``notes`` say which weights it has, where a spec chose them.
     """
 
     name: str
-    spec: str
     module: nn.Module | ExportedProgram
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -118,7 +117,7 @@ def load_model(
     made_up = inputs is None and bool(note)
     way_out = architectures.WAY_OUT if made_up else ""
     notes = tuple(filter(None, (note, "" if weights else WITHOUT_WEIGHTS)))
-    return Model(name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out, notes)
+    return Model(name, found, args, kwargs, Source(spec, batch, seq_len), way_out, notes)
 
 
 def _load_spec(

@@ -11,6 +11,7 @@ kernel runs, and the kernel reads no positions out of a tensor. ``core`` says on
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,7 @@ def allowed_graph(graph: fx.Graph, subject: str = READING) -> fx.Graph:
     ``empty_like`` shows memory that was used before.
     Raises: PlanError: it calls operators that need trust; the message begins with ``subject`` and names all of them.
     """
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph, {}))
+    copy = deepcopy(graph)
     for node in copy.nodes:
         picks = [*node.users]
         first_alone = all(pick.target is operator.getitem and pick.args[1:] == (0,) for pick in picks)

@@ -11,12 +11,11 @@ from dataclasses import replace
 from math import prod
 
 import torch
-from torch import fx
 
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import difference
 from autosplit.tracing.family import At, Family
-from autosplit.tracing.flattening import is_pick
+from autosplit.tracing.flattening import ancestors, is_pick
 from autosplit.tracing.programs import user_line
 from autosplit.tracing.verifying import distinct_inputs
 from autosplit.tracing.widening import values_in_f32
@@ -118,12 +117,7 @@ def _first_other(
 ) -> tuple[str, str]:
     """The first op before the wrong outputs with another value where the request's own elements are, and its line."""
     nodes = {node.name: node for node in exact.program.graph.nodes}
-    before, waiting = set[fx.Node](), [nodes[name] for name in wrong]
-    while waiting:
-        node = waiting.pop()
-        if node not in before:
-            before.add(node)
-            waiting += node.all_input_nodes
+    before = ancestors(nodes[name] for name in wrong)
     for node in exact.program.graph.nodes:
         if node not in before or node.name not in wanted or node.op == "placeholder":
             continue

@@ -18,6 +18,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -377,8 +378,7 @@ def _incomplete(folder: Path, failure: Exception) -> PlanError:
 def place_stage(program: StageProgram, device: torch.device | str) -> StageProgram:
     """Move a stage to another device: its weights, and the tensors that its ops create."""
     target = torch.device(device)
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(program.module.graph, {}))
+    graph = deepcopy(program.module.graph)
     for node in graph.nodes:
         places = [name for name, value in node.kwargs.items() if isinstance(value, torch.device)]
         node.kwargs = {**node.kwargs, **dict.fromkeys(["device"] if _creates(node) else places, target)}

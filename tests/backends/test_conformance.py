@@ -178,7 +178,7 @@ def test_inductor_is_tried_too_and_a_crash_costs_the_kind_of_values_that_caused_
         def forward(self, n: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
             return torch.div(n, m, rounding_mode="trunc") + 1
 
-    def call_apart(function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+    def here(function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
         asked.append(arguments[1])
         try:
             return function(*arguments)
@@ -189,7 +189,7 @@ def test_inductor_is_tried_too_and_a_crash_costs_the_kind_of_values_that_caused_
     monkeypatch.setenv("AUTOSPLIT_CACHE", str(tmp_path))
     monkeypatch.setattr(faultstore, "_found", defaultdict(dict))
     monkeypatch.setattr(trials, "get_backend", {"inductor": DyingLibrary()}.__getitem__)
-    monkeypatch.setattr(trials, "call_apart", call_apart)
+    monkeypatch.setattr(trials, "apart", here)
     n = torch.randint(1, 9, (3, 4))
     told = conformance.refused(autosplit.trace(Divided().eval(), (n, n.clone())), "inductor")
     assert told == {"div": "computes otherwise, on an index beyond a table or a divisor of 0: it ends the process"}

@@ -88,7 +88,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
 def test_what_is_loaded_beforehand_serves_the_next_call(started: list[Worker]) -> None:
     apart.begin_apart(int, "no number", doing="while something was loaded")  # a failure waits for the call that needs it
     apart.begin_apart(os.getpid, doing="while something was loaded")  # one is enough
-    assert apart.call_apart(os.getpid, doing="") == started[-1].pid != os.getpid()
+    assert apart.apart(os.getpid, doing="") == started[-1].pid != os.getpid()
     assert len(started) == 1
     begin_loading(["eager", "inductor"])  # the one writes no files, and the other would compile
     assert len(started) == 1

@@ -52,7 +52,7 @@ def halves(traced: Traced, tmp_path: Path) -> list[Path]:
     for path, program, first in zip(files, split(traced, (ops[:2], ops[2:])), (0, 2), strict=True):
 
         def count_from_0(tensor: onnx.TensorProto, first: int = first) -> None:
-            _, layer, kind = tensor.name.split(".")
+            layer, kind = tensor.name.split(".")
             tensor.name = f"f.{(int(layer) - first) // 2}.{kind}"
 
         write_onnx(program, path, dense=False)

@@ -19,7 +19,7 @@ from torch.export.pt2_archive._package import load_pt2
 from autosplit.exporting import aotinductor_package, triton_repository
 from autosplit.exporting.aotinductor_package import compiled_files
 from autosplit.exporting.base import Job, get_target, write_export
-from autosplit.exporting.triton_repository import ensemble_faults, pbtxt
+from autosplit.exporting.triton_repository import pbtxt
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import StageProgram
@@ -115,7 +115,7 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids))
 """
 
 
-def test_a_transposed_value_travels_between_ranks_row_major_and_is_read_as_in_the_trace(tmp_path: Path) -> None:
+def test_a_transposed_value_travels_between_ranks_row_major_and_is_read_with_these_strides(tmp_path: Path) -> None:
     """torch.distributed sends no other tensors, and ended with "input tensor has to be contiguous"."""
 
     class Turning(nn.Module):
@@ -211,20 +211,6 @@ def test_tritons_protobuf_reads_the_repository(traced: Traced, wide: Plan, tmp_p
     ports = configs["Skips"].output
     assert [(port.name, messages.DataType.Name(port.data_type)) for port in ports] == [
         (n, "TYPE_FP32") for n in traced.graph.outputs
-    ]
-
-
-def test_a_table_that_triton_would_refuse_is_explained() -> None:
-    port = {"name": "x", "data_type": "TYPE_FP32", "dims": [1]}
-    stage = {"name": "a", "input": [port], "output": [{**port, "name": "y"}]}
-    step = {"model_name": "a", "input_map": [{"key": "x", "value": "z"}], "output_map": [{"key": "y", "value": "x"}]}
-    ensemble = {"input": [port], "output": [{**port, "name": "w"}], "ensemble_scheduling": {"step": [step, {"model_name": "b"}]}}
-    faults = ensemble_faults(ensemble, [stage])
-    assert [fault.partition(",")[0] for fault in faults] == [
-        "model 'a' reads 'z'",
-        "model 'a' makes 'x'",
-        "a step names model 'b'",
-        "output 'w' is made by no step",
     ]
 
 

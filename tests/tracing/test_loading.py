@@ -255,7 +255,7 @@ def test_a_function_may_be_named_by_its_file(tmp_path, monkeypatch):
     widths = {"json.py": 3, str(tmp_path / "two" / "json.py"): 4, "../package_of_nets/nets.py": 5, "../detectors.py": 6}
     for path, width in widths.items():
         assert load_model(f"{path}:net").args[0].shape == (2, width)
-        assert load_model(f"{path}:net").spec == f"{path}:net"
+        assert load_model(f"{path}:net").source.spec == f"{path}:net"
     with pytest.raises(ModelError, match=r"there is no file '../detector.py' here; close names: 'detectors.py'$"):
         load_model("../detector.py:net")
     with pytest.raises(ModelError, match=r"file '../detectors.py' has no function 'nets'; close names: 'net'$"):
