@@ -7,6 +7,8 @@ import ctypes
 import gc
 import importlib
 import sys
+import traceback
+from types import FrameType
 from typing import Any
 
 
@@ -21,12 +23,18 @@ def load(*modules: str) -> None:
     try:
         for name in modules:
             importlib.import_module(name)
+        _drop_tracebacks(sys._getframe())
     finally:
-        for new in gc.get_objects(generation=0):
-            if issubclass(type(new), BaseException):
-                new.__traceback__ = None
         gc.freeze()
         gc.enable()
+
+
+def _drop_tracebacks(frame: FrameType) -> None:
+    """Drop the tracebacks of errors that were raised in a call of this frame and are still held."""
+    for error in gc.get_objects():
+        held = error.__traceback__ if issubclass(type(error), BaseException) else None
+        if held is not None and any(caller is frame for caller, _ in traceback.walk_stack(held.tb_frame)):
+            error.__traceback__ = None
 
 
 def settle() -> None:

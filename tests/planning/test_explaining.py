@@ -211,7 +211,7 @@ def test_ops_that_take_no_time_are_explained():
 def test_a_search_leaves_its_explanation_in_the_plan_and_in_its_file(tmp_path):
     traced: Any = SimpleNamespace(graph=GRAPH)
     question = Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",), Constraints(max_replicas=1))
-    plan = search(question, traced, budget=Budget(0.0)).plan
+    plan = search(question, traced, budget=Budget(0.0, explain_s=0.5)).plan
     assert plan.explain() == explain(GRAPH, plan, TWO, PROFILE, Constraints(max_replicas=1))
     assert plan.explain().bound_s == pytest.approx(plan.prediction.bound_s)
     write_plan(plan, GRAPH, tmp_path / "plan.yaml")
@@ -224,7 +224,7 @@ def test_a_search_leaves_its_explanation_in_the_plan_and_in_its_file(tmp_path):
 def test_an_explanation_is_not_given_for_other_stages_or_another_profile(tmp_path):
     traced: Any = SimpleNamespace(graph=GRAPH)
     question = Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",), Constraints(num_stages=2))
-    plan = search(question, traced, budget=Budget(0.0)).plan
+    plan = search(question, traced, budget=Budget(0.0, explain_s=0.5)).plan
     path = tmp_path / "plan.yaml"
     write_plan(plan, GRAPH, path)
     data = yaml.safe_load(path.read_text())

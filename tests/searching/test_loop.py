@@ -336,6 +336,7 @@ def test_each_question_to_the_planner_has_a_share_of_the_budget_and_the_first_al
             raise InfeasibleError("no plan was found in time")
         return answer(about, *given)
 
+    monkeypatch.setattr(loop, "LEAST_PLANNING_S", 1.0)
     monkeypatch.setattr(candidates, "answer", slow)
     monkeypatch.setattr(Hunt, "correct", lambda hunt, first, *others: hunt.trials.append(Trial({}, first, 1.0, 1.0)))
     monkeypatch.setattr(Hunt, "tune", lambda hunt, study: None)
@@ -349,6 +350,7 @@ def test_where_nothing_is_run_and_no_time_was_given_the_planner_has_a_second(
     monkeypatch: pytest.MonkeyPatch, planner_s: float | None, first_s: float
 ) -> None:
     asked_s: list[float] = []
+    monkeypatch.setattr(loop, "LEAST_PLANNING_S", 1.0)
     monkeypatch.setattr(candidates, "answer", lambda about, *given: asked_s.append(about.time_limit_s) or answer(about, *given))
     search(question(TWO, Constraints(num_stages=2), ("eager",)), TRACED, budget=Budget(0.0, planner_s, explain_s=0.0))
     assert asked_s == [first_s]
