@@ -6,6 +6,7 @@ Not in a thread: packages change the filters of warnings while they load, and th
 import ctypes
 import gc
 import importlib
+import inspect
 import sys
 import traceback
 from types import FrameType
@@ -23,13 +24,13 @@ def load(*modules: str) -> None:
     try:
         for name in modules:
             importlib.import_module(name)
-        _drop_tracebacks(sys._getframe())
+        _drop_tracebacks(inspect.currentframe())
     finally:
         gc.freeze()
         gc.enable()
 
 
-def _drop_tracebacks(frame: FrameType) -> None:
+def _drop_tracebacks(frame: FrameType | None) -> None:
     """Drop the tracebacks of errors that were raised in a call of this frame and are still held."""
     for error in gc.get_objects():
         held = error.__traceback__ if issubclass(type(error), BaseException) else None
