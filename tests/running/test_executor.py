@@ -164,10 +164,10 @@ def test_a_caller_that_enters_too_late_lets_the_next_one_in() -> None:
     """Nothing is under way then, so that no answer would call the next one."""
     gate = Gate()
     with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, queue_capacity=0) as pipeline:
-        futures = [pipeline.submit(request(0))]
+        futures = {0: pipeline.submit(request(0))}
         entrance = pipeline._admission._waiting_room
         callers = [
-            threading.Thread(target=lambda n=n, s=s: futures.append(pipeline.submit(request(n), deadline_s=s)))
+            threading.Thread(target=lambda n=n, s=s: futures.update({n: pipeline.submit(request(n), deadline_s=s)}))
             for n, s in ((1, 1e-3), (2, None))
         ]
         for number, caller in enumerate(callers):
