@@ -34,7 +34,7 @@ MADE_BY = ("torch", "onnx", "onnxscript", "onnx-ir")
 def place(folder: Path) -> Path | None:
     """Where the export of the stage that is saved in ``folder`` is kept; None if there is no such stage, or no place for it."""
     with contextlib.suppress(OSError, RuntimeError, PlanError):  # no stage is saved there, or the user has no home
-        named = content_hash([saved_key(folder), file_hash(folder / WEIGHTS), _makers()])
+        named = content_hash([saved_key(folder), _weights_hash(folder / WEIGHTS), _makers()])
         return cache_folder() / "onnx" / f"{named}{SUFFIX}"
     return None
 
@@ -81,6 +81,19 @@ def _make_room(folder: Path) -> None:
         num_bytes += path.stat().st_size
         if num_bytes > MOST_BYTES:
             path.unlink(missing_ok=True)
+
+
+_HASHES: dict[tuple[int, ...], str] = {}
+"""Hashes of weights by their file's device, number, bytes and time of change."""
+
+
+def _weights_hash(path: Path) -> str:
+    """The hash of a file of weights, read once: all pieces and variants of a stage are links to one file."""
+    status = path.stat()
+    identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    if identity not in _HASHES:
+        _HASHES[identity] = file_hash(path)
+    return _HASHES[identity]
 
 
 @cache

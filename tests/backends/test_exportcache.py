@@ -12,7 +12,7 @@ from autosplit.backends import exportcache, onnxfile
 from autosplit.backends.base import get_backend
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
-from autosplit.tracing.splitting import StageProgram, save_stage
+from autosplit.tracing.splitting import WEIGHTS, StageProgram, save_stage
 
 
 @pytest.fixture
@@ -60,6 +60,22 @@ def test_a_stage_is_exported_once_and_one_with_other_weights_again(
         torch.nn.init.normal_(layers[0].weight)
         prepared(name, trace(load_model(layers, inputs=(torch.randn(4, 32),))))
     assert len(exports) == len(list(cache.iterdir())) == 3
+
+
+def test_links_to_one_file_of_weights_are_hashed_once(
+    mlp: Traced, whole, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = []
+    monkeypatch.setattr(exportcache, "file_hash", lambda path, real=exportcache.file_hash: hashed.append(path.name) or real(path))
+    save_stage(whole(mlp), tmp_path / "stage")
+    save_stage(whole(mlp), tmp_path / "link", tmp_path / "stage")
+    first = exportcache.place(tmp_path / "stage")
+    assert exportcache.place(tmp_path / "link") == first
+    assert hashed.count(WEIGHTS) == 1
+    with (tmp_path / "link" / WEIGHTS).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    assert exportcache.place(tmp_path / "link") != first
 
 
 @pytest.mark.parametrize("damage", [lambda path: os.truncate(path, path.stat().st_size // 2), lambda path: path.write_bytes(b"")])
