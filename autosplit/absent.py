@@ -14,8 +14,10 @@ from autosplit.values.plan import ON_ESTIMATES, Plan
 from autosplit.values.profile import Profile
 
 
-def estimated_profile(traced: Traced, machine: Machine, setup: Setup, measure: Callable[..., Profile]) -> Profile:
-    """The profile of a machine of which some devices are not here, or have a stated speed; ``measure`` is called for the others.
+def estimated_profile(traced: Traced, machine: Machine, setup: Setup, measure: Callable[..., list[Profile]]) -> Profile:
+    """The profile of a machine of which some devices are not here, or have a stated speed.
+
+    ``measure`` is ``profiling.profiles_of``, which measures the others.
 
     Raises: ProfileError: the times of a device are not known. UsageError: a table lacks ops.
     """
@@ -25,7 +27,7 @@ def estimated_profile(traced: Traced, machine: Machine, setup: Setup, measure: C
     there = [name for name in estimating.sources(machine) if name not in absent]
     if there:
         known = {device.name: replace(device, speed=None) for device in machine.devices}
-        profile = measure(traced, Machine.of(known.get(name) or parse_device(name) for name in there), setup=setup)
+        [profile] = measure([traced], Machine.of(known.get(name) or parse_device(name) for name in there), setup)
     unstated = [machine[name] for name in absent if machine[name].speed is None]
     if unstated:
         load = partial(open_store(setup.store or user_root()).load, traced.graph, precision=setup.precision)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosplit.absent import estimated_profile, with_estimates
+from autosplit.absent import with_estimates
 from autosplit.arguments import checked
 from autosplit.backends.base import absent_runtimes
 from autosplit.backends.warming import begin_loading
@@ -32,7 +32,8 @@ from autosplit.placing.rules import broken_by
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
 from autosplit.planning.question import TIME_LIMIT_S, Question, verify_early
-from autosplit.preloading import load, load_planner
+from autosplit.preloading import load
+from autosplit.profiling import profiles_of
 from autosplit.progress import announce, progress_shown
 from autosplit.reports.runreport import RunReport
 from autosplit.shapes.contest import compare_sizes
@@ -77,36 +78,13 @@ def measure(
         then_search: the demands of a search that follows; the planner is loaded while files are prepared.
     Raises: InfeasibleError: weights alone break the caps. UsageError: demands with faults. Others as ``measuring.measure``.
     """
-    from autosplit.measuring.profiler import measure as measure_ops
-    from autosplit.measuring.store import open_store
-
-    machine, store = _machine(devices, setup), None if setup.store is None else open_store(setup.store)
+    machine = _machine(devices, setup)
     verify_early(then_search or Constraints(), traced.graph, machine)
     if isinstance(traced, StepFamily):
-        return measure_phases(traced, traffic, machine, setup, measure)
+        return measure_phases(traced, traffic, machine, setup, profiles_of)
     if isinstance(traced, Family):
         return measure_sizes(traced, traffic, machine, setup, measure)
-    if absent_devices(machine) or any(device.speed for device in machine.devices):
-        return estimated_profile(traced, machine, setup, measure)
-    if setup.hosts is not None:
-        with progress_shown(setup.progress) as progress:
-            progress("profile", 0.0, "measuring on the hosts")
-            root = None if store is None else store.root
-            profile = setup.hosts.measure(traced, setup.considered, setup.precision, root, setup.remeasure)
-            progress("profile", 1.0, "done")
-        return profile
-    with progress_shown(setup.progress) as progress:
-        return measure_ops(
-            traced,
-            machine,
-            setup.considered,
-            store=store,
-            remeasure=setup.remeasure,
-            precision=setup.precision,
-            workspace=setup.workspace,
-            progress=progress,
-            meanwhile=(lambda: None) if then_search is None else load_planner,
-        )
+    return profiles_of([traced], machine, setup, then_search)[0]
 
 
 @checked

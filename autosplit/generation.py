@@ -1,8 +1,10 @@
 """``generator``: a language model on the devices of a machine, as an object that continues sequences of tokens."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from autosplit.api import measure, search, trace
@@ -11,8 +13,10 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.generating.generators import Generator
-from autosplit.generating.opening import open_generator
+from autosplit.generating.opening import capacity_of, open_generator
 from autosplit.generating.phases import demands_of, require_caches_here
+from autosplit.generating.sampling import Sampling
+from autosplit.generating.sequences import begun
 from autosplit.generating.trials import stats_of
 from autosplit.keeping import keep_footprints
 from autosplit.preloading import settle
@@ -32,6 +36,7 @@ def generator(
     max_length: int = 1024,
     prompt: int = 128,
     new: int = 64,
+    prompts: Sequence[Sequence[int] | torch.Tensor] = (),
     first_token_s: float | None = None,
     per_token_s: float | None = None,
     setup: Setup = SETUP,
@@ -53,18 +58,19 @@ def generator(
         max_sequences: sequences side by side; others wait.
         max_length: tokens of a sequence, those of its prompt included.
         prompt, new: tokens of a usual prompt and of its answer, for which the plan is made.
+        prompts: prompts that will come. One that the model cannot take is refused before anything is measured.
         first_token_s, per_token_s: limits, as for ``Sequences``.
         setup: backends, precision, store, and the progress function.
         budget: limits of time, or seconds for the planner.
-    Raises: ModelError: the model has no caches that stages can keep. UsageError: numbers do not fit, or there are hosts or
-        accelerators. Others as ``search`` and ``open_pipeline``.
+    Raises: ModelError: the model has no caches that stages can keep. UsageError: numbers or prompts do not fit, or there are
+        hosts or accelerators. Others as ``search`` and ``open_pipeline``.
     """
     require_caches_here(machine := as_machine("cpu" if devices is None else devices), setup)
     demands_of(constraints).require_consistent(machine)
     prompt = min(prompt, max_length)
     new = min(new, max_length - prompt + 1)
     sequences = Sequences(prompt, new, max_sequences, max_length, first_token_s, per_token_s)
-    opened = _opened(model, machine, constraints, sequences, setup, budget)
+    opened = _opened(model, machine, constraints, sequences, prompts, setup, budget)
     settle()
     return opened
 
@@ -74,6 +80,7 @@ def _opened(
     machine: Machine,
     constraints: Constraints | None,
     sequences: Sequences,
+    prompts: Sequence[Sequence[int] | torch.Tensor],
     setup: Setup,
     budget: Budget | float,
 ) -> Generator:
@@ -83,6 +90,8 @@ def _opened(
         progress("trace", 0.0, "loading the model and capturing its graph")
         family = trace(model, generate=sequences)
         progress("trace", 1.0, "done")
+        for one in prompts:
+            begun(one, None, Sampling(max_new_tokens=1), capacity_of(family))
         profile = measure(family, machine, setup=setup, then_search=demands_of(constraints))
         found = search(family, profile, machine, constraints, setup=setup, budget=budget)
         opened, footprints = open_generator(family, found.plan, machine), Footprints(machine, None, family.variants[1:])

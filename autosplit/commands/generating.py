@@ -141,6 +141,7 @@ def generate(given: Generate) -> None:
                 machine,
                 given.constraints,
                 **given.sequences(longest).given,
+                prompts=prompts,
                 setup=given.setup(progress, log(given)),
                 budget=given.spending(),
             )

@@ -19,7 +19,6 @@ from autosplit.progress import progress_shown
 from autosplit.shapes.profiles import with_fewer_bytes
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
-from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST, Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
@@ -69,16 +68,16 @@ def num_groups_on(machine: Machine) -> int:
 
 
 def measure_phases(
-    family: StepFamily, traffic: Traffic | None, machine: Machine, setup: Setup, measure: Callable[..., Profile]
+    family: StepFamily, traffic: Traffic | None, machine: Machine, setup: Setup, measure: Callable[..., list[Profile]]
 ) -> PhaseProfile:
-    """The mean seconds of each op under the traffic, of measurements at each of its numbers of tokens.
+    """The mean seconds of each op under the traffic, of measurements at each of its numbers of tokens, in the same rounds.
 
     Args:
         family: the steps.
         traffic: how often each number of tokens comes; None for that of the family's sequences, divided among all devices.
         machine: the devices.
         setup: as for ``measure``.
-        measure: ``api.measure``.
+        measure: ``profiling.profiles_of``.
     Raises: UsageError: as ``require_caches_here``, or a number of tokens is not allowed. Others as ``measure`` and
         ``measure_host``.
     """
@@ -86,7 +85,8 @@ def measure_phases(
     flow = (traffic or traffic_on(family, machine)).verify(family.allowed)
     with progress_shown(setup.progress) as progress:
         setup = replace(setup, progress=progress)
-        phases = {tokens: measure(family.at({TOKENS: tokens}), machine, setup=setup) for tokens in _measured_at(family, flow)}
+        sizes = _measured_at(family, flow)
+        phases = dict(zip(sizes, measure([family.at({TOKENS: tokens}) for tokens in sizes], machine, setup), strict=True))
         progress("profile", 1.0, "timing the host")
         host_s = _host_s(family, machine, phases)
     return mixed_phases(family, phases, flow, host_s)
@@ -150,11 +150,11 @@ def mixed_phases(family: StepFamily, phases: Mapping[int, Profile], traffic: Tra
     """
     phases = {tokens: _without_host(profile) for tokens, profile in phases.items()}
     shares = dict.fromkeys(phases, 0.0) | {tokens: share for (tokens,), share in traffic.shares.items()}
-    num_bytes = {tokens: _value_bytes(family.at({TOKENS: tokens}).graph) for tokens in phases}
-    most, share = family.largest[TOKENS], sum(shares[tokens] * num_bytes[tokens] for tokens in phases) / max(num_bytes.values())
-    profile = with_fewer_bytes(phases[most], share)
+    num_bytes = {one: sum(value.num_bytes for value in family.at({TOKENS: one}).graph.values.values()) for one in phases}
+    byte_shares = {tokens: shares[tokens] * num_bytes[tokens] / max(num_bytes.values()) for tokens in phases}
+    profile = with_fewer_bytes(phases[family.largest[TOKENS]], sum(byte_shares.values()))
     settings = [setting for setting in profile.measured if all(setting in one.measured for one in phases.values())]
-    profile = replace(profile, measured={setting: _mixed_in(setting, phases, shares, share) for setting in settings}, stages=())
+    profile = replace(profile, measured={one: _mixed_in(one, phases, shares, byte_shares) for one in settings}, stages=())
     shapes = Shapes(
         {name: dict(axes) for name, axes in family.shapes.items()},
         {TOKENS: sizes_text(family.allowed[TOKENS])},
@@ -171,12 +171,10 @@ def _without_host(profile: Profile) -> Profile:
     return profile.with_links(replace(link, receive_s=0.0, cold_receive_s=0.0) for link in links)
 
 
-def _value_bytes(graph: Graph) -> int:
-    return sum(value.num_bytes for value in graph.values.values())
-
-
-def _mixed_in(setting: Setting, phases: Mapping[int, Profile], shares: Mapping[int, float], byte_share: float) -> Measured:
-    """The means in one setting; an op that is refused in one phase is refused."""
+def _mixed_in(
+    setting: Setting, phases: Mapping[int, Profile], shares: Mapping[int, float], byte_shares: Mapping[int, float]
+) -> Measured:
+    """The means in one setting, those of a cut per byte of the largest step; an op that is refused in one phase is refused."""
     largest, refused = phases[max(phases)].measured[setting], dict[str, str]()
     for profile in phases.values():
         refused |= profile.measured[setting].refused
@@ -186,7 +184,7 @@ def _mixed_in(setting: Setting, phases: Mapping[int, Profile], shares: Mapping[i
 
     kept = [op for op in phases[max(phases)].signatures if op not in refused]
     ops = {op: mean_s(lambda profile, op=op: profile.op_s(op, *setting)) for op in kept}  # type: ignore[misc]
-    cut = largest.cut_s_per_byte
+    cuts = {tokens: profile.measured[setting].cut_s_per_byte for tokens, profile in phases.items()}
     return replace(
         largest,
         ops=ops,
@@ -194,5 +192,5 @@ def _mixed_in(setting: Setting, phases: Mapping[int, Profile], shares: Mapping[i
         whole=Samples((sum(samples.median_s for samples in ops.values()),)),
         alone=None if refused else mean_s(lambda profile: profile.whole_s(*setting, busy=False)),
         refused=refused,
-        cut_s_per_byte=None if cut is None else cut * byte_share,
+        cut_s_per_byte=None if None in cuts.values() else sum(byte_shares[tokens] * (cuts[tokens] or 0.0) for tokens in cuts),
     )

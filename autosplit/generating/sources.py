@@ -139,10 +139,10 @@ def ids_of(prompt: Sequence[int] | torch.Tensor) -> list[int]:
 
 def id_faults(ids: Sequence[int], vocabulary: int) -> list[str]:
     """The faults of ids: there are none, or some are unknown."""
-    faults = []
-    strange = [token for token in ids if not isinstance(token, int) or not 0 <= token < vocabulary]
+    faults, strange = list[str](), [token for token in ids if not isinstance(token, int) or not 0 <= token < vocabulary]
     if not ids:
         faults.append("it is empty; give at least one token, such as the one that begins a text")
     if strange:
-        faults.append(f"{strange[0]!r:.40} is no token id; ids are 0 to {vocabulary - 1} ({len(strange)} such tokens)")
+        others = f" ({len(strange)} such tokens)" * (len(strange) > 1)
+        faults.append(f"{strange[0]!r:.40} is no token id; ids are 0 to {vocabulary - 1}{others}")
     return faults

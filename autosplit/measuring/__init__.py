@@ -2,7 +2,8 @@
 
 ::
 
-    profiler          measure(), the conductor: look up known times, measure the missing ones, keep them
+    profiler          measure(), the conductor: look up known times, measure the missing ones in rounds of one or several models
+    measurement       one model in it: its files, its first and its later rounds, what is kept
     settings          backends, devices and thread counts to measure, in groups, and which are left out
     store             profiles on disk; cache_lookup: stored measurements that still hold here
     calibration       a fixed kernel that shows whether a core is as fast as before

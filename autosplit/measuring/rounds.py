@@ -2,7 +2,7 @@
 
 Every setting has two or three rounds that lie apart, because a slow time of the machine may last as long as one round: cores
 of a virtual machine lose up to half of their speed for seconds to its neighbours, unseen by the guest's kernel. If rounds
-differ much, the faster one shows the speed of the device. After the first round one device of each kind is timed alone.
+differ much, the faster one shows the speed of the device. In each round one device of each kind is timed alone, too.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,8 +23,8 @@ from autosplit.measuring.stage_timer import PassBudget
 from autosplit.values.machine import Machine
 from autosplit.values.samples import SLOW_RATIO, Measured, Provenance, Samples, Setting
 
-ROUND_S, ALONE_S, CUT_S = 0.8, 0.2, 0.2
-"""Seconds of timing in a first round: of all devices at once, of each kind alone, and of the cut."""
+ROUND_S, ALONE_S, CUT_S = 0.8, 0.1, 0.2
+"""Seconds of timing: in a first round of all devices at once, in each round of each kind alone, and of the cut."""
 
 MEMORY_FACTOR = 2
 """Bytes that a worker may hold for a loaded stage, as a multiple of its weights."""
@@ -88,7 +88,8 @@ class Rounds:
         half = PassBudget(self.round_s / 2, least=2, overlap_s=self.round_s / 4, least_long=1)
         budgets = {setting.device: replace(half, earlier=known[setting].whole) for setting in group}
         timed = self.workers.call(MeasuringWorker.time, {name: (one, False, self.keep) for name, one in budgets.items()})
-        return {setting: _with_round(known[setting], rounded(timed[setting.device].whole_s)) for setting in group}
+        alone = self._alone(group, half)
+        return {one: _with_round(known[one], rounded(timed[one.device].whole_s), alone.get(one.device)) for one in group}
 
     def _remark(self, backend: str, waited: Mapping[Setting, float], uncut: Sequence[str], files: BackendFiles) -> None:
         """Note the reasons that make the measurements less certain."""
@@ -178,8 +179,9 @@ def seems_slowed(measured: Measured) -> bool:
     return whole is not None and alone is not None and whole.median_s > SLOW_RATIO * alone.median_s
 
 
-def _with_round(measured: Measured, samples: Samples) -> Measured:
+def _with_round(measured: Measured, busy: Samples, alone: Samples | None) -> Measured:
     """The measurement with one more round of the whole; no device is slower alone than beside busy neighbours."""
-    whole = samples if measured.whole is None else measured.whole.with_round(samples)
-    alone = measured.alone
+    whole = busy if measured.whole is None else measured.whole.with_round(busy)
+    if measured.alone is not None:
+        alone = measured.alone if alone is None else measured.alone.with_round(alone)
     return replace(measured, whole=whole, alone=whole if alone is not None and alone.median_s > whole.median_s else alone)

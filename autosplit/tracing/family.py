@@ -351,12 +351,12 @@ def _refused(model_of: Callable[[At], Model], own: At, largest: At) -> str:
 def _symbolic(model: Model, axes: Mapping[int, Mapping[int, str]], allowed: Mapping[str, Sizes]) -> Any:
     """The symbolic dimensions of the tensors, as a ``ShapesCollection``, whose methods have no types."""
     tensors = [leaf for leaf in pytree.tree_leaves((model.args, dict(model.kwargs))) if isinstance(leaf, torch.Tensor)]
-    dims = {dim: Dim(dim, min=sizes[0], max=sizes[-1]) for dim, sizes in allowed.items() if len(sizes) > 1}
+    # torch counts from 2, so that 1 to 2 would be one size, and no symbol
+    dims = {dim: Dim(dim, min=sizes[0], max=max(sizes[-1], 3)) for dim, sizes in allowed.items() if len(sizes) > 1}
     collection: Any = ShapesCollection
     found = collection()
     for place, tensor in enumerate(tensors):
-        symbols = {axis: dims[dim] for axis, dim in axes.get(place, {}).items() if dim in dims}
-        if symbols:
+        if symbols := {axis: dims[dim] for axis, dim in axes.get(place, {}).items() if dim in dims}:
             found[tensor] = symbols
     return found
 

@@ -76,7 +76,7 @@ def test_caps_that_weights_alone_break_are_refused_before_ops_are_measured(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("autosplit.measuring.profiler.measure", None)
+    monkeypatch.setattr("autosplit.measuring.profiler.measure_together", None)
     model = "autosplit.examples.mlp:mlp?depth=1&width=1024"
     done = CliRunner().invoke(cli.app, [*words, model, "--devices", "cpu:0", "--memory", "1.2MB", "--profiles", "kept"])
     assert done.exit_code == 1 and "takes about" not in done.stderr

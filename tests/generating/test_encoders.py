@@ -17,7 +17,7 @@ from autosplit.values.plan import UNKNOWN, Plan, Stage
 from tests.generating.decodermodels import answers_under_kills
 from tests.generating.encodermodels import ENCODERS, answered, encoder_decoder, sources
 
-SEQUENCES, LENGTH, NEW = 3, 40, 32
+SEQUENCES, LENGTH, NEW = 2, 40, 32
 
 
 @pytest.fixture(scope="module", params=ENCODERS)

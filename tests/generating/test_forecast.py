@@ -102,9 +102,9 @@ class Steps(SimpleNamespace):
 
 
 def measured(tokens, refused=()):
-    """Op a takes a second for each token, op b a second for each step."""
+    """Op a takes a second for each token, op b a second for each step, and a cut two seconds."""
     ops = {op: Samples((seconds,)) for op, seconds in (("a", float(tokens)), ("b", 1.0)) if op not in refused}
-    there = Measured(ops, per="op", refused=dict.fromkeys(refused, "it is not known"))
+    there = Measured(ops, per="op", refused=dict.fromkeys(refused, "it is not known"), cut_s_per_byte=2.0 / tokens)
     return Profile("steps", f"{tokens}", {"a": "a", "b": "b"}, {Setting("cpu:0", "eager", 1): there})
 
 
@@ -116,6 +116,7 @@ def test_an_op_takes_its_mean_seconds_of_both_phases():
     found = mixed_phases(family, {9: measured(9), 1: measured(1)}, flow.verify(family.allowed))
     assert found.op_s("a", "cpu:0", "eager") == pytest.approx((16.5 * 1 + 3.5 * 9) / 20)
     assert found.op_s("b", "cpu:0", "eager") == pytest.approx(1.0)
+    assert found.measured["cpu:0", "eager", 1].cut_s_per_byte * 9 == pytest.approx(2.0)
     links = (Link("cpu:0", HOST, 0.0, 1.0, 0.0, 1.0, 0.0), Link(HOST, "cpu:0", 0.0, 1.0, 0.0, 1.0, 0.0))
     phases = {tokens: replace(measured(tokens), links=links) for tokens in (9, 1)}
     told = mixed_phases(family, phases, flow.verify(family.allowed), host_s=9.0)

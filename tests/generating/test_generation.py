@@ -21,8 +21,12 @@ def llama():
 
 
 @pytest.fixture(scope="module")
-def generator(llama):
-    family = step_family(llama, SEQUENCES, LENGTH, chunk=13)
+def family(llama):
+    return step_family(llama, SEQUENCES, LENGTH, chunk=13)
+
+
+@pytest.fixture(scope="module")
+def generator(family):
     ops = [op.name for op in family.graph.ops]
     at = [number for number, op in enumerate(family.graph.ops) if "layers.0.mlp" in op.module][-1] + 1
     stages = tuple(Stage(f"cpu:{number}", tuple(some), (f"cpu:{number}",)) for number, some in enumerate((ops[:at], ops[at:])))
@@ -63,12 +67,17 @@ def test_killed_workers_lose_no_token(llama, generator):
     assert generator.pipeline.restarts > restarts
 
 
-def test_limits_are_those_of_the_model(llama, generator):
-    vocabulary = llama.config.vocab_size
+def test_limits_are_those_of_the_model(generator):
     with pytest.raises(autosplit.UsageError, match=f"{LENGTH + 1} tokens, and the caches hold {LENGTH}"):
         generator.submit([1] * (LENGTH + 1))
-    with pytest.raises(autosplit.UsageError, match=f"{vocabulary} is no token id; ids are 0 to {vocabulary - 1}"):
-        generator.submit([vocabulary], max_new_tokens=1)
+
+
+def test_prompts_that_do_not_fit_are_refused_before_anything_is_measured(llama, family, monkeypatch):
+    monkeypatch.setattr("autosplit.generation.trace", lambda model, generate: family)
+    monkeypatch.setattr("autosplit.generation.measure", None)
+    vocabulary, setup = llama.config.vocab_size, autosplit.Setup(progress=False)
+    with pytest.raises(autosplit.UsageError, match=f"{vocabulary} is no token id; ids are 0 to {vocabulary - 1}$"):
+        autosplit.generator(llama, "cpu:0", prompts=[[1], [vocabulary]], setup=setup)
 
 
 def test_hosts_and_exported_programs_are_refused_before_anything_is_measured():

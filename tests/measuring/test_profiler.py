@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from autosplit.measuring import (
 from autosplit.measuring.cut_cost import typical_cut
 from autosplit.measuring.measuring_worker import DeviceFaults, MeasuringWorker, Prepared, Workers
 from autosplit.measuring.model_files import BackendFiles, ModelFiles, Subgraph
-from autosplit.measuring.profiler import _Steps
+from autosplit.measuring.profiler import _Steps, measure_together
 from autosplit.measuring.stage_timer import INPUTS, PassBudget, Timed
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -101,9 +102,9 @@ class FakeWorkers:
     def prepare(self, files: ModelFiles, backend: str) -> BackendFiles:
         if backend in self.without:
             raise BackendError(f"op 'linear': no {backend} for it")
-        graph = self.traced.graph
+        graph = files.traced.graph
         if backend not in self.divided:
-            return BackendFiles([Subgraph(graph, Path("whole"))], cut=(Path("before"), Path("behind"), Path("both")))
+            return BackendFiles([Subgraph(graph, files.folder)], cut=(Path("before"), Path("behind"), Path("both")))
         parts = [replace(graph, ops=tuple(op for op in graph.ops if op.name in part)) for part in self.divided[backend]]
         taken = {op for part in self.divided[backend] for op in part}
         refused = {op.name: "no rule" for op in graph.ops if op.name not in taken}
@@ -233,7 +234,7 @@ def test_devices_are_timed_at_once_and_then_one_of_each_kind_alone(traced, machi
     first, second = (Setting(device.name, "eager", 1) for device in machine.devices)
     pool.calibration_s[second.device] = calibration_s
     profile = fake_measure(traced, machine)
-    kinds = ["prepare"] * 4 + ["ops"] * 2 + ["whole"] * num_alone + ["prepare"] * 2 + ["whole"] * 2
+    kinds = ["prepare"] * 4 + ["ops"] * 2 + ["whole"] * num_alone + ["prepare"] * 2 + ["whole"] * (2 + num_alone)
     assert pool.kinds() == kinds
     assert profile.measured[first].alone and bool(profile.measured[second].alone) == (num_alone == 2)
     assert profile.whole_s(*first, busy=False) == profile.whole_s(*second, busy=False) == 0.97
@@ -260,6 +261,21 @@ def test_devices_that_took_longer_together_than_alone_have_a_third_round(traced,
     profile = fake_measure(traced, machine)
     assert [profile.whole_s(device.name, "eager") for device in machine.devices] == [third_s] * 2
     assert sum(wake and not ops for _, ops, wake in pool.times()) == 2 * 2
+
+
+@pytest.mark.parametrize(("limit_bytes", "order"), [(10**12, "abababab"), (10_000, "aabb")])
+def test_models_take_turns_in_rounds_unless_memory_holds_one_at_a_time(
+    traced, machine, pool, monkeypatch, limit_bytes, order
+) -> None:
+    monkeypatch.setattr(rounds, "memory_limit_bytes", lambda: limit_bytes)
+    both = {"a": traced, "b": trace(load_model(MODEL, batch=traced.source.batch + 1))}
+    found = measure_together(list(both.values()), machine, links=False)
+    for one, profile in zip(both.values(), found, strict=True):
+        assert_complete(profile, one.graph)
+    pairs = pairwise((given[0], name) for device, name, given in pool.calls if device == machine.devices[0].name)
+    prepared = [folder for (folder, before), (_, name) in pairs if (before, name) == ("prepare", "time")]
+    names = dict(zip(dict.fromkeys(prepared), both, strict=True))
+    assert "".join(names[folder] for folder in prepared) == order
 
 
 def test_what_there_is_no_room_to_keep_is_loaded_again(traced, machine, pool, monkeypatch) -> None:
@@ -661,10 +677,10 @@ def test_a_worker_that_died_or_hangs_is_named_and_replaced(machine, monkeypatch,
         assert workers.call(MeasuringWorker.calibrate, {name: ()})[name] > 0
 
 
-def test_another_measurement_takes_eight_passes_on_all_devices_at_once(traced) -> None:
+def test_another_measurement_takes_nine_passes_on_all_devices_at_once(traced) -> None:
     ops = [op.name for op in traced.graph.ops]
     profile = Profile.given(traced.graph, {(op, device): 0.5 for op in ops for device in ("cpu:0", "cpu:1")})
-    assert shortest_measurement_s(profile) == pytest.approx(8 * 0.5 * len(ops))
+    assert shortest_measurement_s(profile) == pytest.approx(9 * 0.5 * len(ops))
 
 
 def test_a_committed_profile_is_found_for_the_model_as_it_is_traced_today() -> None:
