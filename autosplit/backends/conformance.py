@@ -22,6 +22,7 @@ from autosplit.tracing.programs import states_of
 from autosplit.tracing.valueranges import INT32, Assumed, Range, full, shape_of, values_of
 from autosplit.tracing.zerosigns import observed_zeros
 from autosplit.values.plan import Plan
+from autosplit.values.samples import FROM_ONNX
 
 WRONG = "computes otherwise"
 """The start of the reason for which an op is refused here."""
@@ -29,7 +30,7 @@ WRONG = "computes otherwise"
 SIGNED = ", and the sign of its zeros counts"
 """The end of the keys of cases in which it does: other cases may have been tried before it was compared."""
 
-STATE = "it writes to a state, which inductor would copy"
+STATE = "it writes to a state, which its runtime may copy"
 
 _CASES = "autosplit_cases"
 """Attribute of a graph that keeps its cases, as ``valueranges`` keeps ranges."""
@@ -83,15 +84,11 @@ def require_right(traced: Traced, plan: Plan) -> None:
 def _impassable(traced: Traced, backend: str) -> dict[str, str]:
     """Op name to the reason for each op that reads or makes a value that the backend cannot exchange, or writes to a state.
 
-    Inductor takes torch's own tensors. The others run ops with a state in torch (see ``pieces``).
+    Runtimes of ONNX files run ops with a state in torch (see ``pieces``). The others take torch's own tensors.
     """
-    if backend == "inductor":
+    if backend not in FROM_ONNX:
         return {node.name: STATE for node in traced.program.graph.nodes if states_of(node)}
-    strange = {
-        name: spec.dtype
-        for name, spec in traced.specs.items()
-        if spec.torch_dtype not in ELEMENT_TYPES or (backend == "openvino" and spec.torch_dtype == torch.bfloat16)
-    }
+    strange = {name: spec.dtype for name, spec in traced.specs.items() if spec.torch_dtype not in ELEMENT_TYPES}
     touched = {op.name: next((value for value in (*op.inputs, *op.outputs) if value in strange), "") for op in traced.graph.ops}
     return {op: f"'{value}' is {strange[value]}, which it cannot pass" for op, value in touched.items() if value}
 

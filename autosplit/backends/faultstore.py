@@ -19,8 +19,9 @@ from autosplit.devices.discovering import versions
 from autosplit.files import cache_folder, content_hash, locked, write_atomic
 from autosplit.opening import open_file
 from autosplit.parsing import MALFORMED, parse_json
+from autosplit.values.samples import BACKENDS, FROM_ONNX
 
-TRIED = ("onnxruntime", "openvino", "inductor")
+TRIED = tuple(name for name in BACKENDS if name != "eager")
 """Backends whose unknown cases are tried."""
 
 SCHEMA = 2
@@ -51,7 +52,7 @@ def table(backend: str) -> dict[str, Faults]:
 
 
 def _identity(backend: str) -> dict[str, Any]:
-    exporter = [] if backend in ("eager", "inductor") else ["onnxruntime"]
+    exporter = ["onnxruntime"] if backend in FROM_ONNX else []
     released = {name: version.partition("+")[0] for name, version in versions([backend, *exporter]).items()}
     return {"schema": SCHEMA, "backend": backend, "versions": released}
 

@@ -315,10 +315,10 @@ def open_onnx(folder: Path) -> OnnxStage:
     return OnnxStage(file, _ports(specs[0]), _ports(specs[1]), free=bool(data.get("free")))
 
 
-def require_numpy(stage: OnnxStage, runtime: str) -> None:
-    """Raises: BackendError: a value has a dtype that numpy does not have."""
+def require_shared(stage: OnnxStage, runtime: str) -> None:
+    """Raises: BackendError: a value has a dtype that ONNX lacks, or numpy, by whose arrays a stage of every size is called."""
     for one in (*stage.inputs, *stage.outputs):
-        if one.dtype not in ELEMENT_TYPES or one.dtype == torch.bfloat16:
+        if one.dtype not in ELEMENT_TYPES or (stage.free and one.dtype == torch.bfloat16):
             raise BackendError(f"{runtime} cannot share '{one.name}' with torch: numpy has no {one.dtype}")
 
 

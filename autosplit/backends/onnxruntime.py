@@ -34,7 +34,7 @@ from autosplit.backends.onnxfile import (
     missing_packages,
     open_onnx,
     prepare_onnx,
-    require_numpy,
+    require_shared,
     whole_folder,
 )
 from autosplit.backends.pieces import Linked, Memory, in_pieces, piece_folders, write_pieces
@@ -284,7 +284,7 @@ def _make_arena() -> None:
 
 def free_runnable(session: Any, stage: OnnxStage) -> Runnable:
     """A session as a function of tensors of every size, which takes and makes arrays of numpy."""
-    require_numpy(stage, "ONNX Runtime")
+    require_shared(stage, "ONNX Runtime")
     outputs = [port.name for port in stage.outputs]
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

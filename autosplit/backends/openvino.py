@@ -22,7 +22,7 @@ import torch
 from autosplit.backends.base import Backend, Done, FileBackend, Precision, Runnable, StreamingBackend, Streams, require_precision
 from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
 from autosplit.backends.limiting import check_of, with_check
-from autosplit.backends.onnxfile import ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx, require_numpy
+from autosplit.backends.onnxfile import ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx, require_shared
 from autosplit.backends.pieces import in_pieces, piece_folders, write_pieces
 from autosplit.backends.ports import BoundMemory
 from autosplit.backends.quiet import quiet
@@ -201,13 +201,11 @@ class FreeRequest(OpenVinoRequest):
     @_told
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
         """Hand over the inputs, which are kept until the next ones."""
-        import openvino
-
         if self._stage.check is not None:
             self._stage.check(inputs)
         self._given = [port.dense(value) for port, value in zip(self._stage.inputs, inputs, strict=True)]
         for position, value in enumerate(self._given):
-            self.request.set_input_tensor(position, openvino.Tensor(value.numpy(), shared_memory=True))
+            self.request.set_input_tensor(position, _tensor(value))
 
     def outputs(self) -> Sequence[torch.Tensor]:
         """The outputs of the last request."""
@@ -220,12 +218,16 @@ def _request(compiled: Compiled) -> OpenVinoRequest:
 
 def _bound(bind: Callable[[int, Any], None], position: int, shape: Sequence[int], dtype: torch.dtype) -> BoundMemory:
     """Memory of an input or output of an infer request."""
+    return BoundMemory(lambda value: bind(position, _tensor(value)), torch.empty(tuple(shape), dtype=dtype), COPIED_BYTES)
+
+
+def _tensor(value: torch.Tensor) -> Any:
+    """OpenVINO's tensor over the memory of a dense tensor, which must outlive it. To numpy, one of bf16 is given as integers."""
     import openvino
 
-    def set_tensor(value: torch.Tensor) -> None:
-        bind(position, openvino.Tensor(value.numpy(), shared_memory=True))
-
-    return BoundMemory(set_tensor, torch.empty(tuple(shape), dtype=dtype), COPIED_BYTES)
+    if value.dtype == torch.bfloat16:
+        return openvino.Tensor(value.view(-1).view(torch.int16).numpy(), list(value.shape), openvino.Type.bf16)
+    return openvino.Tensor(value.numpy(), shared_memory=True)
 
 
 def _call_back(context: "weakref.ref[OpenVinoRequest]") -> None:
@@ -263,7 +265,7 @@ def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Compiled:
 
     Raises: BackendError: OpenVINO refuses it.
     """
-    require_numpy(stage, "OpenVINO")
+    require_shared(stage, "OpenVINO")
 
     def compiled(turned: Collection[int]) -> Compiled:
         model = with_channels_last(core().read_model(stage.path), turned)
@@ -311,7 +313,7 @@ def open_ir(stage: OnnxStage, weights: Path, chosen: Mapping[str, Any], blob: Pa
 
     Raises: BackendError: OpenVINO refuses the file.
     """
-    require_numpy(stage, "OpenVINO")
+    require_shared(stage, "OpenVINO")
     with quiet():
         if blob is not None:
             # OpenVINO refuses a blob whose header names another version of it or another instruction set, and a damaged one.

@@ -21,7 +21,7 @@ from autosplit.planning.peers import predicted_peers
 from autosplit.planning.predicting import measured_backends, predict
 from autosplit.planning.question import Question
 from autosplit.progress import Progress, between, quiet
-from autosplit.reports.judging import Verdict, judge
+from autosplit.reports.judging import Verdict, decide
 from autosplit.reports.outcomes import PLAN, Outcome
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing.aliasing import values_of
@@ -190,7 +190,7 @@ def compare(
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items() if twin in outcomes}
     reasons |= {name: reasons[twin] for name, twin in same_as.items() if twin in reasons}
     reasons |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
-    verdict = with_risks(judge(outcomes, plan.objective, forced, unfit), outcomes)
+    verdict = with_risks(decide(outcomes, plan.objective, forced, unfit), outcomes)
     progress("run", 1.0, "done")
     traced = subjects[plan.microbatch][0]
     error = traced.module_error.relative if traced.module_error is not None else None

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+import torch
+
 from autosplit.arguments import checked
 from autosplit.backends.apart import kept
 from autosplit.devices.discovering import Devices
@@ -16,9 +18,11 @@ from autosplit.generating.sidebyside import SideBySide
 from autosplit.generating.steps import StepFamily
 from autosplit.generating.texts import load_texts
 from autosplit.running.engine import Engine
+from autosplit.running.modules import StageFolder
 from autosplit.shapes.pipelines import open_engine
 from autosplit.shapes.service import measured
 from autosplit.tracing.family import Family
+from autosplit.tracing.splitting import saved_weight
 from autosplit.values.plan import Plan
 
 
@@ -60,9 +64,16 @@ def _opened(family: Family, plan: Plan, devices: Devices | None, num_replicas: i
 def generator_on(engine: Engine, family: Family, plan: Plan, num_replicas: int = 1, opened: ExitStack | None = None) -> Generator:
     """A generator over a network that runs one of a plan's replicas; ``opened`` closes it, by default others do."""
     capacity, texts = capacity_of(family), load_texts(plan.source.spec)
-    capacity = replace(capacity, max_sequences=-(-capacity.max_sequences // num_replicas))
+    table = _mapped(engine, family.table) if isinstance(family, StepFamily) and family.table else None
+    capacity = replace(capacity, max_sequences=-(-capacity.max_sequences // num_replicas), table=table)
     buckets, num_devices = measured(family, engine), len(devices_of(plan))
     return Generator(engine, buckets, capacity, num_devices, plan=plan, graph=family.graph, texts=texts, opened=opened)
+
+
+def _mapped(engine: Engine, name: str) -> torch.Tensor:
+    """A weight in the file of the stage that holds it, of which all processes on this machine share one copy."""
+    folders = [stage.module.folder for stage in engine.wiring.stages if isinstance(stage.module, StageFolder)]
+    return next(found for folder in folders if (found := saved_weight(folder, name)) is not None)
 
 
 def capacity_of(family: Family) -> Capacity:
@@ -72,4 +83,4 @@ def capacity_of(family: Family) -> Capacity:
     traced, sequences = family.variants[0], family.sequences
     [sample] = [node for node in traced.program.graph.nodes if node.target is SAMPLE]
     vocabulary = traced.specs[sample.all_input_nodes[0].name].shape[1]
-    return Capacity(sequences.max_sequences, sequences.max_length, vocabulary, family.source, family.table)
+    return Capacity(sequences.max_sequences, sequences.max_length, vocabulary, family.source)

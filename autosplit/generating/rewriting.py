@@ -28,17 +28,18 @@ EMBEDDED = "embedded"
 """The input of a step that holds a row for each token."""
 
 
-def table_of(traced: Traced) -> torch.Tensor | None:
-    """The table in which a step looks up its ids, where another op reads it, too; None if there is none."""
+def table_of(traced: Traced) -> str:
+    """The name of the table in which a step looks up its ids, where another op reads it, too; '' if there is none."""
     found = _lookup(traced)
-    return None if found is None else weight(traced.program, str(found.all_input_nodes[0].target)).detach()
+    return "" if found is None else str(found.all_input_nodes[0].target)
 
 
 def without_lookup(traced: Traced) -> Traced:
     """The step with a further input ``EMBEDDED``, whose rows it views; it stays as it is if ``table_of`` finds nothing."""
-    lookup, table = _lookup(traced), table_of(traced)
-    if lookup is None or table is None:
+    lookup = _lookup(traced)
+    if lookup is None:
         return traced
+    table = weight(traced.program, table_of(traced)).detach()
     nodes, node = {lookup}, lookup.all_input_nodes[1]
     while is_op(node) and nodes.issuperset(node.users):  # views of ids that nobody else reads
         nodes.add(node)

@@ -53,13 +53,13 @@ class StepFamily(Family):
         sequences: those that the caches hold, and for which a plan is made.
         module: the model that was made into a step.
         source: the kind of prompts of a model with an encoder; None where prompts are tokens of the decoder.
-        table: the rows of ids that the host gives to a step (see ``rewriting``); None where a stage looks them up.
+        table: the weight whose rows the host gives to a step (see ``rewriting``); '' where a stage looks them up.
     """
 
     sequences: Sequences = field(default_factory=Sequences)
     module: nn.Module | None = field(repr=False, default=None)
     source: Source | None = None
-    table: torch.Tensor | None = field(repr=False, default=None)
+    table: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -123,14 +123,14 @@ def step_family(
     family = trace_family(loaded, {name: {0: TOKENS} for name in OF_TOKENS}, allowed, inputs_at)
     family = family.only([{TOKENS: size} for size in allowed[TOKENS][::-1]])
     table = table_of(family.variants[0])
-    if table is not None:
+    if table:
         variants, dims = tuple(map(without_lookup, family.variants)), {**family.dims, EMBEDDED: {0: TOKENS}}
         family = Family(variants, family.sizes, allowed, dims, {}, family.shapes)
     return _steps_of(family, sequences, model, table=table)
 
 
 def _steps_of(
-    family: Family, sequences: Sequences, model: nn.Module, source: Source | None = None, table: torch.Tensor | None = None
+    family: Family, sequences: Sequences, model: nn.Module, source: Source | None = None, table: str = ""
 ) -> StepFamily:
     """A family as one of steps, which are padded by their scheduler alone."""
     family = replace(family, out_dims={name: {} for name in family.graph.outputs}, unpaddable={TOKENS: PADDED})

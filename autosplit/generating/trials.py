@@ -37,7 +37,7 @@ from autosplit.planning.baselines import (
     without_autosplit,
 )
 from autosplit.progress import Progress, progress_shown
-from autosplit.reports.judging import in_turn, judge, still_running
+from autosplit.reports.judging import decide, in_turn, still_running
 from autosplit.reports.outcomes import PLAN, Outcome, TokenRates, mean_times_s
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.reports.runreport import RunReport
@@ -175,7 +175,7 @@ def compare_generators(
         progress("run", 1.0, "done")
     left_out |= {name: fault for name, fault in faults.items() if fault}
     error = family.variants[0].module_error
-    verdict = with_risks(judge(outcomes, plan.objective, constraints is None, unfit), outcomes)
+    verdict = with_risks(decide(outcomes, plan.objective, constraints is None, unfit), outcomes)
     trace_error, told = None if error is None else error.relative, contenders[PLAN].predicted
     notes = () if told is None or profile is None else (host_text(plan, told, family.sequences, profile.host_s),)
     return RunReport(family.graph.name, 0, outcomes, verdict, left_out, notes, trace_error=trace_error), footprints

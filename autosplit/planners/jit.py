@@ -118,10 +118,10 @@ def code_folder(stamp: str) -> Path | None:
 
 
 class _Notice(event.Listener):  # type: ignore[misc]
-    """Logs once in a process that this package compiles its inner loops."""
+    """Logs once in a process that the planner's inner loops are compiled; a worker's take a few seconds and are none of these."""
 
     def on_start(self, event: Any) -> None:
-        if event.data["dispatcher"].py_func.__module__.startswith("autosplit."):
+        if event.data["dispatcher"].py_func.__module__.startswith("autosplit.planners."):
             _say_once()
 
     def on_end(self, event: Any) -> None:

@@ -1,4 +1,4 @@
-"""judge(): whether to use a plan or one of its baselines, and whether the rounds are sure about it. No torch."""
+"""decide(): whether to use a plan or one of its baselines, and whether the rounds are sure about it. No torch."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ Unfit = Callable[[Plan, float], Sequence[str]]
 """The demands that a baseline does not meet, given the seconds of a request alone. With any, it must not become the plan."""
 
 
-def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: Unfit = lambda other, s: ()) -> Verdict:
+def decide(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: Unfit = lambda other, s: ()) -> Verdict:
     """Which of the plan and its baselines to use.
 
     A baseline takes the place of the plan if it measured better beyond the noise, if it is simpler and level with the plan, or

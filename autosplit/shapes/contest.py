@@ -22,7 +22,7 @@ from autosplit.deploying.setup import Budget, Setup
 from autosplit.errors import AutosplitError, UsageError
 from autosplit.planning.baselines import baselines_of, unmet_demands
 from autosplit.progress import Progress, progress_shown
-from autosplit.reports.judging import in_turn, judge
+from autosplit.reports.judging import decide, in_turn
 from autosplit.reports.outcomes import PLAN, Load, Outcome
 from autosplit.reports.results import LatencyStats
 from autosplit.reports.runreport import RunReport
@@ -196,7 +196,7 @@ def compare_sizes(
         outcomes, left_out = _contest(family, plans, flow, machine, setup, budget, progress)
     left_out |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
     error = family.variants[0].module_error
-    verdict = judge(outcomes, plan.objective, constraints is None, unfit)
+    verdict = decide(outcomes, plan.objective, constraints is None, unfit)
     return RunReport(graph.name, 0, outcomes, verdict, left_out, trace_error=None if error is None else error.relative)
 
 

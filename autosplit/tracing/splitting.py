@@ -357,6 +357,13 @@ def saved_weight_bytes(folder: Path) -> int:
         raise _incomplete(folder, failure) from None
 
 
+def saved_weight(folder: Path, name: str) -> torch.Tensor | None:
+    """One weight of the stage in ``folder``, mapped from its file; None if the stage has no such weight. Raises: PlanError."""
+    data = _description(folder)
+    specs = [spec for spec in map(spec_from_dict, data["weights"]) if spec.name == name]
+    return map_weights(folder / WEIGHTS, data["weights_key"], data["weights_file_bytes"], specs)[name] if specs else None
+
+
 def _description(folder: Path) -> dict[str, Any]:
     """The content of ``stage.json``. Raises: PlanError: it is missing, of another version, incomplete or changed."""
     data = read_mapping(folder / "stage.json", "stage", SCHEMA, PlanError)

@@ -114,6 +114,8 @@ def read_request(
         free: axes of the inputs that may have any size up to the spec's.
     Raises: UsageError: the JSON is malformed, or every fault of its tensors.
     """
+    if not body:
+        raise UsageError("the body is empty; it must be JSON")
     length = len(body) if json_bytes is None else json_bytes
     if not 0 < length <= len(body):
         raise UsageError(f"the header {JSON_LENGTH} says {length} bytes of JSON, and the body has {len(body)}")
@@ -256,8 +258,9 @@ def _tensor(entry: Mapping[str, Any], spec: TensorSpec, body: memoryview, start:
         strange = next(value for value in values if type(value) not in kinds)
         raise UsageError(f"input '{spec.name}' holds {shown(strange)}, which is not of type {DATATYPES[spec.dtype]}")
     try:
-        return torch.from_numpy(np.array(values, dtype=spec.dtype)).view(spec.shape)
-    except (OverflowError, TypeError, ValueError) as failure:
+        with np.errstate(over="raise"):
+            return torch.from_numpy(np.array(values, dtype=spec.dtype)).view(spec.shape)
+    except (ArithmeticError, TypeError, ValueError) as failure:
         raise UsageError(f"input '{spec.name}' holds a number that does not fit {DATATYPES[spec.dtype]}: {failure}") from None
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 import autosplit
 from autosplit.generating.rewriting import EMBEDDED
@@ -46,7 +47,10 @@ def test_one_stage_holds_the_table_and_the_host_gives_its_rows(llama, generator)
     graph, table = generator.graph, llama.model.embed_tokens.weight
     held = [{name for op in stage.ops for name in graph.ops[graph.index[op]].weights} for stage in generator.plan.stages]
     assert [sum(graph.weights[name].shape == tuple(table.shape) for name in names) for names in held] == [0, 1]
-    assert generator.capacity.table.data_ptr() == table.data_ptr()
+    assert torch.equal(generator.capacity.table, table)
+    spans = [(one.path, *(int(end, 16) for end in one.addr.split("-"))) for one in psutil.Process().memory_maps(grouped=False)]
+    [path] = [path for path, begin, end in spans if begin <= generator.capacity.table.data_ptr() < end]
+    assert path.removesuffix(" (deleted)").endswith("weights.safetensors")  # the worker's own copy
     assert graph.inputs == ("ids", "slots", "positions", "sampling", EMBEDDED)
     assert [op.weights for op in graph.ops if op.module == "decoder.model.model.embed_tokens"] == [()]
 

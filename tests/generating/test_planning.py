@@ -94,11 +94,11 @@ def test_the_memory_of_workers_that_ran_is_known_to_the_next_plan(found, family,
 
 def test_what_is_faster_but_no_plan_is_said(found):
     """A verdict names ``generate`` where it is ahead, and keeps a plan that runs."""
-    from autosplit.reports.judging import judge
+    from autosplit.reports.judging import decide
 
     rates = {"plan": (1.0, 1.1), GENERATE: (1e6, 1.1e6)}  # the real ones may be of one round, which tells nothing
     outcomes = {name: replace(found.report.outcomes[name], rounds_per_s=rounds) for name, rounds in rates.items()}
-    verdict = judge(outcomes, "throughput", False, lambda plan, seconds: [NO_PLAN])
+    verdict = decide(outcomes, "throughput", False, lambda plan, seconds: [NO_PLAN])
     assert verdict.chosen == "plan"
     assert NO_PLAN in verdict.sentence
 

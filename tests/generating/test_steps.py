@@ -137,7 +137,7 @@ def test_states_are_in_no_file_and_count_as_weights(family, cut, tmp_path):
 def test_variants_have_the_sizes_of_the_traffic(family):
     """The example of a step up to a token of each sequence is one of each; that of more is prompts beside half of them."""
     assert [at["tokens"] for at in family.sizes] == [24, 21, 5, 3, 2, 1]
-    assert family.table is None  # its head has weights of its own
+    assert not family.table  # its head has weights of its own
     chunk, _, _, decode = (variant.example_inputs for variant in family.variants[:4])
     assert (chunk[1].tolist(), chunk[2].tolist()) == ([1] + [2] * 23, [LENGTH - 1, *range(8, 31)])
     assert (decode[1].tolist(), decode[2].tolist()) == ([1, 2, 3], [LENGTH - 1] * 3)

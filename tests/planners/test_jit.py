@@ -5,6 +5,7 @@ import subprocess
 import sys
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from problems import chain
@@ -45,6 +46,15 @@ def test_everything_is_compiled_ahead(capsys) -> None:
     assert len(capsys.readouterr().err.splitlines()) == len(warming.PARTS)
     assert hypergraph_of(warming.small_problem()).exact
     assert downset_enumeration.run.signatures
+
+
+def test_only_the_planner_is_said_to_compile(caplog: pytest.LogCaptureFixture) -> None:
+    # the fork server compiles the attention of its workers, and said the same as the host
+    jit._say_once.cache_clear()
+    for module in ("generating.rows", "planners.loads", "planners.items"):
+        function = SimpleNamespace(py_func=SimpleNamespace(__module__=f"autosplit.{module}"))
+        jit._Notice().on_start(SimpleNamespace(data={"dispatcher": function}))
+        assert len(caplog.records) == (module != "generating.rows")
 
 
 def test_one_class_of_devices_runs_the_machine_code_of_several() -> None:

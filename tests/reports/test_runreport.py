@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autosplit.reports.judging import Unfit, Verdict, judge
+from autosplit.reports.judging import Unfit, Verdict, decide
 from autosplit.reports.outcomes import PLAN, Outcome, Ratio
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.reports.runreport import RunReport
@@ -22,12 +22,12 @@ def outcome(*rounds_per_s: float, latency_s: float = 0.1, equal: bool = True) ->
 
 
 def judged(outcomes: dict[str, Outcome], objective: str = "throughput", forced: bool = False, **more: Unfit) -> tuple[str, str]:
-    verdict = judge(outcomes, objective, forced, **more)
+    verdict = decide(outcomes, objective, forced, **more)
     return verdict.chosen, verdict.sentence
 
 
 def test_a_faster_baseline_becomes_the_plan() -> None:
-    verdict = judge({PLAN: outcome(10, 10), "replicas": outcome(12, 12.4)}, "throughput", forced=False)
+    verdict = decide({PLAN: outcome(10, 10), "replicas": outcome(12, 12.4)}, "throughput", forced=False)
     words = "'replicas' measures 1.22 times as fast as the plan (1.20 to 1.24 in 2 rounds), so it is the chosen way."
     assert verdict == Verdict("replicas", words, sure=True)
 
@@ -46,7 +46,7 @@ def test_a_baseline_without_a_prediction_is_a_plan_with_its_measured_figures_and
 def test_one_round_never_changes_the_plan() -> None:
     """A baseline that ran for one round became the plan as 3.13 times as fast, beside a spread of 677 %."""
     fast = replace(outcome(31.3), rounds_per_s=(31.3,))
-    verdict = judge({PLAN: outcome(10, 10), "replicas": fast}, "throughput", forced=False)
+    verdict = decide({PLAN: outcome(10, 10), "replicas": fast}, "throughput", forced=False)
     assert (verdict.chosen, verdict.sure) == (PLAN, False)
     assert verdict.sentence.startswith("One round cannot tell the plan from 'replicas'")
 
@@ -59,7 +59,7 @@ def test_one_round_never_changes_the_plan() -> None:
     ],
 )
 def test_a_difference_within_the_noise_changes_nothing_and_is_an_answer(rounds_per_s: tuple[float, ...], words: str) -> None:
-    verdict = judge({PLAN: outcome(*[10.0] * 5), "replicas": outcome(*rounds_per_s)}, "throughput", forced=False)
+    verdict = decide({PLAN: outcome(*[10.0] * 5), "replicas": outcome(*rounds_per_s)}, "throughput", forced=False)
     assert (verdict.chosen, verdict.sure) == (PLAN, False) and verdict.sentence.startswith(words)
 
 
@@ -91,11 +91,11 @@ def test_a_simpler_baseline_that_is_level_becomes_the_plan(plan_per_s: tuple[flo
     """A plan of eight stages over three backends was kept beside replicas that were as fast."""
     plan = replace(outcome(10), plan=EIGHT, rounds_per_s=plan_per_s)
     outcomes = {PLAN: plan, "replicas": outcome(*[10.0] * 5)}
-    verdict = judge(outcomes, "throughput", forced=False)
+    verdict = decide(outcomes, "throughput", forced=False)
     assert verdict.chosen == chosen and verdict.sentence.startswith(words)
-    assert judge(outcomes | {"even split": plan}, "throughput", forced=False).chosen == chosen
-    assert judge(outcomes, "throughput", forced=True).chosen == PLAN
-    assert judge(outcomes, "throughput", forced=False, unfit=lambda other, s: ["8 stages were asked for"]).chosen == PLAN
+    assert decide(outcomes | {"even split": plan}, "throughput", forced=False).chosen == chosen
+    assert decide(outcomes, "throughput", forced=True).chosen == PLAN
+    assert decide(outcomes, "throughput", forced=False, unfit=lambda other, s: ["8 stages were asked for"]).chosen == PLAN
 
 
 def test_the_interval_leaves_out_the_outermost_rounds_where_there_are_many() -> None:
@@ -142,7 +142,7 @@ def test_a_baseline_that_breaks_a_demand_is_not_chosen_however_fast_it_is() -> N
 
 
 def test_rounds_are_compared_one_by_one_so_that_drift_cancels() -> None:
-    verdict = judge({PLAN: outcome(10, 5, 2.1), "replicas": outcome(9, 4.5, 2)}, "throughput", forced=False)
+    verdict = decide({PLAN: outcome(10, 5, 2.1), "replicas": outcome(9, 4.5, 2)}, "throughput", forced=False)
     assert verdict.sure and "The plan measures 1.11 times as fast as the best baseline" in verdict.sentence
 
 

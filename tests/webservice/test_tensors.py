@@ -65,6 +65,7 @@ def test_what_is_read_equals_what_was_written(dtype: str, shape: list[int], odd:
     [
         (b'{"inputs":', "the body is not JSON"),
         (b"\xff\xfe", "the body is not JSON"),
+        (b"", "the body is empty"),
         (b"[" * 100_000, "depth limit exceeded"),
         (b"[" * 2_000_001, "more than 2000000 lists and objects"),
         ([], "must hold 'inputs'"),
@@ -80,6 +81,7 @@ def test_what_is_read_equals_what_was_written(dtype: str, shape: list[int], odd:
         (changed(0, data=[1, 2.0]), "holds 2.0, which is not of type INT64"),
         (changed(0, data=[1, True]), "holds True, which is not of type INT64"),
         (changed(0, data=[1, 2**63]), "holds a number that does not fit INT64"),
+        (changed(1, data=[1e99] * 6), "holds a number that does not fit FP32"),  # it became infinity, with a warning of numpy
         (changed(0, data="AAAA"), "has neither a list 'data' nor a parameter 'binary_data_size'"),
         (changed(1, data=[[1, 2, 3], [4, 5]]), "has 5 values, and its shape [2, 3] has 6"),
         (changed(0, parameters={"binary_data_size": 16}), "has both 'data' and binary data"),
