@@ -1,4 +1,4 @@
-"""The loads of a block that grows item by item, on each class of device. Compiled; the dynamic programs share it."""
+"""The loads of a block that grows item by item, on each class of device. Compiled; all planners of chains share it."""
 
 from typing import NamedTuple
 
@@ -92,34 +92,52 @@ def reset(block: GrowingBlock) -> None:
 
 
 @inner
-def add(costs: Costs, block: GrowingBlock, item: int) -> None:
-    """Put an item into the block."""
-    block.memory[0] += costs.num_bytes[item]
-    for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
-        weight = costs.weights[slot]
-        if block.held[weight] == 0:
-            block.memory[0] += costs.weight_bytes[weight]
-        block.held[weight] += 1
-    for k in range(len(block.work)):
-        block.work[k] += costs.compute_s[item, k]
-        block.moved[k] += costs.fixed_s[item, k]
-        block.surely[k] += costs.fixed_s[item, k]
-    # each net of the item: subtract its old cost for the block, then add its cost with the item
+def moved_with(costs: Costs, block: GrowingBlock, item: int, k: int) -> float:
+    """Seconds of transfers on a class if the block had one more item: each net of the item changes its price for the block."""
+    moved = block.moved[k] + costs.fixed_s[item, k]
     for slot in range(costs.net_start[item], costs.net_start[item + 1]):
         net = costs.nets[slot]
-        mine = costs.producer[net] == item
-        full = block.inside[net] + 1 == costs.net_size[net] and costs.producer[net] >= 0
-        for k in range(len(block.work)):
-            if block.made[net]:
-                block.moved[k] -= costs.send_s[net, k]
-            elif block.inside[net] > 0:
-                block.moved[k] -= costs.receive_s[net, k]
-            if not full:
-                block.moved[k] += costs.send_s[net, k] if (block.made[net] or mine) else costs.receive_s[net, k]
-            if block.before[net] > 0 and block.inside[net] == 0:
+        made = block.made[net]
+        if made or block.inside[net] > 0:
+            moved -= costs.send_s[net, k] if made else costs.receive_s[net, k]
+        if block.inside[net] + 1 < costs.net_size[net] or costs.producer[net] < 0:
+            moved += costs.send_s[net, k] if made or costs.producer[net] == item else costs.receive_s[net, k]
+    return float(moved)
+
+
+@inner
+def load_with(costs: Costs, block: GrowingBlock, item: int, k: int) -> float:
+    """The load on a class if the block had one more item, in seconds; memory does not count."""
+    return load_of(costs, block.work[k] + costs.compute_s[item, k], moved_with(costs, block, item, k))
+
+
+@inner
+def bytes_with(costs: Costs, block: GrowingBlock, item: int) -> float:
+    """The bytes of the block with one more item."""
+    num_bytes = block.memory[0] + costs.num_bytes[item]
+    for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
+        if block.held[costs.weights[slot]] == 0:
+            num_bytes += costs.weight_bytes[costs.weights[slot]]
+    return float(num_bytes)
+
+
+@inner
+def add(costs: Costs, block: GrowingBlock, item: int) -> None:
+    """Put an item into the block."""
+    block.memory[0] = bytes_with(costs, block, item)
+    for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
+        block.held[costs.weights[slot]] += 1
+    for k in range(len(block.work)):
+        block.work[k] += costs.compute_s[item, k]
+        block.moved[k] = moved_with(costs, block, item, k)
+        block.surely[k] += costs.fixed_s[item, k]
+    for slot in range(costs.net_start[item], costs.net_start[item + 1]):
+        net = costs.nets[slot]
+        if block.before[net] > 0 and block.inside[net] == 0:
+            for k in range(len(block.work)):
                 block.surely[k] += min(costs.send_s[net, k], costs.receive_s[net, k])
         block.inside[net] += 1
-        block.made[net] = block.made[net] or mine
+        block.made[net] = block.made[net] or costs.producer[net] == item
 
 
 @inner
@@ -145,25 +163,25 @@ def shift(costs: Costs, block: GrowingBlock, item: int, change: int) -> None:
 def price(costs: Costs, block: GrowingBlock) -> float:
     """Fill in the load on each class of device. Returns a lower bound on the load of every block that contains this one."""
     floor = np.inf
-    load = block.load
-    for k in range(len(load)):
-        work, moved, surely = block.work[k], block.moved[k], block.surely[k]
-        if block.memory[0] > costs.memory_bytes[k] * (1 + 1e-12):
-            load[k] = np.inf
-        elif costs.overlap:
-            load[k] = max(work, moved)
-            floor = min(floor, max(work, surely))
-        else:
-            load[k] = work + moved
-            floor = min(floor, work + surely)
+    for k in range(len(block.load)):
+        block.load[k] = np.inf
+        if block.memory[0] <= costs.memory_bytes[k] * (1 + 1e-12):
+            block.load[k] = load_of(costs, block.work[k], block.moved[k])
+            floor = min(floor, load_of(costs, block.work[k], block.surely[k]))
     return floor
 
 
 @inner
-def widest_load(costs: Costs, block: GrowingBlock, takes: Ints, move: int, width: Ints) -> float:
+def load_of(costs: Costs, work: float, moved: float) -> float:
+    """Seconds that a device is busy with so many seconds of compute and of transfers."""
+    return float(max(work, moved) if costs.overlap else work + moved)
+
+
+@inner
+def widest_load(block: GrowingBlock, takes: Ints, move: int, width: Ints) -> float:
     """Seconds per sample on the devices of a move: the load on the slowest class over the number of replicas."""
     top = 0.0
     for k in range(len(block.load)):
         if takes[move, k] > 0:
-            top = max(top, max(block.load[k], block.moved[k]) if costs.overlap else block.load[k])
+            top = max(top, block.load[k])
     return float(top / width[move])

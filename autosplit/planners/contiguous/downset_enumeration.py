@@ -201,7 +201,7 @@ def _reach(
     """Extend every entry of the set ``number`` by the block that ends at the current set. Returns: -1 where the table is full."""
     goal_set = -1
     for move in range(len(rules.takes)):
-        top = widest_load(costs, block, rules.takes, move, rules.width)
+        top = widest_load(block, rules.takes, move, rules.width)
         if not top < limit[0] * (1 - ROUNDING) or top < rules.least * (1 - ROUNDING):
             continue
         full = not rules.maximal

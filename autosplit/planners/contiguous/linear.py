@@ -173,7 +173,7 @@ def _forward(
                     continue
                 steps += num_alive * len(takes)
                 for move in range(len(takes)):
-                    top = widest_load(costs, block, takes, move, width)
+                    top = widest_load(block, takes, move, width)
                     if top < strict and top >= least * (1 - ROUNDING):
                         cost = top * width[move] + delay if total else top
                         _relax(value, parent, after, room, alive, num_alive, start, end, move, cost, left, limit, below, total)

@@ -13,7 +13,7 @@ from autosplit.costs.problem import HOST, Floats
 from autosplit.planners.contiguous.downset_table import DownSetTable, Words
 from autosplit.planners.items import Items
 from autosplit.planners.jit import inner
-from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, Ints
+from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, Ints, bytes_with, load_of, load_with
 
 NUM_READY, NUM_TAKEN = range(2)
 """Places in ``state``: ready items, and items in the down-set."""
@@ -154,11 +154,12 @@ def has_room(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration,
     """
     for place in range(min(walk.state[NUM_READY], MOST_READY)):
         item = walk.ready[place]
-        room = not _opens(costs, block, item)
+        room, num_bytes = not _opens(costs, block, item), bytes_with(costs, block, item)
         for k in range(rules.takes.shape[1]):
             if room and rules.takes[move, k] > 0:
-                room = _load_with(costs, block, item, k) < limit * (1 - ROUNDING) * rules.width[move]
-        if room and _fits_in(costs, block, rules, item, move):
+                room = load_with(costs, block, item, k) < limit * (1 - ROUNDING) * rules.width[move]
+                room = room and num_bytes <= costs.memory_bytes[k]
+        if room:
             return True
     return False
 
@@ -181,20 +182,6 @@ def _opens(costs: Costs, block: GrowingBlock, item: int) -> bool:
 
 
 @inner
-def _load_with(costs: Costs, block: GrowingBlock, item: int, k: int) -> float:
-    """The load on a class with one more item, in seconds, where nets cost the same on both sides."""
-    work, moved = block.work[k] + costs.compute_s[item, k], block.moved[k] + costs.fixed_s[item, k]
-    for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-        net = costs.nets[slot]
-        inside = block.inside[net]
-        if inside > 0:
-            moved -= costs.receive_s[net, k]
-        if inside + 1 < costs.net_size[net] or costs.producer[net] < 0:
-            moved += costs.receive_s[net, k]
-    return float(max(work, moved) if costs.overlap else work + moved)
-
-
-@inner
 def must_fill(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, item: int, limit: float) -> bool:
     """Whether every superset of the block without the item has room for it, so that none of them is maximal.
 
@@ -206,10 +193,9 @@ def must_fill(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration
     classes = costs.compute_s.shape[1]
     column = rules.room.shape[1]
     for k in range(classes):
-        work, surely = block.work[k], block.surely[k]
-        if not (max(work, surely) if costs.overlap else work + surely) < limit * rules.widest:
+        if not load_of(costs, block.work[k], block.surely[k]) < limit * rules.widest:
             continue
-        load = _load_with(costs, block, item, k)
+        load = load_with(costs, block, item, k)
         more = rules.total_value[column + k] - walk.done_value[column + k] - rules.behind[item, column + k]
         if not load + more < limit * (1 - 2 * ROUNDING) - ROUNDING * rules.total_value[column + k]:
             return False
@@ -219,17 +205,3 @@ def must_fill(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration
         if num_bytes > costs.memory_bytes[k]:
             return False
     return True
-
-
-@inner
-def _fits_in(costs: Costs, block: GrowingBlock, rules: Rules, item: int, move: int) -> bool:
-    """Whether the block with one more item is within the memory caps of the devices of a move."""
-    num_bytes = block.memory[0] + costs.num_bytes[item]
-    for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
-        weight = costs.weights[slot]
-        if block.held[weight] == 0:
-            num_bytes += costs.weight_bytes[weight]
-    within = True
-    for k in range(rules.takes.shape[1]):
-        within = within and (rules.takes[move, k] == 0 or num_bytes <= costs.memory_bytes[k])
-    return within
