@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
 
 import networkx
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from autosplit.costs.problem import HOST, Floats, Problem, rows_of
 from autosplit.planners.bounds import least_priced, multipliers
 from autosplit.planners.device_usage import Usage, sequence_usage, usage_of
-from autosplit.planners.loads import Costs, Ints
+from autosplit.planners.loads import Costs, Ints, Table
 from autosplit.values.constraints import Demands
 
 MANY_ITEMS = 5000
@@ -28,36 +27,6 @@ MANY_ITEMS = 5000
 
 Nets = dict[tuple[int, frozenset[int]], tuple[Floats, Floats]]
 """Seconds to send and to receive, by class, for each (producer, items that the net touches)."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of different length: row i is ``data[start[i]:start[i + 1]]``."""
-
-    start: Ints
-    data: Ints
-
-    @staticmethod
-    def of(rows: Sequence[Iterable[int]]) -> "Table":
-        """The rows, in order."""
-        lists = [list(row) for row in rows]
-        start = np.zeros(len(lists) + 1, dtype=np.int64)
-        start[1:] = np.cumsum([len(row) for row in lists])
-        return Table(start, np.array([entry for row in lists for entry in row], dtype=np.int64))
-
-    def __getitem__(self, row: int) -> Ints:
-        return self.data[self.start[row] : self.start[row + 1]]
-
-    def __len__(self) -> int:
-        return len(self.start) - 1
-
-    def transposed(self, num_columns: int) -> "Table":
-        """Which rows name each column."""
-        rows = np.repeat(np.arange(len(self)), np.diff(self.start))
-        order = np.argsort(self.data, kind="stable")
-        start = np.zeros(num_columns + 1, dtype=np.int64)
-        start[1:] = np.cumsum(np.bincount(self.data, minlength=num_columns))
-        return Table(start, rows[order])
 
 
 @dataclass(frozen=True)
@@ -128,7 +97,7 @@ class Items:
         """Whether an item is another one or, directly or not, must not stand before it, shape (num_items, num_items)."""
         found = np.eye(self.num_items, dtype=np.bool_)
         for item in reversed(range(self.num_items)):
-            found[item] |= found[self.after[item]].any(axis=0)
+            found[item] |= found[self.after.row(item)].any(axis=0)
         return found
 
     @cached_property
@@ -156,16 +125,11 @@ class Items:
             fixed_s=c.fixed_s[::-1].copy(),
             num_bytes=c.num_bytes[::-1].copy(),
             producer=np.where(c.producer == HOST, HOST, last - c.producer),
-            **by_item(pins, weights, self.num_items),
+            nets=pins.transposed(self.num_items),
+            weights=weights.transposed(self.num_items),
         )
-        after = Table.of([(last - before[item]).tolist() for item in range(last, -1, -1)])
+        after = Table.of([(last - before.row(item)).tolist() for item in range(last, -1, -1)])
         return replace(self, ops=self.ops[::-1], costs=costs, pins=pins, weights=weights, after=after)
-
-
-def by_item(pins: Table, weights: Table, num_items: int) -> dict[str, Any]:
-    """The fields of costs that list nets and weights by item."""
-    nets, held = pins.transposed(num_items), weights.transposed(num_items)
-    return {"net_start": nets.start, "nets": nets.data, "weight_start": held.start, "weights": held.data}
 
 
 def row_of(rows: Sequence[Sequence[int]]) -> Ints:
@@ -254,12 +218,13 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
         num_bytes=num_bytes[order],
         memory_bytes=problem.memory_bytes[firsts],
         overlap=problem.overlap,
+        nets=pins.transposed(count),
         net_size=np.diff(pins.start),
         producer=np.array([HOST if made == HOST else place[made] for (made, _), _ in paid], dtype=np.int64),
         send_s=np.ascontiguousarray(both[:, 0]),
         receive_s=np.ascontiguousarray(both[:, 1]),
+        weights=held.transposed(count),
         weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
-        **by_item(pins, held, count),
     )
     later = Table.of([sorted(place[after[item]].tolist()) for item in order.tolist()])
     exact = equal and pays_once and not problem.pools

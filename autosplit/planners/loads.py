@@ -1,5 +1,6 @@
 """The loads of a block that grows item by item, on each class of device. Compiled; all planners of chains share it."""
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,44 @@ ROUNDING = 1e-9
 """``costs.cost.TOLERANCE``, written again because machine code is compiled anew only where a module of the planners changes."""
 
 
+class Table(NamedTuple):
+    """Rows of different length: row i is ``data[start[i]:start[i + 1]]``."""
+
+    start: Ints
+    data: Ints
+
+    @staticmethod
+    def of(rows: Sequence[Iterable[int]]) -> "Table":
+        """The rows, in order."""
+        lists = [list(row) for row in rows]
+        start = np.zeros(len(lists) + 1, dtype=np.int64)
+        start[1:] = np.cumsum([len(row) for row in lists])
+        return Table(start, np.array([entry for row in lists for entry in row], dtype=np.int64))
+
+    def row(self, number: int) -> Ints:
+        """The entries of a row; compiled code calls ``entries``."""
+        return self.data[self.start[number] : self.start[number + 1]]
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return len(self.start) - 1
+
+    def transposed(self, num_columns: int) -> "Table":
+        """Which rows name each column."""
+        rows = np.repeat(np.arange(self.num_rows), np.diff(self.start))
+        order = np.argsort(self.data, kind="stable")
+        start = np.zeros(num_columns + 1, dtype=np.int64)
+        start[1:] = np.cumsum(np.bincount(self.data, minlength=num_columns))
+        return Table(start, rows[order])
+
+
+@inner
+def entries(table: Table, number: int) -> Ints:
+    """The entries of a row, for compiled code that does not allocate."""
+    return table.data[table.start[number] : table.start[number + 1]]
+
+
 class Costs(NamedTuple):
     """The costs of items on K classes of devices.
 
@@ -23,11 +62,11 @@ class Costs(NamedTuple):
         num_bytes: memory of each item, shape (num_items,).
         memory_bytes: cap of a device of each class, shape (K,).
         overlap: a device computes and transfers at the same time.
-        net_start, nets: the nets of each item.
+        nets: the nets of each item.
         net_size: items of each net.
         producer: the item that makes each net, -1 for inputs from the host.
         send_s, receive_s: seconds of a crossing net, shape (num_nets, K).
-        weight_start, weights, weight_bytes: the shared weights of each item, and bytes of each weight.
+        weights, weight_bytes: the shared weights of each item, and bytes of each weight.
     """
 
     compute_s: Floats
@@ -35,14 +74,12 @@ class Costs(NamedTuple):
     num_bytes: Floats
     memory_bytes: Floats
     overlap: bool
-    net_start: Ints
-    nets: Ints
+    nets: Table
     net_size: Ints
     producer: Ints
     send_s: Floats
     receive_s: Floats
-    weight_start: Ints
-    weights: Ints
+    weights: Table
     weight_bytes: Floats
 
 
@@ -95,8 +132,7 @@ def reset(block: GrowingBlock) -> None:
 def moved_with(costs: Costs, block: GrowingBlock, item: int, k: int) -> float:
     """Seconds of transfers on a class if the block had one more item: each net of the item changes its price for the block."""
     moved = block.moved[k] + costs.fixed_s[item, k]
-    for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-        net = costs.nets[slot]
+    for net in entries(costs.nets, item):
         made = block.made[net]
         if made or block.inside[net] > 0:
             moved -= costs.send_s[net, k] if made else costs.receive_s[net, k]
@@ -115,9 +151,9 @@ def load_with(costs: Costs, block: GrowingBlock, item: int, k: int) -> float:
 def bytes_with(costs: Costs, block: GrowingBlock, item: int) -> float:
     """The bytes of the block with one more item."""
     num_bytes = block.memory[0] + costs.num_bytes[item]
-    for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
-        if block.held[costs.weights[slot]] == 0:
-            num_bytes += costs.weight_bytes[costs.weights[slot]]
+    for weight in entries(costs.weights, item):
+        if block.held[weight] == 0:
+            num_bytes += costs.weight_bytes[weight]
     return float(num_bytes)
 
 
@@ -125,14 +161,13 @@ def bytes_with(costs: Costs, block: GrowingBlock, item: int) -> float:
 def add(costs: Costs, block: GrowingBlock, item: int) -> None:
     """Put an item into the block."""
     block.memory[0] = bytes_with(costs, block, item)
-    for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
-        block.held[costs.weights[slot]] += 1
+    for weight in entries(costs.weights, item):
+        block.held[weight] += 1
     for k in range(len(block.work)):
         block.work[k] += costs.compute_s[item, k]
         block.moved[k] = moved_with(costs, block, item, k)
         block.surely[k] += costs.fixed_s[item, k]
-    for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-        net = costs.nets[slot]
+    for net in entries(costs.nets, item):
         if block.before[net] > 0 and block.inside[net] == 0:
             for k in range(len(block.work)):
                 block.surely[k] += min(costs.send_s[net, k], costs.receive_s[net, k])
@@ -143,10 +178,9 @@ def add(costs: Costs, block: GrowingBlock, item: int) -> None:
 @inner
 def remove(costs: Costs, block: GrowingBlock, item: int) -> None:
     """Take an item out of the counts. The caller restores the costs from a copy, so that rounding errors do not add up."""
-    for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
-        block.held[costs.weights[slot]] -= 1
-    for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-        net = costs.nets[slot]
+    for weight in entries(costs.weights, item):
+        block.held[weight] -= 1
+    for net in entries(costs.nets, item):
         block.inside[net] -= 1
         if costs.producer[net] == item:
             block.made[net] = False
@@ -155,8 +189,8 @@ def remove(costs: Costs, block: GrowingBlock, item: int) -> None:
 @inner
 def shift(costs: Costs, block: GrowingBlock, item: int, change: int) -> None:
     """Add an item to those before the block (change = 1), or take it away (-1)."""
-    for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-        block.before[costs.nets[slot]] += change
+    for net in entries(costs.nets, item):
+        block.before[net] += change
 
 
 @inner

@@ -25,7 +25,7 @@ from autosplit.planners.contiguous.pruning import (
     must_take,
 )
 from autosplit.planners.jit import compiled, inner, whole
-from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, add, price, remove, reset, shift, widest_load
+from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, add, entries, price, remove, reset, shift, widest_load
 
 DONE, PAUSED, FULL, HOPELESS = range(4)
 
@@ -98,8 +98,7 @@ def _flip(rules: Rules, walk: Enumeration, item: int, change: int) -> None:
     walk.state[NUM_TAKEN] += change
     if change > 0:
         _set_ready(walk, item, change)
-    for slot in range(rules.after_start[item], rules.after_start[item + 1]):
-        goal = rules.after[slot]
+    for goal in entries(rules.after, item):
         if change > 0:
             walk.waiting[goal] -= 1
         if walk.waiting[goal] == 0:
@@ -176,9 +175,9 @@ def _descend(rules: Rules, walk: Enumeration, depth: int, item: int) -> None:
     for slot in range(walk.cursor[depth] + 1, walk.high[depth]):
         walk.candidates[end] = walk.candidates[slot]
         end += 1
-    for slot in range(rules.after_start[item], rules.after_start[item + 1]):
-        if walk.waiting[rules.after[slot]] == 0:
-            walk.candidates[end] = rules.after[slot]
+    for goal in entries(rules.after, item):
+        if walk.waiting[goal] == 0:
+            walk.candidates[end] = goal
             end += 1
     walk.low[depth + 1], walk.cursor[depth + 1], walk.high[depth + 1] = low, low, end
 

@@ -50,9 +50,9 @@ def topological_orders(items: Items, count: int = 8) -> list[Ints]:
         items: the items of a chain.
         count: orders to make; fewer come back where some are equal.
     """
-    after = [items.after[item].tolist() for item in range(items.num_items)]
+    after = [items.after.row(item).tolist() for item in range(items.num_items)]
     before = items.after.transposed(items.num_items)
-    sooner = [before[item].tolist() for item in range(items.num_items)]
+    sooner = [before.row(item).tolist() for item in range(items.num_items)]
     own = np.arange(items.num_items)
     work = np.where(np.isfinite(items.costs.compute_s), items.costs.compute_s, 0).sum(axis=1)
     random = Random(2)

@@ -13,7 +13,7 @@ from autosplit.costs.problem import HOST, Floats
 from autosplit.planners.contiguous.downset_table import DownSetTable, Words
 from autosplit.planners.items import Items
 from autosplit.planners.jit import inner
-from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, Ints, bytes_with, load_of, load_with
+from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, Ints, Table, bytes_with, entries, load_of, load_with
 
 NUM_READY, NUM_TAKEN = range(2)
 """Places in ``state``: ready items, and items in the down-set."""
@@ -65,8 +65,7 @@ class Rules(NamedTuple):
     ``behind`` is the value of an item and all its successors. With ``maximal`` only maximal blocks are looked at.
     """
 
-    after_start: Ints
-    after: Ints
+    after: Table
     moves: Ints
     takes: Ints
     width: Ints
@@ -132,7 +131,7 @@ def most_added(items: Items) -> Floats:
     made = items.costs.producer != HOST
     np.add.at(added, items.costs.producer[made], items.costs.send_s[made])
     for net, producer in enumerate(items.costs.producer):
-        pins = items.pins[net]
+        pins = items.pins.row(net)
         added[pins[pins != producer]] += items.costs.receive_s[net]
     return added
 
@@ -169,8 +168,7 @@ def _opens(costs: Costs, block: GrowingBlock, item: int) -> bool:
     """Whether the item makes the cut behind the block dearer, on any class."""
     for k in range(costs.compute_s.shape[1]):
         opened = 0.0
-        for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-            net = costs.nets[slot]
+        for net in entries(costs.nets, item):
             pins = block.before[net] + block.inside[net]
             if pins == 0:
                 opened += costs.receive_s[net, k]

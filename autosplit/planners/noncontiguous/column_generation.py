@@ -119,7 +119,7 @@ def capped_pricers(graph: Items, pricers: Sequence[Pricer]) -> list[Pricer]:
 def _only(graph: Items, chosen: Members) -> Items:
     """The graph with the chosen nets only."""
     c = graph.costs
-    nets = ((graph.pins[net], bool(c.producer[net] == HOST), c.send_s[net]) for net in np.flatnonzero(chosen).tolist())
+    nets = ((graph.pins.row(net), bool(c.producer[net] == HOST), c.send_s[net]) for net in np.flatnonzero(chosen).tolist())
     return with_nets(graph, nets, c.compute_s.copy())
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Block, Floats, Problem
-from autosplit.planners.items import Items, Table, by_item, contract
-from autosplit.planners.loads import Ints
+from autosplit.planners.items import Items, contract
+from autosplit.planners.loads import Ints, Table
 from autosplit.values.constraints import Demands
 
 
@@ -35,10 +35,10 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Items:
     price_s = np.where(outside[:, None], c.receive_s, np.minimum(c.send_s, c.receive_s))
     paid = [] if c.overlap else np.flatnonzero(price_s.any(axis=1)).tolist()
     even = np.array_equal(c.send_s[~outside], c.receive_s[~outside])
-    beside = c.overlap and bool(len(items.pins) or c.fixed_s.any())
+    beside = c.overlap and bool(items.pins.num_rows or c.fixed_s.any())
     caps = np.where(c.memory_bytes >= c.num_bytes.sum(), np.inf, c.memory_bytes)
-    exact = items.exact and not len(items.weights) and not beside and (c.overlap or even)
-    nets = ((items.pins[net], bool(outside[net]), price_s[net]) for net in paid)
+    exact = items.exact and not items.weights.num_rows and not beside and (c.overlap or even)
+    nets = ((items.pins.row(net), bool(outside[net]), price_s[net]) for net in paid)
     return with_nets(replace(items, costs=c._replace(memory_bytes=caps, overlap=False), exact=exact), nets, items.work_s.copy())
 
 
@@ -62,12 +62,13 @@ def with_nets(items: Items, nets: Iterable[tuple[Ints, bool, Floats]], compute_s
     costs = items.costs._replace(
         compute_s=compute_s,
         fixed_s=np.zeros_like(compute_s),
+        nets=pins.transposed(items.num_items),
         net_size=np.diff(pins.start),
         producer=np.array([HOST if outside else row[0] for row, outside in merged], dtype=np.int64),
         send_s=price_s,
         receive_s=price_s,
+        weights=none.transposed(items.num_items),
         weight_bytes=np.zeros(0),
-        **by_item(pins, none, items.num_items),
     )
     return replace(items, costs=costs, pins=pins, weights=none)
 
@@ -80,7 +81,7 @@ def loads_s(graph: Items, home: Ints) -> Floats:
 def load_s(graph: Items, members: NDArray[np.bool_], k: int) -> float:
     """Load of a device of a class that holds the given items, shape (num_items,)."""
     c, pins = graph.costs, graph.pins
-    inside = np.add.reduceat(members[pins.data], pins.start[:-1]) if len(pins) else np.zeros(0)
+    inside = np.add.reduceat(members[pins.data], pins.start[:-1]) if pins.num_rows else np.zeros(0)
     cut = (inside > 0) & ((inside < c.net_size) | (c.producer == HOST))
     return float(c.compute_s[members, k].sum() + c.send_s[cut, k].sum())
 

@@ -40,7 +40,7 @@ def coarsened(graph: Items, num_items: int, *, seed: int, home: Ints | None = No
     home = np.zeros(graph.num_items, dtype=np.int64) if home is None else home
     order = order[np.argsort(home[order], kind="stable")]
     place = np.argsort(order)[graph.pins.data]
-    for end, sign in ((np.minimum, 1.0), (np.maximum, -1.0)) if len(graph.pins) else ():
+    for end, sign in ((np.minimum, 1.0), (np.maximum, -1.0)) if graph.pins.num_rows else ():
         np.add.at(open_s, end.reduceat(place, graph.pins.start[:-1]), sign * c.send_s.max(axis=1))
     work_s = c.compute_s.min(axis=1)[order]
     done = np.cumsum(work_s + (work_s.mean() or 1.0))
@@ -61,7 +61,7 @@ def contracted(graph: Items, group: Ints) -> Items:
     compute_s, num_bytes = np.zeros((len(members), len(graph.classes))), np.zeros(len(members))
     np.add.at(compute_s, group, c.compute_s)
     np.add.at(num_bytes, group, c.num_bytes)
-    nets = ((group[graph.pins[net]], bool(c.producer[net] == HOST), c.send_s[net]) for net in range(len(graph.pins)))
+    nets = ((group[graph.pins.row(net)], bool(c.producer[net] == HOST), c.send_s[net]) for net in range(graph.pins.num_rows))
     coarse = replace(graph, ops=tuple(map(graph.expand, members)), costs=c._replace(num_bytes=num_bytes))
     return with_nets(coarse, nets, compute_s)
 
