@@ -13,7 +13,8 @@ import numpy as np
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.clock import halfway, now
-from autosplit.planners.items import MANY_ITEMS, Items, topological_order
+from autosplit.planners.clusters import topological_order
+from autosplit.planners.items import MANY_ITEMS, Items
 from autosplit.planners.jit import compiled, inner, whole
 from autosplit.planners.loads import (
     ROUNDING,

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from autosplit.costs.cost import block_of
 from autosplit.costs.problem import HOST, Block, Floats, Problem, rows_of
 from autosplit.planners.clock import halfway, now
-from autosplit.planners.clusters import Clusters, forced_clusters
+from autosplit.planners.clusters import Clusters, forced_clusters, topological_order
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import topological_order
 from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.row_annealing import anneal_rows
