@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from autosplit.costs.problem import HOST, Floats, Problem, rows_of
 from autosplit.planners.bounds import least_priced, multipliers
 from autosplit.planners.clusters import components, contracted, order_of, row_of, topological_order
+from autosplit.planners.delays import by_class
 from autosplit.planners.device_usage import Usage, sequence_usage, usage_of
 from autosplit.planners.loads import Costs, Ints, Table
 from autosplit.values.constraints import Demands
@@ -131,20 +132,15 @@ class Items:
         return replace(self, ops=self.ops[::-1], costs=costs, pins=pins, weights=weights, after=after)
 
 
-def _pair_costs(problem: Problem, classes: Sequence[Sequence[int]]) -> tuple[Floats, Floats, bool]:
+def _pair_costs(problem: Problem) -> tuple[Floats, Floats, bool]:
     """The least seconds (fixed, per byte) of sending and of receiving by class, shape (K, 2); whether all pairs cost the same."""
-    transfers = problem.transfers
-    tables = (transfers.send_s, transfers.send_s_per_byte), (transfers.receive_s.T, transfers.receive_s_per_byte.T)
-    least = np.zeros((2, len(classes), 2))
-    equal = True
-    for side, arrays in enumerate(tables):
-        for number, members in enumerate(classes):
-            others = [device for device in range(problem.num_devices) if device != members[0]]
-            for part, array in enumerate(arrays):
-                found = array[members[0], others] if others else np.zeros(1)
-                least[side, number, part] = found.min()
-                equal = equal and bool((found == found[0]).all())
-    return least[0], least[1], equal
+    send, send_byte, receive, receive_byte, _ = (by_class(problem, table) for table in problem.transfers.arrays())
+    tables = np.array([[send, send_byte], [receive.T, receive_byte.T]])
+    alone = np.diag([len(members) == 1 for members in problem.device_classes])
+    least = np.where(alone, inf, tables).min(axis=3)
+    equal = bool((alone | (tables == least[..., None])).all())
+    send, receive = np.where(np.isinf(least), 0.0, least).transpose(0, 2, 1)
+    return send, receive, equal
 
 
 def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
@@ -156,6 +152,7 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
         limit_s: only plans below it count, so that an item is barred from devices on which it alone takes as long.
     """
     classes, firsts = problem.device_classes, problem.representatives
+    send, receive, equal = _pair_costs(problem)
     problem = problem if demands.contiguous else replace(problem, order=())
     home = np.unique(components(problem, demands.contiguous), return_inverse=True)[1]
     count = int(home.max()) + 1
@@ -164,7 +161,6 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
     small = contracted(problem, home)
     compute, num_bytes = np.ascontiguousarray(small.compute_s[:, firsts]), small.op_bytes
     compute[compute >= limit_s * demands.max_replicas] = np.inf
-    send, receive, equal = _pair_costs(problem, classes)
     fixed, nets, pays_once = _item_nets(small, firsts, send, receive)
     for weight in small.weights:
         if len(weight.users) == 1:
