@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import HOST, Floats
+from autosplit.costs.problem import Floats
 from autosplit.planners.clock import CELL_S, halfway, now, spend
 from autosplit.planners.items import MANY_ITEMS, Items
 from autosplit.planners.loads import Ints
@@ -118,9 +118,7 @@ def capped_pricers(graph: Items, pricers: Sequence[Pricer]) -> list[Pricer]:
 
 def _only(graph: Items, chosen: Members) -> Items:
     """The graph with the chosen nets only."""
-    c = graph.costs
-    nets = ((graph.pins.row(net), bool(c.producer[net] == HOST), c.send_s[net]) for net in np.flatnonzero(chosen).tolist())
-    return with_nets(graph, nets, c.compute_s.copy())
+    return with_nets(graph, np.flatnonzero(chosen).tolist())
 
 
 def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int, limit_s: float) -> float:

@@ -38,23 +38,26 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Items:
     beside = c.overlap and bool(items.pins.num_rows or c.fixed_s.any())
     caps = np.where(c.memory_bytes >= c.num_bytes.sum(), np.inf, c.memory_bytes)
     exact = items.exact and not items.weights.num_rows and not beside and (c.overlap or even)
-    nets = ((items.pins.row(net), bool(outside[net]), price_s[net]) for net in paid)
-    return with_nets(replace(items, costs=c._replace(memory_bytes=caps, overlap=False), exact=exact), nets, items.work_s.copy())
+    costs = c._replace(compute_s=items.work_s, memory_bytes=caps, overlap=False, send_s=price_s)
+    return with_nets(replace(items, costs=costs, exact=exact), paid)
 
 
-def with_nets(items: Items, nets: Iterable[tuple[Ints, bool, Floats]], compute_s: Floats) -> Items:
-    """The items with these nets. Nets with the same items become one, and a net of one item becomes compute.
+def with_nets(items: Items, kept: Iterable[int], group: Ints | None = None) -> Items:
+    """The items with some of their nets. Nets with the same items become one, and a net of one item becomes compute.
 
     Args:
-        items: the ops, devices and bytes.
-        nets: the items of each net, whether it has an end at the host, and its cost for each class if it crosses a border.
-        compute_s: seconds of each item on each class; changed in place.
+        items: the ops, devices and bytes, and nets that cost ``send_s`` if they cross a border.
+        kept: the nets.
+        group: the item of each entry of the nets, where items were joined.
     """
     merged: dict[tuple[tuple[int, ...], bool], Floats] = {}
-    for touched, outside, price_s in nets:
-        key = tuple(np.unique(touched).tolist()), outside
+    pins = items.pins if group is None else Table(items.pins.start, group[items.pins.data])
+    compute_s = items.costs.compute_s.copy()
+    for net in kept:
+        key = tuple(np.unique(pins.row(net)).tolist()), bool(items.costs.producer[net] == HOST)
+        price_s = items.costs.send_s[net]
         if len(key[0]) == 1:
-            compute_s[key[0][0]] += price_s * outside
+            compute_s[key[0][0]] += price_s * key[1]
         else:
             merged[key] = merged[key] + price_s if key in merged else price_s
     pins, none = Table.of([row for row, _ in merged]), Table.of([])

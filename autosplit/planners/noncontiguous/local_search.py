@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import HOST, rows_of
+from autosplit.costs.problem import rows_of
 from autosplit.planners.clock import now
 from autosplit.planners.items import Items
 from autosplit.planners.loads import Ints
@@ -61,9 +61,8 @@ def contracted(graph: Items, group: Ints) -> Items:
     compute_s, num_bytes = np.zeros((len(members), len(graph.classes))), np.zeros(len(members))
     np.add.at(compute_s, group, c.compute_s)
     np.add.at(num_bytes, group, c.num_bytes)
-    nets = ((group[graph.pins.row(net)], bool(c.producer[net] == HOST), c.send_s[net]) for net in range(graph.pins.num_rows))
-    coarse = replace(graph, ops=tuple(map(graph.expand, members)), costs=c._replace(num_bytes=num_bytes))
-    return with_nets(coarse, nets, compute_s)
+    coarse = replace(graph, ops=tuple(map(graph.expand, members)), costs=c._replace(compute_s=compute_s, num_bytes=num_bytes))
+    return with_nets(coarse, range(graph.pins.num_rows), group)
 
 
 STEPS = (0.01, 0.003, 0.001, 0.0003, 0.0001)
