@@ -19,37 +19,6 @@ NUM_READY, NUM_TAKEN = range(2)
 """Places in ``state``: ready items, and items in the down-set."""
 
 
-class Enumeration(NamedTuple):
-    """The current down-set, and the stack of the depth-first enumeration of its supersets.
-
-    Attributes:
-        bits, hashed: the set as words, and its hash; ``hash_of`` is the hash of each item.
-        waiting: predecessors of each item that are not in the set.
-        ready, place: items with no such predecessor, and the place of each item among them (-1: not ready).
-        state: counters, see above.
-        candidates, low, high, cursor: for each depth, the range of candidates and the next one.
-        sums, saved: all sums of the block and of the set, and the sums before the item of each depth was added.
-        done_value: value of each kind of the set.
-        spare: the most value of each kind that may be left out for good.
-    """
-
-    bits: Words
-    hash_of: Words
-    waiting: Ints
-    ready: Ints
-    place: Ints
-    state: Ints
-    hashed: Words
-    candidates: Ints
-    low: Ints
-    high: Ints
-    cursor: Ints
-    sums: Floats
-    saved: Floats
-    done_value: Floats
-    spare: Floats
-
-
 class Rules(NamedTuple):
     """Order, devices and pruning data.
 
@@ -79,9 +48,50 @@ class Rules(NamedTuple):
     maximal: bool
 
 
+class Walk(NamedTuple):
+    """One search: items and rules, the table of down-sets, the current one, and the depth-first enumeration of its supersets.
+
+    Attributes:
+        costs, block: the items, and the block that the enumeration adds to its first set.
+        rules: order, devices and pruning data.
+        sets: the down-sets that were reached.
+        limit: only chains below it count, in seconds, shape (1,); better chains lower it.
+        bits, hashed: the set as words, and its hash; ``hash_of`` is the hash of each item.
+        waiting: predecessors of each item that are not in the set.
+        ready, place: items with no such predecessor, and the place of each item among them (-1: not ready).
+        state: counters, see above.
+        candidates, low, high, cursor: for each depth, the range of candidates and the next one.
+        sums, saved: all sums of the block and of the set, and the sums before the item of each depth was added.
+        done_value: value of each kind of the set.
+        spare: the most value of each kind that may be left out for good.
+    """
+
+    costs: Costs
+    block: GrowingBlock
+    rules: Rules
+    sets: DownSetTable
+    limit: Floats
+    bits: Words
+    hash_of: Words
+    waiting: Ints
+    ready: Ints
+    place: Ints
+    state: Ints
+    hashed: Words
+    candidates: Ints
+    low: Ints
+    high: Ints
+    cursor: Ints
+    sums: Floats
+    saved: Floats
+    done_value: Floats
+    spare: Floats
+
+
 @inner
-def most_left(rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, limit: float) -> None:
+def most_left(walk: Walk, number: int) -> None:
     """Fill in the most room that any block from this set leaves. Items that are left out for good have to fit into it."""
+    rules, sets = walk.rules, walk.sets
     for p in range(rules.room.shape[1]):
         most = 0.0
         entry = sets.head[number]
@@ -89,7 +99,7 @@ def most_left(rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, 
             for move in range(len(rules.takes)):
                 usage = rules.moves[sets.entry_usage[entry], move]
                 if usage >= 0:
-                    most = max(most, _room(rules, usage, p, limit))
+                    most = max(most, _room(rules, usage, p, walk.limit[0]))
             entry = sets.entry_next[entry]
         walk.spare[p] = most
 
@@ -103,20 +113,20 @@ def _room(rules: Rules, usage: int, p: int, limit: float) -> float:
 
 
 @inner
-def must_take(rules: Rules, walk: Enumeration, item: int) -> bool:
+def must_take(walk: Walk, item: int) -> bool:
     """Whether an item and all its successors are too much for the free devices, so that the block has to take the item."""
     must = False
-    for p in range(rules.room.shape[1]):
-        must = must or rules.behind[item, p] > walk.spare[p]
+    for p in range(len(walk.spare)):
+        must = must or walk.rules.behind[item, p] > walk.spare[p]
     return must
 
 
 @inner
-def fits(rules: Rules, walk: Enumeration, usage: int, limit: float) -> bool:
+def fits(walk: Walk, usage: int) -> bool:
     """Whether the remaining items may fit on the free devices, each below the limit."""
-    within = True
+    rules, within = walk.rules, True
     for p in range(rules.room.shape[1]):
-        if rules.total_value[p] - walk.done_value[p] > _room(rules, usage, p, limit):  # not with a NaN, for 0 times no limit
+        if rules.total_value[p] - walk.done_value[p] > _room(rules, usage, p, walk.limit[0]):  # not with a NaN, for 0 times no limit
             within = False
     return within
 
@@ -144,19 +154,20 @@ def maximal_blocks_suffice(items: Items) -> bool:
 
 
 @inner
-def has_room(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, move: int, limit: float) -> bool:
+def has_room(walk: Walk, move: int) -> bool:
     """Whether a ready item fits into the block: the load stays below the limit, and the cut behind the block does not grow.
 
     Then no later block gets worse by moving the item here. Let D be the down-set at the end of this block, E = D + item, and B a
     later block. Nets cost the same on both sides and the cut is submodular: cut(B - E) <= cut(B) + cut(E) - cut(E - B), where
     E - B is E or D.
     """
+    costs, block, rules = walk.costs, walk.block, walk.rules
     for place in range(min(walk.state[NUM_READY], MOST_READY)):
         item = walk.ready[place]
         room, num_bytes = not _opens(costs, block, item), bytes_with(costs, block, item)
         for k in range(rules.takes.shape[1]):
             if room and rules.takes[move, k] > 0:
-                room = load_with(costs, block, item, k) < limit * (1 - ROUNDING) * rules.width[move]
+                room = load_with(costs, block, item, k) < walk.limit[0] * (1 - ROUNDING) * rules.width[move]
                 room = room and num_bytes <= costs.memory_bytes[k]
         if room:
             return True
@@ -180,17 +191,17 @@ def _opens(costs: Costs, block: GrowingBlock, item: int) -> bool:
 
 
 @inner
-def must_fill(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, item: int, limit: float) -> bool:
+def must_fill(walk: Walk, item: int) -> bool:
     """Whether every superset of the block without the item has room for it, so that none of them is maximal.
 
     While the block grows, the load and cut of the item only fall, and the block grows at most by all items that are not
     the item or its successors.
     """
+    costs, block, rules, limit = walk.costs, walk.block, walk.rules, walk.limit[0]
     if _opens(costs, block, item):
         return False
-    classes = costs.compute_s.shape[1]
     column = rules.room.shape[1]
-    for k in range(classes):
+    for k in range(costs.compute_s.shape[1]):
         if not load_of(costs, block.work[k], block.surely[k]) < limit * rules.widest:
             continue
         load = load_with(costs, block, item, k)

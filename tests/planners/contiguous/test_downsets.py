@@ -68,7 +68,7 @@ def test_full_blocks_are_enough(seed):
 
     def walk_below(full, limit_s):
         way = downsets._Way(items, limit_s)
-        way.rules = way.rules._replace(maximal=full)
+        way.walk = way.walk._replace(rules=way.walk.rules._replace(maximal=full))
         way.go_on(1 << 40, inf)
         return way.chain()
 
@@ -85,7 +85,7 @@ def test_what_is_dear_to_receive_leaves_no_room_for_others(times):
     for turned in (items, items.reversed):
         way = downsets._Way(turned, 10.0)
         way.go_on(1 << 40, inf)
-        assert way.rules.maximal and way.chain() is not None
+        assert way.walk.rules.maximal and way.chain() is not None
 
 
 def test_items_turned_twice_are_the_same():
