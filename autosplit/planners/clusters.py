@@ -41,6 +41,13 @@ def row_of(rows: Sequence[Sequence[int]]) -> Ints:
     return found
 
 
+def gathered(home: Ints, group: Ints) -> Ints:
+    """The entry in ``home`` of each group; of one of its members, where they differ."""
+    found = np.zeros(int(group.max()) + 1, dtype=np.int64)
+    found[group] = home
+    return found
+
+
 def contracted(problem: Problem, home: Ints) -> Problem:
     """The problem in which all ops with one number in ``home`` are the op of that number, without groups.
 
@@ -111,14 +118,11 @@ class Clusters:
 
     def shrink(self, blocks: Sequence[Block]) -> tuple[Block, ...] | None:
         """Blocks of ops as blocks of clusters; None where a cluster is in two blocks."""
-        place = {op: number for number, block in enumerate(blocks) for op in block.ops}
-        homes = [{place[op] for op in members} for members in self.members]
-        if any(len(home) > 1 for home in homes):
+        home, cluster = row_of([block.ops for block in blocks]), row_of(self.members)
+        place = gathered(home, cluster)
+        if (place[cluster] != home).any():
             return None
-        found: list[list[int]] = [[] for _ in blocks]
-        for cluster, home in enumerate(homes):
-            found[min(home)].append(cluster)
-        return tuple(Block(tuple(clusters), block.devices) for clusters, block in zip(found, blocks, strict=True))
+        return tuple(Block(tuple(np.flatnonzero(place == n).tolist()), block.devices) for n, block in enumerate(blocks))
 
 
 def forced_clusters(problem: Problem, contiguous: bool) -> Clusters:

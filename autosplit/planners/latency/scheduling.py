@@ -48,12 +48,9 @@ def list_schedule(problem: Problem, delays: Delays, caution: float = 1.0, deadli
     dear_s = np.where(allowed, problem.compute_s, 10 * problem.compute_s[allowed].sum())
     devices = dear_s.sum(axis=0).argsort(kind="stable").tolist()  # of equal ends the fastest device gets an op
     mean = np.where(allowed, problem.compute_s, 0).sum(axis=1) / allowed.sum(axis=1)
-    tables = delays.between_devices
-    fixed_s, byte_s, delay_s = (float(table.mean()) for table in tables)
     rank = np.zeros(problem.num_ops)
     for op in reversed(range(problem.num_ops)):
-        moved = ((*delays.edges[op, reader], reader) for reader in problem.readers[op])
-        rank[op] = mean[op] + max((count * fixed_s + size * byte_s + delay_s + rank[r] for count, size, r in moved), default=0.0)
+        rank[op] = mean[op] + max((rank[goal] + delays.between(op, goal).mean() for goal in problem.readers[op]), default=0.0)
     busy: list[list[tuple[float, float]]] = [[] for _ in devices]
     compute_s, sizes, caps = problem.compute_s.tolist(), problem.op_bytes.tolist(), problem.memory_bytes.tolist()
     held = [0.0] * problem.num_devices
@@ -64,9 +61,7 @@ def list_schedule(problem: Problem, delays: Delays, caution: float = 1.0, deadli
         best_s, chosen = inf, (-1, 0.0)
         ready_s = delays.between(HOST, op)[0].copy() if (HOST, op) in delays.edges else np.zeros(problem.num_devices)
         for maker in problem.makers[op]:
-            (count, size), there = delays.edges[maker, op], place[maker]
-            came_s = count * tables[0][there] + size * tables[1][there] + tables[2][there]
-            np.maximum(ready_s, end_s[maker] + caution * came_s, out=ready_s)
+            np.maximum(ready_s, end_s[maker] + caution * delays.between(maker, op)[place[maker]], out=ready_s)
         waits_s, own_s = ready_s.tolist(), compute_s[op]
         able = [device for device in devices if own_s[device] < inf]
         roomy = [device for device in able if held[device] + sizes[op] <= caps[device]]

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Block, Floats, Problem
+from autosplit.planners.clusters import gathered
 from autosplit.planners.items import Items, contract
 from autosplit.planners.loads import Ints, Table
 from autosplit.values.constraints import Demands
@@ -108,6 +109,5 @@ def home_of(graph: Items, blocks: Sequence[Block]) -> Ints | None:
         if len(block.devices) > 1:
             return None
         place[list(block.ops)] = block.devices[0]
-    found = np.zeros(graph.num_items, dtype=np.int64)
-    found[graph.item_of] = place
+    found = gathered(place, graph.item_of)
     return found if np.array_equal(found[graph.item_of], place) else None

@@ -15,6 +15,7 @@ import numpy as np
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import rows_of
 from autosplit.planners.clock import now
+from autosplit.planners.clusters import gathered
 from autosplit.planners.items import Items
 from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.hypergraph import fits, loads_s, with_nets
@@ -180,10 +181,3 @@ def start_from(graph: Items, home: Ints | None, size: int, seed: int) -> Ints:
             place[item] = rng.choice(np.flatnonzero(roomy if roomy.any() else able[item]))
             left_bytes[place[item]] -= num_bytes[item]
     return place[group]
-
-
-def gathered(home: Ints, group: Ints) -> Ints:
-    """The device of each group, whose items are on one device."""
-    found = np.zeros(int(group.max()) + 1, dtype=np.int64)
-    found[group] = home
-    return found
