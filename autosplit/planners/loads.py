@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
+from autosplit.planners.device_usage import Usage
 from autosplit.planners.jit import inner
 
 Ints = NDArray[np.int64]
@@ -212,10 +213,10 @@ def load_of(costs: Costs, work: float, moved: float) -> float:
 
 
 @inner
-def widest_load(block: GrowingBlock, takes: Ints, move: int, width: Ints) -> float:
+def widest_load(block: GrowingBlock, usage: Usage, move: int) -> float:
     """Seconds per sample on the devices of a move: the load on the slowest class over the number of replicas."""
     top = 0.0
     for k in range(len(block.load)):
-        if takes[move, k] > 0:
+        if usage.takes[move, k] > 0:
             top = max(top, block.load[k])
-    return float(top / width[move])
+    return float(top / usage.width[move])

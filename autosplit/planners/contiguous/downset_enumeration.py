@@ -174,14 +174,14 @@ def _undo(walk: Walk, depth: int) -> None:
 def _reach(walk: Walk, number: int) -> int:
     """Extend every entry of the set ``number`` by the block that ends at the current set. Returns: -1 where the table is full."""
     rules, sets, goal_set = walk.rules, walk.sets, -1
-    for move in range(len(rules.takes)):
-        top = widest_load(walk.block, rules.takes, move, rules.width)
+    for move in range(len(rules.usage.width)):
+        top = widest_load(walk.block, rules.usage, move)
         if not top < walk.limit[0] * (1 - ROUNDING) or top < rules.least * (1 - ROUNDING):
             continue
         full = not rules.maximal
         entry = sets.head[number]
         while entry >= 0:
-            usage = rules.moves[sets.entry_usage[entry], move]
+            usage = rules.usage.after[sets.entry_usage[entry], move]
             value = max(top, sets.entry_value[entry])
             if usage >= 0 and value < walk.limit[0] * (1 - ROUNDING) and fits(walk, usage):
                 if not full and has_room(walk, move):
@@ -240,6 +240,6 @@ def _improve(walk: Walk, number: int, usage: int, value: float, origin: int, mov
         sets.entry_value[entry] = value
         sets.entry_from[entry] = origin
         sets.entry_move[entry] = move
-        if walk.state[NUM_TAKEN] == len(walk.waiting) and walk.rules.final[usage]:
+        if walk.state[NUM_TAKEN] == len(walk.waiting) and walk.rules.usage.final[usage]:
             walk.limit[0] = value
             sets.tally[BEST] = entry

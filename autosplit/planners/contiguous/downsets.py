@@ -107,8 +107,8 @@ def _rules(items: Items) -> Rules:
     room = np.ascontiguousarray(usage.free @ most, dtype=np.float64)  # else it compiles again
     behind = values if items.num_items > MANY_ITEMS else np.array([values[row].sum(axis=0) for row in items.reach])
     return Rules(
-        items.after, usage.after, usage.takes, usage.width, room, usage.final, values, values.sum(axis=0), behind,
-        int(usage.width.max()), items.demands.min_stage_s, maximal_blocks_suffice(items),
+        items.after, usage, room, values, values.sum(axis=0), behind, int(usage.width.max()), items.demands.min_stage_s,
+        maximal_blocks_suffice(items),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from autosplit.costs.problem import Floats
 from autosplit.planners.clock import halfway, now
 from autosplit.planners.clusters import topological_order
+from autosplit.planners.device_usage import Usage
 from autosplit.planners.items import MANY_ITEMS, Items
 from autosplit.planners.jit import compiled, inner, whole
 from autosplit.planners.loads import (
@@ -121,8 +122,8 @@ def chain_in_order(
         if now() > deadline:
             return None
         start = _forward(
-            costs, block, order, usage.after, usage.takes, usage.width, room, rest, limit_s, items.demands.min_stage_s,
-            delay_s is not None, delay_s or 0.0, value, parent, alive, start, STEPS_OF_A_SLICE,
+            costs, block, order, usage, room, rest, limit_s, items.demands.min_stage_s, delay_s is not None, delay_s or 0.0,
+            value, parent, alive, start, STEPS_OF_A_SLICE,
         )  # fmt: skip
     last = np.where(usage.final, value[-1], inf)
     state = int(last.argmin())
@@ -139,8 +140,8 @@ def chain_in_order(
 
 @compiled
 def _forward(
-    costs: Costs, block: GrowingBlock, order: Ints, after: Ints, takes: Ints, width: Ints, room: Floats, rest: Floats,
-    limit: float, least: float, total: bool, delay: float, value: Floats, parent: Ints, alive: Ints, first: int, num_steps: int,
+    costs: Costs, block: GrowingBlock, order: Ints, usage: Usage, room: Floats, rest: Floats, limit: float, least: float,
+    total: bool, delay: float, value: Floats, parent: Ints, alive: Ints, first: int, num_steps: int,
 ) -> int:  # fmt: skip
     """Fill in the value of each (prefix length, usage), and the (prefix, usage, move) that it comes from.
 
@@ -150,8 +151,7 @@ def _forward(
                    start     end
                      +- block -+               ends move right until every longer block is above the limit
     """
-    count = len(order)
-    widest, one = 0, whole(1)
+    count, width, widest, one = len(order), usage.width, 0, whole(1)
     for move in range(len(width)):
         widest = max(widest, width[move])
     strict = limit * (1 - ROUNDING)
@@ -160,7 +160,7 @@ def _forward(
     for start in range(first, count):
         if steps > num_steps:
             return start
-        num_alive, most = _alive_usages(value, after, room, start, below, alive)
+        num_alive, most = _alive_usages(value, usage.after, room, start, below, alive)
         if num_alive > 0:
             reset(block)
             end = start
@@ -172,12 +172,12 @@ def _forward(
                 left = rest[end] / (1 + ROUNDING)
                 if left > most * limit:
                     continue
-                steps += num_alive * len(takes)
-                for move in range(len(takes)):
-                    top = widest_load(block, takes, move, width)
+                steps += num_alive * len(width)
+                for move in range(len(width)):
+                    top = widest_load(block, usage, move)
                     if top < strict and top >= least * (1 - ROUNDING):
                         cost = top * width[move] + delay if total else top
-                        _relax(value, parent, after, room, alive, num_alive, start, end, move, cost, left, limit, below, total)
+                        _relax(value, parent, usage.after, room, alive, num_alive, start, end, move, cost, left, limit, below, total)
             for position in range(start, end):
                 remove(costs, block, order[position])
         shift(costs, block, order[start], one)

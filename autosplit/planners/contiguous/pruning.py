@@ -7,10 +7,10 @@ item still fits into it: it is enough to look at chains of maximal blocks.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Floats
 from autosplit.planners.contiguous.downset_table import DownSetTable, Words
+from autosplit.planners.device_usage import Usage
 from autosplit.planners.items import Items
 from autosplit.planners.jit import inner
 from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, Ints, Table, bytes_with, entries, load_of, load_with
@@ -35,11 +35,8 @@ class Rules(NamedTuple):
     """
 
     after: Table
-    moves: Ints
-    takes: Ints
-    width: Ints
+    usage: Usage
     room: Floats
-    final: NDArray[np.bool_]
     values: Floats
     total_value: Floats
     behind: Floats
@@ -96,8 +93,8 @@ def most_left(walk: Walk, number: int) -> None:
         most = 0.0
         entry = sets.head[number]
         while entry >= 0:
-            for move in range(len(rules.takes)):
-                usage = rules.moves[sets.entry_usage[entry], move]
+            for move in range(len(rules.usage.width)):
+                usage = rules.usage.after[sets.entry_usage[entry], move]
                 if usage >= 0:
                     most = max(most, _room(rules, usage, p, walk.limit[0]))
             entry = sets.entry_next[entry]
@@ -165,9 +162,9 @@ def has_room(walk: Walk, move: int) -> bool:
     for place in range(min(walk.state[NUM_READY], MOST_READY)):
         item = walk.ready[place]
         room, num_bytes = not _opens(costs, block, item), bytes_with(costs, block, item)
-        for k in range(rules.takes.shape[1]):
-            if room and rules.takes[move, k] > 0:
-                room = load_with(costs, block, item, k) < walk.limit[0] * (1 - ROUNDING) * rules.width[move]
+        for k in range(len(block.load)):
+            if room and rules.usage.takes[move, k] > 0:
+                room = load_with(costs, block, item, k) < walk.limit[0] * (1 - ROUNDING) * rules.usage.width[move]
                 room = room and num_bytes <= costs.memory_bytes[k]
         if room:
             return True
