@@ -94,11 +94,9 @@ def pricers_of(graph: Items, deadline: float = inf) -> list[Pricer]:
     for k, members in enumerate(graph.classes):
         paying = _only(graph, graph.costs.send_s[:, k] > 0)
         order = narrow_order(paying, everything, tries=tries if now() <= deadline else 1)
-        sweep = sweep_of(paying, order, everything, k, k, max_states=max_states)
-        room = float(max_states)
-        while sweep is None:
+        thin, room = paying, float(max_states)
+        while (sweep := sweep_of(thin, order, everything, k, k, max_states=max_states)) is None:
             thin = _only(paying, ~cheap_nets(paying, order, k, max(room, 4.0 * graph.num_items)))
-            sweep = sweep_of(thin, order, everything, k, k, max_states=max_states)
             room /= 2.0
         found.append(Pricer(sweep, np.ascontiguousarray(graph.costs.compute_s[:, k]), len(members)))
     return found
