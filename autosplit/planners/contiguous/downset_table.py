@@ -49,8 +49,8 @@ class DownSetTable(NamedTuple):
 
 
 def new_sets(num_sets: int, num_entries: int, num_items: int) -> DownSetTable:
-    """An empty table for the given numbers of sets and entries."""
-    return DownSetTable(
+    """A table with room for so many sets and entries, which holds the empty set with an entry that uses no devices."""
+    sets = DownSetTable(
         words=np.zeros((num_sets, (num_items + 63) // 64), dtype=np.uint64),
         key=np.zeros(num_sets, dtype=np.uint64),
         table=np.full(4 * num_sets, -1, dtype=np.int64),
@@ -63,16 +63,10 @@ def new_sets(num_sets: int, num_entries: int, num_items: int) -> DownSetTable:
         entry_move=np.full(num_entries, -1, dtype=np.int64),
         entry_set=np.zeros(num_entries, dtype=np.int64),
         entry_next=np.full(num_entries, -1, dtype=np.int64),
-        tally=np.array([0, 0, 0, -1], dtype=np.int64),
+        tally=np.array([1, 1, 0, -1], dtype=np.int64),
     )
-
-
-def begin(sets: DownSetTable) -> None:
-    """Add the empty set, with an entry that uses no devices."""
-    sets.head[0] = 0
-    sets.of_size[0] = 0
-    sets.table[0] = 0
-    sets.tally[:2] = 1
+    sets.head[0] = sets.of_size[0] = sets.table[0] = 0
+    return sets
 
 
 def grown(sets: DownSetTable) -> DownSetTable:
@@ -95,9 +89,9 @@ def members_of(sets: DownSetTable, number: int, num_items: int) -> NDArray[np.bo
 
 @compiled
 def _rehash(sets: DownSetTable) -> None:
-    """Enter all sets into the hash table."""
+    """Enter all sets into the hash table, where the empty one has the first place."""
     size = len(sets.table)
-    for number in range(sets.tally[NUM_SETS]):
+    for number in range(1, sets.tally[NUM_SETS]):
         slot = int(np.int64(sets.key[number] & np.uint64(size - 1)))
         while sets.table[slot] >= 0:
             slot = slot + 1 if slot + 1 < size else 0

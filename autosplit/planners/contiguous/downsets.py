@@ -12,7 +12,7 @@ import numpy as np
 
 from autosplit.planners.clock import now
 from autosplit.planners.contiguous.downset_enumeration import DONE, FULL, HOPELESS, PAUSED, run
-from autosplit.planners.contiguous.downset_table import BEST, NUM_SETS, begin, grown, members_of, new_sets
+from autosplit.planners.contiguous.downset_table import BEST, NUM_SETS, grown, members_of, new_sets
 from autosplit.planners.contiguous.linear import Chain
 from autosplit.planners.contiguous.pruning import Rules, Walk, maximal_blocks_suffice, most_added
 from autosplit.planners.items import MANY_ITEMS, Items
@@ -116,7 +116,6 @@ def _walk(items: Items, limit_s: float) -> Walk:
     """A walk that begins at the empty set."""
     rules, count, classes = _rules(items), items.num_items, len(items.classes)
     sums, sets = np.zeros(3 * classes + 1 + rules.values.shape[1]), new_sets(1 << 12, 1 << 13, count)
-    begin(sets)
     done_value = sums[3 * classes + 1 :]
     waiting = np.bincount(items.after.data, minlength=count).astype(np.int64)
     sources = np.flatnonzero(waiting == 0)

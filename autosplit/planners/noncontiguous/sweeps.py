@@ -25,14 +25,9 @@ from autosplit.planners.loads import Ints
 
 def narrow_order(graph: Items, members: NDArray[np.bool_], *, tries: int = 1, seed: int = 0) -> Ints:
     """The members in an order with few open nets: greedy with random ties or, of several tries, the best; the first without."""
-    rows = *graph.pins, *graph.costs.nets
-    best: tuple[float, Ints] | None = None
-    for number in range(tries):
-        chance = number > 0 or tries == 1
-        order, area = _greedy_order(*rows, members, seed + number, chance)
-        if best is None or area < best[0]:
-            best = float(area), order
-    return best[1] if best else np.zeros(0, dtype=np.int64)
+    rows = *graph.pins, *graph.costs.nets, members
+    found = (_greedy_order(*rows, seed + number, number > 0 or tries == 1) for number in range(tries))
+    return min(found, key=lambda order: order[1])[0]
 
 
 def cheap_nets(graph: Items, order: Ints, k: int, most: float) -> NDArray[np.bool_]:
