@@ -1,4 +1,7 @@
-"""The loads of a block that grows item by item, on each class of device. Compiled; all planners of chains share it."""
+"""The loads of a block that grows item by item, on each class of device: what an item adds, or would add. Compiled.
+
+All planners of chains share it. Compressed rows, which all compiled code reads, stand here too.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -146,6 +149,22 @@ def moved_with(costs: Costs, block: GrowingBlock, item: int, k: int) -> float:
 def load_with(costs: Costs, block: GrowingBlock, item: int, k: int) -> float:
     """The load on a class if the block had one more item, in seconds; memory does not count."""
     return load_of(costs, block.work[k] + costs.compute_s[item, k], moved_with(costs, block, item, k))
+
+
+@inner
+def opens(costs: Costs, block: GrowingBlock, item: int) -> bool:
+    """Whether the item makes the cut behind the block dearer, on any class."""
+    for k in range(costs.compute_s.shape[1]):
+        opened = 0.0
+        for net in entries(costs.nets, item):
+            pins = block.before[net] + block.inside[net]
+            if pins == 0:
+                opened += costs.receive_s[net, k]
+            elif pins + 1 == costs.net_size[net] and costs.producer[net] >= 0:
+                opened -= costs.receive_s[net, k]
+        if opened > 0:
+            return True
+    return False
 
 
 @inner

@@ -13,7 +13,7 @@ from autosplit.planners.contiguous.downset_table import DownSetTable, Words
 from autosplit.planners.device_usage import Usage
 from autosplit.planners.items import Items
 from autosplit.planners.jit import inner
-from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, Ints, Table, bytes_with, entries, load_of, load_with
+from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, Ints, Table, bytes_with, load_of, load_with, opens
 
 NUM_READY, NUM_TAKEN = range(2)
 """Places in ``state``: ready items, and items in the down-set."""
@@ -161,28 +161,12 @@ def has_room(walk: Walk, move: int) -> bool:
     costs, block, rules = walk.costs, walk.block, walk.rules
     for place in range(min(walk.state[NUM_READY], MOST_READY)):
         item = walk.ready[place]
-        room, num_bytes = not _opens(costs, block, item), bytes_with(costs, block, item)
+        room, num_bytes = not opens(costs, block, item), bytes_with(costs, block, item)
         for k in range(len(block.load)):
             if room and rules.usage.takes[move, k] > 0:
                 room = load_with(costs, block, item, k) < walk.limit[0] * (1 - ROUNDING) * rules.usage.width[move]
                 room = room and num_bytes <= costs.memory_bytes[k]
         if room:
-            return True
-    return False
-
-
-@inner
-def _opens(costs: Costs, block: GrowingBlock, item: int) -> bool:
-    """Whether the item makes the cut behind the block dearer, on any class."""
-    for k in range(costs.compute_s.shape[1]):
-        opened = 0.0
-        for net in entries(costs.nets, item):
-            pins = block.before[net] + block.inside[net]
-            if pins == 0:
-                opened += costs.receive_s[net, k]
-            elif pins + 1 == costs.net_size[net] and costs.producer[net] >= 0:
-                opened -= costs.receive_s[net, k]
-        if opened > 0:
             return True
     return False
 
@@ -195,7 +179,7 @@ def must_fill(walk: Walk, item: int) -> bool:
     the item or its successors.
     """
     costs, block, rules, limit = walk.costs, walk.block, walk.rules, walk.limit[0]
-    if _opens(costs, block, item):
+    if opens(costs, block, item):
         return False
     column = rules.room.shape[1]
     for k in range(costs.compute_s.shape[1]):
