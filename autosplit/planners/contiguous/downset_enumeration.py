@@ -11,8 +11,18 @@ Candidates are the items that are ready: the last set's, and those that the last
 
 import numpy as np
 
-from autosplit.planners.contiguous.downset_table import BEST, NUM_ENTRIES, NUM_SETS, SIZE
-from autosplit.planners.contiguous.pruning import NUM_READY, NUM_TAKEN, Walk, fits, has_room, most_left, must_fill, must_take
+from autosplit.planners.contiguous.downset_table import BEST, NUM_SETS, SIZE
+from autosplit.planners.contiguous.pruning import (
+    NUM_ALIVE,
+    NUM_READY,
+    NUM_TAKEN,
+    Walk,
+    fits,
+    has_room,
+    most_left,
+    must_fill,
+    must_take,
+)
 from autosplit.planners.jit import compiled, inner, whole
 from autosplit.planners.loads import ROUNDING, add, entries, price, remove, reset, shift, widest_load
 
@@ -28,7 +38,7 @@ def run(walk: Walk, num_steps: int, most_of_a_set: int) -> int:
         if number < 0:
             sets.tally[SIZE] += 1
             continue
-        if _alive(walk, number):
+        if _list_alive(walk, number):
             _go_to(walk, number)
             taken = _extend(walk, number, most_of_a_set)
             if taken < 0:
@@ -43,13 +53,14 @@ def run(walk: Walk, num_steps: int, most_of_a_set: int) -> int:
 
 
 @inner
-def _alive(walk: Walk, number: int) -> bool:
-    entry = walk.sets.head[number]
-    while entry >= 0:
-        if walk.sets.entry_value[entry] < walk.limit[0] * (1 - ROUNDING):
-            return True
-        entry = walk.sets.entry_next[entry]
-    return False
+def _list_alive(walk: Walk, number: int) -> bool:
+    """List the usages of a set whose value is below the limit. Returns: whether there is one."""
+    walk.state[NUM_ALIVE] = 0
+    for usage in range(len(walk.alive)):
+        if walk.sets.value[number, usage] < walk.limit[0] * (1 - ROUNDING):
+            walk.alive[walk.state[NUM_ALIVE]] = usage
+            walk.state[NUM_ALIVE] += 1
+    return bool(walk.state[NUM_ALIVE] > 0)
 
 
 @inner
@@ -113,7 +124,7 @@ def _extend(walk: Walk, number: int, most: int) -> int:
         walk.candidates[slot] = walk.ready[slot]
     steps = 0
     status = 0
-    most_left(walk, number)
+    most_left(walk)
     while depth >= 0:
         # 1. no candidate is left at this depth: go back, and stop there too if the item must not be left out
         if walk.cursor[depth] == walk.high[depth] or status < 0:
@@ -172,27 +183,30 @@ def _undo(walk: Walk, depth: int) -> None:
 
 @inner
 def _reach(walk: Walk, number: int) -> int:
-    """Extend every entry of the set ``number`` by the block that ends at the current set. Returns: -1 where the table is full."""
+    """Extend every prefix of the set by the block that ends at the current set. Returns: -1 where the table is full."""
     rules, sets, goal_set = walk.rules, walk.sets, -1
     for move in range(len(rules.usage.width)):
         top = widest_load(walk.block, rules.usage, move)
         if not top < walk.limit[0] * (1 - ROUNDING) or top < rules.least * (1 - ROUNDING):
             continue
         full = not rules.maximal
-        entry = sets.head[number]
-        while entry >= 0:
-            usage = rules.usage.after[sets.entry_usage[entry], move]
-            value = max(top, sets.entry_value[entry])
-            if usage >= 0 and value < walk.limit[0] * (1 - ROUNDING) and fits(walk, usage):
+        for slot in range(walk.state[NUM_ALIVE]):
+            usage = walk.alive[slot]
+            goal, value = rules.usage.after[usage, move], max(top, sets.value[number, usage])
+            if goal >= 0 and value < walk.limit[0] * (1 - ROUNDING) and fits(walk, goal):
                 if not full and has_room(walk, move):
                     break
                 full = True
-                if sets.tally[NUM_SETS] + 1 >= len(sets.words) or sets.tally[NUM_ENTRIES] + 1 >= len(sets.entry_value):
-                    return -1
                 if goal_set < 0:
+                    if sets.tally[NUM_SETS] + 1 >= len(sets.words):
+                        return -1
                     goal_set = _find(walk)
-                _improve(walk, goal_set, usage, value, entry, move)
-            entry = sets.entry_next[entry]
+                if value < sets.value[goal_set, goal]:
+                    origin, sets.value[goal_set, goal] = sets.origin[goal_set, goal], value
+                    origin[0], origin[1], origin[2] = number, usage, move
+                    if walk.state[NUM_TAKEN] == len(walk.waiting) and rules.usage.final[goal]:
+                        walk.limit[0] = value  # a better chain of all items
+                        sets.tally[BEST] = goal_set
     return 0
 
 
@@ -219,27 +233,3 @@ def _find(walk: Walk) -> int:
     sets.next_of_size[number] = sets.of_size[walk.state[NUM_TAKEN]]
     sets.of_size[walk.state[NUM_TAKEN]] = number
     return int(number)
-
-
-@inner
-def _improve(walk: Walk, number: int, usage: int, value: float, origin: int, move: int) -> None:
-    """Keep the value of (set, usage) if it is the best so far. A better chain of all items lowers the limit."""
-    sets = walk.sets
-    entry = sets.head[number]
-    while entry >= 0 and sets.entry_usage[entry] != usage:
-        entry = sets.entry_next[entry]
-    if entry < 0:
-        entry = sets.tally[NUM_ENTRIES]
-        sets.tally[NUM_ENTRIES] += 1
-        sets.entry_usage[entry] = usage
-        sets.entry_value[entry] = np.inf
-        sets.entry_set[entry] = number
-        sets.entry_next[entry] = sets.head[number]
-        sets.head[number] = entry
-    if value < sets.entry_value[entry]:
-        sets.entry_value[entry] = value
-        sets.entry_from[entry] = origin
-        sets.entry_move[entry] = move
-        if walk.state[NUM_TAKEN] == len(walk.waiting) and walk.rules.usage.final[usage]:
-            walk.limit[0] = value
-            sets.tally[BEST] = entry

@@ -18,8 +18,8 @@ from autosplit.planners.contiguous.pruning import Rules, Walk, maximal_blocks_su
 from autosplit.planners.items import MANY_ITEMS, Items
 from autosplit.planners.loads import empty_block
 
-MAX_SETS, MAX_SET_BYTES, MAX_ENTRIES = 3_000_000, 500_000_000, 8_000_000
-"""Most down-sets, bytes of their bits and entries of a table: up to 1.4 GB together."""
+MAX_SETS, MAX_SET_BYTES, MAX_ENTRIES = 3_000_000, 500_000_000, 16_000_000
+"""Most down-sets, bytes of their bits and values of a table: up to 1.4 GB together."""
 SLICE_STEPS = 600_000
 """Steps of a walk between two looks at the clock."""
 STEPS_OF_A_SET = tuple(SLICE_STEPS * 4**power for power in range(4))
@@ -82,22 +82,23 @@ class _Way:
                 continue
             if self.code == FULL:
                 sets = self.walk.sets
-                if len(sets.words) >= MAX_SETS or sets.words.nbytes >= MAX_SET_BYTES or len(sets.entry_value) >= MAX_ENTRIES:
+                if len(sets.words) >= MAX_SETS or sets.words.nbytes >= MAX_SET_BYTES or sets.value.size >= MAX_ENTRIES:
                     return
                 self.walk = self.walk._replace(sets=grown(sets))
 
     def chain(self) -> Chain | None:
         """The best chain found below the limit."""
-        sets, items, entry = self.walk.sets, self.items, int(self.walk.sets.tally[BEST])
-        if entry < 0:
+        sets, items, number = self.walk.sets, self.items, int(self.walk.sets.tally[BEST])
+        if number < 0:
             return None
-        value_s, blocks, members = float(sets.entry_value[entry]), [], np.ones(items.num_items, dtype=np.bool_)
-        while (before := int(sets.entry_from[entry])) >= 0:
-            inside = members_of(sets, int(sets.entry_set[before]), items.num_items)
-            takes = tuple(items.usage.takes[sets.entry_move[entry]].tolist())
-            blocks.append((tuple(np.flatnonzero(members & ~inside).tolist()), takes))
-            members, entry = inside, before
-        return Chain(tuple(reversed(blocks)), value_s)
+        values, members = np.where(items.usage.final, sets.value[number], np.inf), np.ones(items.num_items, dtype=np.bool_)
+        blocks, usage = [], int(values.argmin())
+        while number:
+            number, usage, move = sets.origin[number, usage].tolist()
+            inside = members_of(sets, number, items.num_items)
+            blocks.append((tuple(np.flatnonzero(members & ~inside).tolist()), tuple(items.usage.takes[move].tolist())))
+            members = inside
+        return Chain(tuple(reversed(blocks)), float(values.min()))
 
 
 def _rules(items: Items) -> Rules:
@@ -115,7 +116,8 @@ def _rules(items: Items) -> Rules:
 def _walk(items: Items, limit_s: float) -> Walk:
     """A walk that begins at the empty set."""
     rules, count, classes = _rules(items), items.num_items, len(items.classes)
-    sums, sets = np.zeros(3 * classes + 1 + rules.values.shape[1]), new_sets(1 << 12, 1 << 13, count)
+    num_usages, sums = len(rules.usage.final), np.zeros(3 * classes + 1 + rules.values.shape[1])
+    sets = new_sets(1 << max(2, 14 - num_usages.bit_length()), count, num_usages)
     done_value = sums[3 * classes + 1 :]
     waiting = np.bincount(items.after.data, minlength=count).astype(np.int64)
     sources = np.flatnonzero(waiting == 0)
@@ -127,7 +129,8 @@ def _walk(items: Items, limit_s: float) -> Walk:
     return Walk(
         items.costs, empty_block(items.costs, sums), rules, sets, np.array([limit_s]),
         np.zeros((count + 63) // 64, dtype=np.uint64), random.integers(1, 2**63, count, dtype=np.uint64), waiting, ready, place,
-        np.array([len(sources), 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
+        np.array([len(sources), 0, 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
         np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
-        sums, np.zeros((count + 2, len(sums))), done_value, np.zeros(rules.room.shape[1]),
+        sums, np.zeros((count + 2, len(sums))), done_value, np.zeros(num_usages, dtype=np.int64),
+        np.zeros(rules.room.shape[1]),
     )  # fmt: skip

@@ -15,8 +15,8 @@ from autosplit.planners.items import Items
 from autosplit.planners.jit import inner
 from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, Ints, Table, bytes_with, load_of, load_with, opens
 
-NUM_READY, NUM_TAKEN = range(2)
-"""Places in ``state``: ready items, and items in the down-set."""
+NUM_READY, NUM_TAKEN, NUM_ALIVE = range(3)
+"""Places in ``state``: ready items, items in the down-set, and usages whose prefixes are extended."""
 
 
 class Rules(NamedTuple):
@@ -60,6 +60,7 @@ class Walk(NamedTuple):
         candidates, low, high, cursor: for each depth, the range of candidates and the next one.
         sums, saved: all sums of the block and of the set, and the sums before the item of each depth was added.
         done_value: value of each kind of the set.
+        alive: the usages of the first set whose values are below the limit.
         spare: the most value of each kind that may be left out for good.
     """
 
@@ -82,23 +83,20 @@ class Walk(NamedTuple):
     sums: Floats
     saved: Floats
     done_value: Floats
+    alive: Ints
     spare: Floats
 
 
 @inner
-def most_left(walk: Walk, number: int) -> None:
-    """Fill in the most room that any block from this set leaves. Items that are left out for good have to fit into it."""
-    rules, sets = walk.rules, walk.sets
-    for p in range(rules.room.shape[1]):
-        most = 0.0
-        entry = sets.head[number]
-        while entry >= 0:
-            for move in range(len(rules.usage.width)):
-                usage = rules.usage.after[sets.entry_usage[entry], move]
+def most_left(walk: Walk) -> None:
+    """Fill in the most room that any block from the first set leaves. Items that are left out for good have to fit into it."""
+    for p in range(len(walk.spare)):
+        walk.spare[p] = 0.0
+        for slot in range(walk.state[NUM_ALIVE]):
+            for move in range(len(walk.rules.usage.width)):
+                usage = walk.rules.usage.after[walk.alive[slot], move]
                 if usage >= 0:
-                    most = max(most, _room(rules, usage, p, walk.limit[0]))
-            entry = sets.entry_next[entry]
-        walk.spare[p] = most
+                    walk.spare[p] = max(walk.spare[p], _room(walk.rules, usage, p, walk.limit[0]))
 
 
 @inner

@@ -68,7 +68,7 @@ class Pricer:
     def _outlook(self, values: Ints, limit_s: float) -> tuple[float, Floats]:
         """The price on load with the tightest Lagrangian bound, and the most that each state can still earn at that price."""
         low, high = 0.0, float(values.sum()) / limit_s  # above that, the limit alone is worth more than all items
-        best = np.inf, 0.0, np.zeros(0)
+        best: tuple[float, float, Floats] = np.inf, 0.0, np.zeros(0)
         for _ in range(24):
             slopes = low + (high - low) * 0.382, low + (high - low) * 0.618
             tops = []
