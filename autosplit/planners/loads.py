@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.device_usage import Usage
-from autosplit.planners.jit import inner
+from autosplit.planners.jit import inlined, inner
 
 Ints = NDArray[np.int64]
 
@@ -51,7 +51,7 @@ class Table(NamedTuple):
         return Table(start, rows[order])
 
 
-@inner
+@inlined
 def entries(table: Table, number: int) -> Ints:
     """The entries of a row, for compiled code that does not allocate."""
     return table.data[table.start[number] : table.start[number + 1]]

@@ -18,7 +18,7 @@ NUM_SETS, SIZE, BEST = range(3)
 class DownSetTable(NamedTuple):
     """The down-sets that were reached, with the best prefix of a chain for each usage of devices.
 
-        table[hash] -> set            value[set, usage], origin[set, usage] -> set, usage, move of the prefix without its last block
+        table[hash] -> set        value[set, usage]        origin[set, usage] -> set, usage, move
 
     Attributes:
         words: bits of each set.

@@ -151,7 +151,7 @@ def _forward(
                    start     end
                      +- block -+               ends move right until every longer block is above the limit
     """
-    count, width, widest, one = len(order), usage.width, 0, whole(1)
+    count, after, width, widest, one = len(order), usage.after, usage.width, 0, whole(1)
     for move in range(len(width)):
         widest = max(widest, width[move])
     strict = limit * (1 - ROUNDING)
@@ -160,7 +160,7 @@ def _forward(
     for start in range(first, count):
         if steps > num_steps:
             return start
-        num_alive, most = _alive_usages(value, usage.after, room, start, below, alive)
+        num_alive, most = _alive_usages(value, after, room, start, below, alive)
         if num_alive > 0:
             reset(block)
             end = start
@@ -177,7 +177,7 @@ def _forward(
                     top = widest_load(block, usage, move)
                     if top < strict and top >= least * (1 - ROUNDING):
                         cost = top * width[move] + delay if total else top
-                        _relax(value, parent, usage.after, room, alive, num_alive, start, end, move, cost, left, limit, below, total)
+                        _relax(value, parent, after, room, alive, num_alive, start, end, move, cost, left, limit, below, total)
             for position in range(start, end):
                 remove(costs, block, order[position])
         shift(costs, block, order[start], one)

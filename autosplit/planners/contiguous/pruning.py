@@ -119,9 +119,9 @@ def must_take(walk: Walk, item: int) -> bool:
 @inner
 def fits(walk: Walk, usage: int) -> bool:
     """Whether the remaining items may fit on the free devices, each below the limit."""
-    rules, within = walk.rules, True
+    rules, limit, within = walk.rules, walk.limit[0], True
     for p in range(rules.room.shape[1]):
-        if rules.total_value[p] - walk.done_value[p] > _room(rules, usage, p, walk.limit[0]):  # not with a NaN, for 0 times no limit
+        if rules.total_value[p] - walk.done_value[p] > _room(rules, usage, p, limit):  # not with a NaN, for 0 times no limit
             within = False
     return within
 

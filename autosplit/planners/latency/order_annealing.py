@@ -56,9 +56,10 @@ def times_of(problem: Problem) -> Times:
     after = Table.of(rows_of(sorted({*problem.edges, *problem.order}), problem.num_ops))
     before = after.transposed(problem.num_ops)
     caps = np.where(problem.memory_bytes >= problem.op_bytes.sum(), np.inf, problem.memory_bytes) * (1 + TOLERANCE)
+    t = problem.transfers
     return Times(
         np.ascontiguousarray(problem.compute_s), problem.op_bytes, caps, before, after, problem.net_bytes, readers, made,
-        *problem.transfers.arrays(), problem.send_once, problem.overlap,
+        t.send_s, t.send_s_per_byte, t.receive_s, t.receive_s_per_byte, t.latency_s, problem.send_once, problem.overlap,
     )  # fmt: skip
 
 
