@@ -19,9 +19,10 @@ from autosplit.costs.cost import block_of, evaluate
 from autosplit.costs.planschedule import schedule_blocks
 from autosplit.costs.problem import Block, Problem
 from autosplit.costs.workloads import parse_dnn_partitioning
+from autosplit.planners.clusters import topological_order
 from autosplit.planners.contiguous.linear import chain_in_order
 from autosplit.planners.contiguous.proving import chain_blocks
-from autosplit.planners.items import contract, topological_order
+from autosplit.planners.items import contract
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 from benchmarks.planner import WORKLOADS, chained

@@ -11,10 +11,10 @@ All folders share these modules:
 
     incumbent        the best plan and bound of one solve, to which every planner adds
     items            the problem under its demands as compressed rows: groups of ops with one decision each, nets, classes
-    loads            the load of a block while items are added to it, compiled
+    loads            compressed rows, and the load of a block while items are added to it, compiled
     bounds           a lower bound for all plans, from compute alone
     device_usage     the devices that a prefix of a chain has taken, as a number
-    clusters         the same problem with fewer ops
+    clusters         the same problem with fewer ops; topological orders
     delays           the least time between two ops on different devices, and the critical path
     row_annealing    annealing by the true evaluator, for rules that the compiled searches do not know
     wired            plans for several hosts, whose values share network cards

@@ -1,13 +1,108 @@
 """Clusters: a problem with fewer ops, each standing for ops that stay together. A plan costs the same in both problems."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
 import networkx
 import numpy as np
 
-from autosplit.costs.problem import HOST, Block, Net, Problem, SharedWeight, rows_of
-from autosplit.planners.items import components
+from autosplit.costs.problem import HOST, Block, Floats, Net, Problem, SharedWeight, rows_of
+from autosplit.planners.loads import Ints
+
+
+def kept_together(problem: Problem, contiguous: bool) -> list[tuple[int, ...]]:
+    """The ops of each group and, where the order binds, of each of its cycles."""
+    members: dict[int, list[int]] = {}
+    for op, home in enumerate(components(problem, contiguous).tolist()):
+        members.setdefault(home, []).append(op)
+    return [tuple(ops) for ops in members.values()]
+
+
+def components(problem: Problem, contiguous: bool) -> Ints:
+    """Component of each op: joined by groups and, where the order binds, by its cycles. Shape (num_ops,)."""
+    order = np.array(problem.order if contiguous else (), dtype=np.int64).reshape(-1, 2)
+    home = np.arange(problem.num_ops)
+    if problem.groups or (order[:, 0] > order[:, 1]).any():
+        graph = networkx.DiGraph(order.tolist())
+        graph.add_nodes_from(range(problem.num_ops))
+        for group in problem.groups:
+            networkx.add_cycle(graph, group)
+        for number, ops in enumerate(networkx.strongly_connected_components(graph)):
+            home[list(ops)] = number
+    return home
+
+
+def row_of(rows: Sequence[Sequence[int]]) -> Ints:
+    """The row of each entry, where every entry from 0 on is in one row."""
+    found = np.zeros(sum(map(len, rows)), dtype=np.int64)
+    for number, row in enumerate(rows):
+        found[list(row)] = number
+    return found
+
+
+def gathered(home: Ints, group: Ints) -> Ints:
+    """The entry in ``home`` of each group; of one of its members, where they differ."""
+    found = np.zeros(int(group.max()) + 1, dtype=np.int64)
+    found[group] = home
+    return found
+
+
+def contracted(problem: Problem, home: Ints) -> Problem:
+    """The problem in which all ops with one number in ``home`` are the op of that number, without groups.
+
+    It verifies only where the numbers are in an order in which every value is made before it is read.
+    """
+    members = rows_of(zip(home.tolist(), range(problem.num_ops), strict=True), int(home.max()) + 1)
+    compute, sizes = np.zeros((len(members), problem.num_devices)), np.zeros(len(members))
+    np.add.at(compute, home, problem.compute_s)
+    np.add.at(sizes, home, problem.op_bytes)
+    renamed = [*home.tolist(), HOST]  # HOST is the last index
+    nets = []
+    for net in problem.nets:
+        producer = renamed[net.producer]
+        readers = tuple(sorted({renamed[op] for op in net.consumers} - {producer}))
+        nets += [Net(producer, readers, net.num_bytes)] if readers else []
+    return replace(
+        problem,
+        ops=tuple(problem.ops[ops[0]] for ops in members),
+        compute_s=compute,
+        nets=tuple(nets),
+        order=order_of(problem, home),
+        op_bytes=sizes,
+        weights=tuple(SharedWeight(w.num_bytes, tuple(sorted({renamed[op] for op in w.users}))) for w in problem.weights),
+        groups=(),
+        reasons={(renamed[op], device): reason for (op, device), reason in problem.reasons.items()},
+    )
+
+
+def order_of(problem: Problem, home: Ints) -> tuple[tuple[int, int], ...]:
+    """The order of the ops after which the ops of a problem are renamed, each pair once, sorted."""
+    pairs = home[np.array(problem.order, dtype=np.int64).reshape(-1, 2)].tolist()
+    return tuple(sorted({(before, after) for before, after in pairs if before != after}))
+
+
+def topological_order(after: Sequence[Iterable[int]], keys: Ints | Floats, depth_first: bool = False) -> Ints:
+    """An order in which the ready item with the smallest key comes next.
+
+    Args:
+        after: the items that must not stand before each item.
+        keys: of each item.
+        depth_first: of the ready items only those that became ready last are looked at.
+    """
+    waiting = np.bincount([goal for goals in after for goal in goals], minlength=len(after)).tolist()
+    rank = keys.tolist()
+    ready = [(0, rank[item], item) for item, count in enumerate(waiting) if not count]
+    heapify(ready)
+    order = []
+    while ready:
+        item = heappop(ready)[-1]
+        order.append(item)
+        for goal in after[item]:
+            waiting[goal] -= 1
+            if not waiting[goal]:
+                heappush(ready, (-len(order) * depth_first, rank[goal], goal))
+    return np.array(order, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -23,14 +118,11 @@ class Clusters:
 
     def shrink(self, blocks: Sequence[Block]) -> tuple[Block, ...] | None:
         """Blocks of ops as blocks of clusters; None where a cluster is in two blocks."""
-        place = {op: number for number, block in enumerate(blocks) for op in block.ops}
-        homes = [{place[op] for op in members} for members in self.members]
-        if any(len(home) > 1 for home in homes):
+        home, cluster = row_of([block.ops for block in blocks]), row_of(self.members)
+        place = gathered(home, cluster)
+        if (place[cluster] != home).any():
             return None
-        found: list[list[int]] = [[] for _ in blocks]
-        for cluster, home in enumerate(homes):
-            found[min(home)].append(cluster)
-        return tuple(Block(tuple(clusters), block.devices) for clusters, block in zip(found, blocks, strict=True))
+        return tuple(Block(tuple(np.flatnonzero(place == n).tolist()), block.devices) for n, block in enumerate(blocks))
 
 
 def forced_clusters(problem: Problem, contiguous: bool) -> Clusters:
@@ -39,35 +131,9 @@ def forced_clusters(problem: Problem, contiguous: bool) -> Clusters:
     Nothing is joined where that would leave no order in which every value is made before it is read: for plans that need not be
     chains, and where the order is not that of the values.
     """
-    labels = components(problem, contiguous).tolist()
-    joins = contiguous and len(set(labels)) < problem.num_ops and set(problem.edges) == set(problem.order)
-    if not joins:
+    home = kept_together(problem, contiguous)
+    if not contiguous or len(home) == problem.num_ops or set(problem.edges) != set(problem.order):
         return Clusters(problem, tuple((op,) for op in range(problem.num_ops)))
-    first: dict[int, int] = {}
-    home = [first.setdefault(label, op) for op, label in enumerate(labels)]
-    graph = networkx.DiGraph((home[a], home[b]) for a, b in problem.edges if home[a] != home[b])
-    graph.add_nodes_from(home)
-    place = {label: number for number, label in enumerate(networkx.lexicographical_topological_sort(graph))}
-    cluster = [place[label] for label in home]
-    members = rows_of(((number, op) for op, number in enumerate(cluster)), len(place))
-    compute, sizes = np.zeros((len(members), problem.num_devices)), np.zeros(len(members))
-    np.add.at(compute, cluster, problem.compute_s)
-    np.add.at(sizes, cluster, problem.op_bytes)
-    renamed = [*cluster, HOST]  # HOST is the last index
-    nets = []
-    for net in problem.nets:
-        producer = renamed[net.producer]
-        readers = tuple(sorted({renamed[op] for op in net.consumers} - {producer}))
-        nets += [Net(producer, readers, net.num_bytes)] if readers else []
-    smaller = replace(
-        problem,
-        ops=tuple(problem.ops[ops[0]] for ops in members),
-        compute_s=compute,
-        nets=tuple(nets),
-        order=tuple(sorted({(cluster[a], cluster[b]) for a, b in problem.order if cluster[a] != cluster[b]})),
-        op_bytes=sizes,
-        weights=tuple(SharedWeight(w.num_bytes, tuple(sorted({cluster[op] for op in w.users}))) for w in problem.weights),
-        groups=(),
-        reasons={(cluster[op], device): reason for (op, device), reason in problem.reasons.items()},
-    )
-    return Clusters(smaller, tuple(map(tuple, members)))
+    cluster = row_of(home)
+    order = topological_order(rows_of(order_of(problem, cluster), len(home)), np.arange(len(home)))
+    return Clusters(contracted(problem, np.argsort(order)[cluster]), tuple(home[number] for number in order.tolist()))

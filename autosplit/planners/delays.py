@@ -44,11 +44,6 @@ class Delays:
         return tables
 
     @cached_property
-    def between_devices(self) -> tuple[Floats, ...]:
-        """The seconds (fixed, per byte, delay) between two devices, each of shape (num_devices, num_devices)."""
-        return tuple(table[:HOST, :HOST] for table in self._tables)
-
-    @cached_property
     def edges(self) -> dict[tuple[int, int], tuple[int, float]]:
         """(maker, reader) to the number of values between them and their bytes; either may be HOST."""
         found: dict[tuple[int, int], tuple[int, float]] = {}

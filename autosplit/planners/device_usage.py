@@ -5,9 +5,9 @@ counts, devices are taken in one given sequence, and any of them may be left out
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,7 @@ MAX_STATES, MAX_MOVES = 4096, 512
 """Most states and moves: a prefix of a chain has a value for each state, and a block is tried with each move."""
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """States and moves; a move is one block on a number of devices of each class.
 
     Attributes:

@@ -9,18 +9,17 @@ on them holds for the problem; ``exact`` says whether their cost is the true one
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
 
-import networkx
 import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Floats, Problem, rows_of
 from autosplit.planners.bounds import least_priced, multipliers
+from autosplit.planners.clusters import components, contracted, order_of, row_of, topological_order
+from autosplit.planners.delays import by_class
 from autosplit.planners.device_usage import Usage, sequence_usage, usage_of
-from autosplit.planners.loads import Costs, Ints
+from autosplit.planners.loads import Costs, Ints, Table
 from autosplit.values.constraints import Demands
 
 MANY_ITEMS = 5000
@@ -28,36 +27,6 @@ MANY_ITEMS = 5000
 
 Nets = dict[tuple[int, frozenset[int]], tuple[Floats, Floats]]
 """Seconds to send and to receive, by class, for each (producer, items that the net touches)."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of different length: row i is ``data[start[i]:start[i + 1]]``."""
-
-    start: Ints
-    data: Ints
-
-    @staticmethod
-    def of(rows: Sequence[Iterable[int]]) -> "Table":
-        """The rows, in order."""
-        lists = [list(row) for row in rows]
-        start = np.zeros(len(lists) + 1, dtype=np.int64)
-        start[1:] = np.cumsum([len(row) for row in lists])
-        return Table(start, np.array([entry for row in lists for entry in row], dtype=np.int64))
-
-    def __getitem__(self, row: int) -> Ints:
-        return self.data[self.start[row] : self.start[row + 1]]
-
-    def __len__(self) -> int:
-        return len(self.start) - 1
-
-    def transposed(self, num_columns: int) -> "Table":
-        """Which rows name each column."""
-        rows = np.repeat(np.arange(len(self)), np.diff(self.start))
-        order = np.argsort(self.data, kind="stable")
-        start = np.zeros(num_columns + 1, dtype=np.int64)
-        start[1:] = np.cumsum(np.bincount(self.data, minlength=num_columns))
-        return Table(start, rows[order])
 
 
 @dataclass(frozen=True)
@@ -128,7 +97,7 @@ class Items:
         """Whether an item is another one or, directly or not, must not stand before it, shape (num_items, num_items)."""
         found = np.eye(self.num_items, dtype=np.bool_)
         for item in reversed(range(self.num_items)):
-            found[item] |= found[self.after[item]].any(axis=0)
+            found[item] |= found[self.after.row(item)].any(axis=0)
         return found
 
     @cached_property
@@ -156,62 +125,22 @@ class Items:
             fixed_s=c.fixed_s[::-1].copy(),
             num_bytes=c.num_bytes[::-1].copy(),
             producer=np.where(c.producer == HOST, HOST, last - c.producer),
-            **by_item(pins, weights, self.num_items),
+            nets=pins.transposed(self.num_items),
+            weights=weights.transposed(self.num_items),
         )
-        after = Table.of([(last - before[item]).tolist() for item in range(last, -1, -1)])
+        after = Table.of([(last - before.row(item)).tolist() for item in range(last, -1, -1)])
         return replace(self, ops=self.ops[::-1], costs=costs, pins=pins, weights=weights, after=after)
 
 
-def by_item(pins: Table, weights: Table, num_items: int) -> dict[str, Any]:
-    """The fields of costs that list nets and weights by item."""
-    nets, held = pins.transposed(num_items), weights.transposed(num_items)
-    return {"net_start": nets.start, "nets": nets.data, "weight_start": held.start, "weights": held.data}
-
-
-def row_of(rows: Sequence[Sequence[int]]) -> Ints:
-    """The row of each entry, where every entry from 0 on is in one row."""
-    found = np.zeros(sum(map(len, rows)), dtype=np.int64)
-    for number, row in enumerate(rows):
-        found[list(row)] = number
-    return found
-
-
-def kept_together(problem: Problem, contiguous: bool) -> list[tuple[int, ...]]:
-    """The ops of each group and, where the order binds, of each of its cycles."""
-    members: dict[int, list[int]] = {}
-    for op, home in enumerate(components(problem, contiguous).tolist()):
-        members.setdefault(home, []).append(op)
-    return [tuple(ops) for ops in members.values()]
-
-
-def components(problem: Problem, contiguous: bool) -> Ints:
-    """Component of each op: joined by groups and, where the order binds, by its cycles. Shape (num_ops,)."""
-    order = np.array(problem.order if contiguous else (), dtype=np.int64).reshape(-1, 2)
-    home = np.arange(problem.num_ops)
-    if problem.groups or (order[:, 0] > order[:, 1]).any():
-        graph = networkx.DiGraph(order.tolist())
-        graph.add_nodes_from(range(problem.num_ops))
-        for group in problem.groups:
-            networkx.add_cycle(graph, group)
-        for number, ops in enumerate(networkx.strongly_connected_components(graph)):
-            home[list(ops)] = number
-    return home
-
-
-def _pair_costs(problem: Problem, classes: Sequence[Sequence[int]]) -> tuple[Floats, Floats, bool]:
+def _pair_costs(problem: Problem) -> tuple[Floats, Floats, bool]:
     """The least seconds (fixed, per byte) of sending and of receiving by class, shape (K, 2); whether all pairs cost the same."""
-    transfers = problem.transfers
-    tables = (transfers.send_s, transfers.send_s_per_byte), (transfers.receive_s.T, transfers.receive_s_per_byte.T)
-    least = np.zeros((2, len(classes), 2))
-    equal = True
-    for side, arrays in enumerate(tables):
-        for number, members in enumerate(classes):
-            others = [device for device in range(problem.num_devices) if device != members[0]]
-            for part, array in enumerate(arrays):
-                found = array[members[0], others] if others else np.zeros(1)
-                least[side, number, part] = found.min()
-                equal = equal and bool((found == found[0]).all())
-    return least[0], least[1], equal
+    send, send_byte, receive, receive_byte, _ = (by_class(problem, table) for table in problem.transfers.arrays())
+    tables = np.array([[send, send_byte], [receive.T, receive_byte.T]])
+    alone = np.diag([len(members) == 1 for members in problem.device_classes])
+    least = np.where(alone, inf, tables).min(axis=3)
+    equal = bool((alone | (tables == least[..., None])).all())
+    send, receive = np.where(np.isinf(least), 0.0, least).transpose(0, 2, 1)
+    return send, receive, equal
 
 
 def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
@@ -222,65 +151,54 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
         demands: the limits on a plan.
         limit_s: only plans below it count, so that an item is barred from devices on which it alone takes as long.
     """
-    home = components(problem, demands.contiguous)
-    classes = problem.device_classes
-    firsts = problem.representatives
-    numbers, home = np.unique(home, return_inverse=True)
-    count = len(numbers)
-    compute = np.zeros((count, len(classes)))
-    np.add.at(compute, home, problem.compute_s[:, firsts])
+    classes, firsts = problem.device_classes, problem.representatives
+    send, receive, equal = _pair_costs(problem)
+    problem = problem if demands.contiguous else replace(problem, order=())
+    home = np.unique(components(problem, demands.contiguous), return_inverse=True)[1]
+    count = int(home.max()) + 1
+    order = topological_order(rows_of(order_of(problem, home), count), np.arange(count), depth_first=True)
+    home = np.argsort(order)[home]
+    small = contracted(problem, home)
+    compute, num_bytes = np.ascontiguousarray(small.compute_s[:, firsts]), small.op_bytes
     compute[compute >= limit_s * demands.max_replicas] = np.inf
-    num_bytes = np.zeros(count)
-    np.add.at(num_bytes, home, problem.op_bytes)
-    send, receive, equal = _pair_costs(problem, classes)
-    fixed, nets, pays_once = _item_nets(problem, home, count, firsts, send, receive)
-    pairs = home[np.array(problem.order if demands.contiguous else (), dtype=np.int64).reshape(-1, 2)]
-    after = rows_of(sorted({(a, b) for a, b in pairs.tolist() if a != b}), count)
-    weights = [(weight.num_bytes, frozenset(int(home[op]) for op in weight.users)) for weight in problem.weights]
-    for size, users in weights:
-        if len(users) == 1:
-            num_bytes[min(users)] += size
-    weights = [(size, users) for size, users in weights if len(users) > 1]
-    order = topological_order(after, np.arange(count), depth_first=True)
-    place = np.argsort(order)
+    fixed, nets, pays_once = _item_nets(small, firsts, send, receive)
+    for weight in small.weights:
+        if len(weight.users) == 1:
+            num_bytes[weight.users[0]] += weight.num_bytes
+    shared = [weight for weight in small.weights if len(weight.users) > 1]
     paid = [net for net in nets.items() if net[1][0].any() or net[1][1].any()]
     both = np.array([costs for _, costs in paid]).reshape(len(paid), 2, len(classes))
-    members = rows_of(zip(place[home].tolist(), range(problem.num_ops), strict=True), count)
-    pins = Table.of([sorted(place[list(touched)].tolist()) for (_, touched), _ in paid])
-    held = Table.of([sorted(place[list(users)].tolist()) for _, users in weights])
+    pins, held = Table.of([sorted(touched) for (_, touched), _ in paid]), Table.of([weight.users for weight in shared])
     costs = Costs(
-        compute_s=compute[order],
-        fixed_s=fixed[order],
-        num_bytes=num_bytes[order],
+        compute_s=compute,
+        fixed_s=fixed,
+        num_bytes=num_bytes,
         memory_bytes=problem.memory_bytes[firsts],
         overlap=problem.overlap,
+        nets=pins.transposed(count),
         net_size=np.diff(pins.start),
-        producer=np.array([HOST if made == HOST else place[made] for (made, _), _ in paid], dtype=np.int64),
+        producer=np.array([made for (made, _), _ in paid], dtype=np.int64),
         send_s=np.ascontiguousarray(both[:, 0]),
         receive_s=np.ascontiguousarray(both[:, 1]),
-        weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
-        **by_item(pins, held, count),
+        weights=held.transposed(count),
+        weight_bytes=np.array([weight.num_bytes for weight in shared], dtype=np.float64),
     )
-    later = Table.of([sorted(place[after[item]].tolist()) for item in order.tolist()])
-    exact = equal and pays_once and not problem.pools
-    return Items(demands, tuple(map(tuple, members)), classes, costs, pins, held, later, exact)
+    members = rows_of(zip(home.tolist(), range(problem.num_ops), strict=True), count)
+    exact, after = equal and pays_once and not problem.pools, Table.of(rows_of(small.order, count))
+    return Items(demands, tuple(map(tuple, members)), classes, costs, pins, held, after, exact)
 
 
-def _item_nets(
-    problem: Problem, home: Ints, count: int, firsts: Sequence[int], send: Floats, receive: Floats
-) -> tuple[Floats, Nets, bool]:
-    """The transfers that each item always pays, the nets by (producer, items), and whether a sender never pays twice."""
-    transfers, place = problem.transfers, home.tolist()
-    sizes = np.array([net.num_bytes for net in problem.nets]).reshape(-1, 1)
+def _item_nets(problem: Problem, firsts: Sequence[int], send: Floats, receive: Floats) -> tuple[Floats, Nets, bool]:
+    """The transfers that each op always pays, the nets by (producer, ops), and whether a sender never pays twice."""
+    transfers, sizes = problem.transfers, problem.net_bytes[:, None]
     sending, receiving = send[:, 0] + sizes * send[:, 1], receive[:, 0] + sizes * receive[:, 1]
     from_host = transfers.receive_s[HOST, firsts] + sizes * transfers.receive_s_per_byte[HOST, firsts]
     to_host = transfers.send_s[firsts, HOST] + sizes * transfers.send_s_per_byte[firsts, HOST]
-    fixed = np.zeros((count, len(firsts)))
+    fixed = np.zeros((problem.num_ops, len(firsts)))
     nets: Nets = {}
     pays_once = True
     for number, net in enumerate(problem.nets):
-        producer = place[net.producer] if net.producer != HOST else HOST
-        touched = frozenset([place[op] for op in net.consumers if op != HOST])
+        producer, touched = net.producer, frozenset(op for op in net.consumers if op != HOST)
         costs = sending[number], receiving[number]
         if producer == HOST:
             costs = np.zeros(len(firsts)), from_host[number]
@@ -297,26 +215,3 @@ def _item_nets(
             before = nets.get((producer, touched))
             nets[producer, touched] = costs if before is None else (before[0] + costs[0], before[1] + costs[1])
     return fixed, nets, pays_once
-
-
-def topological_order(after: Sequence[Iterable[int]], keys: Ints | Floats, depth_first: bool = False) -> Ints:
-    """An order in which the ready item with the smallest key comes next.
-
-    Args:
-        after: the items that must not stand before each item.
-        keys: of each item.
-        depth_first: of the ready items only those that became ready last are looked at.
-    """
-    waiting = np.bincount([goal for goals in after for goal in goals], minlength=len(after)).tolist()
-    rank = keys.tolist()
-    ready = [(0, rank[item], item) for item, count in enumerate(waiting) if not count]
-    heapify(ready)
-    order = []
-    while ready:
-        item = heappop(ready)[-1]
-        order.append(item)
-        for goal in after[item]:
-            waiting[goal] -= 1
-            if not waiting[goal]:
-                heappush(ready, (-len(order) * depth_first, rank[goal], goal))
-    return np.array(order, dtype=np.int64)

@@ -68,6 +68,11 @@ def inner(function: Function) -> Function:
     return _cached(function, _nrt=False, no_cpython_wrapper=True)
 
 
+def inlined(function: Function) -> Function:
+    """Put the body of a function into compiled code that calls it: so it may return part of an array, which ``inner`` may not."""
+    return _cached(function, _nrt=False, no_cpython_wrapper=True, inline="always")
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Raise KeyboardInterrupt for Ctrl-C during compiled code.

@@ -1,17 +1,60 @@
-"""The loads of a block that grows item by item, on each class of device. Compiled; the dynamic programs share it."""
+"""The loads of a block that grows item by item, on each class of device: what an item adds, or would add. Compiled.
 
+All planners of chains share it. Compressed rows, which all compiled code reads, stand here too.
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.jit import inner
+from autosplit.planners.device_usage import Usage
+from autosplit.planners.jit import inlined, inner
 
 Ints = NDArray[np.int64]
 
 ROUNDING = 1e-9
 """``costs.cost.TOLERANCE``, written again because machine code is compiled anew only where a module of the planners changes."""
+
+
+class Table(NamedTuple):
+    """Rows of different length: row i is ``data[start[i]:start[i + 1]]``."""
+
+    start: Ints
+    data: Ints
+
+    @staticmethod
+    def of(rows: Sequence[Iterable[int]]) -> "Table":
+        """The rows, in order."""
+        lists = [list(row) for row in rows]
+        start = np.zeros(len(lists) + 1, dtype=np.int64)
+        start[1:] = np.cumsum([len(row) for row in lists])
+        return Table(start, np.array([entry for row in lists for entry in row], dtype=np.int64))
+
+    def row(self, number: int) -> Ints:
+        """The entries of a row; compiled code calls ``entries``."""
+        return self.data[self.start[number] : self.start[number + 1]]
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return len(self.start) - 1
+
+    def transposed(self, num_columns: int) -> "Table":
+        """Which rows name each column."""
+        rows = np.repeat(np.arange(self.num_rows), np.diff(self.start))
+        order = np.argsort(self.data, kind="stable")
+        start = np.zeros(num_columns + 1, dtype=np.int64)
+        start[1:] = np.cumsum(np.bincount(self.data, minlength=num_columns))
+        return Table(start, rows[order])
+
+
+@inlined
+def entries(table: Table, number: int) -> Ints:
+    """The entries of a row, for compiled code that does not allocate."""
+    return table.data[table.start[number] : table.start[number + 1]]
 
 
 class Costs(NamedTuple):
@@ -23,11 +66,11 @@ class Costs(NamedTuple):
         num_bytes: memory of each item, shape (num_items,).
         memory_bytes: cap of a device of each class, shape (K,).
         overlap: a device computes and transfers at the same time.
-        net_start, nets: the nets of each item.
+        nets: the nets of each item.
         net_size: items of each net.
         producer: the item that makes each net, -1 for inputs from the host.
         send_s, receive_s: seconds of a crossing net, shape (num_nets, K).
-        weight_start, weights, weight_bytes: the shared weights of each item, and bytes of each weight.
+        weights, weight_bytes: the shared weights of each item, and bytes of each weight.
     """
 
     compute_s: Floats
@@ -35,14 +78,12 @@ class Costs(NamedTuple):
     num_bytes: Floats
     memory_bytes: Floats
     overlap: bool
-    net_start: Ints
-    nets: Ints
+    nets: Table
     net_size: Ints
     producer: Ints
     send_s: Floats
     receive_s: Floats
-    weight_start: Ints
-    weights: Ints
+    weights: Table
     weight_bytes: Floats
 
 
@@ -92,43 +133,74 @@ def reset(block: GrowingBlock) -> None:
 
 
 @inner
+def moved_with(costs: Costs, block: GrowingBlock, item: int, k: int) -> float:
+    """Seconds of transfers on a class if the block had one more item: each net of the item changes its price for the block."""
+    moved = block.moved[k] + costs.fixed_s[item, k]
+    for net in entries(costs.nets, item):
+        made = block.made[net]
+        if made or block.inside[net] > 0:
+            moved -= costs.send_s[net, k] if made else costs.receive_s[net, k]
+        if block.inside[net] + 1 < costs.net_size[net] or costs.producer[net] < 0:
+            moved += costs.send_s[net, k] if made or costs.producer[net] == item else costs.receive_s[net, k]
+    return float(moved)
+
+
+@inner
+def load_with(costs: Costs, block: GrowingBlock, item: int, k: int) -> float:
+    """The load on a class if the block had one more item, in seconds; memory does not count."""
+    return load_of(costs, block.work[k] + costs.compute_s[item, k], moved_with(costs, block, item, k))
+
+
+@inner
+def opens(costs: Costs, block: GrowingBlock, item: int) -> bool:
+    """Whether the item makes the cut behind the block dearer, on any class."""
+    for k in range(costs.compute_s.shape[1]):
+        opened = 0.0
+        for net in entries(costs.nets, item):
+            pins = block.before[net] + block.inside[net]
+            if pins == 0:
+                opened += costs.receive_s[net, k]
+            elif pins + 1 == costs.net_size[net] and costs.producer[net] >= 0:
+                opened -= costs.receive_s[net, k]
+        if opened > 0:
+            return True
+    return False
+
+
+@inner
+def bytes_with(costs: Costs, block: GrowingBlock, item: int) -> float:
+    """The bytes of the block with one more item."""
+    num_bytes = block.memory[0] + costs.num_bytes[item]
+    for weight in entries(costs.weights, item):
+        if block.held[weight] == 0:
+            num_bytes += costs.weight_bytes[weight]
+    return float(num_bytes)
+
+
+@inner
 def add(costs: Costs, block: GrowingBlock, item: int) -> None:
     """Put an item into the block."""
-    block.memory[0] += costs.num_bytes[item]
-    for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
-        weight = costs.weights[slot]
-        if block.held[weight] == 0:
-            block.memory[0] += costs.weight_bytes[weight]
+    block.memory[0] = bytes_with(costs, block, item)
+    for weight in entries(costs.weights, item):
         block.held[weight] += 1
     for k in range(len(block.work)):
         block.work[k] += costs.compute_s[item, k]
-        block.moved[k] += costs.fixed_s[item, k]
+        block.moved[k] = moved_with(costs, block, item, k)
         block.surely[k] += costs.fixed_s[item, k]
-    # each net of the item: subtract its old cost for the block, then add its cost with the item
-    for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-        net = costs.nets[slot]
-        mine = costs.producer[net] == item
-        full = block.inside[net] + 1 == costs.net_size[net] and costs.producer[net] >= 0
-        for k in range(len(block.work)):
-            if block.made[net]:
-                block.moved[k] -= costs.send_s[net, k]
-            elif block.inside[net] > 0:
-                block.moved[k] -= costs.receive_s[net, k]
-            if not full:
-                block.moved[k] += costs.send_s[net, k] if (block.made[net] or mine) else costs.receive_s[net, k]
-            if block.before[net] > 0 and block.inside[net] == 0:
+    for net in entries(costs.nets, item):
+        if block.before[net] > 0 and block.inside[net] == 0:
+            for k in range(len(block.work)):
                 block.surely[k] += min(costs.send_s[net, k], costs.receive_s[net, k])
         block.inside[net] += 1
-        block.made[net] = block.made[net] or mine
+        block.made[net] = block.made[net] or costs.producer[net] == item
 
 
 @inner
 def remove(costs: Costs, block: GrowingBlock, item: int) -> None:
     """Take an item out of the counts. The caller restores the costs from a copy, so that rounding errors do not add up."""
-    for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
-        block.held[costs.weights[slot]] -= 1
-    for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-        net = costs.nets[slot]
+    for weight in entries(costs.weights, item):
+        block.held[weight] -= 1
+    for net in entries(costs.nets, item):
         block.inside[net] -= 1
         if costs.producer[net] == item:
             block.made[net] = False
@@ -137,33 +209,33 @@ def remove(costs: Costs, block: GrowingBlock, item: int) -> None:
 @inner
 def shift(costs: Costs, block: GrowingBlock, item: int, change: int) -> None:
     """Add an item to those before the block (change = 1), or take it away (-1)."""
-    for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-        block.before[costs.nets[slot]] += change
+    for net in entries(costs.nets, item):
+        block.before[net] += change
 
 
 @inner
 def price(costs: Costs, block: GrowingBlock) -> float:
     """Fill in the load on each class of device. Returns a lower bound on the load of every block that contains this one."""
     floor = np.inf
-    load = block.load
-    for k in range(len(load)):
-        work, moved, surely = block.work[k], block.moved[k], block.surely[k]
-        if block.memory[0] > costs.memory_bytes[k] * (1 + 1e-12):
-            load[k] = np.inf
-        elif costs.overlap:
-            load[k] = max(work, moved)
-            floor = min(floor, max(work, surely))
-        else:
-            load[k] = work + moved
-            floor = min(floor, work + surely)
+    for k in range(len(block.load)):
+        block.load[k] = np.inf
+        if block.memory[0] <= costs.memory_bytes[k] * (1 + 1e-12):
+            block.load[k] = load_of(costs, block.work[k], block.moved[k])
+            floor = min(floor, load_of(costs, block.work[k], block.surely[k]))
     return floor
 
 
 @inner
-def widest_load(costs: Costs, block: GrowingBlock, takes: Ints, move: int, width: Ints) -> float:
+def load_of(costs: Costs, work: float, moved: float) -> float:
+    """Seconds that a device is busy with so many seconds of compute and of transfers."""
+    return float(max(work, moved) if costs.overlap else work + moved)
+
+
+@inner
+def widest_load(block: GrowingBlock, usage: Usage, move: int) -> float:
     """Seconds per sample on the devices of a move: the load on the slowest class over the number of replicas."""
     top = 0.0
     for k in range(len(block.load)):
-        if takes[move, k] > 0:
-            top = max(top, max(block.load[k], block.moved[k]) if costs.overlap else block.load[k])
-    return float(top / width[move])
+        if usage.takes[move, k] > 0:
+            top = max(top, block.load[k])
+    return float(top / usage.width[move])

@@ -12,12 +12,12 @@ from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners import clock, feasibility, infeasible, jit
 from autosplit.planners.clock import LEAST_S, halfway, now
-from autosplit.planners.clusters import forced_clusters
+from autosplit.planners.clusters import forced_clusters, kept_together
 from autosplit.planners.contiguous.chains import improve_chains, offer_first_chain, start_with_chain
 from autosplit.planners.cpsat.integer_program import find_any_plan, solve_integer_program
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent, Solver
-from autosplit.planners.items import contract, kept_together
+from autosplit.planners.items import contract
 from autosplit.planners.latency.scheduling import schedule_sample
 from autosplit.planners.noncontiguous.partitioning import partition, walk_once
 from autosplit.planners.row_annealing import anneal_rows

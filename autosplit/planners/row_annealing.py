@@ -19,8 +19,8 @@ from autosplit.costs.cost import TOLERANCE, block_of
 from autosplit.costs.judge import judge
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.clock import now
+from autosplit.planners.clusters import kept_together, row_of
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import kept_together, row_of
 from autosplit.planners.loads import Ints
 from autosplit.values.constraints import Demands
 

@@ -38,7 +38,7 @@ def chains() -> None:
     items = contract(small_problem(), Demands())
     linear.best_chain(items, inf, inf)
     downsets.best_chain(items, inf, inf)
-    grown(new_sets(4, 4, 5))
+    grown(new_sets(4, 5, 2))
 
 
 def orders() -> None:

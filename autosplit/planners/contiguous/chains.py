@@ -76,9 +76,7 @@ def start_with_chain(incumbent: Incumbent, deadline: float) -> None:
     """A chain along single orders as the start of any sets of ops."""
     _prove_compute(incumbent, contract(incumbent.problem, incumbent.demands))
     items = contract(incumbent.problem, replace(incumbent.demands, contiguous=True))
-    chain = linear.best_chain(items, incumbent.objective_s, deadline)
-    if chain is not None:
-        incumbent.offer(chain_blocks(items, chain), "linear orders")
+    _offer_linear(incumbent, items, deadline)
 
 
 def improve_chains(incumbent: Incumbent, deadline: float) -> None:
@@ -115,9 +113,7 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
     if demands.objective == "latency":
         _offer_soonest(incumbent, items, clock.halfway(deadline))
         return
-    chain = linear.best_chain(items, incumbent.objective_s, deadline)
-    if chain is not None:
-        incumbent.offer(chain_blocks(items, chain), "linear orders")
+    _offer_linear(incumbent, items, deadline)
     if demands.max_latency_s < inf and not incumbent.closed:
         _hold_latency_limit(incumbent, items, deadline)
     known = incumbent.objective_s < inf
@@ -148,6 +144,10 @@ def _cut_chain(incumbent: Incumbent, num_stages: int, deadline: float) -> None:
         anneal_rows(incumbent, deadline, [blocks])
 
 
+def _offer_linear(incumbent: Incumbent, items: Items, deadline: float) -> None:
+    incumbent.offer(chain_blocks(items, linear.best_chain(items, incumbent.objective_s, deadline)), "linear orders")
+
+
 def _prove_compute(incumbent: Incumbent, items: Items) -> None:
     if isfinite(items.compute_bound_s):
         incumbent.prove(items.compute_bound_s, "compute bound")
@@ -157,9 +157,7 @@ def _offer_soonest(incumbent: Incumbent, items: Items, deadline: float) -> None:
     """Chains along single orders through which a sample passes in the least time, its blocks one after the other."""
     delay_s = float(incumbent.problem.transfers.latency_s[:HOST, :HOST].max())
     for order in linear.topological_orders(items):
-        found = linear.chain_in_order(items, order, inf, deadline, delay_s)
-        if found is not None:
-            incumbent.offer(chain_blocks(items, found), "soonest chains")
+        incumbent.offer(chain_blocks(items, linear.chain_in_order(items, order, inf, deadline, delay_s)), "soonest chains")
 
 
 def _hold_latency_limit(incumbent: Incumbent, items: Items, deadline: float) -> None:
@@ -175,9 +173,9 @@ def _hold_latency_limit(incumbent: Incumbent, items: Items, deadline: float) -> 
         while now() <= until:
             limit_s = high_s if high_s == inf else (low_s + high_s) / 2
             chain = linear.chain_in_order(items, order, limit_s * (1 + 3 * ROUNDING), delay_s=delay_s)
-            judged = None if chain is None else judge(problem, demands, chain_blocks(items, chain))
-            value_s = inf if judged is None or judged.faults else judged.objective_s
-            if judged is not None and value_s < best_s:
+            judged = judge(problem, demands, chain_blocks(items, chain))
+            value_s = inf if judged.faults else judged.objective_s
+            if value_s < best_s:
                 best_s = value_s
                 incumbent.offer(judged.blocks, "quick chains")
             if value_s >= high_s and limit_s == inf:

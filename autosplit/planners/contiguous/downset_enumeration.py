@@ -11,13 +11,12 @@ Candidates are the items that are ready: the last set's, and those that the last
 
 import numpy as np
 
-from autosplit.costs.problem import Floats
-from autosplit.planners.contiguous.downset_table import BEST, NUM_ENTRIES, NUM_SETS, SIZE, DownSetTable
+from autosplit.planners.contiguous.downset_table import BEST, NUM_SETS, SIZE
 from autosplit.planners.contiguous.pruning import (
+    NUM_ALIVE,
     NUM_READY,
     NUM_TAKEN,
-    Enumeration,
-    Rules,
+    Walk,
     fits,
     has_room,
     most_left,
@@ -25,38 +24,28 @@ from autosplit.planners.contiguous.pruning import (
     must_take,
 )
 from autosplit.planners.jit import compiled, inner, whole
-from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, add, price, remove, reset, shift, widest_load
+from autosplit.planners.loads import ROUNDING, add, entries, price, remove, reset, shift, widest_load
 
 DONE, PAUSED, FULL, HOPELESS = range(4)
 
 
 @compiled
-def run(
-    costs: Costs,
-    block: GrowingBlock,
-    rules: Rules,
-    sets: DownSetTable,
-    walk: Enumeration,
-    limit: Floats,
-    num_steps: int,
-    most_of_a_set: int,
-) -> int:
+def run(walk: Walk, num_steps: int, most_of_a_set: int) -> int:
     """Work through the sets by size until all are done, the steps are used up, or the table is full."""
-    steps = 0
-    num_items = len(walk.waiting)
+    sets, steps, num_items = walk.sets, 0, len(walk.waiting)
     while sets.tally[SIZE] < num_items:
         number = sets.of_size[sets.tally[SIZE]]
         if number < 0:
             sets.tally[SIZE] += 1
             continue
-        if _alive(sets, number, limit[0]):
-            _go_to(costs, block, rules, sets, walk, number)
-            taken = _extend(costs, block, rules, sets, walk, number, limit, most_of_a_set)
+        if _list_alive(walk, number):
+            _go_to(walk, number)
+            taken = _extend(walk, number, most_of_a_set)
             if taken < 0:
                 return FULL if taken == -1 else HOPELESS
             steps += taken
         sets.of_size[sets.tally[SIZE]] = sets.next_of_size[number]
-        if rules.maximal and sets.tally[BEST] >= 0:
+        if walk.rules.maximal and sets.tally[BEST] >= 0:
             return DONE
         if steps > num_steps:
             return PAUSED
@@ -64,42 +53,42 @@ def run(
 
 
 @inner
-def _alive(sets: DownSetTable, number: int, limit: float) -> bool:
-    entry = sets.head[number]
-    while entry >= 0:
-        if sets.entry_value[entry] < limit * (1 - ROUNDING):
-            return True
-        entry = sets.entry_next[entry]
-    return False
+def _list_alive(walk: Walk, number: int) -> bool:
+    """List the usages of a set whose value is below the limit. Returns: whether there is one."""
+    walk.state[NUM_ALIVE] = 0
+    for usage in range(len(walk.alive)):
+        if walk.sets.value[number, usage] < walk.limit[0] * (1 - ROUNDING):
+            walk.alive[walk.state[NUM_ALIVE]] = usage
+            walk.state[NUM_ALIVE] += 1
+    return bool(walk.state[NUM_ALIVE] > 0)
 
 
 @inner
-def _go_to(costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int) -> None:
+def _go_to(walk: Walk, number: int) -> None:
     """Make a set the current one by flipping the items in which it differs; removals come first, from the last item on."""
     num_items = len(walk.waiting)
     for step in range(2 * num_items):
         adding = step >= num_items
         item = step - num_items if adding else num_items - 1 - step
         bit, one = np.uint64(item % 64), np.uint64(1)
-        goal, here = (sets.words[number, item // 64] >> bit) & one, (walk.bits[item // 64] >> bit) & one
+        goal, here = (walk.sets.words[number, item // 64] >> bit) & one, (walk.bits[item // 64] >> bit) & one
         if goal != here and (goal > here) == adding:
             change = whole(1 if adding else -1)
-            _flip(rules, walk, item, change)
-            shift(costs, block, item, change)
+            _flip(walk, item, change)
+            shift(walk.costs, walk.block, item, change)
 
 
 @inner
-def _flip(rules: Rules, walk: Enumeration, item: int, change: int) -> None:
+def _flip(walk: Walk, item: int, change: int) -> None:
     """Put an item into the current set (change = 1) or take it out (-1), and update the values and the ready items."""
-    for p in range(rules.values.shape[1]):
-        walk.done_value[p] += change * rules.values[item, p]
+    for p in range(len(walk.done_value)):
+        walk.done_value[p] += change * walk.rules.values[item, p]
     walk.bits[item // 64] ^= np.uint64(1) << np.uint64(item % 64)
     walk.hashed[0] ^= walk.hash_of[item]
     walk.state[NUM_TAKEN] += change
     if change > 0:
         _set_ready(walk, item, change)
-    for slot in range(rules.after_start[item], rules.after_start[item + 1]):
-        goal = rules.after[slot]
+    for goal in entries(walk.rules.after, item):
         if change > 0:
             walk.waiting[goal] -= 1
         if walk.waiting[goal] == 0:
@@ -111,7 +100,7 @@ def _flip(rules: Rules, walk: Enumeration, item: int, change: int) -> None:
 
 
 @inner
-def _set_ready(walk: Enumeration, item: int, change: int) -> None:
+def _set_ready(walk: Walk, item: int, change: int) -> None:
     """Add an item to the ready ones (change = -1), or remove it (1)."""
     if change < 0:
         walk.place[item] = walk.state[NUM_READY]
@@ -126,26 +115,24 @@ def _set_ready(walk: Enumeration, item: int, change: int) -> None:
 
 
 @inner
-def _extend(
-    costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, limit: Floats, most: int
-) -> int:
+def _extend(walk: Walk, number: int, most: int) -> int:
     """Enter all supersets by one block. Returns: steps taken, -1 if the table is full, -2 if the set takes too many steps."""
-    reset(block)
+    reset(walk.block)
     depth, one = whole(0), whole(1)
     walk.low[0], walk.cursor[0], walk.high[0] = 0, 0, walk.state[NUM_READY]
     for slot in range(walk.state[NUM_READY]):
         walk.candidates[slot] = walk.ready[slot]
     steps = 0
     status = 0
-    most_left(rules, sets, walk, number, limit[0])
+    most_left(walk)
     while depth >= 0:
         # 1. no candidate is left at this depth: go back, and stop there too if the item must not be left out
         if walk.cursor[depth] == walk.high[depth] or status < 0:
             depth -= 1
             if depth >= 0:
                 item = int(walk.candidates[walk.cursor[depth]])
-                _undo(costs, block, rules, walk, depth)
-                if must_take(rules, walk, item) or (rules.maximal and must_fill(costs, block, rules, walk, item, limit[0])):
+                _undo(walk, depth)
+                if must_take(walk, item) or (walk.rules.maximal and must_fill(walk, item)):
                     walk.cursor[depth] = walk.high[depth]
             continue
         # 2. take the candidate; enter the superset and go deeper, unless every block that contains this one is above the limit
@@ -153,79 +140,80 @@ def _extend(
         steps += 1
         for place in range(len(walk.sums)):  # as they are, so that taking the item back leaves no rounding error
             walk.saved[depth, place] = walk.sums[place]
-        _flip(rules, walk, item, one)
-        add(costs, block, item)
-        if price(costs, block) < limit[0] * (1 - ROUNDING) * rules.widest:
-            status = _reach(costs, block, rules, sets, walk, number, limit)
+        _flip(walk, item, one)
+        add(walk.costs, walk.block, item)
+        if price(walk.costs, walk.block) < walk.limit[0] * (1 - ROUNDING) * walk.rules.widest:
+            status = _reach(walk, number)
             room = len(walk.candidates) - len(walk.bits) * 64 - 64
             if steps > most or walk.high[depth] + walk.high[depth] - walk.low[depth] > room:
                 status = -2
-            _descend(rules, walk, depth, item)
+            _descend(walk, depth, item)
             depth += 1
         else:
-            _undo(costs, block, rules, walk, depth)
-            if must_take(rules, walk, item):
+            _undo(walk, depth)
+            if must_take(walk, item):
                 walk.cursor[depth] = walk.high[depth]
     return status if status < 0 else steps
 
 
 @inner
-def _descend(rules: Rules, walk: Enumeration, depth: int, item: int) -> None:
+def _descend(walk: Walk, depth: int, item: int) -> None:
     """Set the candidates of the next depth: those behind the item, and the items that it made ready."""
     low = end = walk.high[depth]
     for slot in range(walk.cursor[depth] + 1, walk.high[depth]):
         walk.candidates[end] = walk.candidates[slot]
         end += 1
-    for slot in range(rules.after_start[item], rules.after_start[item + 1]):
-        if walk.waiting[rules.after[slot]] == 0:
-            walk.candidates[end] = rules.after[slot]
+    for goal in entries(walk.rules.after, item):
+        if walk.waiting[goal] == 0:
+            walk.candidates[end] = goal
             end += 1
     walk.low[depth + 1], walk.cursor[depth + 1], walk.high[depth + 1] = low, low, end
 
 
 @inner
-def _undo(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, depth: int) -> None:
+def _undo(walk: Walk, depth: int) -> None:
     """Take back the item at the cursor of this depth, and move the cursor on."""
     item = int(walk.candidates[walk.cursor[depth]])
-    remove(costs, block, item)
-    _flip(rules, walk, item, whole(-1))
+    remove(walk.costs, walk.block, item)
+    _flip(walk, item, whole(-1))
     for place in range(len(walk.sums)):
         walk.sums[place] = walk.saved[depth, place]
     walk.cursor[depth] += 1
 
 
 @inner
-def _reach(
-    costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, limit: Floats
-) -> int:
-    """Extend every entry of the set ``number`` by the block that ends at the current set. Returns: -1 where the table is full."""
-    goal_set = -1
-    for move in range(len(rules.takes)):
-        top = widest_load(costs, block, rules.takes, move, rules.width)
-        if not top < limit[0] * (1 - ROUNDING) or top < rules.least * (1 - ROUNDING):
+def _reach(walk: Walk, number: int) -> int:
+    """Extend every prefix of the set by the block that ends at the current set. Returns: -1 where the table is full."""
+    rules, sets, goal_set = walk.rules, walk.sets, -1
+    for move in range(len(rules.usage.width)):
+        top = widest_load(walk.block, rules.usage, move)
+        if not top < walk.limit[0] * (1 - ROUNDING) or top < rules.least * (1 - ROUNDING):
             continue
         full = not rules.maximal
-        entry = sets.head[number]
-        while entry >= 0:
-            usage = rules.moves[sets.entry_usage[entry], move]
-            value = max(top, sets.entry_value[entry])
-            if usage >= 0 and value < limit[0] * (1 - ROUNDING) and fits(rules, walk, usage, limit[0]):
-                if not full and has_room(costs, block, rules, walk, move, limit[0]):
+        for slot in range(walk.state[NUM_ALIVE]):
+            usage = walk.alive[slot]
+            goal, value = rules.usage.after[usage, move], max(top, sets.value[number, usage])
+            if goal >= 0 and value < walk.limit[0] * (1 - ROUNDING) and fits(walk, goal):
+                if not full and has_room(walk, move):
                     break
                 full = True
-                if sets.tally[NUM_SETS] + 1 >= len(sets.words) or sets.tally[NUM_ENTRIES] + 1 >= len(sets.entry_value):
-                    return -1
                 if goal_set < 0:
-                    goal_set = _find(sets, walk)
-                _improve(rules, sets, walk, goal_set, usage, value, entry, move, limit)
-            entry = sets.entry_next[entry]
+                    if sets.tally[NUM_SETS] + 1 >= len(sets.words):
+                        return -1
+                    goal_set = _find(walk)
+                if value < sets.value[goal_set, goal]:
+                    origin, sets.value[goal_set, goal] = sets.origin[goal_set, goal], value
+                    origin[0], origin[1], origin[2] = number, usage, move
+                    if walk.state[NUM_TAKEN] == len(walk.waiting) and rules.usage.final[goal]:
+                        walk.limit[0] = value  # a better chain of all items
+                        sets.tally[BEST] = goal_set
     return 0
 
 
 @inner
-def _find(sets: DownSetTable, walk: Enumeration) -> int:
+def _find(walk: Walk) -> int:
     """The number of the current set, which is added if it is new."""
-    size = len(sets.table)
+    sets, size = walk.sets, len(walk.sets.table)
     slot = int(np.int64(walk.hashed[0] & np.uint64(size - 1)))
     while sets.table[slot] >= 0:
         number = sets.table[slot]
@@ -245,36 +233,3 @@ def _find(sets: DownSetTable, walk: Enumeration) -> int:
     sets.next_of_size[number] = sets.of_size[walk.state[NUM_TAKEN]]
     sets.of_size[walk.state[NUM_TAKEN]] = number
     return int(number)
-
-
-@inner
-def _improve(
-    rules: Rules,
-    sets: DownSetTable,
-    walk: Enumeration,
-    number: int,
-    usage: int,
-    value: float,
-    origin: int,
-    move: int,
-    limit: Floats,
-) -> None:
-    """Keep the value of (set, usage) if it is the best so far. A better chain of all items lowers the limit."""
-    entry = sets.head[number]
-    while entry >= 0 and sets.entry_usage[entry] != usage:
-        entry = sets.entry_next[entry]
-    if entry < 0:
-        entry = sets.tally[NUM_ENTRIES]
-        sets.tally[NUM_ENTRIES] += 1
-        sets.entry_usage[entry] = usage
-        sets.entry_value[entry] = np.inf
-        sets.entry_set[entry] = number
-        sets.entry_next[entry] = sets.head[number]
-        sets.head[number] = entry
-    if value < sets.entry_value[entry]:
-        sets.entry_value[entry] = value
-        sets.entry_from[entry] = origin
-        sets.entry_move[entry] = move
-        if walk.state[NUM_TAKEN] == len(walk.waiting) and rules.final[usage]:
-            limit[0] = value
-            sets.tally[BEST] = entry

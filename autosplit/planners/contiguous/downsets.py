@@ -10,17 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autosplit.costs.problem import Floats
 from autosplit.planners.clock import now
 from autosplit.planners.contiguous.downset_enumeration import DONE, FULL, HOPELESS, PAUSED, run
-from autosplit.planners.contiguous.downset_table import BEST, NUM_SETS, DownSetTable, begin, grown, members_of, new_sets
+from autosplit.planners.contiguous.downset_table import BEST, NUM_SETS, grown, members_of, new_sets
 from autosplit.planners.contiguous.linear import Chain
-from autosplit.planners.contiguous.pruning import Enumeration, Rules, maximal_blocks_suffice, most_added
+from autosplit.planners.contiguous.pruning import Rules, Walk, maximal_blocks_suffice, most_added
 from autosplit.planners.items import MANY_ITEMS, Items
 from autosplit.planners.loads import empty_block
 
-MAX_SETS, MAX_SET_BYTES, MAX_ENTRIES = 3_000_000, 500_000_000, 8_000_000
-"""Most down-sets, bytes of their bits and entries of a table: up to 1.4 GB together."""
+MAX_SETS, MAX_SET_BYTES, MAX_ENTRIES = 3_000_000, 500_000_000, 16_000_000
+"""Most down-sets, bytes of their bits and values of a table: up to 1.4 GB together."""
 SLICE_STEPS = 600_000
 """Steps of a walk between two looks at the clock."""
 STEPS_OF_A_SET = tuple(SLICE_STEPS * 4**power for power in range(4))
@@ -53,7 +52,7 @@ def best_chain(items: Items, limit_s: float, deadline: float) -> ChainSearch:
                 break
         if any(way.code != HOPELESS for way in ways) or now() > deadline:
             break
-    chosen = min(ways, key=lambda way: (way.code != DONE, way.code == HOPELESS, int(way.sets.tally[NUM_SETS])))
+    chosen = min(ways, key=lambda way: (way.code != DONE, way.code == HOPELESS, int(way.walk.sets.tally[NUM_SETS])))
     while chosen.code == PAUSED and now() <= deadline:
         chosen.go_on(SLICE_STEPS, deadline, STEPS_OF_A_SET[-1])
     chain = chosen.chain()
@@ -61,22 +60,15 @@ def best_chain(items: Items, limit_s: float, deadline: float) -> ChainSearch:
         last = items.num_items - 1
         blocks = tuple((tuple(sorted(last - item for item in block)), takes) for block, takes in reversed(chain.blocks))
         chain = Chain(blocks, chain.value_s)
-    complete = chosen.code == DONE and not (chosen.rules.maximal and chain is not None)
-    return ChainSearch(chain, complete, int(chosen.sets.tally[NUM_SETS]))
+    complete = chosen.code == DONE and not (chosen.walk.rules.maximal and chain is not None)
+    return ChainSearch(chain, complete, int(chosen.walk.sets.tally[NUM_SETS]))
 
 
 class _Way:
     """The search from one end of the chain, in slices; ``code`` says how the last slice ended."""
 
     def __init__(self, items: Items, limit_s: float) -> None:
-        self.items, self.costs = items, items.costs
-        self.rules = _rules(items)
-        sums = np.zeros(3 * len(items.classes) + 1 + self.rules.values.shape[1])
-        self.block = empty_block(self.costs, sums)
-        self.walk = _enumeration(items, sums)
-        self.sets = new_sets(1 << 12, 1 << 13, items.num_items)
-        begin(self.sets)
-        self.limit = np.array([limit_s])
+        self.items, self.walk = items, _walk(items, limit_s)
         self.code, self.most_of_a_set = PAUSED, STEPS_OF_A_SET[0]
 
     def go_on(self, num_steps: int, deadline: float, most_of_a_set: int = STEPS_OF_A_SET[-1]) -> None:
@@ -84,20 +76,29 @@ class _Way:
         self.code, self.most_of_a_set = FULL, max(self.most_of_a_set, most_of_a_set // 4)
         while self.code == FULL and now() <= deadline:
             begun, most = now(), min(self.most_of_a_set, most_of_a_set)
-            self.code = run(self.costs, self.block, self.rules, self.sets, self.walk, self.limit, num_steps, most)
+            self.code = run(self.walk, num_steps, most)
             if self.code == HOPELESS and most < most_of_a_set and 5 * now() - 4 * begun < deadline:
                 self.code, self.most_of_a_set = FULL, 4 * most
                 continue
             if self.code == FULL:
-                words = self.sets.words
-                if len(words) >= MAX_SETS or words.nbytes >= MAX_SET_BYTES or len(self.sets.entry_value) >= MAX_ENTRIES:
+                sets = self.walk.sets
+                if len(sets.words) >= MAX_SETS or sets.words.nbytes >= MAX_SET_BYTES or sets.value.size >= MAX_ENTRIES:
                     return
-                self.sets = grown(self.sets)
+                self.walk = self.walk._replace(sets=grown(sets))
 
     def chain(self) -> Chain | None:
         """The best chain found below the limit."""
-        best = int(self.sets.tally[BEST])
-        return _trace(self.sets, self.items, best) if best >= 0 else None
+        sets, items, number = self.walk.sets, self.items, int(self.walk.sets.tally[BEST])
+        if number < 0:
+            return None
+        values, members = np.where(items.usage.final, sets.value[number], np.inf), np.ones(items.num_items, dtype=np.bool_)
+        blocks, usage = [], int(values.argmin())
+        while number:
+            number, usage, move = sets.origin[number, usage].tolist()
+            inside = members_of(sets, number, items.num_items)
+            blocks.append((tuple(np.flatnonzero(members & ~inside).tolist()), tuple(items.usage.takes[move].tolist())))
+            members = inside
+        return Chain(tuple(reversed(blocks)), float(values.min()))
 
 
 def _rules(items: Items) -> Rules:
@@ -107,13 +108,16 @@ def _rules(items: Items) -> Rules:
     room = np.ascontiguousarray(usage.free @ most, dtype=np.float64)  # else it compiles again
     behind = values if items.num_items > MANY_ITEMS else np.array([values[row].sum(axis=0) for row in items.reach])
     return Rules(
-        items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.final, values,
-        values.sum(axis=0), behind, int(usage.width.max()), items.demands.min_stage_s, maximal_blocks_suffice(items),
+        items.after, usage, room, values, values.sum(axis=0), behind, int(usage.width.max()), items.demands.min_stage_s,
+        maximal_blocks_suffice(items),
     )  # fmt: skip
 
 
-def _enumeration(items: Items, sums: Floats) -> Enumeration:
-    count, classes = items.num_items, len(items.classes)
+def _walk(items: Items, limit_s: float) -> Walk:
+    """A walk that begins at the empty set."""
+    rules, count, classes = _rules(items), items.num_items, len(items.classes)
+    num_usages, sums = len(rules.usage.final), np.zeros(3 * classes + 1 + rules.values.shape[1])
+    sets = new_sets(1 << max(2, 14 - num_usages.bit_length()), count, num_usages)
     done_value = sums[3 * classes + 1 :]
     waiting = np.bincount(items.after.data, minlength=count).astype(np.int64)
     sources = np.flatnonzero(waiting == 0)
@@ -122,22 +126,11 @@ def _enumeration(items: Items, sums: Floats) -> Enumeration:
     place = np.full(count, -1, dtype=np.int64)
     place[sources] = np.arange(len(sources))
     random = np.random.default_rng(0)
-    return Enumeration(
+    return Walk(
+        items.costs, empty_block(items.costs, sums), rules, sets, np.array([limit_s]),
         np.zeros((count + 63) // 64, dtype=np.uint64), random.integers(1, 2**63, count, dtype=np.uint64), waiting, ready, place,
-        np.array([len(sources), 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
+        np.array([len(sources), 0, 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
         np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
-        sums, np.zeros((count + 2, len(sums))), done_value, np.zeros(len(done_value)),
+        sums, np.zeros((count + 2, len(sums))), done_value, np.zeros(num_usages, dtype=np.int64),
+        np.zeros(rules.room.shape[1]),
     )  # fmt: skip
-
-
-def _trace(sets: DownSetTable, items: Items, entry: int) -> Chain:
-    value = float(sets.entry_value[entry])
-    blocks = []
-    members = members_of(sets, int(sets.entry_set[entry]), items.num_items)
-    while sets.entry_from[entry] >= 0:
-        before = int(sets.entry_from[entry])
-        inside = members_of(sets, int(sets.entry_set[before]), items.num_items)
-        takes = tuple(items.usage.takes[sets.entry_move[entry]].tolist())
-        blocks.append((tuple(np.flatnonzero(members & ~inside).tolist()), takes))
-        members, entry = inside, before
-    return Chain(tuple(reversed(blocks)), value)

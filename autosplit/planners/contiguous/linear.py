@@ -13,7 +13,9 @@ import numpy as np
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.clock import halfway, now
-from autosplit.planners.items import MANY_ITEMS, Items, topological_order
+from autosplit.planners.clusters import topological_order
+from autosplit.planners.device_usage import Usage
+from autosplit.planners.items import MANY_ITEMS, Items
 from autosplit.planners.jit import compiled, inner, whole
 from autosplit.planners.loads import (
     ROUNDING,
@@ -50,9 +52,9 @@ def topological_orders(items: Items, count: int = 8) -> list[Ints]:
         items: the items of a chain.
         count: orders to make; fewer come back where some are equal.
     """
-    after = [items.after[item].tolist() for item in range(items.num_items)]
+    after = [items.after.row(item).tolist() for item in range(items.num_items)]
     before = items.after.transposed(items.num_items)
-    sooner = [before[item].tolist() for item in range(items.num_items)]
+    sooner = [before.row(item).tolist() for item in range(items.num_items)]
     own = np.arange(items.num_items)
     work = np.where(np.isfinite(items.costs.compute_s), items.costs.compute_s, 0).sum(axis=1)
     random = Random(2)
@@ -120,8 +122,8 @@ def chain_in_order(
         if now() > deadline:
             return None
         start = _forward(
-            costs, block, order, usage.after, usage.takes, usage.width, room, rest, limit_s, items.demands.min_stage_s,
-            delay_s is not None, delay_s or 0.0, value, parent, alive, start, STEPS_OF_A_SLICE,
+            costs, block, order, usage, room, rest, limit_s, items.demands.min_stage_s, delay_s is not None, delay_s or 0.0,
+            value, parent, alive, start, STEPS_OF_A_SLICE,
         )  # fmt: skip
     last = np.where(usage.final, value[-1], inf)
     state = int(last.argmin())
@@ -138,8 +140,8 @@ def chain_in_order(
 
 @compiled
 def _forward(
-    costs: Costs, block: GrowingBlock, order: Ints, after: Ints, takes: Ints, width: Ints, room: Floats, rest: Floats,
-    limit: float, least: float, total: bool, delay: float, value: Floats, parent: Ints, alive: Ints, first: int, num_steps: int,
+    costs: Costs, block: GrowingBlock, order: Ints, usage: Usage, room: Floats, rest: Floats, limit: float, least: float,
+    total: bool, delay: float, value: Floats, parent: Ints, alive: Ints, first: int, num_steps: int,
 ) -> int:  # fmt: skip
     """Fill in the value of each (prefix length, usage), and the (prefix, usage, move) that it comes from.
 
@@ -149,8 +151,7 @@ def _forward(
                    start     end
                      +- block -+               ends move right until every longer block is above the limit
     """
-    count = len(order)
-    widest, one = 0, whole(1)
+    count, after, width, widest, one = len(order), usage.after, usage.width, 0, whole(1)
     for move in range(len(width)):
         widest = max(widest, width[move])
     strict = limit * (1 - ROUNDING)
@@ -171,9 +172,9 @@ def _forward(
                 left = rest[end] / (1 + ROUNDING)
                 if left > most * limit:
                     continue
-                steps += num_alive * len(takes)
-                for move in range(len(takes)):
-                    top = widest_load(costs, block, takes, move, width)
+                steps += num_alive * len(width)
+                for move in range(len(width)):
+                    top = widest_load(block, usage, move)
                     if top < strict and top >= least * (1 - ROUNDING):
                         cost = top * width[move] + delay if total else top
                         _relax(value, parent, after, room, alive, num_alive, start, end, move, cost, left, limit, below, total)

@@ -61,8 +61,8 @@ def _close_in(incumbent: Incumbent, items: Items, deadline: float) -> None:
         began = now()
         outcome = downsets.best_chain(items, limit_s, halfway(deadline))
         incumbent.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
+        incumbent.offer(chain_blocks(items, outcome.chain), "down-sets")
         if outcome.chain is not None:
-            incumbent.offer(chain_blocks(items, outcome.chain), "down-sets")
             high_s = min(incumbent.objective_s, outcome.chain.value_s)
         if outcome.complete and min(limit_s, high_s) < inf:
             incumbent.prove(min(limit_s, high_s), "down-sets")
@@ -93,11 +93,11 @@ def _prove_by_prices(incumbent: Incumbent, items: Items, deadline: float) -> Non
         rising_bound(graph, lambda: (value_s, None), incumbent.prove, deadline)
 
 
-def chain_blocks(items: Items, chain: Chain) -> tuple[Block, ...]:
-    """The blocks of a chain. Each takes the next free devices of its classes."""
+def chain_blocks(items: Items, chain: Chain | None) -> tuple[Block, ...]:
+    """The blocks of a chain, none where there is no chain. Each takes the next free devices of its classes."""
     free = [list(members) for members in items.classes]
     blocks = []
-    for members, takes in chain.blocks:
+    for members, takes in chain.blocks if chain else ():
         devices = [free[k].pop(0) for k, count in enumerate(takes) for _ in range(count)]
         blocks.append(Block(items.expand(members), tuple(sorted(devices))))
     return tuple(blocks)

@@ -7,47 +7,16 @@ item still fits into it: it is enough to look at chains of maximal blocks.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Floats
 from autosplit.planners.contiguous.downset_table import DownSetTable, Words
+from autosplit.planners.device_usage import Usage
 from autosplit.planners.items import Items
 from autosplit.planners.jit import inner
-from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, Ints
+from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, Ints, Table, bytes_with, load_of, load_with, opens
 
-NUM_READY, NUM_TAKEN = range(2)
-"""Places in ``state``: ready items, and items in the down-set."""
-
-
-class Enumeration(NamedTuple):
-    """The current down-set, and the stack of the depth-first enumeration of its supersets.
-
-    Attributes:
-        bits, hashed: the set as words, and its hash; ``hash_of`` is the hash of each item.
-        waiting: predecessors of each item that are not in the set.
-        ready, place: items with no such predecessor, and the place of each item among them (-1: not ready).
-        state: counters, see above.
-        candidates, low, high, cursor: for each depth, the range of candidates and the next one.
-        sums, saved: all sums of the block and of the set, and the sums before the item of each depth was added.
-        done_value: value of each kind of the set.
-        spare: the most value of each kind that may be left out for good.
-    """
-
-    bits: Words
-    hash_of: Words
-    waiting: Ints
-    ready: Ints
-    place: Ints
-    state: Ints
-    hashed: Words
-    candidates: Ints
-    low: Ints
-    high: Ints
-    cursor: Ints
-    sums: Floats
-    saved: Floats
-    done_value: Floats
-    spare: Floats
+NUM_READY, NUM_TAKEN, NUM_ALIVE = range(3)
+"""Places in ``state``: ready items, items in the down-set, and usages whose prefixes are extended."""
 
 
 class Rules(NamedTuple):
@@ -65,13 +34,9 @@ class Rules(NamedTuple):
     ``behind`` is the value of an item and all its successors. With ``maximal`` only maximal blocks are looked at.
     """
 
-    after_start: Ints
-    after: Ints
-    moves: Ints
-    takes: Ints
-    width: Ints
+    after: Table
+    usage: Usage
     room: Floats
-    final: NDArray[np.bool_]
     values: Floats
     total_value: Floats
     behind: Floats
@@ -80,19 +45,58 @@ class Rules(NamedTuple):
     maximal: bool
 
 
+class Walk(NamedTuple):
+    """One search: items and rules, the table of down-sets, the current one, and the depth-first enumeration of its supersets.
+
+    Attributes:
+        costs, block: the items, and the block that the enumeration adds to its first set.
+        rules: order, devices and pruning data.
+        sets: the down-sets that were reached.
+        limit: only chains below it count, in seconds, shape (1,); better chains lower it.
+        bits, hashed: the set as words, and its hash; ``hash_of`` is the hash of each item.
+        waiting: predecessors of each item that are not in the set.
+        ready, place: items with no such predecessor, and the place of each item among them (-1: not ready).
+        state: counters, see above.
+        candidates, low, high, cursor: for each depth, the range of candidates and the next one.
+        sums, saved: all sums of the block and of the set, and the sums before the item of each depth was added.
+        done_value: value of each kind of the set.
+        alive: the usages of the first set whose values are below the limit.
+        spare: the most value of each kind that may be left out for good.
+    """
+
+    costs: Costs
+    block: GrowingBlock
+    rules: Rules
+    sets: DownSetTable
+    limit: Floats
+    bits: Words
+    hash_of: Words
+    waiting: Ints
+    ready: Ints
+    place: Ints
+    state: Ints
+    hashed: Words
+    candidates: Ints
+    low: Ints
+    high: Ints
+    cursor: Ints
+    sums: Floats
+    saved: Floats
+    done_value: Floats
+    alive: Ints
+    spare: Floats
+
+
 @inner
-def most_left(rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, limit: float) -> None:
-    """Fill in the most room that any block from this set leaves. Items that are left out for good have to fit into it."""
-    for p in range(rules.room.shape[1]):
-        most = 0.0
-        entry = sets.head[number]
-        while entry >= 0:
-            for move in range(len(rules.takes)):
-                usage = rules.moves[sets.entry_usage[entry], move]
+def most_left(walk: Walk) -> None:
+    """Fill in the most room that any block from the first set leaves. Items that are left out for good have to fit into it."""
+    for p in range(len(walk.spare)):
+        walk.spare[p] = 0.0
+        for slot in range(walk.state[NUM_ALIVE]):
+            for move in range(len(walk.rules.usage.width)):
+                usage = walk.rules.usage.after[walk.alive[slot], move]
                 if usage >= 0:
-                    most = max(most, _room(rules, usage, p, limit))
-            entry = sets.entry_next[entry]
-        walk.spare[p] = most
+                    walk.spare[p] = max(walk.spare[p], _room(walk.rules, usage, p, walk.limit[0]))
 
 
 @inner
@@ -104,18 +108,18 @@ def _room(rules: Rules, usage: int, p: int, limit: float) -> float:
 
 
 @inner
-def must_take(rules: Rules, walk: Enumeration, item: int) -> bool:
+def must_take(walk: Walk, item: int) -> bool:
     """Whether an item and all its successors are too much for the free devices, so that the block has to take the item."""
     must = False
-    for p in range(rules.room.shape[1]):
-        must = must or rules.behind[item, p] > walk.spare[p]
+    for p in range(len(walk.spare)):
+        must = must or walk.rules.behind[item, p] > walk.spare[p]
     return must
 
 
 @inner
-def fits(rules: Rules, walk: Enumeration, usage: int, limit: float) -> bool:
+def fits(walk: Walk, usage: int) -> bool:
     """Whether the remaining items may fit on the free devices, each below the limit."""
-    within = True
+    rules, limit, within = walk.rules, walk.limit[0], True
     for p in range(rules.room.shape[1]):
         if rules.total_value[p] - walk.done_value[p] > _room(rules, usage, p, limit):  # not with a NaN, for 0 times no limit
             within = False
@@ -132,7 +136,7 @@ def most_added(items: Items) -> Floats:
     made = items.costs.producer != HOST
     np.add.at(added, items.costs.producer[made], items.costs.send_s[made])
     for net, producer in enumerate(items.costs.producer):
-        pins = items.pins[net]
+        pins = items.pins.row(net)
         added[pins[pins != producer]] += items.costs.receive_s[net]
     return added
 
@@ -145,71 +149,41 @@ def maximal_blocks_suffice(items: Items) -> bool:
 
 
 @inner
-def has_room(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, move: int, limit: float) -> bool:
+def has_room(walk: Walk, move: int) -> bool:
     """Whether a ready item fits into the block: the load stays below the limit, and the cut behind the block does not grow.
 
     Then no later block gets worse by moving the item here. Let D be the down-set at the end of this block, E = D + item, and B a
     later block. Nets cost the same on both sides and the cut is submodular: cut(B - E) <= cut(B) + cut(E) - cut(E - B), where
     E - B is E or D.
     """
+    costs, block, rules = walk.costs, walk.block, walk.rules
     for place in range(min(walk.state[NUM_READY], MOST_READY)):
         item = walk.ready[place]
-        room = not _opens(costs, block, item)
-        for k in range(rules.takes.shape[1]):
-            if room and rules.takes[move, k] > 0:
-                room = _load_with(costs, block, item, k) < limit * (1 - ROUNDING) * rules.width[move]
-        if room and _fits_in(costs, block, rules, item, move):
+        room, num_bytes = not opens(costs, block, item), bytes_with(costs, block, item)
+        for k in range(len(block.load)):
+            if room and rules.usage.takes[move, k] > 0:
+                room = load_with(costs, block, item, k) < walk.limit[0] * (1 - ROUNDING) * rules.usage.width[move]
+                room = room and num_bytes <= costs.memory_bytes[k]
+        if room:
             return True
     return False
 
 
 @inner
-def _opens(costs: Costs, block: GrowingBlock, item: int) -> bool:
-    """Whether the item makes the cut behind the block dearer, on any class."""
-    for k in range(costs.compute_s.shape[1]):
-        opened = 0.0
-        for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-            net = costs.nets[slot]
-            pins = block.before[net] + block.inside[net]
-            if pins == 0:
-                opened += costs.receive_s[net, k]
-            elif pins + 1 == costs.net_size[net] and costs.producer[net] >= 0:
-                opened -= costs.receive_s[net, k]
-        if opened > 0:
-            return True
-    return False
-
-
-@inner
-def _load_with(costs: Costs, block: GrowingBlock, item: int, k: int) -> float:
-    """The load on a class with one more item, in seconds, where nets cost the same on both sides."""
-    work, moved = block.work[k] + costs.compute_s[item, k], block.moved[k] + costs.fixed_s[item, k]
-    for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-        net = costs.nets[slot]
-        inside = block.inside[net]
-        if inside > 0:
-            moved -= costs.receive_s[net, k]
-        if inside + 1 < costs.net_size[net] or costs.producer[net] < 0:
-            moved += costs.receive_s[net, k]
-    return float(max(work, moved) if costs.overlap else work + moved)
-
-
-@inner
-def must_fill(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, item: int, limit: float) -> bool:
+def must_fill(walk: Walk, item: int) -> bool:
     """Whether every superset of the block without the item has room for it, so that none of them is maximal.
 
     While the block grows, the load and cut of the item only fall, and the block grows at most by all items that are not
     the item or its successors.
     """
-    if _opens(costs, block, item):
+    costs, block, rules, limit = walk.costs, walk.block, walk.rules, walk.limit[0]
+    if opens(costs, block, item):
         return False
-    classes = costs.compute_s.shape[1]
     column = rules.room.shape[1]
-    for k in range(classes):
-        work, surely = block.work[k], block.surely[k]
-        if not (max(work, surely) if costs.overlap else work + surely) < limit * rules.widest:
+    for k in range(costs.compute_s.shape[1]):
+        if not load_of(costs, block.work[k], block.surely[k]) < limit * rules.widest:
             continue
-        load = _load_with(costs, block, item, k)
+        load = load_with(costs, block, item, k)
         more = rules.total_value[column + k] - walk.done_value[column + k] - rules.behind[item, column + k]
         if not load + more < limit * (1 - 2 * ROUNDING) - ROUNDING * rules.total_value[column + k]:
             return False
@@ -219,17 +193,3 @@ def must_fill(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration
         if num_bytes > costs.memory_bytes[k]:
             return False
     return True
-
-
-@inner
-def _fits_in(costs: Costs, block: GrowingBlock, rules: Rules, item: int, move: int) -> bool:
-    """Whether the block with one more item is within the memory caps of the devices of a move."""
-    num_bytes = block.memory[0] + costs.num_bytes[item]
-    for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
-        weight = costs.weights[slot]
-        if block.held[weight] == 0:
-            num_bytes += costs.weight_bytes[weight]
-    within = True
-    for k in range(rules.takes.shape[1]):
-        within = within and (rules.takes[move, k] == 0 or num_bytes <= costs.memory_bytes[k])
-    return within

@@ -72,7 +72,7 @@ class Slots:
                 self.inside.append(row)
         if self.demands.contiguous:
             for item in range(self.items.num_items):
-                for goal in self.items.after[item]:
+                for goal in self.items.after.row(item):
                     for s in range(self.num_slots - 1):
                         self.model.AddImplication(self.stairs[goal][s], self.stairs[item][s])
 
@@ -146,7 +146,7 @@ class Slots:
         """(Boolean, bytes) of each item and weight in those of the slots whose Boolean is 1; None stands for 1."""
         parts = []
         groups = [((item,), size) for item, size in enumerate(self.items.costs.num_bytes)]
-        groups += [(tuple(self.items.weights[w]), size) for w, size in enumerate(self.items.costs.weight_bytes)]
+        groups += [(tuple(self.items.weights.row(w)), size) for w, size in enumerate(self.items.costs.weight_bytes)]
         for members, size in groups:
             uses = [self.inside[i][s] if there is None else self.inside[i][s] + there - 1 for i in members for s, there in slots]
             if size and slots[0][1] is None and len(uses) == 1:

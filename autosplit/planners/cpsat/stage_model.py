@@ -141,12 +141,10 @@ class _Model(TimedSlots):
                     moves[k].append(self._share(moved[s][k], s, k))
                     continue
                 for r, flag in enumerate(self.wide[s]):
-                    parts = [work[s][k], moved[s][k]] if self.problem.overlap else [work[s][k] + moved[s][k]]
-                    for part in parts:
+                    for part in self._parts(work[s][k], moved[s][k]):
                         self.model.Add((r + 1) * self.load >= part).OnlyEnforceIf(self.chosen[s][k], flag)
         for k in range(len(self.types) if self.demands.reuse else 0):
-            parts = [sum(shares[k]), sum(moves[k])] if self.problem.overlap else [sum(shares[k]) + sum(moves[k])]
-            for part in parts:
+            for part in self._parts(sum(shares[k]), sum(moves[k])):
                 self.model.Add(self.load >= part)
 
     def _share(self, amount: Any, s: int, k: int) -> Any:

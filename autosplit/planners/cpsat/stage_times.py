@@ -29,9 +29,8 @@ class TimedSlots(Slots):
     moved: Moved
     scale: float
 
-    def _parts(self, slot: int, kind: int) -> list[Any]:
-        """The times of a slot on a type whose maximum keeps the device busy for one sample."""
-        work, moved = self.work[slot][kind], self.moved[slot][kind]
+    def _parts(self, work: Any, moved: Any) -> list[Any]:
+        """The times whose maximum keeps a device busy, of steps of compute and of transfers."""
         return [work, moved] if self.problem.overlap else [work + moved]
 
     def least_stage(self, least_s: float) -> None:
@@ -41,7 +40,7 @@ class TimedSlots(Slots):
         for s in range(self.num_slots):
             reasons = [self.used[s].Not()]
             for k, chosen in enumerate(self.chosen[s]):
-                for part in self._parts(s, k):
+                for part in self._parts(self.work[s][k], self.moved[s][k]):
                     reasons.append(self.model.NewBoolVar(""))
                     self.model.AddImplication(reasons[-1], chosen)
                     self.model.Add(part >= least).OnlyEnforceIf(reasons[-1])
@@ -54,7 +53,7 @@ class TimedSlots(Slots):
         for s in range(self.num_slots):
             seconds = self.model.NewIntVar(0, int(MOST_STEPS), "")
             for k, chosen in enumerate(self.chosen[s]):
-                for part in self._parts(s, k):
+                for part in self._parts(self.work[s][k], self.moved[s][k]):
                     self.model.Add(seconds >= part).OnlyEnforceIf(chosen)
             busy.append(seconds)
         begin = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]

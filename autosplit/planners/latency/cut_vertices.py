@@ -12,7 +12,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.problem import HOST, Floats, Net, Problem
+from autosplit.costs.problem import HOST, Floats, Net, Problem, Transfers
 from autosplit.planners.delays import Delays, by_class, byte_steps
 
 MOST_BETWEEN, MOST_ASSIGNMENTS = 11, 100_000
@@ -77,8 +77,7 @@ class CutVertices:
             self._passed.add(cut)
             cut = parts[cut][-1]
         self._compute_s = problem.compute_s[:, problem.representatives]
-        tables = problem.transfers.arrays()
-        self._send, self._send_byte, self._take, self._take_byte, self._delay = (by_class(problem, table) for table in tables)
+        self._transfers = Transfers(*(by_class(problem, table) for table in problem.transfers.arrays()))
         self._known: dict[tuple[str, bytes, bytes], list[Assignment]] = {}
         self._made: list[list[Net]] = [[] for _ in problem.ops]
         for net in problem.nets:
@@ -194,10 +193,8 @@ class CutVertices:
                 for reader in readers:
                     makers[reader].add(number)
                     before[reader] |= before[number]
-                send, take = (
-                    _by_label(fixed + net.num_bytes * per_byte, classes) * (not self.problem.overlap)
-                    for fixed, per_byte in ((self._send, self._send_byte), (self._take, self._take_byte))
-                )
+                prices = self._transfers.sending_s(net.num_bytes), self._transfers.receiving_s(net.num_bytes)
+                send, take = (_by_label(table, classes) * (not self.problem.overlap) for table in prices)
                 dearest_s, read = np.zeros(count), [labels[reader] for reader in readers]
                 for label in range(len(classes)):
                     here = np.array([one == label for one in read]).reshape(len(read), count)
@@ -211,7 +208,7 @@ class CutVertices:
                         busy_s[label] += np.where(here.any(axis=0), cost_s, 0.0)
                 sent_s[number] += dearest_s
         taken_s = np.maximum(taken_s, apart_s)
-        delay_s = _by_label(self._delay, classes)
+        delay_s = _by_label(self._transfers.latency_s, classes)
         end_s, leave_s, came_s = np.zeros(labels.shape), np.zeros(labels.shape), np.full(count, inf)
         for number in range(len(ops)):
             stay_s, cross_s = np.zeros(count), np.zeros(count)

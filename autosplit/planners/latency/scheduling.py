@@ -6,34 +6,24 @@ ops and blocks of them. The bound is the longest path, with bounds on the parts 
 
 from bisect import bisect, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autosplit.costs.cost import block_of
 from autosplit.costs.problem import HOST, Block, Floats, Problem, rows_of
 from autosplit.planners.clock import halfway, now
-from autosplit.planners.clusters import Clusters, forced_clusters
+from autosplit.planners.clusters import Clusters, forced_clusters, topological_order
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import topological_order
 from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.latency.segments import segment_bound_s
+from autosplit.planners.loads import Ints
 from autosplit.planners.row_annealing import anneal_rows
 
 
-@dataclass(frozen=True)
-class Timetable:
-    """The device and the start of each op in seconds, both of shape (num_ops,)."""
-
-    device: NDArray[np.int64]
-    start_s: Floats
-
-
-def list_schedule(problem: Problem, delays: Delays, caution: float = 1.0, deadline: float = inf) -> Timetable | None:
-    """HEFT; None if an op can run on no device, or after the deadline.
+def list_schedule(problem: Problem, delays: Delays, caution: float = 1.0, deadline: float = inf) -> tuple[Block, ...]:
+    """The blocks of HEFT; none if an op can run on no device, or after the deadline.
 
     A full device takes no more ops while another one can.
 
@@ -45,29 +35,24 @@ def list_schedule(problem: Problem, delays: Delays, caution: float = 1.0, deadli
     """
     allowed = np.isfinite(problem.compute_s)
     if not allowed.any(axis=1).all():
-        return None
+        return ()
     dear_s = np.where(allowed, problem.compute_s, 10 * problem.compute_s[allowed].sum())
     devices = dear_s.sum(axis=0).argsort(kind="stable").tolist()  # of equal ends the fastest device gets an op
     mean = np.where(allowed, problem.compute_s, 0).sum(axis=1) / allowed.sum(axis=1)
-    tables = delays.between_devices
-    fixed_s, byte_s, delay_s = (float(table.mean()) for table in tables)
     rank = np.zeros(problem.num_ops)
     for op in reversed(range(problem.num_ops)):
-        moved = ((*delays.edges[op, reader], reader) for reader in problem.readers[op])
-        rank[op] = mean[op] + max((count * fixed_s + size * byte_s + delay_s + rank[r] for count, size, r in moved), default=0.0)
+        rank[op] = mean[op] + max((rank[goal] + delays.between(op, goal).mean() for goal in problem.readers[op]), default=0.0)
     busy: list[list[tuple[float, float]]] = [[] for _ in devices]
     compute_s, sizes, caps = problem.compute_s.tolist(), problem.op_bytes.tolist(), problem.memory_bytes.tolist()
     held = [0.0] * problem.num_devices
     place, start_s, end_s = np.full(problem.num_ops, -1), np.zeros(problem.num_ops), np.zeros(problem.num_ops)
     for op in sorted(range(problem.num_ops), key=lambda op: (-rank[op], op)):
         if now() > deadline:
-            return None
+            return ()
         best_s, chosen = inf, (-1, 0.0)
         ready_s = delays.between(HOST, op)[0].copy() if (HOST, op) in delays.edges else np.zeros(problem.num_devices)
         for maker in problem.makers[op]:
-            (count, size), there = delays.edges[maker, op], place[maker]
-            came_s = count * tables[0][there] + size * tables[1][there] + tables[2][there]
-            np.maximum(ready_s, end_s[maker] + caution * came_s, out=ready_s)
+            np.maximum(ready_s, end_s[maker] + caution * delays.between(maker, op)[place[maker]], out=ready_s)
         waits_s, own_s = ready_s.tolist(), compute_s[op]
         able = [device for device in devices if own_s[device] < inf]
         roomy = [device for device in able if held[device] + sizes[op] <= caps[device]]
@@ -78,7 +63,7 @@ def list_schedule(problem: Problem, delays: Delays, caution: float = 1.0, deadli
         place[op], start_s[op], end_s[op] = *chosen, best_s
         held[chosen[0]] += sizes[op]
         insort(busy[chosen[0]], (chosen[1], best_s))
-    return Timetable(place, start_s)
+    return _blocks_of(problem, place, start_s)
 
 
 def _gap(busy: Sequence[tuple[float, float]], ready_s: float, work_s: float) -> float:
@@ -92,27 +77,22 @@ def _gap(busy: Sequence[tuple[float, float]], ready_s: float, work_s: float) -> 
     return begin_s
 
 
-def blocks_of(problem: Problem, table: Timetable) -> tuple[Block, ...]:
-    """The ops of a timetable as blocks in a legal order.
+def _blocks_of(problem: Problem, place: Ints, start_s: Floats) -> tuple[Block, ...]:
+    """Ops with their devices and starts as blocks in a legal order.
 
     An op joins the last block of its device where that is legal and neither has to wait for the other's transfers.
-
-    Args:
-        problem: the ops in topological order.
-        table: devices and times.
     """
     pairs = {*problem.edges, *problem.order}
     before = rows_of(((target, source) for source, target in pairs), problem.num_ops)
     sends, receives = np.zeros((2, problem.num_ops), dtype=bool)
-    for op in range(problem.num_ops):
-        for maker in before[op]:
-            if table.device[maker] != table.device[op]:
-                sends[maker] = receives[op] = True
+    for maker, op in pairs:
+        if place[maker] != place[op]:
+            sends[maker] = receives[op] = True
     home = np.full(problem.num_ops, -1)
     blocks: list[tuple[int, list[int]]] = []
     last: dict[int, int] = {}
-    for op in topological_order(rows_of(pairs, problem.num_ops), table.start_s).tolist():
-        device = int(table.device[op])
+    for op in topological_order(rows_of(pairs, problem.num_ops), start_s).tolist():
+        device = int(place[op])
         block = last.get(device, -1)
         waits = block >= 0 and (receives[op] or sends[blocks[block][1][-1]])
         if block < 0 or waits or any(home[maker] > block for maker in before[op]):
@@ -134,9 +114,7 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
     delays = Delays(forced.problem, incumbent.demands.max_replicas)
     incumbent.offer_one_device()
     for caution, until in ((1.0, deadline), (2.0, halfway(deadline))):
-        table = list_schedule(forced.problem, delays, caution, until)
-        if table is not None:
-            incumbent.offer(forced.expand(blocks_of(forced.problem, table)), "list scheduling")
+        incumbent.offer(forced.expand(list_schedule(forced.problem, delays, caution, until)), "list scheduling")
     incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
     if not incumbent.closed:
         bound_s = segment_bound_s(forced.problem, incumbent.demands.max_replicas, halfway(deadline), incumbent.objective_s)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import HOST, Floats
+from autosplit.costs.problem import Floats
 from autosplit.planners.clock import CELL_S, halfway, now, spend
 from autosplit.planners.items import MANY_ITEMS, Items
 from autosplit.planners.loads import Ints
@@ -94,11 +94,9 @@ def pricers_of(graph: Items, deadline: float = inf) -> list[Pricer]:
     for k, members in enumerate(graph.classes):
         paying = _only(graph, graph.costs.send_s[:, k] > 0)
         order = narrow_order(paying, everything, tries=tries if now() <= deadline else 1)
-        sweep = sweep_of(paying, order, everything, k, k, max_states=max_states)
-        room = float(max_states)
-        while sweep is None:
+        thin, room = paying, float(max_states)
+        while (sweep := sweep_of(thin, order, everything, k, k, max_states=max_states)) is None:
             thin = _only(paying, ~cheap_nets(paying, order, k, max(room, 4.0 * graph.num_items)))
-            sweep = sweep_of(thin, order, everything, k, k, max_states=max_states)
             room /= 2.0
         found.append(Pricer(sweep, np.ascontiguousarray(graph.costs.compute_s[:, k]), len(members)))
     return found
@@ -118,9 +116,7 @@ def capped_pricers(graph: Items, pricers: Sequence[Pricer]) -> list[Pricer]:
 
 def _only(graph: Items, chosen: Members) -> Items:
     """The graph with the chosen nets only."""
-    c = graph.costs
-    nets = ((graph.pins[net], bool(c.producer[net] == HOST), c.send_s[net]) for net in np.flatnonzero(chosen).tolist())
-    return with_nets(graph, nets, c.compute_s.copy())
+    return with_nets(graph, np.flatnonzero(chosen).tolist())
 
 
 def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int, limit_s: float) -> float:

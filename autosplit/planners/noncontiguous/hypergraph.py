@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Block, Floats, Problem
-from autosplit.planners.items import Items, Table, by_item, contract
-from autosplit.planners.loads import Ints
+from autosplit.planners.clusters import gathered
+from autosplit.planners.items import Items, contract
+from autosplit.planners.loads import Ints, Table
 from autosplit.values.constraints import Demands
 
 
@@ -35,26 +36,29 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Items:
     price_s = np.where(outside[:, None], c.receive_s, np.minimum(c.send_s, c.receive_s))
     paid = [] if c.overlap else np.flatnonzero(price_s.any(axis=1)).tolist()
     even = np.array_equal(c.send_s[~outside], c.receive_s[~outside])
-    beside = c.overlap and bool(len(items.pins) or c.fixed_s.any())
+    beside = c.overlap and bool(items.pins.num_rows or c.fixed_s.any())
     caps = np.where(c.memory_bytes >= c.num_bytes.sum(), np.inf, c.memory_bytes)
-    exact = items.exact and not len(items.weights) and not beside and (c.overlap or even)
-    nets = ((items.pins[net], bool(outside[net]), price_s[net]) for net in paid)
-    return with_nets(replace(items, costs=c._replace(memory_bytes=caps, overlap=False), exact=exact), nets, items.work_s.copy())
+    exact = items.exact and not items.weights.num_rows and not beside and (c.overlap or even)
+    costs = c._replace(compute_s=items.work_s, memory_bytes=caps, overlap=False, send_s=price_s)
+    return with_nets(replace(items, costs=costs, exact=exact), paid)
 
 
-def with_nets(items: Items, nets: Iterable[tuple[Ints, bool, Floats]], compute_s: Floats) -> Items:
-    """The items with these nets. Nets with the same items become one, and a net of one item becomes compute.
+def with_nets(items: Items, kept: Iterable[int], group: Ints | None = None) -> Items:
+    """The items with some of their nets. Nets with the same items become one, and a net of one item becomes compute.
 
     Args:
-        items: the ops, devices and bytes.
-        nets: the items of each net, whether it has an end at the host, and its cost for each class if it crosses a border.
-        compute_s: seconds of each item on each class; changed in place.
+        items: the ops, devices and bytes, and nets that cost ``send_s`` if they cross a border.
+        kept: the nets.
+        group: the item of each entry of the nets, where items were joined.
     """
     merged: dict[tuple[tuple[int, ...], bool], Floats] = {}
-    for touched, outside, price_s in nets:
-        key = tuple(np.unique(touched).tolist()), outside
+    pins = items.pins if group is None else Table(items.pins.start, group[items.pins.data])
+    compute_s = items.costs.compute_s.copy()
+    for net in kept:
+        key = tuple(np.unique(pins.row(net)).tolist()), bool(items.costs.producer[net] == HOST)
+        price_s = items.costs.send_s[net]
         if len(key[0]) == 1:
-            compute_s[key[0][0]] += price_s * outside
+            compute_s[key[0][0]] += price_s * key[1]
         else:
             merged[key] = merged[key] + price_s if key in merged else price_s
     pins, none = Table.of([row for row, _ in merged]), Table.of([])
@@ -62,12 +66,13 @@ def with_nets(items: Items, nets: Iterable[tuple[Ints, bool, Floats]], compute_s
     costs = items.costs._replace(
         compute_s=compute_s,
         fixed_s=np.zeros_like(compute_s),
+        nets=pins.transposed(items.num_items),
         net_size=np.diff(pins.start),
         producer=np.array([HOST if outside else row[0] for row, outside in merged], dtype=np.int64),
         send_s=price_s,
         receive_s=price_s,
+        weights=none.transposed(items.num_items),
         weight_bytes=np.zeros(0),
-        **by_item(pins, none, items.num_items),
     )
     return replace(items, costs=costs, pins=pins, weights=none)
 
@@ -80,7 +85,7 @@ def loads_s(graph: Items, home: Ints) -> Floats:
 def load_s(graph: Items, members: NDArray[np.bool_], k: int) -> float:
     """Load of a device of a class that holds the given items, shape (num_items,)."""
     c, pins = graph.costs, graph.pins
-    inside = np.add.reduceat(members[pins.data], pins.start[:-1]) if len(pins) else np.zeros(0)
+    inside = np.add.reduceat(members[pins.data], pins.start[:-1]) if pins.num_rows else np.zeros(0)
     cut = (inside > 0) & ((inside < c.net_size) | (c.producer == HOST))
     return float(c.compute_s[members, k].sum() + c.send_s[cut, k].sum())
 
@@ -104,6 +109,5 @@ def home_of(graph: Items, blocks: Sequence[Block]) -> Ints | None:
         if len(block.devices) > 1:
             return None
         place[list(block.ops)] = block.devices[0]
-    found = np.zeros(graph.num_items, dtype=np.int64)
-    found[graph.item_of] = place
+    found = gathered(place, graph.item_of)
     return found if np.array_equal(found[graph.item_of], place) else None

@@ -13,8 +13,9 @@ from math import inf
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import HOST, rows_of
+from autosplit.costs.problem import rows_of
 from autosplit.planners.clock import now
+from autosplit.planners.clusters import gathered
 from autosplit.planners.items import Items
 from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.hypergraph import fits, loads_s, with_nets
@@ -40,7 +41,7 @@ def coarsened(graph: Items, num_items: int, *, seed: int, home: Ints | None = No
     home = np.zeros(graph.num_items, dtype=np.int64) if home is None else home
     order = order[np.argsort(home[order], kind="stable")]
     place = np.argsort(order)[graph.pins.data]
-    for end, sign in ((np.minimum, 1.0), (np.maximum, -1.0)) if len(graph.pins) else ():
+    for end, sign in ((np.minimum, 1.0), (np.maximum, -1.0)) if graph.pins.num_rows else ():
         np.add.at(open_s, end.reduceat(place, graph.pins.start[:-1]), sign * c.send_s.max(axis=1))
     work_s = c.compute_s.min(axis=1)[order]
     done = np.cumsum(work_s + (work_s.mean() or 1.0))
@@ -61,9 +62,8 @@ def contracted(graph: Items, group: Ints) -> Items:
     compute_s, num_bytes = np.zeros((len(members), len(graph.classes))), np.zeros(len(members))
     np.add.at(compute_s, group, c.compute_s)
     np.add.at(num_bytes, group, c.num_bytes)
-    nets = ((group[graph.pins[net]], bool(c.producer[net] == HOST), c.send_s[net]) for net in range(len(graph.pins)))
-    coarse = replace(graph, ops=tuple(map(graph.expand, members)), costs=c._replace(num_bytes=num_bytes))
-    return with_nets(coarse, nets, compute_s)
+    coarse = replace(graph, ops=tuple(map(graph.expand, members)), costs=c._replace(compute_s=compute_s, num_bytes=num_bytes))
+    return with_nets(coarse, range(graph.pins.num_rows), group)
 
 
 STEPS = (0.01, 0.003, 0.001, 0.0003, 0.0001)
@@ -181,10 +181,3 @@ def start_from(graph: Items, home: Ints | None, size: int, seed: int) -> Ints:
             place[item] = rng.choice(np.flatnonzero(roomy if roomy.any() else able[item]))
             left_bytes[place[item]] -= num_bytes[item]
     return place[group]
-
-
-def gathered(home: Ints, group: Ints) -> Ints:
-    """The device of each group, whose items are on one device."""
-    found = np.zeros(int(group.max()) + 1, dtype=np.int64)
-    found[group] = home
-    return found

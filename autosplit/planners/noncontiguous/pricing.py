@@ -68,17 +68,17 @@ class Pricer:
     def _outlook(self, values: Ints, limit_s: float) -> tuple[float, Floats]:
         """The price on load with the tightest Lagrangian bound, and the most that each state can still earn at that price."""
         low, high = 0.0, float(values.sum()) / limit_s  # above that, the limit alone is worth more than all items
-        best: tuple[float, float, Floats] | None = None
+        best: tuple[float, float, Floats] = np.inf, 0.0, np.zeros(0)
         for _ in range(24):
             slopes = low + (high - low) * 0.382, low + (high - low) * 0.618
             tops = []
             for slope in slopes:
                 ahead = _earnings(self.sweep, self.work_s, values, slope)
                 tops.append(slope * limit_s + float(ahead[0]))
-                if best is None or tops[-1] < best[0]:
+                if tops[-1] < best[0]:
                     best = tops[-1], slope, ahead
             low, high = (low, slopes[1]) if tops[0] < tops[1] else (slopes[0], high)
-        return (best[1], best[2]) if best else (0.0, np.zeros(0))
+        return best[1:]
 
 
 @allocating

@@ -25,14 +25,9 @@ from autosplit.planners.loads import Ints
 
 def narrow_order(graph: Items, members: NDArray[np.bool_], *, tries: int = 1, seed: int = 0) -> Ints:
     """The members in an order with few open nets: greedy with random ties or, of several tries, the best; the first without."""
-    rows = graph.pins.start, graph.pins.data, graph.costs.net_start, graph.costs.nets
-    best: tuple[float, Ints] | None = None
-    for number in range(tries):
-        chance = number > 0 or tries == 1
-        order, area = _greedy_order(*rows, members, seed + number, chance)
-        if best is None or area < best[0]:
-            best = float(area), order
-    return best[1] if best else np.zeros(0, dtype=np.int64)
+    rows = *graph.pins, *graph.costs.nets, members
+    found = (_greedy_order(*rows, seed + number, number > 0 or tries == 1) for number in range(tries))
+    return min(found, key=lambda order: order[1])[0]
 
 
 def cheap_nets(graph: Items, order: Ints, k: int, most: float) -> NDArray[np.bool_]:
@@ -42,12 +37,12 @@ def cheap_nets(graph: Items, order: Ints, k: int, most: float) -> NDArray[np.boo
     """
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    nets = [place[graph.pins[net]] for net in range(len(graph.pins))]
+    nets = [place[graph.pins.row(net)] for net in range(graph.pins.num_rows)]
     first, last = np.array([pins.min() for pins in nets]), np.array([pins.max() for pins in nets])
     num_open = np.zeros(len(order), dtype=np.int64)
-    for net in range(len(graph.pins)):
+    for net in range(graph.pins.num_rows):
         num_open[first[net] : last[net]] += 1
-    dropped = np.zeros(len(graph.pins), dtype=np.bool_)
+    dropped = np.zeros(graph.pins.num_rows, dtype=np.bool_)
     while (2.0**num_open).sum() > most:
         widest = int(num_open.argmax())
         there = np.flatnonzero(~dropped & (first <= widest) & (widest < last))
@@ -182,7 +177,7 @@ def sweep_of(
     """
     c = graph.costs
     found: Any = _states(
-        order, graph.pins.start, graph.pins.data, c.net_start, c.nets, c.producer == HOST, members,
+        order, *graph.pins, *c.nets, c.producer == HOST, members,
         np.ascontiguousarray(c.send_s[:, class_1]), np.ascontiguousarray(c.send_s[:, class_0]), max_states,
     )  # fmt: skip
     layer, into, source, side, cost_1, cost_0 = found

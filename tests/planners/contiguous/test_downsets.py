@@ -43,7 +43,7 @@ def test_both_ends_give_the_same_value(seed):
             assert sorted(placed) == list(range(items.num_items))
             block_of = {item: number for number, (block, _) in enumerate(outcome.chain.blocks) for item in block}
             for item in range(items.num_items):
-                assert all(block_of[item] <= block_of[int(goal)] for goal in turned.after[item])
+                assert all(block_of[item] <= block_of[int(goal)] for goal in turned.after.row(item))
         return outcome.chain
 
     for turned in (items, items.reversed):
@@ -68,7 +68,7 @@ def test_full_blocks_are_enough(seed):
 
     def walk_below(full, limit_s):
         way = downsets._Way(items, limit_s)
-        way.rules = way.rules._replace(maximal=full)
+        way.walk = way.walk._replace(rules=way.walk.rules._replace(maximal=full))
         way.go_on(1 << 40, inf)
         return way.chain()
 
@@ -85,7 +85,7 @@ def test_what_is_dear_to_receive_leaves_no_room_for_others(times):
     for turned in (items, items.reversed):
         way = downsets._Way(turned, 10.0)
         way.go_on(1 << 40, inf)
-        assert way.rules.maximal and way.chain() is not None
+        assert way.walk.rules.maximal and way.chain() is not None
 
 
 def test_items_turned_twice_are_the_same():
@@ -94,6 +94,6 @@ def test_items_turned_twice_are_the_same():
     assert again.ops == items.ops
     np.testing.assert_array_equal(again.pins.data, items.pins.data)
     np.testing.assert_array_equal(again.costs.producer, items.costs.producer)
-    assert [again.after[item].tolist() for item in range(items.num_items)] == [
-        items.after[item].tolist() for item in range(items.num_items)
+    assert [again.after.row(item).tolist() for item in range(items.num_items)] == [
+        items.after.row(item).tolist() for item in range(items.num_items)
     ]

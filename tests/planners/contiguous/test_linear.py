@@ -63,7 +63,7 @@ def test_orders_are_topological_and_the_best_of_them_is_taken(seed):
     for order in orders:
         place = np.argsort(order)
         assert sorted(order.tolist()) == list(range(items.num_items))
-        assert all(place[item] < place[later] for item in range(items.num_items) for later in items.after[item])
+        assert all(place[item] < place[later] for item in range(items.num_items) for later in items.after.row(item))
     alone = [linear.chain_in_order(items, order, inf) for order in orders]
     best_s = min((chain.value_s for chain in alone if chain is not None), default=inf)
     found = linear.best_chain(items, inf, monotonic() + 60)

@@ -20,7 +20,7 @@ from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.order_annealing import _walk, anneal_order, is_plain, plan_of, times_of
-from autosplit.planners.latency.scheduling import blocks_of, list_schedule
+from autosplit.planners.latency.scheduling import list_schedule
 from autosplit.planners.portfolio import solve
 from autosplit.planners.row_annealing import anneal_rows
 from autosplit.values.constraints import Demands
@@ -159,9 +159,7 @@ def test_clusters_cost_what_their_ops_cost(seed):
 def test_list_schedules_become_legal_blocks_not_below_the_critical_path(seed):
     problem = random_problem(seed, loose_order=False, grouped=False, caps=False, pooled=False, num_devices=3)
     delays = Delays(problem)
-    table = list_schedule(problem, delays)
-    assert table is not None
-    blocks = blocks_of(problem, table)
+    blocks = list_schedule(problem, delays)
     assert find_faults(problem, blocks) == []
     assert critical_path_s(problem, delays) <= latency_s(problem, blocks) * (1 + 1e-9)
 

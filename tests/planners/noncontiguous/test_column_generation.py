@@ -20,8 +20,8 @@ def area(graph, order) -> float:
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     num_open = np.zeros(len(order))
-    for net in range(len(graph.pins)):
-        pins = place[graph.pins[net]]
+    for net in range(graph.pins.num_rows):
+        pins = place[graph.pins.row(net)]
         num_open[pins.min() : pins.max()] += 1
     return float((2.0**num_open).sum())
 
@@ -37,7 +37,7 @@ def test_a_bound_without_the_cheapest_nets_still_holds(seed):
     order, least = np.arange(graph.num_items), 2.0 * graph.num_items
     dropped = cheap_nets(graph, order, 0, least)
     thin = _only(graph, ~dropped)
-    assert area(thin, order) <= least and len(thin.pins) == len(graph.pins) - dropped.sum()
+    assert area(thin, order) <= least and thin.pins.num_rows == graph.pins.num_rows - dropped.sum()
     best = exhaustive.best_blocks(problem, Demands(contiguous=False))
     assert best is not None
     bound = ColumnBound(thin, pricers_of(thin), 10 * best[1] + 1.0)
