@@ -42,8 +42,8 @@ def placements(traced: Traced, folder: Path, num_stages: int, replicas: int = 1)
 @pytest.mark.parametrize(
     "model,num_stages,replicas",
     [
-        ("autosplit.examples.unet:unet?channels=8&size=32", 3, 1),
-        ("autosplit.examples.branches:branches", 2, 1),
+        ("autosplit.examples.unet:unet?channels=4&size=16&levels=2", 3, 1),
+        ("autosplit.examples.branches:branches?size=16&channels=4&depth=2", 2, 1),
         ("autosplit.examples.tied:tied", 2, 2),
     ],
 )

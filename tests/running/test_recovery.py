@@ -115,7 +115,7 @@ def test_a_folder_that_a_cleaner_empties_is_written_again_for_a_restart(mlp_stag
 
 
 def test_running_out_of_memory_fails_the_request_alone_and_a_worker_that_stands_still_is_replaced() -> None:
-    with Pipeline([spawned("a", "exhaust", "x", "y", hang_s=2)], ["x"], ["y"]) as pipeline:
+    with Pipeline([spawned("a", "exhaust", "x", "y", hang_s=1)], ["x"], ["y"]) as pipeline:
         futures = [pipeline.submit(request(number)) for number in range(9)]
         assert futures[8].result(30)[0][0] == 9
         with pytest.raises(StageError, match=r"failed on request 7: RuntimeError.*memory"):

@@ -14,7 +14,7 @@ from autosplit.errors import ModelError
 from autosplit.tracing.loading import load_model
 
 SMALL = transformers.BertConfig(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100, max_position_embeddings=16
+    hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=100, max_position_embeddings=16
 )
 
 
@@ -55,10 +55,10 @@ def test_random_weights_are_said_loudly_and_first() -> None:
 def test_what_is_not_a_whole_checkpoint_is_refused(saved: tuple[Path, Any]) -> None:
     folder, model = saved
     spec = f"transformers:{folder}"
-    edit(folder, num_hidden_layers=3)
-    with pytest.raises(ModelError, match=r"(?s)does not hold all weights of BertFor.*it lacks 'bert.encoder.layer.2.att"):
+    edit(folder, num_hidden_layers=2)
+    with pytest.raises(ModelError, match=r"(?s)does not hold all weights of BertFor.*it lacks 'bert.encoder.layer.1.att"):
         load_model(spec)
-    edit(folder, num_hidden_layers=2, vocab_size=101)
+    edit(folder, num_hidden_layers=1, vocab_size=101)
     with pytest.raises(ModelError, match=r"(?s)another shape than its config says|cannot be loaded"):
         load_model(spec)
     edit(folder, vocab_size=100, architectures=["NobodysModel"], auto_map={"AutoModel": "theirs.NobodysModel"})
