@@ -1,8 +1,8 @@
-"""Call every listed operator with hostile arguments, in a process of its own: python hostile_operators.py NUM_TRIALS.
+"""Call every listed operator with hostile arguments, in a worker process.
 
 One valid call of each operator is changed at one to three places: a size, an index, a shape or a dtype. Inputs end where memory
 without access begins, so that a kernel that reads past one of them ends the process. Tensors of known bytes lie beside the
-outputs, and show a write past one. The last line names the call before it is made.
+outputs, and show a write past one. A file names the call before it is made.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ import mmap
 import os
 import random
 import resource
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from autosplit.devices import forking
 from autosplit.tracing.operators import argument_fault, operator_fault
 
 PAGE, GUARD_BYTES, ROOM_BYTES = mmap.PAGESIZE, 1 << 20, 64 << 20
@@ -383,8 +384,16 @@ def find(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace[0] if namespace else "aten"), base), overload)
 
 
-def main(num_trials: int) -> None:
-    torch.set_num_threads(1)
+def main(connection: Connection) -> None:
+    """Receive the number of trials and a path; send "right" after the last trial."""
+    num_trials, path = connection.recv()
+    with forking.freed_memory_returned(), path.open("wb") as last:
+        call_all(num_trials, last.fileno())
+    connection.send("right")
+
+
+def call_all(num_trials: int, last: int) -> None:
+    """Make the calls, one after the other, each named at the start of the file ``last``."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     guarded = Guarded()
     known = [torch.full((size,), KNOWN, dtype=torch.uint8) for size in (64, 1024, 70_000, 1 << 20) for _ in range(4)]
@@ -404,7 +413,7 @@ def main(num_trials: int) -> None:
             if argument_fault(operator, tree_unflatten(leaves, tree), {}):
                 continue
             shown = [f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else value for value in leaves]
-            os.pwrite(1, f"{name} {shown}"[:400].ljust(400).encode(), 0)
+            os.pwrite(last, f"{name} {shown}"[:400].ljust(400).encode(), 0)
             args = tree_map(guarded.copy, tree_unflatten(leaves, tree))
             try:
                 with torch.inference_mode():
@@ -418,7 +427,3 @@ def main(num_trials: int) -> None:
             guarded.release()
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         assert all(one.numpy().tobytes() == bytes([KNOWN]) * len(one) for one in known), f"{name} wrote into another tensor"
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

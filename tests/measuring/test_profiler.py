@@ -3,13 +3,13 @@ import errno
 import math
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from autosplit.backends.base import get_backend
 from autosplit.backends.eager import EagerBackend
 from autosplit.backends.profiling import RuntimeNode
 from autosplit.devices.limits import affinity
+from autosplit.devices.processes import receive, spawn_worker
 from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
 from autosplit.measuring import (
     Store,
@@ -37,7 +38,7 @@ from autosplit.measuring import (
 from autosplit.measuring.cut_cost import typical_cut
 from autosplit.measuring.measuring_worker import DeviceFaults, MeasuringWorker, Prepared, Workers
 from autosplit.measuring.model_files import BackendFiles, ModelFiles, Subgraph
-from autosplit.measuring.profiler import _Steps, measure_together
+from autosplit.measuring.profiler import WAITING, _Steps, measure_together
 from autosplit.measuring.stage_timer import INPUTS, PassBudget, Timed
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -48,7 +49,6 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import Footprint, Setting
 
 MODEL = "autosplit.examples.mlp:mlp?depth=4&width=16"
-TIED = "autosplit.examples.tied:tied?vocabulary=30&width=4"
 CORES = affinity()[:2]
 
 
@@ -587,52 +587,35 @@ def test_ctrl_c_keeps_what_was_measured_and_stops_the_workers(traced, machine, t
     assert not list((tmp_path / "tmp").iterdir())
 
 
-SCRIPT = f"""
-import sys
-from pathlib import Path
-from autosplit.devices.limits import affinity
-from autosplit.tracing.loading import load_model
-from autosplit.values.machine import Machine, parse_device
-from autosplit.measuring import cache_lookup, measure
-from autosplit.tracing.capturing import trace
-
-cache_lookup.kernel_now_s = lambda cores, then_s: then_s  # a neighbour on the core is no other machine
-machine = Machine.of([parse_device(f"cpu:{{affinity()[0]}}")])
-traced = trace(load_model({MODEL!r}))
-graphs = [traced.graph, trace(load_model({TIED!r})).graph]
-print(*[name for graph in graphs for name in (graph.hash, *(op.signature for op in graph.ops))], flush=True)
-sys.stdin.readline()
-tell = lambda step, share, text: print(text, flush=True)
-measure(traced, machine, store=Path(sys.argv[1]), budget_s=0.3, progress=tell, links=False)
-"""
+def there(connection: Connection) -> None:
+    """Measure in another process: tell each step, and at last what was measured."""
+    cache_lookup.kernel_now_s = lambda cores, then_s: then_s  # a neighbour on the core is no other machine
+    machine, store = connection.recv()
+    traced = trace(load_model(MODEL))
+    connection.send("traced")
+    connection.recv()
+    found = measure(
+        traced, machine, store=store, budget_s=0.3, progress=lambda step, share, text: connection.send(text), links=False
+    )
+    connection.send(found.measured)
 
 
-@pytest.mark.timeout(120)
-def test_two_processes_at_once_have_the_same_graph_and_measure_each_thing_once(traced, machine, tmp_path) -> None:
-    here: list[str] = []
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, tmp_path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONHASHSEED": "12"},
-    ) as other:
-        graphs = traced.graph, trace(load_model(TIED)).graph
-        named = [name for graph in graphs for name in (graph.hash, *(op.signature for op in graph.ops))]
-        assert other.stdout.readline() == f"{' '.join(named)}\n"
-        other.stdin.write("go\n")
-        other.stdin.flush()
-        measure(
-            traced,
-            Machine.of(machine.devices[:1]),
-            store=tmp_path,
-            budget_s=0.3,
-            progress=lambda step, share, text: here.append(text),
-            links=False,
-        )
-        there = other.communicate(timeout=100)[0].splitlines()
-    assert other.returncode == 0
-    assert sorted("timing eager" in told for told in (here, there)) == [False, True]
+def test_of_two_processes_at_once_one_measures_and_the_other_waits(traced, machine, tmp_path) -> None:
+    """That two processes have the same graph is in ``tests/tracing/test_fresh_process.py``."""
+    one, told, other = Machine.of(machine.devices[:1]), list[str](), spawn_worker(f"{__name__}:there", name="other")
+    heard = partial(receive, other, 60.0, "while it measured")
+
+    def tell(step: str, share: float, text: str) -> None:
+        if text == "timing eager" and not told:
+            other.connection.send("go")
+            told.extend(iter(heard, WAITING))
+
+    other.connection.send((one, tmp_path))
+    assert heard() == "traced"
+    here = measure(traced, one, store=tmp_path, budget_s=0.3, progress=tell, links=False)
+    assert told == ["looking up what was measured before"] and heard() == "done"
+    assert heard() == here.measured
+    other.close()
     assert not list(tmp_path.glob("*/*.broken*"))
 
 

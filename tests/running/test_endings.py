@@ -2,8 +2,6 @@
 
 import contextlib
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import CancelledError, wait
@@ -127,36 +125,6 @@ def test_a_callback_that_exits_in_a_callers_thread_keeps_no_answer_from_others()
     with contextlib.suppress(SystemExit):  # it is called in this thread unless request 0 is answered first
         pipeline.close(drain=False)
     assert all(future.done() for future in futures)
-
-
-LEAVES = """
-import sys, threading
-sys.path[:0] = {path!r}
-import torch
-from pipelines import local, request
-from autosplit.serving.hostmanager import HostManager
-
-weight, entered = torch.randn(300, 300), threading.Semaphore(0)
-
-def compute(x):
-    entered.release()
-    for _ in range(10):
-        weight @ weight
-    return x
-
-network = HostManager().add_network("net", [local("a", compute, "x", "y", replicas=4)], ["x"], ["y"], process="caller")
-futures = [network.submit(request(number)) for number in range(8)]
-futures[-1].add_done_callback(lambda done: print(type(done.exception()).__name__))
-for _ in range(4):
-    entered.acquire()
-"""
-
-
-def test_a_process_that_ends_while_its_threads_compute_ends_in_good_order() -> None:
-    """The interpreter stopped threads inside torch, which aborted the process: "terminate called without an active exception"."""
-    code = LEAVES.format(path=[str(Path(__file__).parents[1])])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("RefusedError\n", "", 0)
 
 
 def test_ctrl_c_while_the_end_is_waited_for_kills_a_worker_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

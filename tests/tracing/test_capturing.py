@@ -13,7 +13,7 @@ from autosplit.tracing.capturing import WITHOUT_CACHE, trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.graph import Graph
 
-TEXT = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&vocab_size=100"
+TEXT = "hidden_size=32&num_hidden_layers=1&num_attention_heads=2&intermediate_size=64&vocab_size=100"
 
 
 class Net(nn.Module):
@@ -55,7 +55,7 @@ def assert_equals_eager(result, module, *inputs, **kwargs):
         "transformers:ResNetForImageClassification?depths=1,1&hidden_sizes=8,16&embedding_size=8&image_size=32",
         f"transformers:BertModel?{TEXT}",
         f"transformers:LlamaModel?{TEXT}",
-        "transformers:GPT2Model?n_embd=32&n_layer=2&n_head=2&vocab_size=100",
+        "transformers:GPT2Model?n_embd=32&n_layer=1&n_head=2&vocab_size=100",
         "transformers:WhisperModel?d_model=32&encoder_layers=1&decoder_layers=1&encoder_attention_heads=2"
         "&decoder_attention_heads=2&encoder_ffn_dim=32&decoder_ffn_dim=32&max_source_positions=50",
     ],

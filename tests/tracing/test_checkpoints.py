@@ -1,8 +1,6 @@
-"""Checkpoints: their own weights run, held once; what is missing, pickled, or needs code of others is refused in a sentence."""
+"""Checkpoints: their own weights run; what is missing, pickled, or needs code of others is refused in a sentence."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from autosplit.errors import ModelError
 from autosplit.tracing.loading import load_model
 
 SMALL = transformers.BertConfig(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100, max_position_embeddings=16
+    hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=100, max_position_embeddings=16
 )
 
 
@@ -57,10 +55,10 @@ def test_random_weights_are_said_loudly_and_first() -> None:
 def test_what_is_not_a_whole_checkpoint_is_refused(saved: tuple[Path, Any]) -> None:
     folder, model = saved
     spec = f"transformers:{folder}"
-    edit(folder, num_hidden_layers=3)
-    with pytest.raises(ModelError, match=r"(?s)does not hold all weights of BertFor.*it lacks 'bert.encoder.layer.2.att"):
+    edit(folder, num_hidden_layers=2)
+    with pytest.raises(ModelError, match=r"(?s)does not hold all weights of BertFor.*it lacks 'bert.encoder.layer.1.att"):
         load_model(spec)
-    edit(folder, num_hidden_layers=2, vocab_size=101)
+    edit(folder, num_hidden_layers=1, vocab_size=101)
     with pytest.raises(ModelError, match=r"(?s)another shape than its config says|cannot be loaded"):
         load_model(spec)
     edit(folder, vocab_size=100, architectures=["NobodysModel"], auto_map={"AutoModel": "theirs.NobodysModel"})
@@ -103,30 +101,3 @@ def test_the_hub_is_asked_for_safetensors_alone(saved: tuple[Path, Any], monkeyp
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(ModelError, match=r"cannot be fetched: no route to the host; without a network, give a folder"):
         load_model("hub:org/name")
-
-
-MEASURED = """
-import sys
-import autosplit, transformers
-autosplit.trace("autosplit.examples.mlp:mlp?depth=2&width=8")
-from transformers import GPT2Model
-
-def memory(field):
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
-
-open("/proc/self/clear_refs", "w").write("5")  # the peak so far is forgotten
-before = memory("VmRSS")
-traced = autosplit.trace("transformers:" + sys.argv[1], seq_len=8)
-print((memory("VmHWM") - before) / traced.graph.weight_bytes, traced.graph.weight_bytes)
-"""
-
-
-@pytest.mark.timeout(300)
-def test_a_checkpoint_is_never_in_memory_twice(tmp_path: Path) -> None:
-    """Loaded, traced and compared, one of 160 MB raises the peak by little more than its size, wherever its weights begin."""
-    config = transformers.GPT2Config(n_embd=1792, n_layer=1, n_head=8, vocab_size=2000, n_positions=16)
-    transformers.GPT2Model(config).save_pretrained(tmp_path / "gpt2")
-    words = [sys.executable, "-c", MEASURED, str(tmp_path / "gpt2")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=280, check=True, cwd=Path(__file__).parents[2])
-    share, num_bytes = done.stdout.split()
-    assert int(num_bytes) > 150_000_000 and float(share) < 1.4, done.stdout

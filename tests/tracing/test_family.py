@@ -10,7 +10,7 @@ from autosplit.tracing.loading import load_model
 
 aten = torch.ops.aten
 
-BERT = "transformers:BertModel?hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&vocab_size=100"
+BERT = "transformers:BertModel?hidden_size=32&num_hidden_layers=1&num_attention_heads=2&intermediate_size=64&vocab_size=100"
 
 
 class Function(nn.Module):

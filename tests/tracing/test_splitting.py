@@ -23,14 +23,14 @@ from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import DESCRIBED, WEIGHTS, load_stage, place_stage, save_stage, split
 from autosplit.tracing.tensorspec import copy_into, empty_like_spec, extent_bytes, spec_of
 
-TEXT = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&vocab_size=100"
+TEXT = "hidden_size=32&num_hidden_layers=1&num_attention_heads=2&intermediate_size=64&vocab_size=100"
 SPECS = {
-    "resnet": "transformers:ResNetForImageClassification?depths=1,2&hidden_sizes=8,16&embedding_size=8&image_size=32",
+    "resnet": "transformers:ResNetForImageClassification?depths=1,1&hidden_sizes=8,16&embedding_size=8&image_size=32",
     "bert": f"transformers:BertModel?{TEXT}&max_position_embeddings=16",
-    "vit": "transformers:ViTModel?hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&image_size=32",
-    "gpt2": "transformers:GPT2Model?n_embd=32&n_layer=2&n_head=2&vocab_size=100&n_positions=16",
+    "vit": "transformers:ViTModel?hidden_size=32&num_hidden_layers=1&num_attention_heads=2&intermediate_size=64&image_size=32",
+    "gpt2": "transformers:GPT2Model?n_embd=32&n_layer=1&n_head=2&vocab_size=100&n_positions=16",
     "t5": "transformers:T5Model?d_model=32&num_layers=1&d_ff=64&num_heads=2&d_kv=16&vocab_size=100",
-    "swin": "transformers:SwinModel?image_size=32&patch_size=2&embed_dim=16&depths=2,2&num_heads=2,2&window_size=4",
+    "swin": "transformers:SwinModel?image_size=32&patch_size=2&embed_dim=16&depths=2,1&num_heads=2,2&window_size=4",
     "unet": "autosplit.examples.unet:unet?size=16&channels=4&levels=2",
     "mlp": "autosplit.examples.mlp:mlp?width=16&depth=5",
     "branches": "autosplit.examples.branches:branches?size=16&channels=4&depth=2",

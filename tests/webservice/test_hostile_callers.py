@@ -18,18 +18,18 @@ from servedplans import LIMITS, Served, beside, good, listening
 from autosplit.webservice.connections import KEPT_FILES, limited_protocol
 from autosplit.webservice.limits import ServerLimits
 
-MEMORY_BYTES = 48 << 20
-"""Memory by which the process may have grown: 10,000 sockets of each side, and what the allocator keeps."""
+CROWD, CROWD_BYTES = 4_000, 24 << 20
+"""Idle callers at once, and memory by which they may let the process grow: sockets of each side, and what the allocator keeps."""
 
 
 @contextlib.contextmanager
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind(most_bytes: int = 2 * CROWD_BYTES) -> Iterator[None]:
     """Compares processes, files and memory of this process, which is both server and caller."""
     me = psutil.Process()
     processes, files, memory_bytes = len(me.children(recursive=True)), me.num_fds(), me.memory_info().rss
     yield
     wait_until(lambda: len(me.children(recursive=True)) <= processes and me.num_fds() <= files + 8)
-    assert me.memory_info().rss - memory_bytes < MEMORY_BYTES
+    assert me.memory_info().rss - memory_bytes < most_bytes
 
 
 def connect(served: Served) -> socket.socket:
@@ -73,14 +73,14 @@ def test_idle_connections_leave_room_for_others(served: Served) -> None:
 def test_as_many_idle_connections_as_there_are_files_leave_requests_alone(served: Served) -> None:
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    number = min(10_000, most // 2 - 500)  # both ends are in this process
+    number = min(CROWD, most // 2 - 500)  # both ends are in this process
     try:
         application = beside(served, ServerLimits(connections=number + 1))
         with listening(application) as url:
             served = replace(served, application=application, url=url)
             served.call("POST", "/v2/models/mlp/infer", good())
             for _ in range(2):  # what the first crowd left in the allocator, the second one takes
-                with nothing_left_behind(), contextlib.ExitStack() as opened:
+                with nothing_left_behind(CROWD_BYTES), contextlib.ExitStack() as opened:
                     for _ in range(number):
                         opened.enter_context(connect(served))
                     assert served.call("POST", "/v2/models/mlp/infer", good())[0] == 200

@@ -25,6 +25,9 @@ FLAGS = (
     "--disable-dev-shm-usage",
     "--disable-crash-reporter",
     "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--disable-extensions",
 )
 ROWS = "[...document.querySelectorAll('#{} tbody tr')].map(row => [...row.cells].map(cell => cell.textContent))"
 
