@@ -97,14 +97,21 @@ class InfeasibleError(AutosplitError):
 class BackendError(AutosplitError):
     """A backend cannot take a stage, or gave wrong numbers.
 
-    ``refused`` maps op names to reasons, where they are known. ``backend`` failed on a stage of a plan; '' if it is not known.
-    ``device`` is the one that cannot be opened, if that is why.
+    ``refused`` maps op names to reasons, where they are known. ``backend`` failed on a stage of a plan, on the device ``where``;
+    '' if they are not known. ``device`` is the one that cannot be opened, if that is why.
     """
 
-    def __init__(self, message: str = "", refused: Mapping[str, str] | None = None, backend: str = "", device: str = "") -> None:
+    def __init__(
+        self,
+        message: str = "",
+        refused: Mapping[str, str] | None = None,
+        backend: str = "",
+        device: str = "",
+        where: str = "",
+    ) -> None:
         super().__init__(message)
         self.refused = dict(refused or {})
-        self.backend, self.device = backend, device
+        self.backend, self.device, self.where = backend, device, where
 
 
 class StageError(AutosplitError):
@@ -112,9 +119,14 @@ class StageError(AutosplitError):
 
 
 class WorkerError(AutosplitError):
-    """A worker process died, failed or stopped answering; ``backend``: the one that loaded a stage then, or ''."""
+    """A worker process died, failed or stopped answering.
 
-    backend = ""
+    ``backend``: the one that it loaded or ran a stage on, on the device ``where``; '' if they are not known.
+    """
+
+    def __init__(self, message: str = "", backend: str = "", where: str = "") -> None:
+        super().__init__(message)
+        self.backend, self.where = backend, where
 
 
 class HungError(WorkerError):

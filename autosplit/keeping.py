@@ -9,7 +9,7 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import Setup
 from autosplit.devices.discovering import absent_devices
 from autosplit.generating.phases import PhaseProfile
-from autosplit.measuring.settings import stamps_of
+from autosplit.measuring.settings import link_stamp, stamps_of
 from autosplit.measuring.store import open_store
 from autosplit.memory.stages import with_footprints
 from autosplit.reports.accuracy import run_of, runs_of_report
@@ -36,14 +36,15 @@ def stored_profile(traced: Traced, plan: Plan, machine: Machine, setup: Setup) -
         return None
     store = open_store(setup.store)
     settings = [Setting(device.name, backend, 1) for device in machine.devices for backend in installed()]
-    stamps = {setting.backend: stamp for setting, stamp in stamps_of(machine, settings, plan.precision).items()}
+    stamped = stamps_of(machine, settings, plan.precision)
+    stamps = {setting.backend: stamp for setting, stamp in stamped.items()}
     profile = store.load(traced.graph, stamps, plan.precision)
     for precision in dict.fromkeys(stage.precision for stage in plan.stages if stage.precision is not None):
         its = {backend: replace(stamp, precision=precision) for backend, stamp in stamps.items()}
         found = store.load(traced.graph, its, precision).measured
         own = {setting._replace(backend=backend_in(setting.backend, precision)): one for setting, one in found.items()}
         profile = replace(profile, measured={**profile.measured, **own})
-    return profile.with_links(store.links(next(iter(stamps.values())))) if profile.measured else None
+    return profile.with_links(store.links(link_stamp(stamped))) if profile.measured else None
 
 
 def keep_runs(report: RunReport, setup: Setup) -> tuple[str, ...]:

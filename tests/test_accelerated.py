@@ -29,19 +29,20 @@ from autosplit.values.machine import HOST, Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
 from autosplit.values.planfile import write_plan
 from autosplit.values.profile import Profile
+from autosplit.values.residency import least_bytes
 from autosplit.values.samples import Measured, Setting
 from autosplit.webservice.repository import Repository
 
 
 @pytest.mark.timeout(120)
-def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator_under_a_cap(monkeypatch) -> None:
+def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator_under_a_cap(tmp_path, monkeypatch) -> None:
     """Weights of 6 MB, and room for half of them beside the context. Such a plan was refused after its first run."""
     monkeypatch.setattr("autosplit.searching.hunt.ROUND_S", 0.01)  # of the simulated clock, in which work takes far longer
     core = f"cpu:{affinity()[0]}"
     with cuda():
         machine = machine_for(f"{core},cuda:0", memory={"cuda:0": CONTEXT_BYTES + 3_500_000})
         traced = api.trace("autosplit.examples.mlp:mlp?depth=6&width=500")
-        profile = measure(traced, machine, budget_s=0.3)
+        profile = measure(traced, machine, budget_s=0.3, store=tmp_path)
         found = profile.measured[Setting("cuda:0", "eager", 1)]
         assert found.source == "in-graph" and found.error == 0
         assert found.provenance.accelerator == {"name": "Simulated", "capability": "0.0", "driver": "1.0", "runtime": "none"}
@@ -53,6 +54,8 @@ def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator_under_a_cap(mon
         assert [stage.devices for stage in plan.stages] == [(core,), ("cuda:0",)]
         memory = plan.stages[1].memory
         assert memory is not None and 0 < memory.weight_bytes <= 3_500_000 and memory.base_bytes == 0
+        stored = stored_profile(traced, plan, machine, Setup(store=tmp_path))
+        assert stored is not None and {*stored.links} == {*profile.links}
         report = api.run(traced, plan, machine, baselines=False, budget=Budget(num_requests=20, num_rounds=1))
     outcome = report.best
     assert outcome.outputs_equal and outcome.max_abs_error == 0
@@ -62,7 +65,7 @@ def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator_under_a_cap(mon
 @pytest.fixture(scope="module")
 def on_device() -> tuple[Family, Plan, Profile, str]:
     """A model, a plan of its largest size on an accelerator alone, its profile on a core and there, and the core."""
-    core, family = f"cpu:{affinity()[0]}", api.trace("autosplit.examples.mlp:mlp?depth=2&width=16", sizes={"batch": "1..2"})
+    core, family = f"cpu:{affinity()[0]}", api.trace("autosplit.examples.mlp:mlp?depth=3&width=16", sizes={"batch": "1..2"})
     ops, stamp = tuple(op.name for op in family.graph.ops), (family.variants[0].source, family.graph.hash, "")
     profile = Profile.given(family.graph, {(op, name): 1e-4 for op in ops for name in (core, "cuda:0")})
     return family, Plan(*stamp, (Stage("s", ops, ("cuda:0",)),), UNKNOWN, microbatch=2), profile, core
@@ -72,6 +75,8 @@ def on_device() -> tuple[Family, Plan, Profile, str]:
 def test_a_plan_goes_on_without_a_device_that_is_lost_amid_1000_requests(on_device, tmp_path, monkeypatch) -> None:
     (family, plan, profile, core), requests = on_device, [torch.rand(2, 16) for _ in range(1000)]
     traced = family.variants[0]
+    [stage] = plan.stages
+    streamed = replace(plan, stages=(replace(stage, resident_bytes=least_bytes(*family.graph.own_bytes(stage.ops))),))
     monkeypatch.setenv("GONE", str(tmp_path / "first"))
     with cuda("simulated:Vanishing"):
         machine = machine_for(f"{core},cuda:0")
@@ -81,7 +86,7 @@ def test_a_plan_goes_on_without_a_device_that_is_lost_amid_1000_requests(on_devi
             [reason] = service.pipeline.replanned
         monkeypatch.setenv("GONE", str(tmp_path / "second"))
         budget = Budget(num_requests=1000, num_rounds=1)
-        report = api.run(traced, plan, machine, profile=profile, baselines=False, setup=Setup(progress=False), budget=budget)
+        report = api.run(traced, streamed, machine, profile=profile, baselines=False, setup=Setup(progress=False), budget=budget)
     assert re.search(f"'cuda:0' was lost: .*fell off the bus.*no device.*; planned anew: stage0 on {core}$", reason)
     assert [stage.devices for stage in report.best.plan.stages] == [(core,)] and report.best.outputs_equal
     assert "device 'cuda:0' was lost, and all ran anew without it: " in report.notes[0]

@@ -110,6 +110,8 @@ class OnnxRuntimeBackend(FileBackend):
         wanted, here = provider(kind).ONNX_PROVIDER, onnxruntime.get_available_providers()
         if wanted in here:
             return None
+        if not wanted:
+            return f"ONNX Runtime has no execution provider for {kind} devices; use eager there"
         return f"this build of ONNX Runtime has {', '.join(here)}, not {wanted}; install onnxruntime-gpu, or use eager there"
 
     def place(

@@ -232,7 +232,7 @@ def streamed(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
     found, full = [], problem.memory_bytes / np.maximum(memory_bytes(problem, blocks), 1.0)
     for block, num_bytes in zip(blocks, _block_bytes(problem, blocks).tolist(), strict=True):
         share = float(full[list(block.devices)].min())
-        streams = share < 1 and all(problem.pinned_s_per_byte[device] for device in block.devices)
+        streams = share < 1 and num_bytes and all(problem.pinned_s_per_byte[device] for device in block.devices)
         found.append(replace(block, resident_bytes=int(share * num_bytes)) if streams else block)
     return found
 

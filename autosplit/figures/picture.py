@@ -132,4 +132,4 @@ def stage_label(plan: Plan, number: int, graph: Graph | None = None) -> str:
     """Name, devices, backend and size of a stage; with the graph, its weights too."""
     stage = plan.stages[number]
     weights = f", {bytes_text(graph.stage_bytes(stage.ops))} of weights" if graph else ""
-    return f"{stage.name}: {'+'.join(stage.devices)}, {stage.backend}, {len(stage.ops)} ops{weights}"
+    return f"{stage.name}: {'+'.join(stage.devices)}, {stage.shown}, {len(stage.ops)} ops{weights}"

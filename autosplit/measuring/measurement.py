@@ -148,7 +148,10 @@ class Measurement:
             tried = [other for other in self.stamps if other.device == setting.device]
             if all(other in self.left_out for other in tried):
                 has_eager = any(other.backend == "eager" for other in tried)
-                way_out = "" if has_eager else f". No other backend is asked for on '{setting.device}'; add eager to the backends"
+                way_out = f". No other backend is asked for on '{setting.device}'; add eager to the backends"
+                if has_eager:
+                    is_left_out = len(self.machine.devices) > 1 and is_accelerator(self.machine[setting.device])
+                    way_out = f"; leave '{setting.device}' out: name the other devices with --devices" if is_left_out else ""
                 raise BackendError(f"{reason.removesuffix('.') if way_out else reason}{way_out}")
 
     def _keep(self, measured: Mapping[Setting, Measured]) -> None:

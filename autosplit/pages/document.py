@@ -136,7 +136,7 @@ def _stages(contents: Contents) -> list[dict[str, str | int | float | None]]:
         {
             "stage": stage.name,
             "devices": "+".join(stage.devices),
-            "backend": stage.backend,
+            "backend": stage.shown,
             "ops": len(stage.ops),
             "predicted_s": stage.load_s or None,
             "weight_bytes": contents.graph.stage_bytes(stage.ops),

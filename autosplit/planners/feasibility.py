@@ -11,11 +11,8 @@ from autosplit.tables import bytes_text, seconds_text
 from autosplit.values.constraints import Demands
 
 
-def require_room(problem: Problem, together: Sequence[Sequence[int]], most_blocks: int | None) -> None:
-    """Raise InfeasibleError if ops that stay together fit on no device, or all ops do not fit on all devices.
-
-    If ``most_blocks`` limits the blocks, only that many devices count.
-    """
+def require_places(problem: Problem, together: Sequence[Sequence[int]]) -> None:
+    """Raise InfeasibleError if ops that stay together fit on no device."""
     for ops in together:
         allowed = np.flatnonzero(np.isfinite(problem.compute_s[list(ops)]).all(axis=0))
         if not len(allowed):
@@ -24,6 +21,14 @@ def require_room(problem: Problem, together: Sequence[Sequence[int]], most_block
         roomy = allowed[problem.memory_bytes[allowed].argmax()]
         if need > problem.memory_bytes[roomy] * (1 + TOLERANCE):
             raise InfeasibleError(f"no plan fits: {_too_large(problem, ops, need, int(roomy), len(allowed))}")
+
+
+def require_room(problem: Problem, together: Sequence[Sequence[int]], most_blocks: int | None) -> None:
+    """Raise InfeasibleError if ops that stay together fit on no device, or all ops do not fit on all devices.
+
+    If ``most_blocks`` limits the blocks, only that many devices count.
+    """
+    require_places(problem, together)
     total = problem.total_bytes
     room = float(problem.memory_bytes.sum())
     if total > room * (1 + TOLERANCE):

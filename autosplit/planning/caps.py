@@ -5,6 +5,7 @@ The peak of values is not a sum over ops, and slots of rings depend on the cut, 
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from autosplit.planners.pareto import front_of
 from autosplit.planning.backends import backend_subsets
 from autosplit.planning.plans import every_plan, plan_front, plan_key, plan_model
 from autosplit.planning.predicting import bounded
-from autosplit.planning.question import Question
+from autosplit.planning.question import Question, with_base
 from autosplit.tables import bytes_text
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Device, Machine
@@ -82,7 +83,7 @@ def answer_within_caps(
     try:
         first = asks[0](within(machine, least))
     except InfeasibleError as failure:
-        raise _with_base(failure, max(least.values(), default=0)) from None
+        raise with_base(failure, max(least.values(), default=0)) from None
     if not least:
         return first
     first = with_fitting_slots(account.measured(first), machine, account)
@@ -107,7 +108,9 @@ def front_within_caps(question: Question, account: Account) -> list[tuple[Plan, 
     machine = question.machine
     least = _least(machine, question.backends, account)
     best = [plan_within_caps(question, account)] if least else []
-    plans = plan_front(replace(question, machine=within(machine, least)))
+    plans = list[Plan]()
+    with suppress(*[InfeasibleError] if best else ()):  # its weights may have to be streamed, which a front does not ask for
+        plans = plan_front(replace(question, machine=within(machine, least)))
     front = _undominated((with_fitting_slots(plan, machine, account) for plan in plans), machine, account.graph)
     if least:
         measured = (with_fitting_slots(account.measured(plan), machine, account) for plan, _ in front)
@@ -203,10 +206,3 @@ def with_fitting_slots(plan: Plan, machine: Machine, account: Account) -> Plan:
     while plan.queue_depth > 1 and cap_faults(plan.stages, machine.devices, account.graph):
         plan = account.counted(replace(plan, queue_depth=plan.queue_depth // 2))
     return plan
-
-
-def _with_base(failure: InfeasibleError, base_bytes: int) -> InfeasibleError:
-    if not base_bytes:
-        return failure
-    less = f" (caps are counted without the {bytes_text(base_bytes)} that a worker takes for itself)."
-    return InfeasibleError(str(failure).removesuffix(".") + less)

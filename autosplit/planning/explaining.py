@@ -13,6 +13,7 @@ from autosplit.arguments import checked
 from autosplit.costs.cost import CLOSED, TOLERANCE, Loads, streamed
 from autosplit.costs.judge import Judged, judge
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Transfers
+from autosplit.costs.streaming import waits_s
 from autosplit.errors import InfeasibleError
 from autosplit.planners.clock import halfway, now, time_limit
 from autosplit.planners.portfolio import solve
@@ -161,7 +162,7 @@ def _reason(
     start = f"'{name}' is the bottleneck: {load}"
     if objective == "latency":
         start = f"A sample takes {time_text(value_s, unit)}; '{name}' is the bottleneck with {load} a sample"
-    start += "" if wire else _hosts_share(judged, device, unit)
+    start += "" if wire else _hosts_share(judged, device, unit) + _streams_share(judged, device, unit)
     limits = [(helped[words], kind, words) for kind, found in kinds.items() for words in found if helped[words] >= WORTH]
     compute_s, transfer_s = float(loads.compute_s[device]), float(loads.transfer_s[device])
     part = compute_s / (compute_s + transfer_s) if compute_s + transfer_s else 1.0
@@ -201,6 +202,15 @@ def _hosts_share(judged: Judged, device: int, unit: str) -> str:
     if host_s <= WORTH * float(judged.loads.device_s[device]):
         return ""
     return f" ({time_text(host_s, unit)} of it is the host's work, because the host has no core of its own)"
+
+
+def _streams_share(judged: Judged, device: int, unit: str) -> str:
+    """A clause about the waits of a device for streamed weights; empty if they are short."""
+    there = [block for block in judged.blocks if device in block.devices]
+    waiting_s = sum(waits_s(judged.problem, block, device) / len(block.devices) for block in there)
+    if waiting_s <= WORTH * float(judged.loads.device_s[device]):
+        return ""
+    return f" ({time_text(waiting_s, unit)} of it are waits for streamed weights)"
 
 
 def _indivisible(problem: Problem, blocks: Sequence[Block], device: int) -> tuple[tuple[int, ...], float] | None:

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 
 from autosplit.costs.graphproblem import problem_from
-from autosplit.planners.feasibility import require_room
+from autosplit.errors import InfeasibleError
+from autosplit.planners.feasibility import require_places, require_room
+from autosplit.tables import bytes_text
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST_KINDS, Machine
 from autosplit.values.plan import QUEUE_DEPTH, Source
 from autosplit.values.profile import Profile
+from autosplit.values.residency import fewest_bytes
 
 TIME_LIMIT_S = 10.0
 """Seconds for each set of backends, where the user gives no limit."""
@@ -82,15 +85,42 @@ class Question:
 def verify_early(constraints: Constraints, graph: Graph, machine: Machine) -> Constraints:
     """Return the constraints as the planner takes them, if nothing is wrong that shows before ops are measured.
 
-    Only caps of cores are looked at: an accelerator may have weights streamed to it.
+    An accelerator may have weights streamed to it: there each op must fit alone, and all ops with two buffers.
 
     Raises: UsageError: with every fault, as ``Constraints.verify``. InfeasibleError: weights alone break the caps.
     """
     wanted = constraints.verify(graph, machine)
-    caps = [inf if d.memory_bytes is None or d.kind not in HOST_KINDS else float(d.memory_bytes) for d in machine.devices]
-    if min(caps) < graph.weight_bytes:
-        free = np.zeros((len(graph.ops), len(caps)))
-        problem = replace(problem_from(graph, machine, free, wanted.placement(graph, machine)), memory_bytes=np.array(caps))
-        together = [*((number,) for number in range(problem.num_ops)), *problem.groups]
-        require_room(problem, together, wanted.num_stages or wanted.max_stages)
+    rooms = [inf if d.memory_bytes is None else float(d.memory_bytes - d.context_bytes) for d in machine.devices]
+    if min(rooms) >= graph.weight_bytes:
+        return wanted
+    free = np.zeros((len(graph.ops), len(rooms)))
+    problem = replace(problem_from(graph, machine, free, wanted.placement(graph, machine)), memory_bytes=np.array(rooms))
+    alone = [(number,) for number in range(problem.num_ops)]
+    on_cores = [room if device.kind in HOST_KINDS else inf for room, device in zip(rooms, machine.devices, strict=True)]
+    cores = replace(problem, memory_bytes=np.array(on_cores))
+    require_room(cores, [*alone, *problem.groups], wanted.num_stages or wanted.max_stages)
+    try:
+        require_places(problem, alone)
+        _require_buffers(graph, machine, sum(rooms))
+    except InfeasibleError as failure:
+        raise with_base(failure, max(device.context_bytes for device in machine.devices)) from None
     return wanted
+
+
+def _require_buffers(graph: Graph, machine: Machine, room: float) -> None:
+    """Raise InfeasibleError if the devices cannot even hold the weights that stay and two buffers for the others."""
+    least = fewest_bytes(*graph.own_bytes(op.name for op in graph.ops))
+    if least > room:
+        names = ", ".join(f"'{device.name}'" for device in machine.devices)
+        raise InfeasibleError(
+            f"no plan fits: weights that stay and two buffers for streamed ones take at least {bytes_text(least)}, and the caps "
+            f"of {names} leave {bytes_text(room)}. Raise a cap, or add a device."
+        )
+
+
+def with_base(failure: InfeasibleError, base_bytes: int) -> InfeasibleError:
+    """The failure, whose message says that caps are counted without the bytes that a worker takes for itself."""
+    if not base_bytes:
+        return failure
+    less = f" (caps are counted without the {bytes_text(base_bytes)} that a worker takes for itself)."
+    return InfeasibleError(str(failure).removesuffix(".") + less)

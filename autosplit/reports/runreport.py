@@ -157,7 +157,7 @@ class RunReport(tables.Tabular):
                     "of_plan": ratio,
                     **figures,
                     "stages": len(outcome.plan.stages),
-                    "backend": "+".join(dict.fromkeys(stage.way for stage in outcome.plan.stages)),
+                    "backend": "+".join(dict.fromkeys(stage.shown for stage in outcome.plan.stages)),
                     "rounds": len(outcome.alone_s if objective == "latency" else outcome.rounds_per_s),
                     "max_error": outcome.max_relative_error,
                 }
@@ -190,7 +190,7 @@ class RunReport(tables.Tabular):
             {
                 "stage": stats.stage,
                 "device": stats.device,
-                "backend": predicted[stats.stage].way,
+                "backend": predicted[stats.stage].shown,
                 "ops": len(predicted[stats.stage].ops),
                 "predicted_s": predicted[stats.stage].load_s or None,
                 "busy_s": stats.busy.p50_s if self.best.token_rates is None else stats.busy.mean_s,

@@ -156,12 +156,12 @@ class Deployment:
         except RefusedError:
             raise
         except WorkerError as failure:
-            failure.backend = config.stage.module.kind
+            failure.backend, failure.where = config.stage.module.kind, config.device.name
             raise
         except AutosplitError as failure:
             text = f"stage '{config.stage.name}' could not be loaded on device '{config.device.name}': {failure}"
             device = config.device.name if isinstance(failure, DeviceError) else ""
-            raise BackendError(text, backend=config.stage.module.kind, device=device) from None
+            raise BackendError(text, backend=config.stage.module.kind, device=device, where=config.device.name) from None
 
 
 def _end(worker: Worker, until: float) -> None:

@@ -141,7 +141,8 @@ class Recovery:
             else:
                 self._tries[sequence] += 1
                 if self._tries[sequence] >= MAX_TRIES:
-                    given_up[sequence] = WorkerError(f"{story}; the request was tried {MAX_TRIES} times and is given up")
+                    text = f"{story}; the request was tried {MAX_TRIES} times and is given up"
+                    given_up[sequence] = WorkerError(text, *self._place(number))
         num_running = sum(lanes.nexts) - sum(lanes.bases)
         self._count(fruitless, {number: time.monotonic() - self._ready_s[number] for number in dead}, idle=not num_running)
         while dead:
@@ -150,7 +151,7 @@ class Recovery:
                 failed = deployment.replace(dead)
             except BackendError as failure:
                 reasons = "; ".join([*deaths.values(), str(failure)])
-                raise BackendError(reasons, failure.refused, failure.backend, failure.device) from failure
+                raise BackendError(reasons, failure.refused, failure.backend, failure.device, failure.where) from failure
             for number in set(dead) - failed.keys():
                 self._ready_s[number] = time.monotonic()
             dead = sorted(failed)
@@ -191,6 +192,11 @@ class Recovery:
         config = self._deployment.worker_configs[number]
         return f"the worker of stage '{config.stage.name}' (replica {config.replica}, device '{config.device.name}')"
 
+    def _place(self, number: int) -> tuple[str, str]:
+        """The backend and the device of a worker."""
+        config = self._deployment.worker_configs[number]
+        return config.stage.module.kind, config.device.name
+
     def _count(self, stories: Mapping[int, str], up_s: Mapping[int, float], idle: bool) -> None:
         """Count deaths for which no request is to blame, and wait before the restart as long as the worst of them demands.
 
@@ -204,7 +210,8 @@ class Recovery:
                 noun = "restart" if self._max_restarts == 1 else "restarts"
                 raise WorkerError(
                     f"{story}; the pipeline gives up after {self._max_restarts} {noun} of that worker without progress. Remove "
-                    "the cause, then open it again with reopen()"
+                    "the cause, then open it again with reopen()",
+                    *self._place(number),
                 )
         pause_s = max((self._records[number].pause_s for number in stories), default=0.0)
         if self._deployment.stopping.wait(pause_s):

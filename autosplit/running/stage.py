@@ -160,7 +160,7 @@ class StagePlacement:
     def failure_text(self, replica: int, number: int, inputs: Sequence[torch.Tensor], trace: str) -> str:
         """The text of a StageError: the stage, the request ``number``, the op if it is known, and the cause.
 
-        The traceback follows, unless a compiled stage failed: its frames are none of the user's.
+        The traceback follows, unless a compiled stage failed or a device is full: its frames are none of the user's.
         """
         try:
             op = self.module.failing_op(inputs)
@@ -168,5 +168,8 @@ class StagePlacement:
             op = None
         place = f"replica {replica} of {len(self.devices)}, device '{self.devices[replica].name}'"
         where = f" while executing {op}" if op else ""
-        text = f"stage '{self.name}' ({place}) failed on request {number}{where}: {trace.strip().splitlines()[-1]}"
+        cause = trace.strip().splitlines()[-1]
+        text = f"stage '{self.name}' ({place}) failed on request {number}{where}: {cause}"
+        if torch.OutOfMemoryError.__name__ in cause.partition(":")[0]:
+            return f"{text}; end what else uses that device, or place fewer ops there"
         return text if is_compiled(self.module.kind) else f"{text}\nThe traceback follows.\n{trace}"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from autosplit.deploying.bench import bench_of
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, SMALL_S, Budget, Setup
-from autosplit.errors import AutosplitError, BackendError, DeviceError, WorkerError
+from autosplit.errors import AutosplitError, BackendError, DeviceError, UsageError, WorkerError
 from autosplit.memory.stages import with_footprints
 from autosplit.planning.question import Question
 from autosplit.progress import Progress, quiet
@@ -25,7 +25,7 @@ from autosplit.searching.hunt import PLANNING_SHARE, Hunt
 from autosplit.searching.journal import open_study
 from autosplit.searching.precisions import other_precisions, with_precisions
 from autosplit.tracing.capturing import Traced
-from autosplit.values.samples import runtime_of
+from autosplit.values.machine import kind_of
 
 LEAST_PLANNING_S = 1.0
 """Least seconds of the first and the last question to the planner. A second is enough: for ResNet-50, BERT, ViT, GPT-2 and
@@ -56,7 +56,8 @@ def search(
         footprints: measures the memory of stages if a device has a cap; None counts the bytes of values and weights.
         progress: called with the share of the budget that is spent, for the step ``search``.
         keep: called with the result so far, if a candidate was measured before the search is stopped by Ctrl-C or a failure.
-    A backend that cannot load or end a stage is left out, and so is a device that cannot be opened any more; notes say why.
+    A backend that fails to load or run a stage is left out on devices of that kind. A device without another backend is left
+    out, and so is one that cannot be opened any more. Notes say why.
 
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing. UsageError: the journal is
         damaged, and nothing was run.
@@ -66,21 +67,33 @@ def search(
         try:
             return _search(question, traced, budget, setup, subject_for, footprints, progress, keep)
         except (BackendError, WorkerError) as failure:
-            if lost := getattr(failure, "device", ""):
-                question = _without_device(question, lost, failure)
-                continue
-            others = tuple(name for name in question.backends if runtime_of(name)[0] != failure.backend)
-            if not others or others == question.backends:
-                raise
-            known = question.profile.without([failure.backend], f"{failure.backend} is left out: {failure}")
-            question = replace(question, backends=others, profile=known)
+            question = _without_failed(question, failure)
+
+
+def _without_failed(question: Question, failure: BackendError | WorkerError) -> Question:
+    """The question without what failed: a device that cannot be opened, else a backend on all devices of a kind, else a device
+    where no other backend was measured. Raises: the failure: nothing is left.
+    """
+    profile, lost, kind = question.profile, getattr(failure, "device", ""), kind_of(failure.where)
+    failed = [one for one in profile.measured if one.runtime == failure.backend and kind in ("", kind_of(one.device))]
+    left = [one for one in profile.measured if one not in failed and one.backend in question.backends]
+    alone = {one.device for one in failed} - {one.device for one in left}
+    if lost or (alone and failure.where):
+        return _without_device(question, lost or failure.where, failure)
+    if alone or not failed:
+        raise failure
+    ways = tuple(name for name in question.backends if any(one.backend == name for one in left))
+    elsewhere = any(one.runtime == failure.backend for one in left)
+    what = f"{failure.backend} on {kind} devices" if elsewhere else failure.backend
+    return replace(question, backends=ways, profile=profile.without(failed, f"{what} is left out: {failure}"))
 
 
 def _without_device(question: Question, lost: str, failure: AutosplitError) -> Question:
-    """The question for the devices that are left. Raises: the failure: none are, or it is not a device of the question."""
+    """The question for the devices that are left. Raises: the failure: none are, or the demands name the device."""
     try:
         machine = question.machine.without(lost)
-    except DeviceError:
+        question.constraints.verify(question.graph, machine)
+    except (DeviceError, UsageError):
         raise failure from None
     return replace(question, machine=machine, profile=question.profile.without([], f"{lost} is left out: {failure}"))
 

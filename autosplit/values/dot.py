@@ -51,7 +51,7 @@ def _edges(graph: Graph) -> Iterator[tuple[str, str, str]]:
 
 def _label(stage: Stage) -> str:
     load = [seconds_text(stage.load_s)] if stage.load_s > 0 else []
-    return quoted(stage.name, f"{' + '.join(stage.devices)} ({stage.way})", f"{len(stage.ops)} ops", *load)
+    return quoted(stage.name, f"{' + '.join(stage.devices)} ({stage.shown})", f"{len(stage.ops)} ops", *load)
 
 
 def quoted(*lines: str) -> str:

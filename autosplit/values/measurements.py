@@ -93,10 +93,10 @@ class Measurements:
         measured = {setting: self.measured[setting] for setting in (*free, *kept)}
         return replace(self, measured=measured, stages=tuple(stage for stage in self.stages if stage.setting in measured))
 
-    def without(self, backends: Iterable[str], *notes: str) -> Self:
-        """The measurements without those of some backends, with notes that say why."""
-        dropped = set(backends)
-        measured = {s: one for s, one in self.measured.items() if dropped.isdisjoint((s.backend, s.runtime))}
+    def without(self, settings: Iterable[Setting], *notes: str) -> Self:
+        """The measurements without those in some settings, with notes that say why."""
+        dropped = set(settings)
+        measured = {setting: one for setting, one in self.measured.items() if setting not in dropped}
         stages = tuple(stage for stage in self.stages if stage.setting in measured)
         return replace(self, measured=measured, stages=stages, notes=(*self.notes, *notes))
 

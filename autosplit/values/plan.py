@@ -93,6 +93,11 @@ class Stage:
         """The backend, with the precision of the stage if it has one: the name in settings of profiles."""
         return backend_in(self.backend, self.precision)
 
+    @property
+    def shown(self) -> str:
+        """The way in tables and sentences, with ``streamed`` where weights are."""
+        return self.way if self.resident_bytes is None else f"{self.way}, streamed"
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -260,7 +265,7 @@ class Plan(tables.Tabular):
             {
                 "stage": stage.name,
                 "devices": " ".join(stage.devices),
-                "backend": stage.way,
+                "backend": stage.shown,
                 "threads": stage.threads,
                 "ops": len(stage.ops),
                 "first": stage.ops[0],
@@ -273,7 +278,7 @@ class Plan(tables.Tabular):
     @property
     def cell(self) -> str:
         """The stages in one cell of a table: number of ops, devices, backend."""
-        return " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.way})" for stage in self.stages)
+        return " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.shown})" for stage in self.stages)
 
     def __repr__(self) -> str:
         return f"Plan({self.summary()})"
@@ -301,7 +306,8 @@ class Plan(tables.Tabular):
 
     def summary(self) -> str:
         """One sentence: the stages, the predicted throughput, and its proof."""
-        where = ", ".join(f"{len(s.ops)} ops on {'+'.join(s.devices)} ({_how(s)})" for s in self.stages)
+        ways = [stage.shown + (f", {stage.streams} streams" if stage.streams > 1 else "") for stage in self.stages]
+        where = ", ".join(f"{len(s.ops)} ops on {'+'.join(s.devices)} ({w})" for s, w in zip(self.stages, ways, strict=True))
         status = "no chain with one stage on a device found, devices shared" if self.status == "shared" else self.status
         proof = f"{status}, gap {self.prediction.gap:.2%}" if self.prediction.bound_s > 0 else f"{status}, no bound"
         where += "" if self.precision == "f32" else f" in {self.precision}"
@@ -314,12 +320,6 @@ class Plan(tables.Tabular):
     def foretold(self) -> str:
         """``predicted``; ``estimated`` where the times of a device were not measured."""
         return "estimated" if ON_ESTIMATES in self.method else "predicted"
-
-
-def _how(stage: Stage) -> str:
-    streams = [f"{stage.streams} streams"] if stage.streams > 1 else []
-    streamed = ["streamed"] if stage.resident_bytes is not None else []
-    return ", ".join([stage.backend, *streams, *streamed, *([stage.precision] if stage.precision else [])])
 
 
 def _caller_faults(stages: Sequence[Stage], machine: Machine) -> list[str]:
@@ -367,15 +367,16 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
 def held_on(device: Device, stages: Sequence[Stage], devices: Iterable[Device], graph: Graph) -> tuple[int, int]:
     """Bytes of weights in the memory of a device, and bytes beside them, stages on devices that share the memory included.
 
-    Each device has every weight of its stages once, and the context of each worker. A streamed stage has its ``resident_bytes``.
+    Each device has every weight of its stages once, a streamed one ``resident_bytes`` at most, and each worker its context.
     """
     weights = beside = 0
     for one in {device.name: device, **{other.name: other for other in devices if other.shares == device.name}}.values():
         there = [stage for stage in stages if one.name in stage.devices]
         beside += one.context_bytes * len(there)
-        resident = tuple(op for stage in there if stage.resident_bytes is None for op in stage.ops if op in graph.index)
-        weights += graph.stage_bytes(resident) + sum(stage.resident_bytes or 0 for stage in there)
         beside += sum(stage.memory.beside_bytes for stage in there if stage.memory is not None)
+        known = [(stage.resident_bytes, tuple(op for op in stage.ops if op in graph.index)) for stage in there]
+        weights += graph.stage_bytes(tuple(op for most, ops in known if most is None for op in ops))
+        weights += sum(min(most, graph.stage_bytes(ops)) for most, ops in known if most is not None)
     return weights, beside
 
 

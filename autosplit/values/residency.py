@@ -12,6 +12,7 @@ long. FlexGen (Sheng et al., 2023) also keeps a share of each layer on the devic
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from autosplit.tables import bytes_text
@@ -81,6 +82,19 @@ def least_bytes(own_bytes: Sequence[int], shared_bytes: int) -> int:
     return total - max(0, max(saved, default=0))
 
 
+def fewest_bytes(own_bytes: Sequence[int], shared_bytes: int) -> int:
+    """A bound on the bytes of weights on devices that hold these ops, in any stages: they stay, or two buffers take them.
+
+    Arguments as for ``parts_of``.
+
+    >>> fewest_bytes([4, 9, 4], 1)
+    18
+    """
+    largest = sorted(own_bytes, reverse=True)
+    kept = accumulate(largest, initial=0)
+    return shared_bytes + min(staying + NUM_BUFFERS * size for staying, size in zip(kept, [*largest, 0], strict=True))
+
+
 def streaming_faults(
     devices: Sequence[str], backend: str, resident_bytes: int, own_bytes: Sequence[int], shared_bytes: int
 ) -> list[str]:
@@ -97,6 +111,11 @@ def streaming_faults(
         faults.append(
             f"has resident_bytes={resident_bytes}; weights that stay and two buffers for the others take at least {least} "
             f"({bytes_text(least)})"
+        )
+    if resident_bytes >= (total := sum(own_bytes) + shared_bytes):
+        faults.append(
+            f"is streamed with resident_bytes={resident_bytes}, and all its weights take {total} ({bytes_text(total)}): "
+            "they stay; leave out 'residency' and 'resident_bytes'"
         )
     return faults
 

@@ -18,6 +18,7 @@ from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, cap_faults, held_on
 from autosplit.values.profile import Profile
+from autosplit.values.residency import fewest_bytes
 from autosplit.values.samples import Footprint, stage_key
 
 NAMES = ("null:0", "null:1")
@@ -92,8 +93,11 @@ def test_what_is_refused_before_ops_are_measured_has_no_plan_and_is_larger_than_
             assert " of weights" in failure.conflict[0] and not every_split(graph, profile, machine)
             with pytest.raises(InfeasibleError):
                 planned(graph, profile, machine)
-        streamed = Machine.of([parse_device("cuda:0")]).with_memory({"cuda:0": 1})
+        least = fewest_bytes(*graph.own_bytes(op.name for op in graph.ops))
+        streamed = Machine.of([parse_device("cuda:0")]).with_memory({"cuda:0": least})
         assert verify_early(Constraints(), graph, streamed) == Constraints()
+        with pytest.raises(InfeasibleError, match=r"streamed ones take at least|of weights on one device"):
+            verify_early(Constraints(), graph, streamed.with_memory({"cuda:0": least - 1}))
     assert 5 < refused < 15
 
 

@@ -6,13 +6,14 @@ from math import inf
 
 import pytest
 
+from autosplit.costs.cost import streamed
 from autosplit.costs.planschedule import schedule_plan
 from autosplit.errors import InfeasibleError, PlanError
 from autosplit.memory.account import Account
 from autosplit.memory.slots import NUM_CONTEXTS
-from autosplit.planning.caps import plan_within_caps
+from autosplit.planning.caps import front_within_caps, plan_within_caps
 from autosplit.planning.explaining import explain
-from autosplit.planning.predicting import predict
+from autosplit.planning.predicting import predict, problem_of
 from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value, Weight
@@ -58,11 +59,13 @@ def machine_of(cap: int | None, *devices: str) -> Machine:
     return machine if cap is None else machine.with_memory({GPU: cap})
 
 
+def asked(graph: Graph, cap: int | None, *devices: str) -> Question:
+    machine, demands = machine_of(cap, *devices), Constraints(max_replicas=1)
+    return Question(graph, profile_of(graph), SOURCE, machine, ("eager",), demands, time_limit_s=1.0)
+
+
 def planned(graph: Graph, cap: int | None, *devices: str) -> Plan:
-    question = Question(
-        graph, profile_of(graph), SOURCE, machine_of(cap, *devices), ("eager",), Constraints(max_replicas=1), time_limit_s=1.0
-    )
-    return plan_within_caps(question, Account(graph))
+    return plan_within_caps(asked(graph, cap, *devices), Account(graph))
 
 
 def of_stages(graph: Graph, *stages: Stage) -> Plan:
@@ -98,8 +101,8 @@ def test_no_split_with_any_residency_is_better(weights: list[int], share: float)
     ops = tuple(op.name for op in graph.ops)
     least = least_bytes(*graph.own_bytes(ops))
     cores = of_stages(graph, Stage("s", ops, (CORE,)))
-    streamed = of_stages(graph, Stage("s", ops, (GPU,), resident_bytes=max(least, cap - BESIDE)))
-    others = [cores, streamed] if least <= cap - BESIDE else [cores]
+    on_gpu = of_stages(graph, Stage("s", ops, (GPU,), resident_bytes=max(least, cap - BESIDE)))
+    others = [cores, on_gpu] if least <= cap - BESIDE else [cores]
     assert plan.prediction.bottleneck_s <= 1.0001 * min(one.prediction.bottleneck_s for one in others)
 
 
@@ -107,7 +110,8 @@ def test_a_model_on_the_accelerator_alone_is_streamed_and_slower_by_its_copies()
     graph = chain([M] * 8)
     plan = planned(graph, 4 * M + BESIDE, GPU)
     [stage] = plan.stages
-    assert stage.resident_bytes == 4 * M and stage.memory is not None
+    assert [one.hash for one, _ in front_within_caps(asked(graph, 4 * M + BESIDE, GPU), Account(graph))] == [plan.hash]
+    assert stage.resident_bytes == 4 * M and stage.memory is not None and plan.rows()[0]["backend"] == "eager, streamed"
     assert stage.memory.weight_bytes == stage.resident_bytes
     assert plan.prediction.bottleneck_s == pytest.approx(8.0, rel=0.01)  # six copies of 1 s are beside eight ops
     simulated = schedule_plan(plan, graph, profile_of(graph), machine_of(4 * M + BESIDE, GPU).link, num_requests=30)
@@ -121,6 +125,7 @@ def test_what_bounds_a_streamed_plan_is_the_link_or_the_memory() -> None:
     plan = planned(graph, 9 * M + BESIDE, GPU)
     why = explain(graph, plan, machine_of(9 * M + BESIDE, GPU), profile_of(graph), time_limit_s=2.0)
     assert why.bound_by == "memory" and why.devices[0].transfer_s > why.devices[0].compute_s
+    assert " s of it are waits for streamed weights)" in why.because
     assert {change.change for change in why.changes} >= {"twice the bandwidth", "no memory caps"}
     faster = {change.change: change.times for change in why.changes}
     simulated = schedule_plan(plan, graph, profile_of(graph), machine_of(None, GPU).link, num_requests=30)
@@ -164,9 +169,18 @@ def test_a_plan_file_says_what_is_streamed_and_each_contradiction_is_refused(tmp
         (replace(plan.stages[0], backend="openvino"), "is streamed on openvino, and only eager streams weights"),
         (replace(plan.stages[0], resident_bytes=1500), r"has resident_bytes=1500; .* take at least 2000000 \(1.9 MiB\)"),
         (replace(plan.stages[0], resident_bytes=6 * M), "'cuda:0' would hold .* of weights"),
+        (replace(plan.stages[0], resident_bytes=99 * M), r"(?s)weights take 8000000 \(7.6 MiB\): they stay.*hold 7.6 MiB of"),
+        (replace(plan.stages[0], devices=(CORE,), backend="openvino"), "(?s)2 faults.*'null:0' computes.*streamed on openvino"),
     ):
         with pytest.raises(PlanError, match=fault):
             replace(plan, stages=(stage,)).verify(graph, machine)
+
+
+def test_a_block_without_weights_is_never_streamed() -> None:
+    graph = chain([3 * M, 3 * M, 0])
+    plan = of_stages(graph, Stage("s0", ("a0", "a1"), (GPU,)), Stage("s1", ("a2",), (GPU,)))
+    problem, blocks = problem_of(plan, graph, machine_of(4 * M, GPU), profile_of(graph), Constraints())
+    assert [block.resident_bytes for block in streamed(problem, blocks)] == [4 * M, inf]
 
 
 def test_two_stages_on_one_accelerator_share_its_room() -> None:

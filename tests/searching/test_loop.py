@@ -476,17 +476,52 @@ def test_a_microbatch_without_a_trace_or_a_profile_is_dropped_and_not_tried_agai
     assert wanted == [2] and told[-1] == f"no microbatches of 2: {failure}"
 
 
-def test_a_backend_whose_worker_dies_as_it_loads_a_stage_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+MIXED = Machine.of([parse_device("cpu:0"), parse_device("cuda:0")])
+EAGER, ONNX = (Setting("cpu:0", name, 1) for name in ("eager", "onnxruntime"))
+ON_CUDA = tuple(one._replace(device="cuda:0") for one in (EAGER, ONNX))
+DIED = "worker 's/0' was killed by SIGSEGV during loading its stage"
+
+
+@pytest.mark.parametrize(
+    ("settings", "backend", "where", "what", "names"),
+    [
+        ((EAGER, ONNX), "onnxruntime", "cpu:0", "onnxruntime", "cpu:0"),
+        ((EAGER, ONNX, *ON_CUDA), "onnxruntime", "cuda:0", "onnxruntime on cuda devices", "cpu:0 cuda:0"),
+        ((EAGER, ONNX, ON_CUDA[0]), "eager", "cuda:0", "cuda:0", "cpu:0"),
+        ((EAGER, ONNX), "onnxruntime", "", "onnxruntime", "cpu:0"),
+        ((EAGER, ON_CUDA[1]), "eager", "cpu:0", "cpu:0", "cuda:0"),
+    ],
+)
+def test_a_backend_whose_worker_dies_is_left_out_on_that_kind_of_device(
+    settings: tuple[Setting, ...], backend: str, where: str, what: str, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Question] = []
+
     def search_once(about: Question, *_: Any) -> Any:
-        if "openvino" in about.backends:
-            died = WorkerError("worker 's/0' was killed by SIGSEGV during loading its stage")
-            died.backend = "openvino"
-            raise died
-        return about.profile.notes
+        asked.append(about)
+        if len(asked) == 1:
+            raise WorkerError(DIED, backend, where)
 
     monkeypatch.setattr(loop, "_search", search_once)
-    notes: Any = loop.search(question(TWO, Constraints(), ("eager", "openvino")), TRACED)
-    assert notes == ("openvino is left out: worker 's/0' was killed by SIGSEGV during loading its stage",)
+    machine = MIXED.only(dict.fromkeys(setting.device for setting in settings))
+    profile = replace(PROFILE, measured=dict.fromkeys(settings, PROFILE.measured[EAGER]))
+    loop.search(question(machine, Constraints(), ("eager", "onnxruntime"), profile=profile), TRACED)
+    left, gone = asked[1], {one for one in settings if (one.backend, one.device) == (backend, where or "cpu:0")}
+    assert left.profile.notes == (f"{what} is left out: {DIED}",)
+    assert " ".join(device.name for device in left.machine.devices) == names
+    there = {setting for setting in left.profile.measured if setting.device in names and setting.backend in left.backends}
+    assert there == {one for one in settings if one.device in names} - gone
+
+
+@pytest.mark.parametrize("constraints", [Constraints(pins={"a3": "cuda:0"}), Constraints(allows={"a*": ("cuda:0",)})])
+def test_a_device_that_the_demands_name_is_not_left_out(constraints: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: Any) -> None:
+        raise WorkerError(DIED, "eager", "cuda:0")
+
+    monkeypatch.setattr(loop, "_search", die)
+    profile = replace(PROFILE, measured=dict.fromkeys((EAGER, ON_CUDA[0]), PROFILE.measured[EAGER]))
+    with pytest.raises(WorkerError, match="SIGSEGV"):
+        loop.search(question(MIXED, constraints, ("eager",), profile=profile), TRACED)
 
 
 @pytest.fixture
