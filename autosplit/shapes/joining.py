@@ -10,7 +10,6 @@ So batches grow with the load, and a single request is sent at once. No batch si
 
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from copy import copy
@@ -62,11 +61,11 @@ class JoiningTransport:
         self._room = 1 + sum(len(stage.devices) * stage.streams for stage in engine.wiring.stages)
         """Batches under way at most: as many as are computed at once, and one that is ready."""
         self.pace = Pace(self._room * self._most_rows)
-        self._ready: deque[_Batch] = deque()
-        """Batches that the thread has yet to hand to the engine."""
+        self._ready: _Batch | None = None
+        """The batch that the thread will hand to the engine."""
         self._num_running = 0
-        """These, and those that the engine has not answered."""
-        self._is_over = False
+        """Batches without an answer, this one included."""
+        self._asks, self._is_over = False, False
         self._thread = threading.Thread(target=self._run, name="autosplit-joining", daemon=True)
 
     @property
@@ -85,27 +84,25 @@ class JoiningTransport:
         self._thread.start()
 
     def has_room(self) -> bool:
-        """Whether there is room for one more batch, and no request may wait for others any longer."""
-        return self._num_running < self._room and (not self._max_wait_s or self._patience_s() <= 0)
+        """Whether the thread asks for a batch: until then more requests come, which it may hold, too."""
+        return self._asks and self._num_running < self._room and (not self._max_wait_s or self._patience_s() <= 0)
 
     def hold(self, request: Request, *, is_soonest: bool) -> None:
-        """Copy the inputs of a request that waits; with it a batch may be full."""
-        _copy_inputs(request)
-        if self._max_wait_s:
-            self._admission.changed.notify_all()
+        """Copy the inputs of a request that waits, unless its caller keeps them; wake the thread."""
+        if not request.caller_keeps_inputs:
+            request.inputs = [value.clone() for value in request.inputs]
+        self._admission.changed.notify_all()
 
     def send(self, request: Request) -> None:
         """Make a batch of a request and of those waiting ones that are best joined with it."""
-        _copy_inputs(request)
         admission = self._admission
         requests = _sized([request, *(one for one in admission.queue.soonest(MOST_LOOKED) if not one.expired())])
         bucket, taken = choose([one.asked for one in requests], self._grid)
         batch = [requests[place] for place in taken]
         for one in admission.queue.remove(batch[1:]):
             admission.number(one)
-        self._ready.append((bucket, batch))
+        self._ready, self._asks = (bucket, batch), False
         self._num_running += 1
-        admission.changed.notify_all()
 
     def cancel(self, request: Request) -> None:
         """Nothing: its batch has other requests, too."""
@@ -141,14 +138,16 @@ class JoiningTransport:
         """The thread: hand batches to the engine, and send requests that have waited long enough for others."""
         admission = self._admission
         while True:
-            late = list[Request]()
             with admission.changed:
-                if not (self._ready or self._is_over):
+                self._asks = True
+                late = admission.settle([])
+                self._asks = False
+                if not (self._ready or late or self._is_over):
                     left_s = self._patience_s() if self._max_wait_s and self._num_running < self._room else inf
                     if left_s > 0:
                         admission.changed.wait(None if left_s == inf else left_s)
-                    late = [] if self._ready else admission.settle([])
-                batch, is_over = self._ready.popleft() if self._ready else None, self._is_over
+                    continue
+                batch, self._ready, is_over = self._ready, None, self._is_over
             admission.answers.deliver_here(late)
             if batch is not None:
                 self._compute(*batch)
@@ -194,16 +193,10 @@ class JoiningTransport:
     def _release(self, done: list[Request]) -> list[Request]:
         """Free the place of a batch, whose requests are done (the lock is held)."""
         self._num_running -= 1
-        if self._max_wait_s or self._admission.failure is not None:  # waiting requests may go now, or the end waits
+        if self._admission.queue or self._admission.failure is not None:  # waiting requests may go now, or the end waits
             self._admission.changed.notify_all()
         return done
 
 
 def _sized(requests: Sequence[Request]) -> list[SizedRequest]:
     return [one for one in requests if isinstance(one, SizedRequest)]
-
-
-def _copy_inputs(request: Request) -> None:
-    """Copy the inputs of a request, unless its caller keeps them or they were copied."""
-    if not (request.caller_keeps_inputs or request.holds_inputs):
-        request.inputs, request.holds_inputs = [value.clone() for value in request.inputs], True
