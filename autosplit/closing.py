@@ -18,15 +18,12 @@ class Closing:
         self.close()
 
 
-class Draining:
+class Draining(Closing):
     """``close`` is called at the end of a ``with`` block, and waits for answers unless the block failed."""
 
     def close(self, *, drain: bool = True) -> None:
         """Answer the requests that were taken in (``drain``) or fail them; then free what it holds."""
         raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close(drain=kind is None)

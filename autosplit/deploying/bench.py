@@ -26,6 +26,7 @@ from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import NumericalError
+from autosplit.tracing.family import Family
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 
@@ -127,13 +128,7 @@ class Contender:
             before = after = in_flight if self.slow else self.pipeline.max_in_flight
         total = before + count + after
         begin_ns = time.monotonic_ns()
-        under_way: deque[Future[Any]] = deque()
-        for number in range(total):
-            if len(under_way) == in_flight:
-                under_way.popleft().result()
-            under_way.append(calls[number % len(calls)]())
-        for future in under_way:
-            future.result()
+        send_all(calls, total, in_flight)
         lanes = self.pipeline.made_ns(total)
         per_s = [_per_s([begin_ns, *made_ns], before // len(lanes), after // len(lanes)) for made_ns in lanes]
         self.pace_per_s = self.plan.microbatch * sum(per_s)
@@ -183,15 +178,17 @@ class Bench(Closing):
         self.machine, self._hosts, self._max_error = machine, setup.hosts, setup.max_error
         self._first_s = min(FIRST_S, budget.round_s / 2)
         self.loaded: dict[str, Contender] = {}
-        self.workspace = setup.workspace or Workspace()
-        self._owns_workspace = setup.workspace is None
+        self._opened = ExitStack()
+        self.workspace = setup.workspace or self._opened.enter_context(Workspace())
 
     @cached_property
     def host(self) -> HostManager:
         """The host of all plans, which others see from the first one on."""
-        return HostManager(engine_factory=Pipeline if self._hosts is None else self._hosts.engine_factory())
+        host = HostManager(engine_factory=Pipeline if self._hosts is None else self._hosts.engine_factory())
+        self._opened.callback(host.close, drain=False)
+        return host
 
-    def load(self, name: str, plan: Plan, traced: Traced) -> Contender:
+    def load(self, name: str, plan: Plan, traced: Traced | Family) -> Contender:
         """Start the plan's workers, compare answers with the unsplit model, and measure requests one at a time.
 
         Args:
@@ -239,14 +236,11 @@ class Bench(Closing):
 
     def close(self) -> None:
         """End all workers, and remove the files of a private workspace."""
-        with ExitStack() as stack:
-            if self._owns_workspace:
-                stack.callback(self.workspace.close)
-            if "host" in vars(self):
-                stack.callback(self.host.close, drain=False)
+        self._opened.close()
         self.loaded.clear()
 
-    def _check(self, plan: Plan, network: str, pipeline: Engine, traced: Traced) -> Contender:
+    def _check(self, plan: Plan, network: str, pipeline: Engine, traced: Traced | Family) -> Contender:
+        assert isinstance(traced, Traced)
         reference = self.workspace.reference(traced, threads_of(plan))
         work = reference.work
         workers = [len(stage.devices) * stage.streams for stage in plan.stages]
@@ -287,6 +281,17 @@ def _alone_s(plan: Plan, calls: Sequence[Call], seconds: float, least: int = 1) 
             future.result()
         found.append(time.perf_counter() - start)
     return found
+
+
+def send_all(calls: Sequence[Call], count: int, most: int) -> None:
+    """Submit ``count`` requests with ``most`` of them in flight, and wait for all."""
+    under_way: deque[Future[Any]] = deque()
+    for number in range(count):
+        if len(under_way) == most:
+            under_way.popleft().result()
+        under_way.append(calls[number % len(calls)]())
+    for future in under_way:
+        future.result()
 
 
 def _per_s(times_ns: Sequence[int], before: int, after: int) -> float:

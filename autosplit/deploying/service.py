@@ -8,13 +8,13 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from operator import itemgetter
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
+from autosplit.closing import Closing
 from autosplit.compat.torchparts import pytree
 from autosplit.reports.results import RunStats
-from autosplit.running.awaiting import Awaiting
 from autosplit.running.engine import Engine
 from autosplit.running.request import MatchingTensors
 from autosplit.tracing.capturing import Traced
@@ -26,7 +26,7 @@ Call = Callable[[], "Future[Any]"]
 PlainCall = Callable[[Sequence[Any], Mapping[str, Any]], MatchingTensors | None]
 
 
-class Service:
+class Service(Closing):
     """A plan that runs: in a process for each replica of a stage, or in this one; open until ``close``, best in a ``with`` block.
 
     A request takes the arguments of the model and returns its outputs. ``pipeline`` is the runtime's own object, which takes flat
@@ -42,7 +42,7 @@ class Service:
     def __init__(self, traced: Traced, pipeline: Engine, opened: ExitStack | None = None) -> None:
         """``opened``: closes the pipeline and its resources; None if others close them."""
         self._traced, self.pipeline, self._opened = traced, pipeline, opened or ExitStack()
-        self._plain, self._answer, self._awaiting = plain_call(traced), plain_answer(traced), Awaiting()
+        self._plain, self._answer = plain_call(traced), plain_answer(traced)
         if opened is not None:
             atexit.register(self.close)  # a service that is never closed must end before the interpreter stops its threads
 
@@ -63,14 +63,13 @@ class Service:
             kwargs: the model's keyword arguments.
         Raises: UsageError: the arguments do not fit the trace. RefusedError: there is no room, or the service is closed.
         """
+        inputs = self._tensors(args, kwargs)
+        return self.pipeline.submit(inputs, priority=priority, deadline_s=deadline_s, timeout_s=timeout_s, returns=self._answer)
+
+    def _tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[torch.Tensor]:
+        """The tensors of a call for ``graph.inputs``. Raises: UsageError: the arguments do not fit the trace."""
         inputs = self._plain(args, kwargs)
-        return self.pipeline.submit(
-            self._traced.flatten_inputs(*args, **kwargs) if inputs is None else inputs,
-            priority=priority,
-            deadline_s=deadline_s,
-            timeout_s=timeout_s,
-            returns=self._answer,
-        )
+        return self._traced.flatten_inputs(*args, **kwargs) if inputs is None else inputs
 
     def bind_call(self, tensors: Sequence[torch.Tensor]) -> Call:
         """``submit`` of the request with these tensors for ``graph.inputs``, in the form of the trace's own call."""
@@ -82,10 +81,8 @@ class Service:
 
         Waiting for room does not hold up the event loop, nor does a stage in this process that takes longer than 1 ms.
         """
-        submit = functools.partial(self.submit, *args, **kwargs)
-        return await self._awaiting(
-            submit, returns_immediately=self.pipeline.returns_immediately, timeout_s=timeout_s, deadline_s=deadline_s
-        )
+        inputs = self._tensors(args, kwargs)
+        return await self.pipeline.run_async(inputs, deadline_s=deadline_s, timeout_s=timeout_s, returns=self._answer)
 
     def stream(self, requests: Iterable[Any]) -> Iterator[Any]:
         """The answers to any number of requests in the same order, with few of either in memory at a time.
@@ -112,9 +109,6 @@ class Service:
         """Answer the requests taken so far, then end every worker and remove every file."""
         atexit.unregister(self.close)
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         atexit.unregister(self.close)

@@ -13,12 +13,12 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from autosplit.arguments import checked
+from autosplit.closing import Draining
 from autosplit.compat.futures import SafeCondition
 from autosplit.errors import AutosplitError, RefusedError, StageError, UsageError, WorkerError, raise_faults
 from autosplit.generating.sampling import Sampling
@@ -47,7 +47,7 @@ class StepPipeline(Protocol):
 
 
 @checked
-class Generator:
+class Generator(Draining):
     """A model that generates; open until ``close``, best in a ``with`` block. Calls may come from any thread.
 
     ::
@@ -252,12 +252,6 @@ class Generator:
         self._thread.join()
         atexit.unregister(self.close)
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close(drain=kind is None)
 
     def __repr__(self) -> str:
         sizes = f"{self.capacity.max_sequences} sequences of {self.capacity.max_length} tokens"

@@ -26,6 +26,8 @@ def closed() -> RefusedError:
 class Transport(Protocol):
     """Rings between workers (``RingTransport``), the caller's process (``CallerTransport``) or hosts (``HostsTransport``).
 
+    ``shapes.joining`` has a fourth one, over another engine.
+
     The admission calls ``has_room``, ``hold``, ``send`` and ``cancel`` with its lock held, so they never wait.
     """
 

@@ -180,15 +180,12 @@ class CallerTransport:
         """Answer a request in the thread that computed it, once the next request has its place; a second call does nothing."""
         if self._running.pop(request, None) is None:
             return
-        answers, thread = self._admission.answers, threading.get_ident()
-        answers.threads.add(thread)
         try:
             place[0].finish(request, place[1][request.variant], failure)
-            answers.deliver(self._admission.settle([request], functools.partial(self._release, place)))
+            due = self._admission.settle([request], functools.partial(self._release, place))
+            self._admission.answers.deliver_here(due)
         except BaseException:
             log.exception("request %d was not answered", request.number)
-        finally:
-            answers.threads.discard(thread)
 
     def _release(self, place: _Place, done: list[Request]) -> list[Request]:
         """Count a request and let another one have its place (the lock is held)."""

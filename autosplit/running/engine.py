@@ -1,6 +1,7 @@
 """Engine: a network that takes requests until it is closed, over any transport."""
 
 import atexit
+import functools
 import logging
 import os
 import threading
@@ -17,6 +18,7 @@ from autosplit.devices.limits import refusals_named
 from autosplit.errors import BRIEF, AutosplitError, BackendError, PlanError, RefusedError, UsageError, listed, raise_faults
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.running.admission import Admission, Occupancy, Transport, closed
+from autosplit.running.awaiting import Awaiting
 from autosplit.running.intake import Intake
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import BatchCounts, WorkerHealth, WorkerReport
@@ -37,6 +39,7 @@ class Engine(Draining):
         wiring: the stages.
         queue_capacity: requests that may wait in the admission queue; by default the number of requests in flight.
         groups: names of parameter groups, each with the names of its stages, for ``swap``.
+        intake: makes requests of tensors, as ``Intake`` does by default.
     Raises: UsageError: the capacity is below 0. PlanError: a group names no stage. BackendError: a stage could not be loaded.
         WorkerError: a worker died. Nothing is left running.
     """
@@ -47,6 +50,7 @@ class Engine(Draining):
         wiring: Wiring,
         queue_capacity: int | None,
         groups: Mapping[str, Sequence[str]] | None = None,
+        intake: Callable[..., Request] | None = None,
     ) -> None:
         if queue_capacity is not None and queue_capacity < 0:
             raise UsageError(f"queue_capacity must be at least 0 requests, but is {queue_capacity}")
@@ -61,7 +65,8 @@ class Engine(Draining):
         """The rows that a service has joined, if it joins requests."""
         self._open_transport = open_transport
         self._queue_capacity = wiring.window if queue_capacity is None else queue_capacity
-        self._intake, self._answers = Intake(wiring), Answers(wiring.outputs)
+        self._intake: Callable[..., Request] = intake or Intake(wiring)
+        self._answers, self.awaiting = Answers(wiring.outputs), Awaiting()
         self._closed = False
         self._lifecycle = threading.Lock()
         """Held while the engine is opened again, swaps weights or is closed."""
@@ -135,6 +140,17 @@ class Engine(Draining):
         request = self._intake(inputs)
         self._enter(request)
         return self._answers.wait_for(request)
+
+    async def run_async(
+        self, inputs: Sequence[torch.Tensor], *, deadline_s: float | None = None, timeout_s: float | None = None, **settings: Any
+    ) -> Any:
+        """Submit one request and await its answer; arguments and errors as for ``submit``.
+
+        Waiting for room does not hold up the event loop, nor does a stage in this process that takes longer than 1 ms.
+        """
+        submit = functools.partial(self.submit, inputs, **settings)
+        immediately = self.returns_immediately
+        return await self.awaiting(submit, returns_immediately=immediately, timeout_s=timeout_s, deadline_s=deadline_s)
 
     def run_many(self, requests: Sequence[Sequence[torch.Tensor]]) -> list[Tensors]:
         """The answers to all requests, in their order; the inputs must not change until then.

@@ -207,6 +207,15 @@ class Answers:
         if ended is not None:
             raise ended
 
+    def deliver_here(self, requests: Sequence[Request]) -> None:
+        """Answer requests as a thread of the pipeline, though this one is not always that: no callback may wait in it."""
+        thread = threading.get_ident()
+        self.threads.add(thread)
+        try:
+            self.deliver(requests)
+        finally:
+            self.threads.discard(thread)
+
     def fail(self, requests: Sequence[Request], error: AutosplitError) -> None:
         """Answer requests with an error, each with one of its own, unless they have one already."""
         for request in requests:

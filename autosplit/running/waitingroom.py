@@ -39,6 +39,10 @@ class AdmissionQueue:
         """The next request, which stays."""
         return self._waiting[0][2]
 
+    def soonest(self, count: int) -> list[Request]:
+        """The next requests, at most ``count``, which stay."""
+        return [request for _, _, request in heapq.nsmallest(count, self._waiting)]
+
     def __bool__(self) -> bool:
         return bool(self._waiting)
 

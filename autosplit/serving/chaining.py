@@ -7,8 +7,6 @@
 """
 
 import itertools
-import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ import torch
 from autosplit.errors import AutosplitError, RefusedError, StageError, UsageError, raise_faults
 from autosplit.running.engine import Engine
 from autosplit.running.request import AnswerFuture, Tensors, monotonic_deadline
+from autosplit.serving.limit import Limit
 from autosplit.tracing.tensorspec import TensorSpec, layout
 
 
@@ -58,7 +57,8 @@ class Chain:
         faults = [fault for number in range(1, len(self._names)) for fault in self._misfits(number)]
         raise_faults(UsageError, f"the networks cannot be chained: {' -> '.join(self._names)}", faults)
         self.limit = sum(pipeline.wiring.window for pipeline in self._pipelines) + self._pipelines[0].queue_capacity
-        self._room = threading.BoundedSemaphore(self.limit)
+        place = f" of the chain {' -> '.join(self._names)}"
+        self._limit = Limit(self.limit, "block", "request", self._check_thread, place)
         self._numbers = itertools.count()
 
     def submit(
@@ -75,21 +75,19 @@ class Chain:
         The future's ``number`` counts the requests of this chain; each network has a count of its own.
         """
         request = ChainedRequest(priority, monotonic_deadline(deadline_s))
-        start = time.monotonic()
-        if not self._room.acquire(timeout=None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)):
-            raise RefusedError(
-                f"the request was refused: {self.limit} requests are in the chain {' -> '.join(self._names)}, which is its "
-                "limit. Submit with a longer timeout_s, or less often."
-            )
-        left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - start))
-        try:
+
+        def start(left_s: float | None) -> AnswerFuture:
             first = self._pipelines[0].submit(inputs, priority=priority, deadline_s=deadline_s, timeout_s=left_s)
-        except BaseException:
-            self._room.release()
-            raise
-        request.future.number = next(self._numbers)
-        self._await(request, 0, first)
-        return request.future
+            request.future.number = next(self._numbers)
+            self._await(request, 0, first)
+            return request.future
+
+        return self._limit.submit(start, timeout_s)
+
+    def _check_thread(self) -> None:
+        """Raises: UsageError: this is a callback of an answer of one of the networks."""
+        for pipeline in self._pipelines:
+            pipeline.check_thread()
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """Submit one request and wait for its answer."""
@@ -114,7 +112,6 @@ class Chain:
             else:
                 self._await(request, number + 1, step)
                 return
-        self._room.release()
         if not request.future.set_running_or_notify_cancel():
             return
         if isinstance(failure, StageError):

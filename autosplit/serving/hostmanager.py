@@ -2,8 +2,6 @@
 
 import functools
 import threading
-import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +13,6 @@ from autosplit.arguments import checked
 from autosplit.closing import Draining
 from autosplit.errors import RefusedError, UsageError
 from autosplit.reports.status import Beacon
-from autosplit.running.awaiting import Awaiting
 from autosplit.running.engine import Engine
 from autosplit.running.pipeline import InProcess, Pipeline, Replan
 from autosplit.running.recording import record
@@ -80,7 +77,7 @@ class HostManager(Draining):
         self.devices = _managers(machine) if machine else {}
         self._takes_any = machine is None
         self._networks: dict[str, Network] = {}
-        self._lock, self._awaiting = threading.Lock(), defaultdict[str, Awaiting](Awaiting)
+        self._lock = threading.Lock()
         self._beacon = Beacon(self.health)
 
     @property
@@ -207,13 +204,8 @@ class HostManager(Draining):
         """
         if self._limit is None:
             return self[name].submit(inputs, **settings)
-        begun, timeout_s = time.monotonic(), settings.pop("timeout_s", None)
-
-        def start() -> AnswerFuture:
-            left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - begun))
-            return self[name].submit(inputs, timeout_s=left_s, **settings)
-
-        return self._limit.submit(start, timeout_s)
+        timeout_s = settings.pop("timeout_s", None)
+        return self._limit.submit(lambda left_s: self[name].submit(inputs, timeout_s=left_s, **settings), timeout_s)
 
     def run(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> Tensors:
         """Submit one request and wait for its answer."""
@@ -230,9 +222,9 @@ class HostManager(Draining):
         **settings: Any,
     ) -> Tensors:
         """Submit one request and await its answer; waiting for room in the queue does not block the event loop either."""
-        immediately = self._limit is None and self[name].returns_immediately
-        submit = functools.partial(self.submit, name, inputs, **settings)
-        outputs: Tensors = await self._awaiting[name](
+        engine, submit = self[name], functools.partial(self.submit, name, inputs, **settings)
+        immediately = self._limit is None and engine.returns_immediately
+        outputs: Tensors = await engine.awaiting(
             submit, returns_immediately=immediately, timeout_s=timeout_s, deadline_s=deadline_s
         )
         return outputs

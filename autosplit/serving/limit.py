@@ -26,17 +26,18 @@ class Limit:
             ``drop_oldest`` cancels the oldest request.
         unit: the counted thing in messages, such as ``run``.
         check_thread: called before it blocks; raises UsageError in a thread that must not wait.
+        place: where it is, in messages, such as `` of the chain``.
     Raises: UsageError: the limit is below 1, or there is no such policy.
     """
 
-    def __init__(self, most: int, when_full: Policy, unit: str, check_thread: Callable[[], None]) -> None:
+    def __init__(self, most: int, when_full: Policy, unit: str, check_thread: Callable[[], None], place: str = "") -> None:
         if not isinstance(most, int) or most < 1:
             raise UsageError(f"limit must be at least 1 {unit}, but is {BRIEF.repr(most)}")
         if when_full not in POLICIES:
             raise UsageError(f"when_full must be one of {', '.join(POLICIES)}, but is {BRIEF.repr(when_full)}")
         self.most = most
         self._when_full = when_full
-        self._unit = unit
+        self._unit, self._place = unit, place
         self._check_thread = check_thread
         self._lock = threading.Lock()
         self._unfinished: list[Future[Tensors]] = []
@@ -44,18 +45,19 @@ class Limit:
         self._starting: list[Future[Tensors]] = []
         """A future for each request that is being submitted; it is done once the request is among the others."""
 
-    def submit(self, start: Callable[[], Answering], timeout_s: float | None = None) -> Answering:
+    def submit(self, start: Callable[[float | None], Answering], timeout_s: float | None = None) -> Answering:
         """Call ``start``, which submits a request, once the limit allows it.
 
         Args:
-            start: submits the request and returns its future.
+            start: submits the request and returns its future; called with the seconds that are left of ``timeout_s``.
             timeout_s: how long ``block`` waits; None waits until an answer is there.
         Raises: RefusedError: the limit is reached; any exception of ``start``.
         """
-        place = self._take_place(timeout_s)
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        place = self._take_place(until_s)
         future: Answering | None = None
         try:
-            future = start()
+            future = start(None if timeout_s is None else max(0.0, until_s - time.monotonic()))
         finally:
             with self._lock:
                 self._starting.remove(place)
@@ -63,8 +65,7 @@ class Limit:
             place.set_result(())  # threads that wait for room look again
         return future
 
-    def _take_place(self, timeout_s: float | None) -> "Future[Tensors]":
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    def _take_place(self, until_s: float) -> "Future[Tensors]":
         while True:
             with self._lock:
                 self._unfinished = [future for future in self._unfinished if not future.done()]
@@ -74,13 +75,15 @@ class Limit:
                     self._starting.append(place)
                     return place
                 oldest = self._unfinished.pop(0) if self._when_full == "drop_oldest" and self._unfinished else None
-            left_s = deadline - time.monotonic()
+            left_s = until_s - time.monotonic()
             if oldest is not None:
                 oldest.cancel()
             elif self._when_full == "refuse" or left_s <= 0:
+                higher = "set a higher limit or when_full='drop_oldest'"
+                way_out = "submit with a longer timeout_s" if self._when_full == "block" else higher
                 raise RefusedError(
-                    f"the {self._unit} was refused: {len(held)} {self._unit}s are unfinished, which is the limit. "
-                    "Wait for answers, or set a higher limit or when_full='drop_oldest'."
+                    f"the {self._unit} was refused: {len(held)} {self._unit}s{self._place} are unfinished, which is the limit. "
+                    f"Wait for answers, or {way_out}."
                 )
             else:
                 self._check_thread()

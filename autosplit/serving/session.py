@@ -64,7 +64,7 @@ class Session:
             raise UsageError(f"inputs were not set: {', '.join(missing)}")
         following = [values[0] if values else self._last[name] for name, values in self._queued.items()]
         self._futures.append(
-            self._limit.submit(lambda: self._pipeline.submit_unbounded([value.clone() for value in following]), timeout_s)
+            self._limit.submit(lambda _: self._pipeline.submit_unbounded([value.clone() for value in following]), timeout_s)
         )
         self._last |= {name: values.popleft() for name, values in self._queued.items() if values}
 

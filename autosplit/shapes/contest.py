@@ -2,34 +2,31 @@
 
 import random
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
 
 from autosplit.backends.checking import model_reference
-from autosplit.backends.workspace import Workspace
 from autosplit.compat.torchparts import pytree
-from autosplit.deploying.networks import deploy
-from autosplit.deploying.service import as_call
+from autosplit.deploying.bench import IN_FLIGHT, Bench, Contender, send_all
+from autosplit.deploying.comparing import LOADING_SHARE
+from autosplit.deploying.contest import LOADING_TIME, Contest
+from autosplit.deploying.service import Call, as_call
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.errors import AutosplitError, UsageError
+from autosplit.errors import UsageError
 from autosplit.planning.baselines import baselines_of, unmet_demands
-from autosplit.progress import Progress, progress_shown
-from autosplit.reports.judging import decide, in_turn
+from autosplit.progress import between, progress_shown
+from autosplit.reports.judging import decide
 from autosplit.reports.outcomes import PLAN, Load, Outcome
-from autosplit.reports.results import LatencyStats
+from autosplit.reports.results import LatencyStats, StageStats
 from autosplit.reports.runreport import RunReport
-from autosplit.running.pipeline import Pipeline
-from autosplit.running.recording import record
-from autosplit.serving.hostmanager import HostManager
+from autosplit.running.engine import Engine
 from autosplit.shapes.service import ShapedService
+from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import NumericalError, difference, larger
 from autosplit.tracing.family import At, Family, resized
 from autosplit.values.constraints import Constraints
@@ -41,9 +38,6 @@ from autosplit.values.shapes import Traffic, even_traffic
 LONGEST = "padded to the longest"
 """The baseline that every request is padded to the largest sizes."""
 
-IN_FLIGHT = 12
-"""Requests in flight while a plan is measured."""
-
 CURVE = 1, 4, 16, 64
 """Requests in flight at which each plan is measured once more, for the curve in the report."""
 
@@ -53,94 +47,98 @@ NUM_DRAWN, NUM_CHECKED, NUM_ALONE = 64, 3, 8
 MOST_BASELINES = 3
 """Most baselines beside the plan: those that are predicted fastest."""
 
-Call = tuple[Sequence[Any], Mapping[str, Any]]
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
-@dataclass(eq=False)
-class _Runner:
-    """A plan that is loaded, with its rounds so far."""
+@dataclass
+class _Contender(Contender):
+    """A plan for requests of several sizes; ``seconds`` has those of each request in the full rounds, from ``submit`` on."""
 
-    plan: Plan
-    service: ShapedService
-    error: NumericalError
-    fault: str
-    pace_per_s: float = 1.0
-    rounds_per_s: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    rounds_alone_s: list[list[float]] = field(default_factory=list)
-    loads: list[Load] = field(default_factory=list)
 
-    def run(self, calls: Sequence[Call], count: int) -> None:
-        """Send ``count`` requests with ``IN_FLIGHT`` of them in flight, and note the rate and each latency."""
-        self.pace_per_s, latencies_s = loaded(self.service, calls, count, IN_FLIGHT)
+    @property
+    def in_flight(self) -> int:
+        """Requests that are submitted before the answer to the first one is taken."""
+        return IN_FLIGHT
+
+    def run(self, num_items: int) -> None:
+        """Send whole passes over the requests, so that each plan gets the same ones; note the rate and each latency."""
+        passes = max(1, round(num_items / len(self.calls)))
+        self.pace_per_s, seconds = loaded(self.calls, passes * len(self.calls), IN_FLIGHT)
         self.rounds_per_s.append(self.pace_per_s)
-        self.seconds += latencies_s
+        self.seconds += seconds
 
-    def run_loads(self, calls: Sequence[Call], load_s: float) -> None:
-        """Measure the curve of throughput and latency: for about ``load_s`` seconds at each number in flight."""
-        for num_in_flight in CURVE:
-            count = max(num_in_flight, round(load_s * self.pace_per_s))
-            per_s, latencies_s = loaded(self.service, calls, count, num_in_flight)
-            self.loads.append(Load(num_in_flight, per_s, LatencyStats.of(latencies_s)))
+    def run_alone(self, seconds: float) -> None:
+        """Send single requests, the same ones to each plan, and note the seconds of each."""
+        self.rounds_alone_s.append(_alone_s(self.calls))
 
-    def run_alone(self, calls: Sequence[Call]) -> None:
-        """Send single requests, and note the seconds of each."""
-        self.rounds_alone_s.append([])
-        for args, kwargs in calls[:NUM_ALONE]:
-            begun_s = time.perf_counter()
-            self.service(*args, **kwargs)
-            self.rounds_alone_s[-1].append(time.perf_counter() - begun_s)
-
-    def restart(self) -> None:
-        """Forget the rounds so far."""
-        self.rounds_per_s.clear()
+    def restart(self) -> Sequence[StageStats]:
+        """As ``Contender.restart``."""
         self.seconds.clear()
-        self.service.stats(clear=True)
+        return super().restart()
 
     def outcome(self) -> Outcome:
         """The measurements so far."""
-        return Outcome(
-            self.plan,
-            tuple(self.rounds_per_s),
-            tuple(map(median, self.rounds_alone_s)),
-            LatencyStats.of([one_s for alone_s in self.rounds_alone_s for one_s in alone_s]),
-            LatencyStats.of(self.seconds),
-            outputs_equal=not self.fault,
-            max_abs_error=self.error.absolute,
-            max_relative_error=self.error.relative,
-            stats=self.service.stats(),
-            actions=record(self.service.pipeline),
-            fault=self.fault,
-            in_flight=IN_FLIGHT,
-            loads=tuple(self.loads),
-        )
+        return replace(super().outcome(), loaded_latency=LatencyStats.of(self.seconds))
 
 
-def loaded(service: ShapedService, calls: Sequence[Call], count: int, num_in_flight: int) -> tuple[float, list[float]]:
+class _SizedBench(Bench):
+    """A bench of plans for a family, each with its own variants; all get the same ``requests``."""
+
+    def __init__(
+        self, machine: Machine, setup: Setup, budget: Budget, family: Family, requests: Sequence[tuple[At, Arguments]]
+    ) -> None:
+        super().__init__(machine, setup, budget)
+        self._family, self._requests = family, requests
+
+    def load(self, name: str, plan: Plan, traced: Traced | Family) -> Contender:
+        """As ``Bench.load``, with the variants of the plan."""
+        return super().load(name, plan, self._family.only(plan.shapes.variants) if plan.shapes is not None else traced)
+
+    def _check(self, plan: Plan, network: str, pipeline: Engine, traced: Traced | Family) -> Contender:
+        assert isinstance(traced, Family)
+        service = self._opened.enter_context(ShapedService(traced, pipeline))
+        error, fault = _checked(service, self._family, self._requests, plan)
+        calls = [partial(service.submit, *args, **kwargs) for _, (args, kwargs) in self._requests]
+        entry = _Contender(plan, network, service.pipeline, calls, error, fault, _alone_s(calls))
+        entry.pace_per_s, _ = loaded(calls, 2 * IN_FLIGHT, IN_FLIGHT)
+        return entry
+
+
+def loaded(calls: Sequence[Call], count: int, num_in_flight: int) -> tuple[float, list[float]]:
     """Requests per second, and the seconds of each, of ``count`` requests of which ``num_in_flight`` are in flight."""
-    latencies_s = list[float]()
+    latencies_s, begun_s = list[float](), time.perf_counter()
 
-    def note(sent_s: float, _: "Future[Any]") -> None:
-        latencies_s.append(time.perf_counter() - sent_s)
+    def noted(call: Call) -> "Future[Any]":
+        future, sent_s = call(), time.perf_counter()
+        future.add_done_callback(lambda _: latencies_s.append(time.perf_counter() - sent_s))
+        return future
 
-    waiting: deque[Future[Any]] = deque()
-    begun_s = time.perf_counter()
-    for number in range(count):
-        if len(waiting) == num_in_flight:
-            waiting.popleft().result()
-        args, kwargs = calls[number % len(calls)]
-        waiting.append(service.submit(*args, **kwargs))
-        waiting[-1].add_done_callback(partial(note, time.perf_counter()))
-    for future in waiting:
-        future.result()
+    send_all([partial(noted, call) for call in calls], count, num_in_flight)
     return count / (time.perf_counter() - begun_s), latencies_s
 
 
-def requests_of(family: Family, traffic: Traffic, count: int) -> list[tuple[At, Call]]:
+def _alone_s(calls: Sequence[Call]) -> list[float]:
+    """Seconds of single requests, of the first ``NUM_ALONE``."""
+    found = list[float]()
+    for call in calls[:NUM_ALONE]:
+        begun_s = time.perf_counter()
+        call().result()
+        found.append(time.perf_counter() - begun_s)
+    return found
+
+
+def _curve(calls: Sequence[Call], pace_per_s: float, load_s: float) -> tuple[Load, ...]:
+    """Throughput and latency, for about ``load_s`` seconds at each number of requests in flight."""
+    found = [(most, *loaded(calls, max(most, round(load_s * pace_per_s)), most)) for most in CURVE]
+    return tuple(Load(most, per_s, LatencyStats.of(latencies_s)) for most, per_s, latencies_s in found)
+
+
+def requests_of(family: Family, traffic: Traffic, count: int) -> list[tuple[At, Arguments]]:
     """Requests drawn from the traffic, with the sizes of each: parts of the example inputs of the largest variant."""
     largest, shares = family.variants[0], traffic.shares
     drawn = random.Random(0).choices(list(shares), list(shares.values()), k=count)
-    found: list[tuple[At, Call]] = []
+    found: list[tuple[At, Arguments]] = []
     for sizes in drawn:
         at = dict(zip(traffic.dims, sizes, strict=True))
         pairs = zip(largest.graph.inputs, largest.example_inputs, strict=True)
@@ -191,64 +189,29 @@ def compare_sizes(
     def unfit(other: Plan, latency_s: float) -> list[str]:
         return unmet_demands(other, latency_s, graph, machine, constraints or Constraints(), setup.backends)
 
-    with progress_shown(setup.progress) as progress, Workspace() as own:
-        setup = replace(setup, workspace=setup.workspace or own)
-        outcomes, left_out = _contest(family, plans, flow, machine, setup, budget, progress)
+    begun_s, requests = time.monotonic(), requests_of(family, flow, NUM_DRAWN)
+    late_s, until_s = begun_s + LOADING_TIME * budget.compare_s, begun_s + budget.compare_s
+    with progress_shown(setup.progress) as progress, _SizedBench(machine, setup, budget, family, requests) as bench:
+        told = between(progress, 0.0, LOADING_SHARE)
+        contest = Contest(bench, plan.objective, "", budget.round_s, told, decide=constraints is not None, until_s=until_s)
+        left_out = contest.load(plans, {plan.microbatch: family}, late_s)
+        for entry in bench.loaded.values():
+            entry.restart()
+        barred = {name for name, one in bench.loaded.items() if name != PLAN and unfit(one.plan, one.latency.p50_s)}
+        contest = replace(contest, progress=between(progress, LOADING_SHARE, 1.0), barred=barred)
+        outcomes = contest.run(budget.num_rounds, None)
+        for name, entry in bench.loaded.items():
+            loads = _curve(entry.calls, entry.pace_per_s, budget.round_s / len(CURVE))
+            outcomes[name] = replace(outcomes[name], loads=loads)
+        progress("run", 1.0, "done")
     left_out |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
     error = family.variants[0].module_error
     verdict = decide(outcomes, plan.objective, constraints is None, unfit)
     return RunReport(graph.name, 0, outcomes, verdict, left_out, trace_error=None if error is None else error.relative)
 
 
-def _contest(
-    family: Family,
-    plans: Mapping[str, Plan],
-    traffic: Traffic,
-    machine: Machine,
-    setup: Setup,
-    budget: Budget,
-    progress: Progress,
-) -> tuple[dict[str, Outcome], dict[str, str]]:
-    """The measurements of each plan, and why others are left out. Raises: AutosplitError: the plan itself cannot be run."""
-    requests = requests_of(family, traffic, NUM_DRAWN)
-    calls = [call for _, call in requests]
-    runners: dict[str, _Runner] = {}
-    left_out: dict[str, str] = {}
-    with ExitStack() as opened:
-        hosts, workspace = setup.hosts, setup.workspace
-        assert workspace is not None
-        host = opened.enter_context(HostManager(engine_factory=Pipeline if hosts is None else hosts.engine_factory()))
-        for number, (name, plan) in enumerate(plans.items()):
-            progress("run", 0.5 * number / len(plans), f"loading '{name}'")
-            try:
-                own = family.only(plan.shapes.variants) if plan.shapes is not None else family
-                engine = deploy(host, name, own, plan, machine, workspace)
-                service = opened.enter_context(ShapedService(own, engine))
-                runners[name] = _Runner(plan, service, *_checked(service, family, requests, plan))
-                runners[name].run(calls, 2 * IN_FLIGHT)
-            except (AutosplitError, OSError) as failure:
-                if name == PLAN:
-                    raise
-                runners.pop(name, None)
-                left_out[name] = str(failure)
-        for runner in runners.values():
-            runner.restart()
-        for number in range(budget.num_rounds):
-            progress("run", 0.5 + 0.5 * number / budget.num_rounds, f"round {number + 1} of {budget.num_rounds}")
-            for name in in_turn(list(runners), number):
-                # whole passes over the drawn requests: each plan gets the same ones
-                passes = max(1, round(budget.round_s * runners[name].pace_per_s / len(calls)))
-                runners[name].run(calls, passes * len(calls))
-                runners[name].run_alone(calls)
-        for runner in runners.values():
-            runner.run_loads(calls, budget.round_s / len(CURVE))
-        outcomes = {name: one.outcome() for name, one in runners.items()}
-    progress("run", 1.0, "done")
-    return outcomes, left_out
-
-
 def _checked(
-    service: ShapedService, family: Family, requests: Sequence[tuple[At, Call]], plan: Plan
+    service: ShapedService, family: Family, requests: Sequence[tuple[At, Arguments]], plan: Plan
 ) -> tuple[NumericalError, str]:
     """The largest error of answers to requests of several sizes against the model at these sizes, and the fault or ''."""
     worst = NumericalError(0.0, 0.0, "")

@@ -51,11 +51,11 @@ def open_pipeline(
         return Service(traced, *open_engine(traced, plan, devices, hosts, profile))
     family = traced if plan.shapes is None else traced.only(plan.shapes.variants)
     engine, opened = open_engine(family, plan, devices, hosts, profile)
-    with opened:
-        kept = ExitStack()
-        service = ShapedService(family, engine, max_wait_s=max_wait_s, opened=kept)
-        kept.push(opened.pop_all())  # not before: a service that cannot be made leaves its engine to this block
-        return service
+    try:
+        return ShapedService(family, engine, max_wait_s=max_wait_s, opened=opened)
+    except BaseException:
+        opened.close()
+        raise
 
 
 def open_engine(

@@ -241,7 +241,7 @@ class Application:
             if left_s <= 0:
                 raise HTTPException(504, f"no answer within {self.limits.request_s:g} s")
             try:
-                run = model.service.run_tensors_async if model.service else partial(self.host.run_async, model.network)
+                run = model.service.pipeline.run_async if model.service else partial(self.host.run_async, model.network)
                 async with asyncio.timeout(left_s):
                     tensors = await run(given.tensors, deadline_s=left_s, timeout_s=min(self.limits.queue_s, left_s))
                 break

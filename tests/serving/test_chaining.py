@@ -88,7 +88,7 @@ def test_a_chain_is_bounded_and_its_requests_end_when_they_are_cancelled_or_late
         chain = host.chain("one", "two")
         futures = [chain.submit(request(number)) for number in range(3)]
         assert chain.limit == 3
-        with pytest.raises(RefusedError, match="3 requests are in the chain one -> two, which is its limit"):
+        with pytest.raises(RefusedError, match="3 requests of the chain one -> two are unfinished, which is the limit"):
             chain.submit(request(9), timeout_s=0.01)
         futures[2].cancel()
         with pytest.raises(DeadlineError, match="while it waited in the admission queue"):

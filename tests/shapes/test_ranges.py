@@ -48,7 +48,8 @@ def test_auto_writes_a_plan_with_its_shapes(planned):
     page = plan.with_name("page.html").read_text()
     assert "of the expected seconds are padding" in page and "In flight: requests/s, p50, p99: 1: " in page
     assert {"plan", "padded to the longest"} <= data["outcomes"].keys()
-    assert all(len(one["rounds_per_s"]) == 2 and min(one["rounds_per_s"]) > 0 for one in data["outcomes"].values())
+    assert all(min(one["rounds_per_s"]) > 0 for one in data["outcomes"].values())
+    assert 2 <= len(data["outcomes"]["plan"]["rounds_per_s"]) <= 4  # the fastest take the time of those that fall behind
     assert all(one["outputs_equal"] for one in data["outcomes"].values())
     assert [load["in_flight"] for load in data["loads"]] == [1, 4, 16, 64]
     assert all(load["per_s"] > 0 and 0 < load["p50_s"] <= load["p99_s"] for load in data["loads"])
