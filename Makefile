@@ -4,6 +4,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
+# Without it, each process that the tests start compiles the package again, and each test process the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-cluster bench-hosts test test-fast trial check sizes format docs bench-planner bench-runtime bench-gpu bench-models bench-accuracy profiles pictures gallery fuzz chaos dist clean
 

@@ -1,13 +1,14 @@
 """Shorter measurements, for tests that judge no seconds: a profile of one backend on two cores takes 1 s, not 4 s."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from autosplit import sharedhost
 from autosplit.backends import apart
 from autosplit.deploying import bench, compiling, contest, replanning, setup
 from autosplit.devices import forkserver
 from autosplit.generating import hostcost
-from autosplit.measuring import cache_lookup, links, profiler, request_overhead, rounds
+from autosplit.measuring import cache_lookup, links, profiler, request_overhead, rounds, store
 from autosplit.measuring.measuring_worker import Workers
 from autosplit.pages import writing
 from autosplit.searching import candidates, hunt, loop, precisions
@@ -45,6 +46,16 @@ def measure_links_once() -> None:
         return known[devices]
 
     profiler.measure_links = remembered
+
+
+def measure_side_by_side() -> None:
+    """Let both processes of the tests measure at once in the user's store, which they share: no test of theirs judges seconds."""
+    measuring = store.Store.measuring
+
+    def at_once(kept: store.Store, waiting: Callable[[], None]) -> AbstractContextManager[None]:
+        return nullcontext() if kept.root == store.user_root() else measuring(kept, waiting)
+
+    store.Store.measuring = at_once
 
 
 def compile_in_one_process() -> None:

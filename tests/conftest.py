@@ -84,3 +84,4 @@ def pytest_collection_finish() -> None:
         brief.load_exporters_once()
         brief.keep_the_speed_of_cores()
         brief.measure_links_once()
+        brief.measure_side_by_side()
