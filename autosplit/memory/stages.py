@@ -182,8 +182,8 @@ def _copied_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> int:
     for op in ops:
         if some_custom and op.operator == LINEAR:
             [made] = op.outputs
-            row_bytes = graph.values[made].num_bytes // math.prod(graph.values[made].shape[:-1])
-            rows = [some[made] // row_bytes for some in (values.num_bytes, *values.others)]
+            row_bytes = graph.values[made].num_bytes // max(1, math.prod(graph.values[made].shape[:-1]))
+            rows = [some[made] // max(1, row_bytes) for some in (values.num_bytes, *values.others)]
             twice |= set(op.weights) if min(rows) <= MOST_ROWS < max(rows) else set()
     return sum(graph.weights[name].num_bytes for name in twice)
 
