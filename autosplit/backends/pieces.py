@@ -18,7 +18,7 @@ from torch import fx
 from autosplit.backends.base import Runnable, on_threads
 from autosplit.backends.eager import program_runnable
 from autosplit.backends.onnxfile import open_onnx, whole_folder
-from autosplit.backends.simplifying import is_custom, simplified, specs_of
+from autosplit.backends.simplifying import VIEWS, is_custom, simplified, specs_of
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.programs import PREPARED, weight
 from autosplit.tracing.splitting import StageProgram, load_stage, part_of, save_stage
@@ -28,16 +28,6 @@ Call = Callable[[], object]
 
 PIECES, SIMPLIFIED = "pieces", "simplified"
 """Folder of the pieces, inside the stage's folder, and in it the simplified stage: to simplify one, torch loads 800 modules."""
-
-
-VIEWS = (
-    torch.ops.aten.view.default,
-    torch.ops.aten.transpose.int,
-    torch.ops.aten.permute.default,
-    torch.ops.aten.slice.Tensor,
-    torch.ops.aten.unsqueeze.default,
-)
-"""Ops that give another view of the same memory."""
 
 
 class Piece(NamedTuple):

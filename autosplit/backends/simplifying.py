@@ -1,7 +1,8 @@
 """Simplify a stage with custom operators before it is cut into pieces, as no runtime sees more of it than one piece.
 
 Repeated ops are merged: layers repeat views of the same positions, which would be a value between pieces for each layer.
-Norms get the form that ONNX Runtime fuses. Rotations of queries and keys become a part of ``autosplit::attend``.
+Norms get the form that ONNX Runtime fuses. Rotations of queries and keys become a part of ``autosplit::attend``. Products of a
+few rows become ``autosplit::few_rows``.
 """
 
 import math
@@ -12,18 +13,29 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from autosplit.backends.fewrows import FEW_ROWS
 from autosplit.backends.translating import GROUPED
 from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.operators import defined_in
-from autosplit.tracing.programs import Observer
+from autosplit.tracing.programs import Observer, weight
 from autosplit.tracing.splitting import StageProgram, part_of
 from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, fake_mode, spec_of
+from autosplit.values.samples import MOST_ROWS
 
 ATTEND = "autosplit::attend"
 """The operator that can rotate queries and keys itself."""
 
 aten = torch.ops.aten
+
+VIEWS = (
+    aten.view.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.slice.Tensor,
+    aten.unsqueeze.default,
+)
+"""Ops that give another view of the same memory."""
 
 
 class Rotation(NamedTuple):
@@ -52,11 +64,13 @@ def simplified(program: StageProgram) -> StageProgram:
         if kept is not node:
             node.replace_all_uses_with(kept)
             module.graph.erase_node(node)
-    attends = [node for node in module.graph.nodes if is_op(node) and schema_of(node.target).name == ATTEND]
-    shapes = {name: spec.shape for name, spec in specs_of(program).items()} if attends else {}
-    for node in attends:
-        _rotate_inside(node, shapes)
+    specs = specs_of(program)
+    shapes = {name: spec.shape for name, spec in specs.items()}
+    for node in module.graph.nodes:
+        if is_op(node) and schema_of(node.target).name == ATTEND:
+            _rotate_inside(node, shapes)
     module.graph.eliminate_dead_code()
+    _multiply_few_rows(module, specs)
     module.recompile()
     return replace(program, module=module)
 
@@ -87,6 +101,44 @@ def _divide(node: fx.Node, root: fx.Node) -> None:
         divisor = node.graph.call_function(aten.sqrt.default, root.args)
     divisor.meta = dict(root.meta)
     node.target, node.args = aten.div.Tensor, (factor, divisor)
+
+
+def _multiply_few_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> None:
+    """Let ``few_rows`` compute products of at most MOST_ROWS dense float32 rows.
+
+    Where files of the runtime keep other matrices, it computes only products that custom operators feed or read: then the files
+    keep their numbers, by which variants of the stage share packed weights.
+    """
+    few = [node for node in module.graph.find_nodes(op="call_function", target=aten.linear.default) if _has_few_rows(node, specs)]
+    kept = (
+        node
+        for node in module.graph.nodes
+        if is_op(node) and not is_custom(node) and node not in few and node.target is not aten.embedding.default
+    )
+    matrices = (one for node in kept for one in node.all_input_nodes if one.op == "get_attr")
+    whole = all(weight(module, str(one.target)).dim() < 2 for one in matrices)
+    for node in few if whole else [node for node in few if _is_beside(node)]:
+        node.target = FEW_ROWS
+
+
+def _has_few_rows(node: fx.Node, specs: Mapping[str, TensorSpec]) -> bool:
+    """Whether a product has few dense float32 rows, and a weight as it is stored."""
+    rows, matrix = node.all_input_nodes[:2]
+    spec = specs[rows.name]
+    is_dense = empty_like_spec(spec).is_contiguous() and spec.torch_dtype == torch.float32
+    return is_dense and matrix.op == "get_attr" and 0 < math.prod(spec.shape[:-1]) <= MOST_ROWS
+
+
+def _is_beside(node: fx.Node) -> bool:
+    """Whether a custom operator makes the rows of a product, or all readers of its answer are custom, through views."""
+    source = node.all_input_nodes[0]
+    while source.target in VIEWS:
+        source = source.all_input_nodes[0]
+    return is_custom(source) or _is_for_custom(node)
+
+
+def _is_for_custom(node: fx.Node) -> bool:
+    return bool(node.users) and all(is_custom(one) or (one.target in VIEWS and _is_for_custom(one)) for one in node.users)
 
 
 def _rotate_inside(attend: fx.Node, shapes: Mapping[str, Sequence[int]]) -> None:

@@ -15,14 +15,17 @@ from typing import NamedTuple
 from autosplit.memory.arena import bound_of
 from autosplit.memory.lives import Step, aligned, lives_of
 from autosplit.memory.slots import HOST, NUM_CONTEXTS, Workers, at_once, in_flight, num_slots
-from autosplit.values.graph import Graph
+from autosplit.values.graph import Graph, Op
 from autosplit.values.machine import HOST_KINDS, Device, Machine, kind_of
 from autosplit.values.plan import Plan, Stage, StageMemory
 from autosplit.values.profile import Profile
-from autosplit.values.samples import FROM_ONNX, Footprint, Precision, Setting, runtime_of, stage_key
+from autosplit.values.samples import FROM_ONNX, MOST_ROWS, Footprint, Precision, Setting, runtime_of, stage_key
 
 LOOKUP = "aten.embedding.default"
 """The operator that reads rows of a weight as it is."""
+
+LINEAR = "aten.linear.default"
+"""The operator that may read its weight as it is (``backends.fewrows``)."""
 
 BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000}
 """Bytes that a backend holds once in a worker with several programs: its library's state, buffers of matrix products, free blocks
@@ -157,7 +160,7 @@ def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, kn
     arena_bytes = _arena_bytes(graph, stage, values, handed) * stage.streams
     found, others = known.get(key_of(plan, stage)), _of(known, kind, stage.backend)
     base_bytes = 0 if plan.process == "caller" else max((one.base_bytes for one in others), default=0)
-    backend_bytes = _copied_bytes(graph, stage) + min((one.extra_bytes for one in others), default=0)
+    backend_bytes = _copied_bytes(graph, stage, values) + min((one.extra_bytes for one in others), default=0)
     if kind in HOST_KINDS:
         backend_bytes += _program_bytes(graph, stage, values, parts)
     if found is not None:
@@ -167,20 +170,33 @@ def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, kn
     return StageMemory(weight_bytes, arena_bytes, backend_bytes, ring_bytes, base_bytes, found is not None)
 
 
-def _copied_bytes(graph: Graph, stage: Stage) -> int:
-    """Bytes of tables that are held twice: as rows for an embedding, and packed for a product with the same weight."""
-    operators = dict[str, set[str]]()
-    for op in (graph.ops[graph.index[name]] for name in stage.ops if stage.backend in FROM_ONNX):
+def _copied_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> int:
+    """Bytes of weights that are held twice, as they are stored and packed for products: tables of an embedding and a product, and
+    weights of products that have few rows at some sizes of a stage with custom operators, and more at others."""
+    ops = [graph.ops[graph.index[name]] for name in stage.ops if stage.backend in FROM_ONNX]
+    some_custom, operators = any(map(_is_custom, ops)), dict[str, set[str]]()
+    for op in ops:
         for weight in op.weights:
             operators.setdefault(weight, set()).add(op.operator)
-    return sum(graph.weights[name].num_bytes for name, found in operators.items() if LOOKUP in found and len(found) > 1)
+    twice = {name for name, found in operators.items() if LOOKUP in found and len(found) > 1}
+    for op in ops:
+        if some_custom and op.operator == LINEAR:
+            [made] = op.outputs
+            row_bytes = graph.values[made].num_bytes // max(1, math.prod(graph.values[made].shape[:-1]))
+            rows = [some[made] // max(1, row_bytes) for some in (values.num_bytes, *values.others)]
+            twice |= set(op.weights) if min(rows) <= MOST_ROWS < max(rows) else set()
+    return sum(graph.weights[name].num_bytes for name in twice)
+
+
+def _is_custom(op: Op) -> bool:
+    return "." in op.operator and not op.operator.startswith(OF_TORCH)
 
 
 def _parts(graph: Graph, stage: Stage, values: ValueMemory) -> list[Step]:
     """The files of a runtime and the custom operators between them, with the values that they hand each other; none without such
     operators. They are those of ``backends.pieces``. The values lie in memory that stays for all requests."""
     ops = [graph.ops[graph.index[name]] for name in stage.ops if stage.backend in FROM_ONNX]
-    custom = {op.name for op in ops if "." in op.operator and not op.operator.startswith(OF_TORCH)}
+    custom = {op.name for op in filter(_is_custom, ops)}
     part, reads = dict[str, int](), dict[int, dict[str, None]]()
     for op in ops if custom else ():
         read = [_root(value, values) for value in op.inputs]

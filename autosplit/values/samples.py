@@ -30,6 +30,9 @@ FROM_ONNX = ("onnxruntime", "openvino")
 """Backends that load an ONNX file. A session has threads of its own, while torch has one number of threads for the whole process,
 and keeps the weights of products in another layout."""
 
+MOST_ROWS = 4
+"""Most rows of a product that reads its weight as it is stored, in stages with custom operators on backends of ``FROM_ONNX``."""
+
 
 def backends() -> Mapping[str, str]:
     """Name of each backend to its import path: autosplit's own, then entry points ``autosplit.backends`` of other packages."""

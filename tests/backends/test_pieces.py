@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from autosplit.backends.base import get_backend, require_streams
+from autosplit.backends.fewrows import FEW_ROWS
 from autosplit.backends.pieces import pieces
 from autosplit.backends.profiling import probe
 from autosplit.backends.simplifying import simplified
@@ -148,14 +149,40 @@ def test_files_whose_outputs_have_gaps_write_to_memory_that_stays(saved, monkeyp
     get_backend("onnxruntime").load(saved[1], 1)
 
 
-def test_a_variant_shares_the_packed_weights_of_each_piece(saved, tmp_path):
-    program, folder = saved
-    other = tmp_path / "stage"
-    save_stage(program, other)
-    get_backend("onnxruntime").prepare(program, other, first=folder)
+def test_a_variant_shares_the_packed_weights_of_each_piece(tmp_path):
+    """Steps of more rows than a product reads its weight for as it is stored."""
+    inputs = torch.arange(6), torch.tensor([1, 2]).repeat(3), torch.arange(3).repeat_interleave(2)
+    program = unsplit(trace(load_model(TwoLayers().eval(), inputs=inputs)))
+    folder, other = tmp_path / "first", tmp_path / "other"
+    for place, first in ((folder, None), (other, folder)):
+        save_stage(program, place)
+        get_backend("onnxruntime").prepare(program, place, first=first)
     data, shared = folder.rglob("model.onnx.data"), other.rglob("shared.data")
     files = [{path.parents[1].name: path.stat().st_ino for path in paths} for paths in (data, shared)]
     assert files[0] == files[1] and sorted(files[0]) == ["0", "2"]  # the last piece only adds
+
+
+class WithExperts(nn.Module):
+    """A product beside attention and one that is not, with a matrix of another operator if ``has_experts``."""
+
+    def __init__(self, has_experts: bool) -> None:
+        super().__init__()
+        self.projection, self.far, self.cache = nn.Linear(16, 48), nn.Linear(16, 16), KVCache(2, 16, 2, 8)
+        self.experts = nn.Parameter(torch.rand(16, 16)) if has_experts else None
+
+    def forward(self, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.projection(x * 2).view(1, -1, 6, 8).transpose(1, 2).chunk(3, 1)
+        x = self.far(self.cache(q, k, v, slots, positions)[0].flatten(1).sin()).cos()
+        return x if self.experts is None else x @ self.experts
+
+
+@pytest.mark.parametrize(("num_rows", "has_experts", "num_stored"), [(2, False, 2), (2, True, 0), (6, False, 0)])
+def test_products_of_few_rows_read_weights_as_they_are_stored(num_rows, has_experts, num_stored):
+    inputs = torch.rand(num_rows, 16), torch.arange(num_rows) % 2 + 1, torch.arange(num_rows) // 2
+    program = unsplit(trace(load_model(WithExperts(has_experts).eval(), inputs=inputs)))
+    found = simplified(program)
+    assert sum(node.target is FEW_ROWS for node in found.module.graph.nodes) == num_stored
+    torch.testing.assert_close(found.module(*inputs), program.module(*inputs))
 
 
 def test_streams_are_refused(saved):

@@ -66,6 +66,20 @@ def test_a_table_that_a_product_shares_counts_twice_where_weights_are_packed_and
     assert backend_bytes("onnxruntime", OPS[1:]) == backend_bytes("onnxruntime", OPS[:1]) == 0
 
 
+@pytest.mark.parametrize(("num_rows", "num_twice"), [((2, 16), 1), ((2, 4), 0), ((8, 16), 0)])
+def test_a_weight_that_a_product_reads_as_it_is_stored_at_some_sizes_counts_twice(
+    num_rows: tuple[int, int], num_twice: int
+) -> None:
+    """With few rows beside a custom operator; ONNX Runtime packs it for more."""
+    product, custom, *_ = GRAPH.ops
+    ops = replace(product, operator="aten.linear.default"), replace(custom, operator="mine.custom.default")
+    graph = replace(GRAPH, ops=ops, outputs=("v2",))
+    sizes = [dict.fromkeys(NAMES, rows * 128) for rows in num_rows]
+    plan = Plan(Source("m"), graph.hash, "", (Stage("one", tuple(OPS[:2]), ("cpu:0",), "onnxruntime"),), UNKNOWN)
+    [memory] = stage_memories(graph, plan, ValueMemory(sizes[0], others=sizes[1:]))
+    assert memory.backend_bytes // (100 * MB) == num_twice
+
+
 def test_each_program_of_a_worker_keeps_what_its_files_hand_to_custom_operators() -> None:
     """v0 and v2 enter and leave an operator between files, at two sizes; elsewhere values are freed after their last reader."""
     names = ("aten.mm.default", "mine.custom.default", "aten.mm.default", "aten.mm.default", "aten.mm.default", "aten.mm.default")
