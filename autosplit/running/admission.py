@@ -7,6 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Callable
+from copy import copy
 from typing import NamedTuple, Protocol
 
 from autosplit.compat.futures import SafeCondition
@@ -261,7 +262,7 @@ class Admission:
         if not self.is_open:
             raise closed()
         if self.failure is not None:
-            raise type(self.failure)(str(self.failure))
+            raise copy(self.failure)
 
     def no_room(self) -> RefusedError:
         """The refusal of a request that found no place in time."""

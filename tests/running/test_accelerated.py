@@ -141,6 +141,7 @@ def test_a_device_that_is_gone_ends_its_pipeline_with_one_error_and_gives_no_wro
             try:
                 futures.append(pipeline.submit([torch.full((4,), float(number))]))
             except BackendError as failure:
+                assert failure.device == "null:0"
                 reasons.add(str(failure))
         for number, future in enumerate(futures):
             try:
