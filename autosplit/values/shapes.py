@@ -45,6 +45,8 @@ def parse_sizes(text: str | Sizes) -> Sizes:
             found = range(int(first), int(last) + 1) if dots else tuple(int(part) for part in text.split(","))
         except ValueError:
             raise UsageError(fault) from None
+    if isinstance(found, range) and not found:
+        raise UsageError(f"{fault}; the first number is above the last one")
     if not found or (not isinstance(found, range) and len(found) > MAX_LISTED):
         raise UsageError(f"{fault}; at least 1 and at most {MAX_LISTED} single numbers are needed")
     if not all(type(size) is int for size in (found[:1] if isinstance(found, range) else found)):

@@ -224,32 +224,28 @@ def test_a_full_disk_is_said_where_onnx_runtime_says_that_it_failed_to_write(mlp
 
 
 class Kinds(torch.nn.Module):
-    """The first ``num_outputs`` of: no elements, booleans, doubles, bfloat16."""
-
-    def __init__(self, num_outputs: int) -> None:
-        super().__init__()
-        self.num_outputs = num_outputs
+    """No elements, booleans, doubles, bfloat16."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (x[:0] * 2, x.bool(), x.double() * 2, x.to(torch.bfloat16))[: self.num_outputs]
+        return x[:0] * 2, x.bool(), x.double() * 2, x.to(torch.bfloat16)
 
 
-@pytest.mark.parametrize(("name", "num_outputs"), [("onnxruntime", 4), ("onnxruntime", 3), ("openvino", 3)])
-def test_tensors_without_elements_and_of_all_dtypes_pass(whole, name, num_outputs):
-    traced = trace(load_model(Kinds(num_outputs).eval(), inputs=(torch.randn(3, 2),)))
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_tensors_without_elements_and_of_all_dtypes_pass(whole, name):
+    traced = trace(load_model(Kinds().eval(), inputs=(torch.randn(3, 2),)))
     program = whole(traced)
     found = get_backend(name).compile(program, 1)(traced.example_inputs)
     for value, reference in zip(found, program.module(*traced.example_inputs), strict=True):
         torch.testing.assert_close(value, reference, check_stride=True)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("onnxruntime", torch.complex64), ("openvino", torch.bfloat16)])
-def test_a_dtype_without_tensors_in_the_runtime_is_refused(whole, name, dtype):
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_a_dtype_without_tensors_in_the_runtime_is_refused(whole, name):
     class Cast(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
-    traced = trace(load_model(Cast().eval(), inputs=(torch.ones(2, dtype=dtype),)))
+    traced = trace(load_model(Cast().eval(), inputs=(torch.ones(2, dtype=torch.complex64),)))
     with pytest.raises(BackendError):
         get_backend(name).compile(whole(traced), 1)
 
