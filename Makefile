@@ -25,8 +25,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m autosplit.planners.warming
 	@touch $@
 
-# Tests of a file share a traced and measured model, so one process runs them all; long files are not last by name.
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+# Tests of a file share a traced and measured model, so one process runs them all; long files are not last by name. Three processes
+# on two cores, because tests wait for workers: two left a fifth of the cores idle.
+PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 DEMO := autosplit-run
 kept = --profiles $(DEMO)/profiles -o $(DEMO)/$(1).yaml --picture $(DEMO)/$(1).svg --report $(DEMO)/$(1).html
 

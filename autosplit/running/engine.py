@@ -59,7 +59,7 @@ class Engine(Draining):
         strange = [(group, stage) for group, members in self.groups.items() for stage in members if stage not in known]
         faults = [f"group '{group}' names '{stage}'; the stages are: {', '.join(known)}" for group, stage in strange]
         raise_faults(PlanError, "the parameter groups do not fit the pipeline", faults)
-        self.replanned: tuple[str, ...] = ()
+        self.replanned: list[str] = []
         """A sentence for each device or host that was lost and replaced."""
         self.batches = BatchCounts()
         """The rows that a service has joined, if it joins requests."""
@@ -305,7 +305,7 @@ class Engine(Draining):
     def _note_replanned(self, what: str, stages: Sequence[StagePlacement]) -> None:
         """Log the loss, and where the stages are from now on."""
         placed = ", ".join(f"{stage.name} on {'+'.join(device.name for device in stage.devices)}" for stage in stages)
-        self.replanned += (f"{what}; planned anew: {placed}",)
+        self.replanned.append(f"{what}; planned anew: {placed}")
         log.warning("%s", self.replanned[-1])
 
     @property

@@ -147,7 +147,7 @@ def test_parts_in_two_precisions_run_as_a_pipeline_and_from_a_file(tmp_path: Pat
     machine = Machine.of(map(parse_device, NULLS))
     placed = annotate(traced, {"linear_1": ("null:1", "eager", "bf16")}, default="null:0", machine=machine)
     plan = placed.plan()
-    assert plan.precisions == ["f32", "bf16", "f32"] and "eager, bf16" in plan.summary()
+    assert plan.precisions == ["f32", "bf16", "f32"] and "eager:bf16" in plan.summary()
     assert plan.hash != replace(plan, stages=tuple(replace(stage, precision=None) for stage in plan.stages)).hash
     write_plan(plan, traced.graph, tmp_path / "plan.yaml")
     again = read_plan(tmp_path / "plan.yaml").resolve(traced.graph)

@@ -1,5 +1,6 @@
 """Machine code is kept by the sources of all compiled modules, and everything can be compiled ahead of time."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def test_everything_is_compiled_ahead(capsys) -> None:
 def test_only_the_planner_is_said_to_compile(caplog: pytest.LogCaptureFixture) -> None:
     # the fork server compiles the attention of its workers, and said the same as the host
     jit._say_once.cache_clear()
+    caplog.set_level(logging.WARNING, jit.__name__)  # warming in this process has silenced it
     for module in ("generating.rows", "planners.loads", "planners.items"):
         function = SimpleNamespace(py_func=SimpleNamespace(__module__=f"autosplit.{module}"))
         jit._Notice().on_start(SimpleNamespace(data={"dispatcher": function}))
