@@ -100,7 +100,9 @@ def onnxruntime_genai(folder: Path, threads: int) -> Generate:
     target = folder / "onnxruntime-genai"
     words = ["-i", str(folder), "-m", str(folder), "-o", str(target), "-p", "fp32", "-e", "cpu", "-c", str(folder / "cache")]
     builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", *words]
-    subprocess.run(builder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    built = subprocess.run(builder, check=False, capture_output=True, text=True)
+    if built.returncode:
+        raise RuntimeError(built.stderr.strip().splitlines()[-1].replace(str(folder), "saved"))
     config = genai.Config(str(target))
     options = {"intra_op_num_threads": threads, "inter_op_num_threads": 1}
     config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
