@@ -1,6 +1,6 @@
 """Generation of text beside other programs on the same weights: prefill, decode with 1, 4 and 16 sequences, memory.
 
-    python -m benchmarks.generation [--models 25M,100M] [--peers-python PYTHON] [--rounds 3] [--minutes 12] [--threads 1]
+    python -m benchmarks.generation [--models 25M,100M] [--peers-python PYTHON] [--ways W,W] [--rounds 3] [--minutes 12]
     python -m benchmarks.generation --write-table
 
 The environment of PYTHON holds the other programs: ``pip install torch transformers onnx-ir onnxruntime-genai openvino-genai
@@ -45,6 +45,9 @@ MODELS = {
 BATCHES = (1, 4, 16)
 NUM_PROMPT, NUM_NEW = 128, 49
 """Tokens of a prompt, and new tokens; the first of them belongs to prefill."""
+
+NUM_ALONE = 5
+"""Requests of one sequence in a round, of which the medians count: one prefill of 45 ms differs by a quarter from the next."""
 
 END_S = 30.0
 """Seconds that a process may take to end."""
@@ -121,7 +124,7 @@ def measure(name: str, given: argparse.Namespace, kept: dict[str, Any], until_s:
         entry["weight_bytes"], entry["threads"] = save_model(MODELS[name], folder), given.threads
         entry["cpu"] = describe().facts["cpu"]
         ways = {}
-        for way in (*OURS, *WAYS):
+        for way in [one for one in (*OURS, *WAYS) if not given.ways or one in given.ways]:
             own = [sys.executable, "-m", "benchmarks.generation_ours", OURS.get(way, "")]
             words = own if way in OURS else [given.peers_python, "-m", "benchmarks.generation_peers", way]
             running = stack.enter_context(process([*words, str(folder), str(given.threads)], cores))
@@ -137,9 +140,15 @@ def measure(name: str, given: argparse.Namespace, kept: dict[str, Any], until_s:
             found: dict[str, Any] = {BANDWIDTH: memory_bytes_per_s(given.threads)}
             vocabulary = range(10, 30_000)
             for batch in BATCHES:
-                prompts = [random_ids.choices(vocabulary, k=NUM_PROMPT) for _ in range(batch)]
-                for way in list(ways)[:: -1 if len(entry["rounds"]) % 2 else 1]:
-                    found.setdefault(way, {})[str(batch)] = asked(ways[way], {"prompts": prompts, "new": NUM_NEW})
+                answers: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+                for _ in range(NUM_ALONE if batch == 1 else 1):
+                    prompts = [random_ids.choices(vocabulary, k=NUM_PROMPT) for _ in range(batch)]
+                    for way in list(ways)[:: -1 if len(entry["rounds"]) % 2 else 1]:
+                        answers[way].append(asked(ways[way], {"prompts": prompts, "new": NUM_NEW}))
+                for way, each in answers.items():
+                    rates = [one["tokens_per_s"] for one in each if one["tokens_per_s"] is not None]
+                    middle = {"first_s": median(one["first_s"] for one in each), "tokens_per_s": median(rates) if rates else None}
+                    found.setdefault(way, {})[str(batch)] = {**each[-1], **middle}
             entry["rounds"].append(found)
             write_atomic(RESULTS, json.dumps(kept, indent=1) + "\n")
             print(f"{name}: round {len(entry['rounds'])} of {given.rounds}", flush=True)
@@ -220,6 +229,7 @@ def page(kept: dict[str, Any]) -> str:
     )
     lines[-1] += f"those of {next(iter(WAYS))} before the first that differs, with one sequence."
     lines[-1] += " A decode rate counts the tokens of the time in which all sequences have their first token and none its last."
+    lines[-1] += f" With one sequence, a round has {NUM_ALONE} requests, and their medians count."
     lines[-1] += " Memory is that of the last round, of a way with all its processes."
     for name, entry in kept.items():
         if entry["rounds"]:
@@ -231,6 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="25M,100M", help=f"names with commas between, of {', '.join(MODELS)}")
     parser.add_argument("--peers-python", default=sys.executable)
+    parser.add_argument("--ways", type=lambda text: text.split(","), help="only these; all of 500M need 25 GB of memory")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=inf, help="begin no round after this time; a later call goes on")
     parser.add_argument("--threads", type=int, default=1, help="threads of each way, on as many cores")
