@@ -62,7 +62,7 @@ GIVEN = {
         planners.noncontiguous.local_search.MOST_MOVED
     """,
     "limit on the size of a table or a model, reached by none of the benchmarks": """
-        planners.device_usage.MAX_STATES planners.device_usage.MAX_MOVES planners.items.MANY_ITEMS
+        planners.device_usage.MAX_STATES planners.device_usage.MAX_MOVES planners.instance.MANY_ITEMS
         planners.cpsat.stage_model.MOST_ORDERED planners.latency.segments.MOST_OPS planners.contiguous.linear.FIRST_LOOK_S
     """,
     "limit on the number of questions to the solvers": """

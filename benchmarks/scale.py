@@ -22,7 +22,7 @@ from autosplit.costs.workloads import parse_dnn_partitioning
 from autosplit.planners.clusters import topological_order
 from autosplit.planners.contiguous.linear import chain_in_order
 from autosplit.planners.contiguous.proving import chain_blocks
-from autosplit.planners.items import contract
+from autosplit.planners.instance import contract
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 from benchmarks.planner import WORKLOADS, chained

@@ -10,8 +10,8 @@
 All folders share these modules:
 
     incumbent        the best plan and bound of one solve, to which every planner adds
-    items            the problem under its demands as compressed rows: groups of ops with one decision each, nets, classes
-    loads            compressed rows, and the load of a block while items are added to it, compiled
+    instance         the problem under its demands as compressed rows: groups of ops with one decision each, nets, classes
+    loads            compressed rows, the load of a block while items are added to it, the latency of a row of blocks, compiled
     bounds           a lower bound for all plans, from compute alone
     device_usage     the devices that a prefix of a chain has taken, as a number
     clusters         the same problem with fewer ops; topological orders

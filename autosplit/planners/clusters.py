@@ -12,25 +12,15 @@ from autosplit.planners.loads import Ints
 
 
 def kept_together(problem: Problem, contiguous: bool) -> list[tuple[int, ...]]:
-    """The ops of each group and, where the order binds, of each of its cycles."""
-    members: dict[int, list[int]] = {}
-    for op, home in enumerate(components(problem, contiguous).tolist()):
-        members.setdefault(home, []).append(op)
-    return [tuple(ops) for ops in members.values()]
-
-
-def components(problem: Problem, contiguous: bool) -> Ints:
-    """Component of each op: joined by groups and, where the order binds, by its cycles. Shape (num_ops,)."""
+    """The ops of each group and, where the order binds, of each of its cycles; those with the first op come first."""
     order = np.array(problem.order if contiguous else (), dtype=np.int64).reshape(-1, 2)
-    home = np.arange(problem.num_ops)
-    if problem.groups or (order[:, 0] > order[:, 1]).any():
-        graph = networkx.DiGraph(order.tolist())
-        graph.add_nodes_from(range(problem.num_ops))
-        for group in problem.groups:
-            networkx.add_cycle(graph, group)
-        for number, ops in enumerate(networkx.strongly_connected_components(graph)):
-            home[list(ops)] = number
-    return home
+    if not problem.groups and not (order[:, 0] > order[:, 1]).any():
+        return [(op,) for op in range(problem.num_ops)]
+    graph = networkx.DiGraph(order.tolist())
+    graph.add_nodes_from(range(problem.num_ops))
+    for group in problem.groups:
+        networkx.add_cycle(graph, group)
+    return sorted(tuple(sorted(ops)) for ops in networkx.strongly_connected_components(graph))
 
 
 def row_of(rows: Sequence[Sequence[int]]) -> Ints:
@@ -48,8 +38,28 @@ def gathered(home: Ints, group: Ints) -> Ints:
     return found
 
 
-def contracted(problem: Problem, home: Ints) -> Problem:
-    """The problem in which all ops with one number in ``home`` are the op of that number, without groups.
+@dataclass(frozen=True)
+class Clusters:
+    """A smaller problem and the ops that each of its ops stands for."""
+
+    problem: Problem
+    members: tuple[tuple[int, ...], ...]
+
+    def expand(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
+        """Blocks of clusters as blocks of ops."""
+        return tuple(Block(tuple(sorted(op for cluster in b.ops for op in self.members[cluster])), b.devices) for b in blocks)
+
+    def shrink(self, blocks: Sequence[Block]) -> tuple[Block, ...] | None:
+        """Blocks of ops as blocks of clusters; None where a cluster is in two blocks."""
+        home, cluster = row_of([block.ops for block in blocks]), row_of(self.members)
+        place = gathered(home, cluster)
+        if (place[cluster] != home).any():
+            return None
+        return tuple(Block(tuple(np.flatnonzero(place == n).tolist()), block.devices) for n, block in enumerate(blocks))
+
+
+def contracted(problem: Problem, home: Ints) -> Clusters:
+    """The clusters of all ops with one number in ``home``, in the order of the numbers; the problem has no groups.
 
     It verifies only where the numbers are in an order in which every value is made before it is read.
     """
@@ -63,7 +73,7 @@ def contracted(problem: Problem, home: Ints) -> Problem:
         producer = renamed[net.producer]
         readers = tuple(sorted({renamed[op] for op in net.consumers} - {producer}))
         nets += [Net(producer, readers, net.num_bytes)] if readers else []
-    return replace(
+    small = replace(
         problem,
         ops=tuple(problem.ops[ops[0]] for ops in members),
         compute_s=compute,
@@ -74,6 +84,7 @@ def contracted(problem: Problem, home: Ints) -> Problem:
         groups=(),
         reasons={(renamed[op], device): reason for (op, device), reason in problem.reasons.items()},
     )
+    return Clusters(small, tuple(map(tuple, members)))
 
 
 def order_of(problem: Problem, home: Ints) -> tuple[tuple[int, int], ...]:
@@ -105,35 +116,20 @@ def topological_order(after: Sequence[Iterable[int]], keys: Ints | Floats, depth
     return np.array(order, dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class Clusters:
-    """A smaller problem and the ops that each of its ops stands for."""
-
-    problem: Problem
-    members: tuple[tuple[int, ...], ...]
-
-    def expand(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
-        """Blocks of clusters as blocks of ops."""
-        return tuple(Block(tuple(sorted(op for cluster in b.ops for op in self.members[cluster])), b.devices) for b in blocks)
-
-    def shrink(self, blocks: Sequence[Block]) -> tuple[Block, ...] | None:
-        """Blocks of ops as blocks of clusters; None where a cluster is in two blocks."""
-        home, cluster = row_of([block.ops for block in blocks]), row_of(self.members)
-        place = gathered(home, cluster)
-        if (place[cluster] != home).any():
-            return None
-        return tuple(Block(tuple(np.flatnonzero(place == n).tolist()), block.devices) for n, block in enumerate(blocks))
+def clustered(problem: Problem, contiguous: bool, depth_first: bool = False) -> Clusters:
+    """A cluster for the ops that every plan keeps together, in a topological order."""
+    home = row_of(kept_together(problem, contiguous))
+    count = int(home.max()) + 1
+    order = topological_order(rows_of(order_of(problem, home), count), np.arange(count), depth_first)
+    return contracted(problem, np.argsort(order)[home])
 
 
 def forced_clusters(problem: Problem, contiguous: bool) -> Clusters:
-    """A cluster for the items that every plan keeps together: each group and, in chains, the cycles that groups close.
+    """A cluster for the ops that every plan keeps together: each group and, in chains, the cycles that groups close.
 
     Nothing is joined where that would leave no order in which every value is made before it is read: for plans that need not be
     chains, and where the order is not that of the values.
     """
-    home = kept_together(problem, contiguous)
-    if not contiguous or len(home) == problem.num_ops or set(problem.edges) != set(problem.order):
-        return Clusters(problem, tuple((op,) for op in range(problem.num_ops)))
-    cluster = row_of(home)
-    order = topological_order(rows_of(order_of(problem, cluster), len(home)), np.arange(len(home)))
-    return Clusters(contracted(problem, np.argsort(order)[cluster]), tuple(home[number] for number in order.tolist()))
+    if contiguous and set(problem.edges) == set(problem.order) and len(kept_together(problem, contiguous)) < problem.num_ops:
+        return clustered(problem, contiguous)
+    return Clusters(problem, tuple((op,) for op in range(problem.num_ops)))

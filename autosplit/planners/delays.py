@@ -72,17 +72,15 @@ class Delays:
     @cached_property
     def _class_tables(self) -> tuple[Floats, ...]:
         """The tables between two devices of two classes; all such pairs of devices cost the same."""
-        tables = tuple(by_class(self.problem, table) for table in self._tables)
-        alone = [k for k, members in enumerate(self.problem.device_classes) if len(members) == 1]
-        tables[2][alone, alone] = inf
-        return tables
+        fixed, per_byte, delay = self._tables
+        return by_class(self.problem, fixed), by_class(self.problem, per_byte), by_class(self.problem, delay, alone=inf)
 
 
-def by_class(problem: Problem, table: Floats) -> Floats:
-    """A table of devices as one of classes, with two devices of one class on the diagonal; 0 there if a class has only one."""
+def by_class(problem: Problem, table: Floats, alone: float = 0.0) -> Floats:
+    """A table of devices as one of classes, with two devices of one class on the diagonal; ``alone`` if a class has only one."""
     ends = [(members[0], members[-1]) for members in problem.device_classes]
     found = table[np.ix_([one for one, _ in ends], [one for one, _ in ends])]
-    np.fill_diagonal(found, [table[one, other] if one != other else 0.0 for one, other in ends])
+    np.fill_diagonal(found, [table[one, other] if one != other else alone for one, other in ends])
     return found
 
 

@@ -17,7 +17,7 @@ from autosplit.planners.contiguous.chains import improve_chains, offer_first_cha
 from autosplit.planners.cpsat.integer_program import find_any_plan, solve_integer_program
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent, Solver
-from autosplit.planners.items import contract
+from autosplit.planners.instance import contract
 from autosplit.planners.latency.scheduling import schedule_sample
 from autosplit.planners.noncontiguous.partitioning import partition, walk_once
 from autosplit.planners.row_annealing import anneal_rows

@@ -12,7 +12,7 @@ from autosplit.costs.problem import Block, Net, Problem, Transfers
 from autosplit.planners import jit
 from autosplit.planners.contiguous import downsets, linear
 from autosplit.planners.contiguous.downset_table import grown, new_sets
-from autosplit.planners.items import contract
+from autosplit.planners.instance import contract
 from autosplit.planners.latency import order_annealing
 from autosplit.planners.noncontiguous import column_generation, resplitting
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
@@ -51,7 +51,7 @@ def any_sets() -> None:
     """Compile sweeps, pricing and resplits."""
     graph = hypergraph_of(small_problem())
     home = np.array([0, 1, 0, 0, 0])
-    tight = replace(graph, costs=graph.costs._replace(num_bytes=np.ones(5), memory_bytes=np.full(2, 3.0)))
+    tight = replace(graph, num_bytes=np.ones(5), memory_bytes=np.full(2, 3.0))
     resplitting.resplit(tight, home, 0, 1, limit_s=100.0, seed=0)
     values, pricers = np.ones(5, dtype=np.int64), column_generation.pricers_of(graph)
     for pricer in (*pricers, *column_generation.capped_pricers(tight, pricers)):

@@ -12,7 +12,7 @@ from ortools.linear_solver import pywraplp
 from problems import random_problem
 
 from autosplit.planners import bounds
-from autosplit.planners.items import contract
+from autosplit.planners.instance import contract
 from autosplit.values.constraints import Demands
 
 
@@ -51,7 +51,7 @@ def spread_s(work: np.ndarray, counts: list[int]) -> float:
 @given(st.integers(0, 10**6))
 def test_the_weights_are_the_best_there_are(seed):
     items = contract(random_problem(seed, alike=False, num_devices=3), Demands())
-    work = items.costs.compute_s if items.costs.overlap else items.costs.compute_s + items.costs.fixed_s
+    work = items.compute_s if items.overlap else items.compute_s + items.fixed_s
     assert items.priced_work.sum() == pytest.approx(spread_s(work, [len(members) for members in items.classes]), rel=1e-6)
 
 

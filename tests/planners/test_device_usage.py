@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from problems import chain
 
 from autosplit.planners.device_usage import MAX_STATES, sequence_usage, usage_of
-from autosplit.planners.items import contract
+from autosplit.planners.instance import contract
 from autosplit.values.constraints import Demands
 
 

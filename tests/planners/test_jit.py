@@ -13,7 +13,7 @@ from problems import chain
 
 from autosplit.planners import jit, warming
 from autosplit.planners.contiguous import downset_enumeration, downsets
-from autosplit.planners.items import contract
+from autosplit.planners.instance import contract
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
 
@@ -53,7 +53,7 @@ def test_only_the_planner_is_said_to_compile(caplog: pytest.LogCaptureFixture) -
     # the fork server compiles the attention of its workers, and said the same as the host
     jit._say_once.cache_clear()
     caplog.set_level(logging.WARNING, jit.__name__)  # warming in this process has silenced it
-    for module in ("generating.rows", "planners.loads", "planners.items"):
+    for module in ("generating.rows", "planners.loads", "planners.instance"):
         function = SimpleNamespace(py_func=SimpleNamespace(__module__=f"autosplit.{module}"))
         jit._Notice().on_start(SimpleNamespace(data={"dispatcher": function}))
         assert len(caplog.records) == (module != "generating.rows")

@@ -13,7 +13,7 @@ from autosplit.planners.clock import now
 from autosplit.planners.contiguous import linear
 from autosplit.planners.contiguous.proving import chain_blocks, prove_chain
 from autosplit.planners.incumbent import CLOSE, Incumbent
-from autosplit.planners.items import Items, contract
+from autosplit.planners.instance import Instance, contract
 from autosplit.planners.loads import ROUNDING
 from autosplit.planners.row_annealing import anneal_rows
 
@@ -102,7 +102,7 @@ def improve_chains(incumbent: Incumbent, deadline: float) -> None:
     _improve(incumbent, contract(problem, demands), deadline)
 
 
-def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
+def _improve(incumbent: Incumbent, items: Instance, deadline: float) -> None:
     demands = incumbent.demands
     if demands.objective == "throughput":
         _prove_compute(incumbent, items)
@@ -144,23 +144,23 @@ def _cut_chain(incumbent: Incumbent, num_stages: int, deadline: float) -> None:
         anneal_rows(incumbent, deadline, [blocks])
 
 
-def _offer_linear(incumbent: Incumbent, items: Items, deadline: float) -> None:
+def _offer_linear(incumbent: Incumbent, items: Instance, deadline: float) -> None:
     incumbent.offer(chain_blocks(items, linear.best_chain(items, incumbent.objective_s, deadline)), "linear orders")
 
 
-def _prove_compute(incumbent: Incumbent, items: Items) -> None:
+def _prove_compute(incumbent: Incumbent, items: Instance) -> None:
     if isfinite(items.compute_bound_s):
         incumbent.prove(items.compute_bound_s, "compute bound")
 
 
-def _offer_soonest(incumbent: Incumbent, items: Items, deadline: float) -> None:
+def _offer_soonest(incumbent: Incumbent, items: Instance, deadline: float) -> None:
     """Chains along single orders through which a sample passes in the least time, its blocks one after the other."""
     delay_s = float(incumbent.problem.transfers.latency_s[:HOST, :HOST].max())
     for order in linear.topological_orders(items):
         incumbent.offer(chain_blocks(items, linear.chain_in_order(items, order, inf, deadline, delay_s)), "soonest chains")
 
 
-def _hold_latency_limit(incumbent: Incumbent, items: Items, deadline: float) -> None:
+def _hold_latency_limit(incumbent: Incumbent, items: Instance, deadline: float) -> None:
     """Offer chains that hold the latency limit: on each order, the soonest chain among those with a largest load below T.
 
     T is found by bisection. The latency of a chain counts as the sum of all block times and of the delays between blocks. Where

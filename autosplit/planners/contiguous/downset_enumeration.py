@@ -12,6 +12,7 @@ Candidates are the items that are ready: the last set's, and those that the last
 import numpy as np
 
 from autosplit.planners.contiguous.downset_table import BEST, NUM_SETS, SIZE
+from autosplit.planners.contiguous.linear import alive_usages
 from autosplit.planners.contiguous.pruning import (
     NUM_ALIVE,
     NUM_READY,
@@ -38,29 +39,19 @@ def run(walk: Walk, num_steps: int, most_of_a_set: int) -> int:
         if number < 0:
             sets.tally[SIZE] += 1
             continue
-        if _list_alive(walk, number):
+        walk.state[NUM_ALIVE] = alive_usages(sets.value, number, walk.limit[0] * (1 - ROUNDING), walk.alive)
+        if walk.state[NUM_ALIVE] > 0:
             _go_to(walk, number)
             taken = _extend(walk, number, most_of_a_set)
             if taken < 0:
                 return FULL if taken == -1 else HOPELESS
             steps += taken
         sets.of_size[sets.tally[SIZE]] = sets.next_of_size[number]
-        if walk.rules.maximal and sets.tally[BEST] >= 0:
+        if walk.maximal and sets.tally[BEST] >= 0:
             return DONE
         if steps > num_steps:
             return PAUSED
     return DONE
-
-
-@inner
-def _list_alive(walk: Walk, number: int) -> bool:
-    """List the usages of a set whose value is below the limit. Returns: whether there is one."""
-    walk.state[NUM_ALIVE] = 0
-    for usage in range(len(walk.alive)):
-        if walk.sets.value[number, usage] < walk.limit[0] * (1 - ROUNDING):
-            walk.alive[walk.state[NUM_ALIVE]] = usage
-            walk.state[NUM_ALIVE] += 1
-    return bool(walk.state[NUM_ALIVE] > 0)
 
 
 @inner
@@ -82,13 +73,13 @@ def _go_to(walk: Walk, number: int) -> None:
 def _flip(walk: Walk, item: int, change: int) -> None:
     """Put an item into the current set (change = 1) or take it out (-1), and update the values and the ready items."""
     for p in range(len(walk.done_value)):
-        walk.done_value[p] += change * walk.rules.values[item, p]
+        walk.done_value[p] += change * walk.values[item, p]
     walk.bits[item // 64] ^= np.uint64(1) << np.uint64(item % 64)
     walk.hashed[0] ^= walk.hash_of[item]
     walk.state[NUM_TAKEN] += change
     if change > 0:
         _set_ready(walk, item, change)
-    for goal in entries(walk.rules.after, item):
+    for goal in entries(walk.after, item):
         if change > 0:
             walk.waiting[goal] -= 1
         if walk.waiting[goal] == 0:
@@ -132,7 +123,7 @@ def _extend(walk: Walk, number: int, most: int) -> int:
             if depth >= 0:
                 item = int(walk.candidates[walk.cursor[depth]])
                 _undo(walk, depth)
-                if must_take(walk, item) or (walk.rules.maximal and must_fill(walk, item)):
+                if must_take(walk, item) or (walk.maximal and must_fill(walk, item)):
                     walk.cursor[depth] = walk.high[depth]
             continue
         # 2. take the candidate; enter the superset and go deeper, unless every block that contains this one is above the limit
@@ -142,7 +133,7 @@ def _extend(walk: Walk, number: int, most: int) -> int:
             walk.saved[depth, place] = walk.sums[place]
         _flip(walk, item, one)
         add(walk.costs, walk.block, item)
-        if price(walk.costs, walk.block) < walk.limit[0] * (1 - ROUNDING) * walk.rules.widest:
+        if price(walk.costs, walk.block) < walk.limit[0] * (1 - ROUNDING) * walk.widest:
             status = _reach(walk, number)
             room = len(walk.candidates) - len(walk.bits) * 64 - 64
             if steps > most or walk.high[depth] + walk.high[depth] - walk.low[depth] > room:
@@ -163,7 +154,7 @@ def _descend(walk: Walk, depth: int, item: int) -> None:
     for slot in range(walk.cursor[depth] + 1, walk.high[depth]):
         walk.candidates[end] = walk.candidates[slot]
         end += 1
-    for goal in entries(walk.rules.after, item):
+    for goal in entries(walk.after, item):
         if walk.waiting[goal] == 0:
             walk.candidates[end] = goal
             end += 1
@@ -184,15 +175,15 @@ def _undo(walk: Walk, depth: int) -> None:
 @inner
 def _reach(walk: Walk, number: int) -> int:
     """Extend every prefix of the set by the block that ends at the current set. Returns: -1 where the table is full."""
-    rules, sets, goal_set = walk.rules, walk.sets, -1
-    for move in range(len(rules.usage.width)):
-        top = widest_load(walk.block, rules.usage, move)
-        if not top < walk.limit[0] * (1 - ROUNDING) or top < rules.least * (1 - ROUNDING):
+    sets, goal_set = walk.sets, -1
+    for move in range(len(walk.usage.width)):
+        top = widest_load(walk.block, walk.usage, move)
+        if not top < walk.limit[0] * (1 - ROUNDING) or top < walk.least * (1 - ROUNDING):
             continue
-        full = not rules.maximal
+        full = not walk.maximal
         for slot in range(walk.state[NUM_ALIVE]):
             usage = walk.alive[slot]
-            goal, value = rules.usage.after[usage, move], max(top, sets.value[number, usage])
+            goal, value = walk.usage.after[usage, move], max(top, sets.value[number, usage])
             if goal >= 0 and value < walk.limit[0] * (1 - ROUNDING) and fits(walk, goal):
                 if not full and has_room(walk, move):
                     break
@@ -204,7 +195,7 @@ def _reach(walk: Walk, number: int) -> int:
                 if value < sets.value[goal_set, goal]:
                     origin, sets.value[goal_set, goal] = sets.origin[goal_set, goal], value
                     origin[0], origin[1], origin[2] = number, usage, move
-                    if walk.state[NUM_TAKEN] == len(walk.waiting) and rules.usage.final[goal]:
+                    if walk.state[NUM_TAKEN] == len(walk.waiting) and walk.usage.final[goal]:
                         walk.limit[0] = value  # a better chain of all items
                         sets.tally[BEST] = goal_set
     return 0

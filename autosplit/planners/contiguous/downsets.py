@@ -14,8 +14,8 @@ from autosplit.planners.clock import now
 from autosplit.planners.contiguous.downset_enumeration import DONE, FULL, HOPELESS, PAUSED, run
 from autosplit.planners.contiguous.downset_table import BEST, NUM_SETS, grown, members_of, new_sets
 from autosplit.planners.contiguous.linear import Chain
-from autosplit.planners.contiguous.pruning import Rules, Walk, maximal_blocks_suffice, most_added
-from autosplit.planners.items import MANY_ITEMS, Items
+from autosplit.planners.contiguous.pruning import Walk, maximal_blocks_suffice, most_added
+from autosplit.planners.instance import MANY_ITEMS, Instance
 from autosplit.planners.loads import empty_block
 
 MAX_SETS, MAX_SET_BYTES, MAX_ENTRIES = 3_000_000, 500_000_000, 16_000_000
@@ -35,7 +35,7 @@ class ChainSearch:
     num_sets: int
 
 
-def best_chain(items: Items, limit_s: float, deadline: float) -> ChainSearch:
+def best_chain(items: Instance, limit_s: float, deadline: float) -> ChainSearch:
     """A chain with a value below ``limit_s``. Where maximal blocks suffice, it is not always the best one.
 
     Args:
@@ -60,14 +60,14 @@ def best_chain(items: Items, limit_s: float, deadline: float) -> ChainSearch:
         last = items.num_items - 1
         blocks = tuple((tuple(sorted(last - item for item in block)), takes) for block, takes in reversed(chain.blocks))
         chain = Chain(blocks, chain.value_s)
-    complete = chosen.code == DONE and not (chosen.walk.rules.maximal and chain is not None)
+    complete = chosen.code == DONE and not (chosen.walk.maximal and chain is not None)
     return ChainSearch(chain, complete, int(chosen.walk.sets.tally[NUM_SETS]))
 
 
 class _Way:
     """The search from one end of the chain, in slices; ``code`` says how the last slice ended."""
 
-    def __init__(self, items: Items, limit_s: float) -> None:
+    def __init__(self, items: Instance, limit_s: float) -> None:
         self.items, self.walk = items, _walk(items, limit_s)
         self.code, self.most_of_a_set = PAUSED, STEPS_OF_A_SET[0]
 
@@ -101,36 +101,27 @@ class _Way:
         return Chain(tuple(reversed(blocks)), float(values.min()))
 
 
-def _rules(items: Items) -> Rules:
-    usage, num_bytes = items.usage, items.costs.num_bytes
-    values = np.ascontiguousarray(np.column_stack([items.priced_work, num_bytes, most_added(items)]))
-    most = np.column_stack([items.multipliers, np.minimum(items.costs.memory_bytes, num_bytes.sum())])
-    room = np.ascontiguousarray(usage.free @ most, dtype=np.float64)  # else it compiles again
-    behind = values if items.num_items > MANY_ITEMS else np.array([values[row].sum(axis=0) for row in items.reach])
-    return Rules(
-        items.after, usage, room, values, values.sum(axis=0), behind, int(usage.width.max()), items.demands.min_stage_s,
-        maximal_blocks_suffice(items),
-    )  # fmt: skip
-
-
-def _walk(items: Items, limit_s: float) -> Walk:
+def _walk(items: Instance, limit_s: float) -> Walk:
     """A walk that begins at the empty set."""
-    rules, count, classes = _rules(items), items.num_items, len(items.classes)
-    num_usages, sums = len(rules.usage.final), np.zeros(3 * classes + 1 + rules.values.shape[1])
-    sets = new_sets(1 << max(2, 14 - num_usages.bit_length()), count, num_usages)
-    done_value = sums[3 * classes + 1 :]
+    usage, num_bytes, count, classes = items.usage, items.num_bytes, items.num_items, len(items.classes)
+    values = np.ascontiguousarray(np.column_stack([items.priced_work, num_bytes, most_added(items)]))
+    most = np.column_stack([items.multipliers, np.minimum(items.memory_bytes, num_bytes.sum())])
+    room = np.ascontiguousarray(usage.free @ most, dtype=np.float64)  # else it compiles again
+    behind = values if count > MANY_ITEMS else np.array([values[row].sum(axis=0) for row in items.reach])
+    num_usages, sums = len(usage.final), np.zeros(3 * classes + 1 + values.shape[1])
     waiting = np.bincount(items.after.data, minlength=count).astype(np.int64)
     sources = np.flatnonzero(waiting == 0)
     ready = np.zeros(count + 1, dtype=np.int64)
     ready[: len(sources)] = sources
     place = np.full(count, -1, dtype=np.int64)
     place[sources] = np.arange(len(sources))
-    random = np.random.default_rng(0)
     return Walk(
-        items.costs, empty_block(items.costs, sums), rules, sets, np.array([limit_s]),
-        np.zeros((count + 63) // 64, dtype=np.uint64), random.integers(1, 2**63, count, dtype=np.uint64), waiting, ready, place,
-        np.array([len(sources), 0, 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
-        np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
-        sums, np.zeros((count + 2, len(sums))), done_value, np.zeros(num_usages, dtype=np.int64),
-        np.zeros(rules.room.shape[1]),
+        items.costs, items.after, usage, int(usage.width.max()), items.demands.min_stage_s, maximal_blocks_suffice(items),
+        values, room, values.sum(axis=0), behind, empty_block(items.costs, sums),
+        new_sets(1 << max(2, 14 - num_usages.bit_length()), count, num_usages), np.array([limit_s]),
+        np.zeros((count + 63) // 64, dtype=np.uint64), np.random.default_rng(0).integers(1, 2**63, count, dtype=np.uint64),
+        waiting, ready, place, np.array([len(sources), 0, 0], dtype=np.int64), np.zeros(1, dtype=np.uint64),
+        np.zeros(1 << 20, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
+        np.zeros(count + 2, dtype=np.int64), sums, np.zeros((count + 2, len(sums))), sums[3 * classes + 1 :],
+        np.zeros(num_usages, dtype=np.int64), np.zeros(room.shape[1]),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from autosplit.costs.problem import Floats
 from autosplit.planners.clock import halfway, now
 from autosplit.planners.clusters import topological_order
 from autosplit.planners.device_usage import Usage
-from autosplit.planners.items import MANY_ITEMS, Items
+from autosplit.planners.instance import MANY_ITEMS, Instance
 from autosplit.planners.jit import compiled, inner, whole
 from autosplit.planners.loads import (
     ROUNDING,
@@ -45,7 +45,7 @@ class Chain:
     value_s: float
 
 
-def topological_orders(items: Items, count: int = 8) -> list[Ints]:
+def topological_orders(items: Instance, count: int = 8) -> list[Ints]:
     """Topological orders: the items' own, as ops were given, breadth first, and depth first from the sinks and the sources.
 
     Args:
@@ -56,7 +56,7 @@ def topological_orders(items: Items, count: int = 8) -> list[Ints]:
     before = items.after.transposed(items.num_items)
     sooner = [before.row(item).tolist() for item in range(items.num_items)]
     own = np.arange(items.num_items)
-    work = np.where(np.isfinite(items.costs.compute_s), items.costs.compute_s, 0).sum(axis=1)
+    work = np.where(np.isfinite(items.compute_s), items.compute_s, 0).sum(axis=1)
     random = Random(2)
     chance = np.array([random.random() for _ in after])
     makers: tuple[Callable[[], Ints], ...] = (
@@ -81,7 +81,7 @@ def _levels(near: Sequence[Sequence[int]], order: Ints) -> Ints:
     return np.array(level, dtype=np.int64)
 
 
-def best_chain(items: Items, limit_s: float, deadline: float) -> Chain | None:
+def best_chain(items: Instance, limit_s: float, deadline: float) -> Chain | None:
     """The best chain over the depth-first orders with a value below ``limit_s``, or None.
 
     Args:
@@ -104,7 +104,7 @@ def best_chain(items: Items, limit_s: float, deadline: float) -> Chain | None:
 
 
 def chain_in_order(
-    items: Items, order: Ints, limit_s: float, deadline: float = inf, delay_s: float | None = None
+    items: Instance, order: Ints, limit_s: float, deadline: float = inf, delay_s: float | None = None
 ) -> Chain | None:
     """The chain of intervals of the order whose largest load is the least, and below ``limit_s``; None after the deadline.
 
@@ -139,7 +139,7 @@ def chain_in_order(
 
 
 @compiled
-def _forward(
+def _forward(  # noqa: C901 - one compiled loop
     costs: Costs, block: GrowingBlock, order: Ints, usage: Usage, room: Floats, rest: Floats, limit: float, least: float,
     total: bool, delay: float, value: Floats, parent: Ints, alive: Ints, first: int, num_steps: int,
 ) -> int:  # fmt: skip
@@ -160,7 +160,11 @@ def _forward(
     for start in range(first, count):
         if steps > num_steps:
             return start
-        num_alive, most = _alive_usages(value, after, room, start, below, alive)
+        num_alive, most = alive_usages(value, start, below, alive), 0.0
+        for place in range(num_alive):
+            for move in range(len(width)):
+                if after[alive[place], move] >= 0:
+                    most = max(most, room[after[alive[place], move]])
         if num_alive > 0:
             reset(block)
             end = start
@@ -177,7 +181,15 @@ def _forward(
                     top = widest_load(block, usage, move)
                     if top < strict and top >= least * (1 - ROUNDING):
                         cost = top * width[move] + delay if total else top
-                        _relax(value, parent, after, room, alive, num_alive, start, end, move, cost, left, limit, below, total)
+                        for place in range(num_alive):
+                            goal = after[alive[place], move]
+                            if goal < 0 or left > room[goal] * limit:
+                                continue
+                            new = value[start, alive[place]]
+                            new = new + cost if total else max(cost, new)
+                            if new < below and new < value[end, goal]:
+                                origin, value[end, goal] = parent[end, goal], new
+                                origin[0], origin[1], origin[2] = start, alive[place], move
             for position in range(start, end):
                 remove(costs, block, order[position])
         shift(costs, block, order[start], one)
@@ -185,33 +197,11 @@ def _forward(
 
 
 @inner
-def _alive_usages(value: Floats, after: Ints, room: Floats, start: int, below: float, alive: Ints) -> tuple[int, float]:
-    """List the usages of a prefix with a value below the limit. Returns: their number, and the most room that a block leaves."""
-    count, most = 0, 0.0
-    for state in range(len(after)):
-        if value[start, state] < below:
-            alive[count] = state
+def alive_usages(value: Floats, prefix: int, below: float, alive: Ints) -> int:
+    """List the usages of a prefix with a value below a limit. Returns: their number."""
+    count = 0
+    for usage in range(value.shape[1]):
+        if value[prefix, usage] < below:
+            alive[count] = usage
             count += 1
-            for move in range(after.shape[1]):
-                if after[state, move] >= 0:
-                    most = max(most, room[after[state, move]])
-    return count, most
-
-
-@inner
-def _relax(
-    value: Floats, parent: Ints, after: Ints, room: Floats, alive: Ints, num_alive: int, start: int, end: int, move: int,
-    cost: float, rest: float, limit: float, below: float, total: bool,
-) -> None:  # fmt: skip
-    """Extend the listed usages of the prefix ``start`` by one block that ends at ``end``."""
-    for place in range(num_alive):
-        state = alive[place]
-        goal = after[state, move]
-        if goal < 0 or rest > room[goal] * limit:
-            continue
-        new = value[start, state] + cost if total else max(cost, value[start, state])
-        if new < below and new < value[end, goal]:
-            value[end, goal] = new
-            parent[end, goal, 0] = start
-            parent[end, goal, 1] = state
-            parent[end, goal, 2] = move
+    return count

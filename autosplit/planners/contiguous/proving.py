@@ -14,7 +14,7 @@ from autosplit.planners.clock import halfway, now
 from autosplit.planners.contiguous import downsets
 from autosplit.planners.contiguous.linear import Chain
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import MANY_ITEMS, Items, contract
+from autosplit.planners.instance import MANY_ITEMS, Instance, contract
 from autosplit.planners.noncontiguous.column_generation import rising_bound
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 
@@ -26,7 +26,7 @@ CLOSE = 0.003
 """A search that did not end is not repeated below a limit that exceeds the bound by less than this share."""
 
 
-def prove_chain(incumbent: Incumbent, items: Items, deadline: float) -> None:
+def prove_chain(incumbent: Incumbent, items: Instance, deadline: float) -> None:
     """Find better chains over all orders, or prove that there are none.
 
     If the items are not exact, they cost too little. Then a chain found is only a bound, and its blocks are evaluated.
@@ -41,7 +41,7 @@ def prove_chain(incumbent: Incumbent, items: Items, deadline: float) -> None:
         return
     if not items.exact:
         items = replace(items, demands=replace(items.demands, min_stage_s=0.0))
-    if (items.costs.compute_s >= limit_s * items.demands.max_replicas).any():
+    if (items.compute_s >= limit_s * items.demands.max_replicas).any():
         items = contract(incumbent.problem, items.demands, limit_s=limit_s)
     many = items.num_items > MANY_ITEMS
     _close_in(incumbent, items, deadline if many else halfway(deadline))
@@ -50,7 +50,7 @@ def prove_chain(incumbent: Incumbent, items: Items, deadline: float) -> None:
         _close_in(incumbent, items, deadline)
 
 
-def _close_in(incumbent: Incumbent, items: Items, deadline: float) -> None:
+def _close_in(incumbent: Incumbent, items: Instance, deadline: float) -> None:
     """Search below the best plan, then between it and the bound, until they meet; lower after a search that did not end in time.
 
     A chain may cost more than its items say. Then the bound ends at the value of the items.
@@ -85,15 +85,15 @@ def _towards(low_s: float, high_s: float) -> float:
     return high_s if high_s - low_s <= NEAR * high_s or high_s == inf else low_s + STEP * (high_s - low_s)
 
 
-def _prove_by_prices(incumbent: Incumbent, items: Items, deadline: float) -> None:
+def _prove_by_prices(incumbent: Incumbent, items: Instance, deadline: float) -> None:
     """Raise the bound by column generation on the items, which does not cover replicas."""
     graph = hypergraph_of(incumbent.problem, items)
-    if items.demands.max_replicas == 1 and np.isfinite(graph.costs.compute_s.min(axis=1)).all():
+    if items.demands.max_replicas == 1 and np.isfinite(graph.compute_s.min(axis=1)).all():
         value_s = incumbent.objective_s if incumbent.objective_s < inf else 2.0 * incumbent.bound_s
         rising_bound(graph, lambda: (value_s, None), incumbent.prove, deadline)
 
 
-def chain_blocks(items: Items, chain: Chain | None) -> tuple[Block, ...]:
+def chain_blocks(items: Instance, chain: Chain | None) -> tuple[Block, ...]:
     """The blocks of a chain, none where there is no chain. Each takes the next free devices of its classes."""
     free = [list(members) for members in items.classes]
     blocks = []

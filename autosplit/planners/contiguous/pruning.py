@@ -11,7 +11,7 @@ import numpy as np
 from autosplit.costs.problem import HOST, Floats
 from autosplit.planners.contiguous.downset_table import DownSetTable, Words
 from autosplit.planners.device_usage import Usage
-from autosplit.planners.items import Items
+from autosplit.planners.instance import Instance
 from autosplit.planners.jit import inner
 from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, Ints, Table, bytes_with, load_of, load_with, opens
 
@@ -19,8 +19,8 @@ NUM_READY, NUM_TAKEN, NUM_ALIVE = range(3)
 """Places in ``state``: ready items, items in the down-set, and usages whose prefixes are extended."""
 
 
-class Rules(NamedTuple):
-    """Order, devices and pruning data.
+class Walk(NamedTuple):
+    """One search: items, order and devices, the table of down-sets, the current one, and the enumeration of its supersets.
 
     ``values`` has a row for each item and a column for each kind of value. For the first kinds, ``room`` says how much fits on
     the devices that a usage leaves free:
@@ -31,26 +31,12 @@ class Rules(NamedTuple):
         then K     the most that the item adds to a    none
                    block's load on each class
 
-    ``behind`` is the value of an item and all its successors. With ``maximal`` only maximal blocks are looked at.
-    """
-
-    after: Table
-    usage: Usage
-    room: Floats
-    values: Floats
-    total_value: Floats
-    behind: Floats
-    widest: int
-    least: float
-    maximal: bool
-
-
-class Walk(NamedTuple):
-    """One search: items and rules, the table of down-sets, the current one, and the depth-first enumeration of its supersets.
-
     Attributes:
-        costs, block: the items, and the block that the enumeration adds to its first set.
-        rules: order, devices and pruning data.
+        costs, after, usage: the items, those that must not stand before each of them, and the ways to take devices.
+        widest, least: most devices of a block, and its least seconds.
+        maximal: only maximal blocks are looked at.
+        values, room, total_value, behind: see above; the sum of all values, and that of each item and all its successors.
+        block: the block that the enumeration adds to its first set.
         sets: the down-sets that were reached.
         limit: only chains below it count, in seconds, shape (1,); better chains lower it.
         bits, hashed: the set as words, and its hash; ``hash_of`` is the hash of each item.
@@ -65,8 +51,16 @@ class Walk(NamedTuple):
     """
 
     costs: Costs
+    after: Table
+    usage: Usage
+    widest: int
+    least: float
+    maximal: bool
+    values: Floats
+    room: Floats
+    total_value: Floats
+    behind: Floats
     block: GrowingBlock
-    rules: Rules
     sets: DownSetTable
     limit: Floats
     bits: Words
@@ -93,18 +87,17 @@ def most_left(walk: Walk) -> None:
     for p in range(len(walk.spare)):
         walk.spare[p] = 0.0
         for slot in range(walk.state[NUM_ALIVE]):
-            for move in range(len(walk.rules.usage.width)):
-                usage = walk.rules.usage.after[walk.alive[slot], move]
+            for move in range(len(walk.usage.width)):
+                usage = walk.usage.after[walk.alive[slot], move]
                 if usage >= 0:
-                    walk.spare[p] = max(walk.spare[p], _room(walk.rules, usage, p, walk.limit[0]))
+                    walk.spare[p] = max(walk.spare[p], _room(walk, usage, p))
 
 
 @inner
-def _room(rules: Rules, usage: int, p: int, limit: float) -> float:
+def _room(walk: Walk, usage: int, p: int) -> float:
     """The most value of one kind that the free devices of a usage hold, with a margin for rounding."""
-    return float(
-        (rules.room[usage, p] * limit if p == 0 else rules.room[usage, p]) * (1 + ROUNDING) + ROUNDING * rules.total_value[p]
-    )
+    room = walk.room[usage, p] * walk.limit[0] if p == 0 else walk.room[usage, p]
+    return float(room * (1 + ROUNDING) + ROUNDING * walk.total_value[p])
 
 
 @inner
@@ -112,16 +105,16 @@ def must_take(walk: Walk, item: int) -> bool:
     """Whether an item and all its successors are too much for the free devices, so that the block has to take the item."""
     must = False
     for p in range(len(walk.spare)):
-        must = must or walk.rules.behind[item, p] > walk.spare[p]
+        must = must or walk.behind[item, p] > walk.spare[p]
     return must
 
 
 @inner
 def fits(walk: Walk, usage: int) -> bool:
     """Whether the remaining items may fit on the free devices, each below the limit."""
-    rules, limit, within = walk.rules, walk.limit[0], True
-    for p in range(rules.room.shape[1]):
-        if rules.total_value[p] - walk.done_value[p] > _room(rules, usage, p, limit):  # not with a NaN, for 0 times no limit
+    within = True
+    for p in range(walk.room.shape[1]):
+        if walk.total_value[p] - walk.done_value[p] > _room(walk, usage, p):  # not with a NaN, for 0 times no limit
             within = False
     return within
 
@@ -130,21 +123,21 @@ MOST_READY = 64
 """Ready items that are tried. To try fewer costs time but never a plan."""
 
 
-def most_added(items: Items) -> Floats:
+def most_added(items: Instance) -> Floats:
     """The most that an item adds to the load of a block, in seconds, shape (num_items, K)."""
-    added = np.where(np.isfinite(items.costs.compute_s), items.costs.compute_s, 0.0) + items.costs.fixed_s
-    made = items.costs.producer != HOST
-    np.add.at(added, items.costs.producer[made], items.costs.send_s[made])
-    for net, producer in enumerate(items.costs.producer):
+    added = np.where(np.isfinite(items.compute_s), items.compute_s, 0.0) + items.fixed_s
+    made = items.producer != HOST
+    np.add.at(added, items.producer[made], items.send_s[made])
+    for net, producer in enumerate(items.producer):
         pins = items.pins.row(net)
-        added[pins[pins != producer]] += items.costs.receive_s[net]
+        added[pins[pins != producer]] += items.receive_s[net]
     return added
 
 
-def maximal_blocks_suffice(items: Items) -> bool:
+def maximal_blocks_suffice(items: Instance) -> bool:
     """Whether maximal blocks suffice: if there is a chain below a limit, there is one of maximal blocks."""
-    inside, demands = items.costs.producer != HOST, items.demands
-    even = np.array_equal(items.costs.send_s[inside], items.costs.receive_s[inside])
+    inside, demands = items.producer != HOST, items.demands
+    even = np.array_equal(items.send_s[inside], items.receive_s[inside])
     return bool(even and demands.min_stage_s == 0 and demands.num_stages is None)
 
 
@@ -156,13 +149,13 @@ def has_room(walk: Walk, move: int) -> bool:
     later block. Nets cost the same on both sides and the cut is submodular: cut(B - E) <= cut(B) + cut(E) - cut(E - B), where
     E - B is E or D.
     """
-    costs, block, rules = walk.costs, walk.block, walk.rules
+    costs, block, usage = walk.costs, walk.block, walk.usage
     for place in range(min(walk.state[NUM_READY], MOST_READY)):
         item = walk.ready[place]
         room, num_bytes = not opens(costs, block, item), bytes_with(costs, block, item)
         for k in range(len(block.load)):
-            if room and rules.usage.takes[move, k] > 0:
-                room = load_with(costs, block, item, k) < walk.limit[0] * (1 - ROUNDING) * rules.usage.width[move]
+            if room and usage.takes[move, k] > 0:
+                room = load_with(costs, block, item, k) < walk.limit[0] * (1 - ROUNDING) * usage.width[move]
                 room = room and num_bytes <= costs.memory_bytes[k]
         if room:
             return True
@@ -176,18 +169,18 @@ def must_fill(walk: Walk, item: int) -> bool:
     While the block grows, the load and cut of the item only fall, and the block grows at most by all items that are not
     the item or its successors.
     """
-    costs, block, rules, limit = walk.costs, walk.block, walk.rules, walk.limit[0]
+    costs, block, limit = walk.costs, walk.block, walk.limit[0]
     if opens(costs, block, item):
         return False
-    column = rules.room.shape[1]
+    column = walk.room.shape[1]
     for k in range(costs.compute_s.shape[1]):
-        if not load_of(costs, block.work[k], block.surely[k]) < limit * rules.widest:
+        if not load_of(costs, block.work[k], block.surely[k]) < limit * walk.widest:
             continue
         load = load_with(costs, block, item, k)
-        more = rules.total_value[column + k] - walk.done_value[column + k] - rules.behind[item, column + k]
-        if not load + more < limit * (1 - 2 * ROUNDING) - ROUNDING * rules.total_value[column + k]:
+        more = walk.total_value[column + k] - walk.done_value[column + k] - walk.behind[item, column + k]
+        if not load + more < limit * (1 - 2 * ROUNDING) - ROUNDING * walk.total_value[column + k]:
             return False
-        num_bytes = rules.total_value[1] - walk.done_value[1] + block.memory[0]
+        num_bytes = walk.total_value[1] - walk.done_value[1] + block.memory[0]
         for weight in range(len(costs.weight_bytes)):
             num_bytes += costs.weight_bytes[weight]
         if num_bytes > costs.memory_bytes[k]:

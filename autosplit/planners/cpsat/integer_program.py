@@ -7,7 +7,7 @@ from autosplit.costs.problem import Problem
 from autosplit.planners.clock import now
 from autosplit.planners.cpsat.stage_model import search_stages
 from autosplit.planners.incumbent import Incumbent, plans_on_one_device
-from autosplit.planners.items import MANY_ITEMS, contract
+from autosplit.planners.instance import MANY_ITEMS, contract
 from autosplit.values.constraints import Demands
 
 FEW_ITEMS = 12

@@ -15,7 +15,7 @@ from ortools.sat.python import cp_model
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Problem
 from autosplit.planners.cpsat.solver import MOST_STEPS
-from autosplit.planners.items import Items
+from autosplit.planners.instance import Instance
 
 MEMORY_STEPS = 1e6
 """Steps in a memory cap, if bytes are not whole or are too many."""
@@ -38,7 +38,7 @@ class Slots:
         fixed: the type of each slot where it is given, otherwise empty.
     """
 
-    def __init__(self, problem: Problem, items: Items, num_slots: int) -> None:
+    def __init__(self, problem: Problem, items: Instance, num_slots: int) -> None:
         self.problem, self.items, self.demands, self.num_slots = problem, items, items.demands, num_slots
         demands = items.demands
         self.model = cp_model.CpModel()
@@ -111,7 +111,7 @@ class Slots:
         self._forbid()
 
     def _forbid(self) -> None:
-        compute = self.items.costs.compute_s[:, self.type_class]
+        compute = self.items.compute_s[:, self.type_class]
         for item, k in zip(*np.nonzero(np.isinf(compute)), strict=True):
             for s in range(self.num_slots):
                 self.model.Add(self.inside[item][s] == 0).OnlyEnforceIf(self.chosen[s][k])
@@ -145,8 +145,8 @@ class Slots:
     def _held(self, slots: Sequence[tuple[int, Any]]) -> list[tuple[Any, float]]:
         """(Boolean, bytes) of each item and weight in those of the slots whose Boolean is 1; None stands for 1."""
         parts = []
-        groups = [((item,), size) for item, size in enumerate(self.items.costs.num_bytes)]
-        groups += [(tuple(self.items.weights.row(w)), size) for w, size in enumerate(self.items.costs.weight_bytes)]
+        groups = [((item,), size) for item, size in enumerate(self.items.num_bytes)]
+        groups += [(tuple(self.items.weights.row(w)), size) for w, size in enumerate(self.items.weight_bytes)]
         for members, size in groups:
             uses = [self.inside[i][s] if there is None else self.inside[i][s] + there - 1 for i in members for s, there in slots]
             if size and slots[0][1] is None and len(uses) == 1:
@@ -159,7 +159,7 @@ class Slots:
 
     def _step(self, cap: float) -> float:
         """The bytes of a step: one where all sizes are whole and not too large, so that nothing is rounded."""
-        sizes = np.append(self.items.costs.num_bytes, self.items.costs.weight_bytes)
+        sizes = np.append(self.items.num_bytes, self.items.weight_bytes)
         total = float(sizes.sum())
         if total <= MOST_STEPS and (sizes == np.floor(sizes)).all():
             return 1.0

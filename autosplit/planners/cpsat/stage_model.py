@@ -21,14 +21,14 @@ from autosplit.planners.clock import now
 from autosplit.planners.cpsat.solver import MOST_STEPS, SCALE, TERMS_PER_SECOND, solve
 from autosplit.planners.cpsat.stage_times import TimedSlots
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import Items
+from autosplit.planners.instance import Instance
 
 MOST_ORDERED = 5
 """Most blocks that are tried in every order, where they need not be a chain and latency counts."""
 
 
 def search_stages(
-    incumbent: Incumbent, items: Items, num_slots: int, deadline: float, *, any_plan: bool = False, holds_for_all: bool = True
+    incumbent: Incumbent, items: Instance, num_slots: int, deadline: float, *, any_plan: bool = False, holds_for_all: bool = True
 ) -> None:
     """Offer the plans of the solver until one costs what the model says of it, or is enough; the others are excluded in turn.
 
@@ -70,7 +70,7 @@ def search_stages(
             model.limit(incumbent.objective_s)
 
 
-def _num_terms(problem: Problem, items: Items, num_slots: int, timeless: bool) -> int:
+def _num_terms(problem: Problem, items: Instance, num_slots: int, timeless: bool) -> int:
     types = problem.num_devices if items.demands.reuse else len(items.classes)
     if timeless:
         return num_slots * (types * items.num_items + len(items.weights.data))
@@ -85,7 +85,7 @@ class _Model(TimedSlots):
     asks only for what fits.
     """
 
-    def __init__(self, problem: Problem, items: Items, num_slots: int, limit_s: float, timeless: bool) -> None:
+    def __init__(self, problem: Problem, items: Instance, num_slots: int, limit_s: float, timeless: bool) -> None:
         super().__init__(problem, items, num_slots)
         demands = items.demands
         all_s = most_s(problem) + 1e-12
@@ -127,7 +127,7 @@ class _Model(TimedSlots):
 
     def _work(self, s: int, column: int) -> Any:
         """The compute of a slot on a class, in steps."""
-        costs = self.items.costs.compute_s[:, column]
+        costs = self.items.compute_s[:, column]
         return sum(self.inside[item][s] * self._steps(cost) for item, cost in enumerate(costs) if isfinite(cost) and cost)
 
     def _loads(self, work: list[list[Any]], moved: list[list[Any]]) -> None:

@@ -18,7 +18,7 @@ from ortools.linear_solver import pywraplp
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Floats
 from autosplit.planners.clock import CELL_S, halfway, now, spend
-from autosplit.planners.items import MANY_ITEMS, Items
+from autosplit.planners.instance import MANY_ITEMS, Instance
 from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.hypergraph import load_s, with_nets
 from autosplit.planners.noncontiguous.pricing import ROOM, Pricer
@@ -82,7 +82,7 @@ FINEST_CELLS = 300_000_000
 """Most states times values of a cut profile: 1.5 s."""
 
 
-def pricers_of(graph: Items, deadline: float = inf) -> list[Pricer]:
+def pricers_of(graph: Instance, deadline: float = inf) -> list[Pricer]:
     """A pricer for each class of devices. If the graph is too wide, its cheapest nets are left out.
 
     After the deadline, as a second of ``now()``, one order of the items is tried.
@@ -92,31 +92,26 @@ def pricers_of(graph: Items, deadline: float = inf) -> list[Pricer]:
     max_states = max(MOST_STATES, 8 * graph.num_items)
     found = []
     for k, members in enumerate(graph.classes):
-        paying = _only(graph, graph.costs.send_s[:, k] > 0)
+        paying = with_nets(graph, graph.send_s[:, k] > 0)
         order = narrow_order(paying, everything, tries=tries if now() <= deadline else 1)
         thin, room = paying, float(max_states)
         while (sweep := sweep_of(thin, order, everything, k, k, max_states=max_states)) is None:
-            thin = _only(paying, ~cheap_nets(paying, order, k, max(room, 4.0 * graph.num_items)))
+            thin = with_nets(paying, ~cheap_nets(paying, order, k, max(room, 4.0 * graph.num_items)))
             room /= 2.0
-        found.append(Pricer(sweep, np.ascontiguousarray(graph.costs.compute_s[:, k]), len(members)))
+        found.append(Pricer(sweep, np.ascontiguousarray(graph.compute_s[:, k]), len(members)))
     return found
 
 
-def capped_pricers(graph: Items, pricers: Sequence[Pricer]) -> list[Pricer]:
+def capped_pricers(graph: Instance, pricers: Sequence[Pricer]) -> list[Pricer]:
     """Pricers without most of the sets above a memory cap. If a cap binds they are slower."""
     found = []
-    for pricer, room_bytes in zip(pricers, graph.costs.memory_bytes.tolist(), strict=True):
+    for pricer, room_bytes in zip(pricers, graph.memory_bytes.tolist(), strict=True):
         sweep = pricer.sweep
-        if room_bytes < graph.costs.num_bytes.sum():
-            tried = (capped_sweep(sweep, graph.costs.num_bytes, room_bytes, num_levels) for num_levels in BYTE_LEVELS)
+        if room_bytes < graph.num_bytes.sum():
+            tried = (capped_sweep(sweep, graph.num_bytes, room_bytes, num_levels) for num_levels in BYTE_LEVELS)
             sweep = next((each for each in tried if each.num_states <= MOST_STATES), sweep)
         found.append(Pricer(sweep, pricer.work_s, pricer.count))
     return found
-
-
-def _only(graph: Items, chosen: Members) -> Items:
-    """The graph with the chosen nets only."""
-    return with_nets(graph, np.flatnonzero(chosen).tolist())
 
 
 def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int, limit_s: float) -> float:
@@ -144,7 +139,7 @@ class ColumnBound:
         seconds_per_cell: time of the last profile for each state and value.
     """
 
-    graph: Items
+    graph: Instance
     pricers: Sequence[Pricer]
     limit_s: float
     bound_s: float = 0.0
@@ -216,9 +211,9 @@ def generate_columns(
     """
     graph, pricers = bound.graph, bound.pricers
     master = RestrictedMaster(graph.num_items, [pricer.count for pricer in pricers])
-    for kind, room_bytes in enumerate(graph.costs.memory_bytes):
+    for kind, room_bytes in enumerate(graph.memory_bytes):
         for part in known[kind]:
-            if graph.costs.num_bytes[part].sum() <= room_bytes and load_s(graph, part, kind) <= target_s:
+            if graph.num_bytes[part].sum() <= room_bytes and load_s(graph, part, kind) <= target_s:
                 master.add(kind, part)
     _, fresh = master.solve()
     centre = fresh if centre is None else centre
@@ -253,7 +248,7 @@ def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> N
             return
         if grain == GRAINS[0] or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
             bound.grain = grain
-            bound.try_prices(bound.graph.costs.compute_s.min(axis=1) + 1e-300)
+            bound.try_prices(bound.graph.compute_s.min(axis=1) + 1e-300)
             report(bound.bound_s * (1.0 - TOLERANCE), "cut profile")
 
 
@@ -264,7 +259,7 @@ def _grains(bound: ColumnBound) -> list[int]:
 
 
 def rising_bound(
-    graph: Items, best: Callable[[], tuple[float, Ints | None]], report: Callable[[float, str], None], deadline: float
+    graph: Instance, best: Callable[[], tuple[float, Ints | None]], report: Callable[[float, str], None], deadline: float
 ) -> ColumnBound | None:
     """Raise a bound until a deadline: the cut profile, then column generation for ever closer targets.
 
@@ -280,7 +275,7 @@ def rising_bound(
         return None
     bound = ColumnBound(graph, pricers_of(graph, deadline), value_s, deadline=deadline)
     _first_prices(bound, report)
-    if (graph.costs.memory_bytes < graph.costs.num_bytes.sum()).any() and now() < deadline:
+    if (graph.memory_bytes < graph.num_bytes.sum()).any() and now() < deadline:
         bound.pricers = capped_pricers(graph, bound.pricers)
         _first_prices(bound, report)
     grains = _grains(bound)

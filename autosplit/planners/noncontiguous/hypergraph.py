@@ -4,11 +4,11 @@ If a transfer costs the same whichever device is at the other end, the load of a
 cost of every net with some but not all of its pins there. Then moving one item changes two loads only, and the load is
 submodular. For every other problem there is such a hypergraph that costs no more, which gives a bound.
 
-It is a value of ``Items`` in which sending costs as much as receiving and all else is compute. Nets from the host have no
+It is an ``Instance`` in which sending costs as much as receiving and all else is compute. Nets from the host have no
 producer, so no device holds all of them. An assignment is the device of each item.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.planners.clusters import gathered
-from autosplit.planners.items import Items, contract
+from autosplit.planners.instance import Instance, contract
 from autosplit.planners.loads import Ints, Table
 from autosplit.values.constraints import Demands
 
 
-def hypergraph_of(problem: Problem, items: Items | None = None) -> Items:
+def hypergraph_of(problem: Problem, items: Instance | None = None) -> Instance:
     """The hypergraph of a problem; where it is not exact, its loads are at most those of the problem.
 
     A net whose sender and receiver pay differently is charged at the lower price. Transfers that run beside compute are left out.
@@ -31,78 +31,74 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Items:
         items: of a chain, for a hypergraph that bounds chains; by default any op may go anywhere.
     """
     items = items or contract(problem, Demands(contiguous=False))
-    c = items.costs
-    outside = c.producer == HOST
-    price_s = np.where(outside[:, None], c.receive_s, np.minimum(c.send_s, c.receive_s))
-    paid = [] if c.overlap else np.flatnonzero(price_s.any(axis=1)).tolist()
-    even = np.array_equal(c.send_s[~outside], c.receive_s[~outside])
-    beside = c.overlap and bool(items.pins.num_rows or c.fixed_s.any())
-    caps = np.where(c.memory_bytes >= c.num_bytes.sum(), np.inf, c.memory_bytes)
-    exact = items.exact and not items.weights.num_rows and not beside and (c.overlap or even)
-    costs = c._replace(compute_s=items.work_s, memory_bytes=caps, overlap=False, send_s=price_s)
-    return with_nets(replace(items, costs=costs, exact=exact), paid)
+    outside = items.producer == HOST
+    price_s = np.where(outside[:, None], items.receive_s, np.minimum(items.send_s, items.receive_s))
+    paid = np.logical_and(price_s.any(axis=1), not items.overlap)
+    even = np.array_equal(items.send_s[~outside], items.receive_s[~outside])
+    beside = items.overlap and bool(items.pins.num_rows or items.fixed_s.any())
+    caps = np.where(items.memory_bytes >= items.num_bytes.sum(), np.inf, items.memory_bytes)
+    exact = items.exact and not items.weights.num_rows and not beside and (items.overlap or even)
+    return with_nets(replace(items, compute_s=items.work_s, memory_bytes=caps, overlap=False, send_s=price_s, exact=exact), paid)
 
 
-def with_nets(items: Items, kept: Iterable[int], group: Ints | None = None) -> Items:
+def with_nets(items: Instance, kept: NDArray[np.bool_], group: Ints | None = None) -> Instance:
     """The items with some of their nets. Nets with the same items become one, and a net of one item becomes compute.
 
     Args:
         items: the ops, devices and bytes, and nets that cost ``send_s`` if they cross a border.
-        kept: the nets.
+        kept: whether a net is kept, shape (num_nets,).
         group: the item of each entry of the nets, where items were joined.
     """
     merged: dict[tuple[tuple[int, ...], bool], Floats] = {}
     pins = items.pins if group is None else Table(items.pins.start, group[items.pins.data])
-    compute_s = items.costs.compute_s.copy()
-    for net in kept:
-        key = tuple(np.unique(pins.row(net)).tolist()), bool(items.costs.producer[net] == HOST)
-        price_s = items.costs.send_s[net]
+    compute_s = items.compute_s.copy()
+    for net in np.flatnonzero(kept).tolist():
+        key = tuple(np.unique(pins.row(net)).tolist()), bool(items.producer[net] == HOST)
+        price_s = items.send_s[net]
         if len(key[0]) == 1:
             compute_s[key[0][0]] += price_s * key[1]
         else:
             merged[key] = merged[key] + price_s if key in merged else price_s
-    pins, none = Table.of([row for row, _ in merged]), Table.of([])
     price_s = np.array(list(merged.values())).reshape(len(merged), compute_s.shape[1])
-    costs = items.costs._replace(
+    return replace(
+        items,
         compute_s=compute_s,
         fixed_s=np.zeros_like(compute_s),
-        nets=pins.transposed(items.num_items),
-        net_size=np.diff(pins.start),
+        pins=Table.of([row for row, _ in merged]),
         producer=np.array([HOST if outside else row[0] for row, outside in merged], dtype=np.int64),
         send_s=price_s,
         receive_s=price_s,
-        weights=none.transposed(items.num_items),
+        weights=Table.of([]),
         weight_bytes=np.zeros(0),
     )
-    return replace(items, costs=costs, pins=pins, weights=none)
 
 
-def loads_s(graph: Items, home: Ints) -> Floats:
+def loads_s(graph: Instance, home: Ints) -> Floats:
     """Load of each device under an assignment, shape (num_devices,)."""
     return np.array([load_s(graph, home == device, k) for device, k in enumerate(graph.class_of)])
 
 
-def load_s(graph: Items, members: NDArray[np.bool_], k: int) -> float:
+def load_s(graph: Instance, members: NDArray[np.bool_], k: int) -> float:
     """Load of a device of a class that holds the given items, shape (num_items,)."""
-    c, pins = graph.costs, graph.pins
+    pins = graph.pins
     inside = np.add.reduceat(members[pins.data], pins.start[:-1]) if pins.num_rows else np.zeros(0)
-    cut = (inside > 0) & ((inside < c.net_size) | (c.producer == HOST))
-    return float(c.compute_s[members, k].sum() + c.send_s[cut, k].sum())
+    cut = (inside > 0) & ((inside < graph.costs.net_size) | (graph.producer == HOST))
+    return float(graph.compute_s[members, k].sum() + graph.send_s[cut, k].sum())
 
 
-def fits(graph: Items, home: Ints) -> bool:
+def fits(graph: Instance, home: Ints) -> bool:
     """Whether every item may run where it is, and no device holds more than its cap."""
-    c, kinds = graph.costs, graph.class_of
-    held = np.bincount(home, weights=c.num_bytes, minlength=graph.num_devices)
-    return bool(np.isfinite(c.compute_s[np.arange(graph.num_items), kinds[home]]).all() and (held <= c.memory_bytes[kinds]).all())
+    able = np.isfinite(graph.compute_s[np.arange(graph.num_items), graph.class_of[home]])
+    held = np.bincount(home, weights=graph.num_bytes, minlength=graph.num_devices)
+    return bool(able.all() and (held <= graph.memory_bytes[graph.class_of]).all())
 
 
-def blocks_at(graph: Items, home: Ints) -> tuple[Block, ...]:
+def blocks_at(graph: Instance, home: Ints) -> tuple[Block, ...]:
     """One block for each device that an assignment uses."""
     return tuple(Block(graph.expand(np.flatnonzero(home == device)), (int(device),)) for device in np.unique(home))
 
 
-def home_of(graph: Items, blocks: Sequence[Block]) -> Ints | None:
+def home_of(graph: Instance, blocks: Sequence[Block]) -> Ints | None:
     """The assignment of blocks; None where an item, or a block, is on several devices."""
     place = np.full(len(graph.item_of), -1, dtype=np.int64)
     for block in blocks:

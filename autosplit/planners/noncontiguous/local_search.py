@@ -16,14 +16,14 @@ from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import rows_of
 from autosplit.planners.clock import now
 from autosplit.planners.clusters import gathered
-from autosplit.planners.items import Items
+from autosplit.planners.instance import Instance
 from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.hypergraph import fits, loads_s, with_nets
 from autosplit.planners.noncontiguous.resplitting import resplit
 from autosplit.planners.noncontiguous.sweeps import narrow_order
 
 
-def coarsened(graph: Items, num_items: int, *, seed: int, home: Ints | None = None) -> tuple[Items, Ints]:
+def coarsened(graph: Instance, num_items: int, *, seed: int, home: Ints | None = None) -> tuple[Instance, Ints]:
     """A graph with about ``num_items`` items, and the new item of each old one; the graph itself if it has no more items.
 
     Each stretch of the order with an equal share of the work is cut once, where the nets that are open cost little.
@@ -36,34 +36,34 @@ def coarsened(graph: Items, num_items: int, *, seed: int, home: Ints | None = No
     """
     if num_items >= graph.num_items:
         return graph, np.arange(graph.num_items)
-    c, rng, open_s = graph.costs, np.random.default_rng(seed), np.zeros(graph.num_items)
+    rng, open_s = np.random.default_rng(seed), np.zeros(graph.num_items)
     order = narrow_order(graph, np.ones(graph.num_items, dtype=np.bool_), seed=seed)
     home = np.zeros(graph.num_items, dtype=np.int64) if home is None else home
     order = order[np.argsort(home[order], kind="stable")]
     place = np.argsort(order)[graph.pins.data]
     for end, sign in ((np.minimum, 1.0), (np.maximum, -1.0)) if graph.pins.num_rows else ():
-        np.add.at(open_s, end.reduceat(place, graph.pins.start[:-1]), sign * c.send_s.max(axis=1))
-    work_s = c.compute_s.min(axis=1)[order]
+        np.add.at(open_s, end.reduceat(place, graph.pins.start[:-1]), sign * graph.send_s.max(axis=1))
+    work_s = graph.compute_s.min(axis=1)[order]
     done = np.cumsum(work_s + (work_s.mean() or 1.0))
     stretch = (done / done[-1] * (num_items - 1) + rng.random()).astype(np.int64)
     cheapest = np.lexsort((np.cumsum(open_s) * rng.uniform(0.5, 1.0, graph.num_items), stretch))
     cut = np.zeros(graph.num_items, dtype=np.bool_)
     cut[cheapest[np.flatnonzero(np.diff(stretch[cheapest], prepend=-1))]] = True
-    unlike = np.column_stack([home, np.isfinite(c.compute_s)])[order]
+    unlike = np.column_stack([home, np.isfinite(graph.compute_s)])[order]
     cut[:-1] |= (unlike[1:] != unlike[:-1]).any(axis=1)
     group = np.empty(graph.num_items, dtype=np.int64)
     group[order] = np.cumsum(np.append(0, cut[:-1]))
     return contracted(graph, group), group
 
 
-def contracted(graph: Items, group: Ints) -> Items:
+def contracted(graph: Instance, group: Ints) -> Instance:
     """The hypergraph of groups. Nets within a group vanish, and nets with the same groups become one."""
-    c, members = graph.costs, rows_of(zip(group.tolist(), range(graph.num_items), strict=True), int(group.max()) + 1)
+    members = rows_of(zip(group.tolist(), range(graph.num_items), strict=True), int(group.max()) + 1)
     compute_s, num_bytes = np.zeros((len(members), len(graph.classes))), np.zeros(len(members))
-    np.add.at(compute_s, group, c.compute_s)
-    np.add.at(num_bytes, group, c.num_bytes)
-    coarse = replace(graph, ops=tuple(map(graph.expand, members)), costs=c._replace(compute_s=compute_s, num_bytes=num_bytes))
-    return with_nets(coarse, range(graph.pins.num_rows), group)
+    np.add.at(compute_s, group, graph.compute_s)
+    np.add.at(num_bytes, group, graph.num_bytes)
+    coarse = replace(graph, ops=tuple(map(graph.expand, members)), compute_s=compute_s, num_bytes=num_bytes)
+    return with_nets(coarse, np.ones(graph.pins.num_rows, dtype=np.bool_), group)
 
 
 STEPS = (0.01, 0.003, 0.001, 0.0003, 0.0001)
@@ -79,7 +79,7 @@ MOST_MOVED = 3
 """Most groups that are moved before a walk from the best assignment."""
 
 
-def descend(graph: Items, home: Ints, *, seed: int, patience: int, halt: Callable[[], bool]) -> tuple[float, Ints]:
+def descend(graph: Instance, home: Ints, *, seed: int, patience: int, halt: Callable[[], bool]) -> tuple[float, Ints]:
     """The best load and assignment on a walk by resplits from ``home``.
 
     Args:
@@ -111,7 +111,7 @@ def descend(graph: Items, home: Ints, *, seed: int, patience: int, halt: Callabl
 
 
 def descents(
-    graph: Items, starts: list[Ints], *, seed: int, halt: Callable[[], bool], endless: bool = True
+    graph: Instance, starts: list[Ints], *, seed: int, halt: Callable[[], bool], endless: bool = True
 ) -> Iterator[tuple[float, Ints]]:
     """Better and better assignments: from the starts, then in turn from random ones and from the best with some items moved.
 
@@ -153,7 +153,7 @@ def descents(
                 break
 
 
-def _sizes(graph: Items) -> list[int]:
+def _sizes(graph: Instance) -> list[int]:
     """Numbers of items of the graphs, from the coarsest to the graph itself."""
     size, sizes = ITEMS_A_DEVICE * max(2, graph.num_devices), []
     while size < 0.7 * graph.num_items:
@@ -162,7 +162,7 @@ def _sizes(graph: Items) -> list[int]:
     return [*sizes, graph.num_items]
 
 
-def start_from(graph: Items, home: Ints | None, size: int, seed: int) -> Ints:
+def start_from(graph: Instance, home: Ints | None, size: int, seed: int) -> Ints:
     """A random assignment, or ``home`` with up to ``MOST_MOVED`` groups of a graph of about ``size`` items elsewhere.
 
     A memory cap is broken only in a random assignment, where no device has room for a group.
@@ -170,8 +170,8 @@ def start_from(graph: Items, home: Ints | None, size: int, seed: int) -> Ints:
     rng = np.random.default_rng(seed)
     coarse, group = coarsened(graph, size, seed=seed, home=home)
     place = np.full(coarse.num_items, -1, dtype=np.int64) if home is None else gathered(home, group)
-    able, num_bytes = np.isfinite(coarse.costs.compute_s[:, coarse.class_of]), coarse.costs.num_bytes
-    left_bytes = coarse.costs.memory_bytes[coarse.class_of]
+    able, num_bytes = np.isfinite(coarse.compute_s[:, coarse.class_of]), coarse.num_bytes
+    left_bytes = coarse.memory_bytes[coarse.class_of]
     np.subtract.at(left_bytes, place[place >= 0], num_bytes[place >= 0])
     for item in rng.permutation(coarse.num_items)[: None if home is None else rng.integers(1, MOST_MOVED + 1)]:
         roomy = able[item] & (num_bytes[item] <= left_bytes)

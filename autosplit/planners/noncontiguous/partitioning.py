@@ -12,7 +12,7 @@ import numpy as np
 
 from autosplit.planners.clock import counts_work, halfway, now
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import Items
+from autosplit.planners.instance import Instance
 from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.column_generation import rising_bound
 from autosplit.planners.noncontiguous.hypergraph import blocks_at, home_of, hypergraph_of
@@ -37,7 +37,7 @@ class _Partition:
 
     def __init__(self, incumbent: Incumbent, deadline: float) -> None:
         self.incumbent, self.deadline = incumbent, deadline
-        self.graph: Items = hypergraph_of(incumbent.problem)
+        self.graph: Instance = hypergraph_of(incumbent.problem)
         self.interrupted = False
 
     def run(self) -> None:
@@ -63,7 +63,7 @@ class _Partition:
 
     def walk(self, until: float, endless: bool = True) -> list[Ints]:
         """Walk from the best plan, or from every item on its fastest device. Returns: the last assignments."""
-        fastest = np.array([members[0] for members in self.graph.classes])[self.graph.costs.compute_s.argmin(axis=1)]
+        fastest = np.array([members[0] for members in self.graph.classes])[self.graph.compute_s.argmin(axis=1)]
         start = self._home()
         self._offer(fastest, "start")
         starts = [fastest if start is None else start]

@@ -11,7 +11,7 @@ import numpy as np
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.clock import CELL_S, spend
-from autosplit.planners.items import Items
+from autosplit.planners.instance import Instance
 from autosplit.planners.jit import allocating
 from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.sweeps import Sweep, narrow_order, sweep_of
@@ -23,7 +23,7 @@ MAX_CELLS = 30_000_000
 """Most states times buckets; 6 bytes each."""
 
 
-def resplit(graph: Items, home: Ints, one: int, other: int, *, limit_s: float, seed: int) -> tuple[Ints, float, float] | None:
+def resplit(graph: Instance, home: Ints, one: int, other: int, *, limit_s: float, seed: int) -> tuple[Ints, float, float] | None:
     """Divide the items of two devices so that the larger load is as small as possible, and at most a limit.
 
     Args:
@@ -34,24 +34,24 @@ def resplit(graph: Items, home: Ints, one: int, other: int, *, limit_s: float, s
         seed: of the order of the sweep.
     Returns: the new devices of all items and the two loads; None where no division keeps the limit.
     """
-    c, kinds = graph.costs, graph.class_of[[one, other]]
+    kinds = graph.class_of[[one, other]]
     members = (home == one) | (home == other)
     order = narrow_order(graph, members, seed=seed, tries=2)
     sweep = sweep_of(graph, order, members, *kinds, max_states=MAX_CELLS // NUM_BUCKETS)
     if sweep is None or not len(order) or limit_s <= 0.0:
         return None
-    room = np.minimum(c.memory_bytes[kinds], c.num_bytes[order].sum())
+    room = np.minimum(graph.memory_bytes[kinds], graph.num_bytes[order].sum())
     spend(sweep.num_states * NUM_BUCKETS * CELL_S)
     sides, load_1, load_0 = _divide(
-        sweep, np.ascontiguousarray(c.compute_s[order, kinds[0]]), np.ascontiguousarray(c.compute_s[order, kinds[1]]),
-        np.ascontiguousarray(c.num_bytes[order]), room[0], room[1], limit_s, NUM_BUCKETS,
+        sweep, np.ascontiguousarray(graph.compute_s[order, kinds[0]]), np.ascontiguousarray(graph.compute_s[order, kinds[1]]),
+        np.ascontiguousarray(graph.num_bytes[order]), room[0], room[1], limit_s, NUM_BUCKETS,
     )  # fmt: skip
     if not np.isfinite(load_1):
         return None
     fresh = home.copy()
     fresh[order] = np.where(sides == 1, one, other)
-    held = [c.num_bytes[fresh == device].sum() for device in (one, other)]
-    return None if (held > c.memory_bytes[kinds]).any() else (fresh, float(load_1), float(load_0))
+    held = [graph.num_bytes[fresh == device].sum() for device in (one, other)]
+    return None if (held > graph.memory_bytes[kinds]).any() else (fresh, float(load_1), float(load_0))
 
 
 @allocating

@@ -18,27 +18,25 @@ from numpy.typing import NDArray
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Floats
-from autosplit.planners.items import Items
+from autosplit.planners.instance import Instance
 from autosplit.planners.jit import allocating
 from autosplit.planners.loads import Ints
 
 
-def narrow_order(graph: Items, members: NDArray[np.bool_], *, tries: int = 1, seed: int = 0) -> Ints:
+def narrow_order(graph: Instance, members: NDArray[np.bool_], *, tries: int = 1, seed: int = 0) -> Ints:
     """The members in an order with few open nets: greedy with random ties or, of several tries, the best; the first without."""
     rows = *graph.pins, *graph.costs.nets, members
     found = (_greedy_order(*rows, seed + number, number > 0 or tries == 1) for number in range(tries))
     return min(found, key=lambda order: order[1])[0]
 
 
-def cheap_nets(graph: Items, order: Ints, k: int, most: float) -> NDArray[np.bool_]:
+def cheap_nets(graph: Instance, order: Ints, k: int, most: float) -> NDArray[np.bool_]:
     """The nets to leave out for a narrow sweep: those that cost class ``k`` least at the widest place, until all states fit.
 
     Nets only add to loads, so that a bound without them holds with them.
     """
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    nets = [place[graph.pins.row(net)] for net in range(graph.pins.num_rows)]
-    first, last = np.array([pins.min() for pins in nets]), np.array([pins.max() for pins in nets])
+    place = np.argsort(order)[graph.pins.data]
+    first, last = (end.reduceat(place, graph.pins.start[:-1]) for end in (np.minimum, np.maximum))
     num_open = np.zeros(len(order), dtype=np.int64)
     for net in range(graph.pins.num_rows):
         num_open[first[net] : last[net]] += 1
@@ -46,7 +44,7 @@ def cheap_nets(graph: Items, order: Ints, k: int, most: float) -> NDArray[np.boo
     while (2.0**num_open).sum() > most:
         widest = int(num_open.argmax())
         there = np.flatnonzero(~dropped & (first <= widest) & (widest < last))
-        net = int(there[graph.costs.send_s[there, k].argmin()])
+        net = int(there[graph.send_s[there, k].argmin()])
         dropped[net] = True
         num_open[first[net] : last[net]] -= 1
     return dropped
@@ -164,7 +162,7 @@ class Sweep(NamedTuple):
 
 
 def sweep_of(
-    graph: Items, order: Ints, members: NDArray[np.bool_], class_1: int, class_0: int, *, max_states: int = 2_000_000
+    graph: Instance, order: Ints, members: NDArray[np.bool_], class_1: int, class_0: int, *, max_states: int = 2_000_000
 ) -> Sweep | None:
     """The states along an order, or None where there are more than ``max_states``.
 
@@ -175,11 +173,9 @@ def sweep_of(
         class_1, class_0: of the devices that pay as side 1 and as side 0.
         max_states: limit over all positions.
     """
-    c = graph.costs
-    found: Any = _states(
-        order, *graph.pins, *c.nets, c.producer == HOST, members,
-        np.ascontiguousarray(c.send_s[:, class_1]), np.ascontiguousarray(c.send_s[:, class_0]), max_states,
-    )  # fmt: skip
+    price_1, price_0 = (np.ascontiguousarray(graph.send_s[:, k]) for k in (class_1, class_0))
+    outside = graph.producer == HOST
+    found: Any = _states(order, *graph.pins, *graph.costs.nets, outside, members, price_1, price_0, max_states)
     layer, into, source, side, cost_1, cost_0 = found
     return None if len(layer) < len(order) + 2 else Sweep(order, layer, into, source, side, cost_1, cost_0)
 

@@ -11,7 +11,7 @@ from problems import chain, random_problem
 
 from autosplit.costs.problem import Net, Transfers
 from autosplit.planners.contiguous import downsets
-from autosplit.planners.items import contract
+from autosplit.planners.instance import contract
 from autosplit.values.constraints import Demands
 
 
@@ -68,7 +68,7 @@ def test_full_blocks_are_enough(seed):
 
     def walk_below(full, limit_s):
         way = downsets._Way(items, limit_s)
-        way.walk = way.walk._replace(rules=way.walk.rules._replace(maximal=full))
+        way.walk = way.walk._replace(maximal=full)
         way.go_on(1 << 40, inf)
         return way.chain()
 
@@ -85,15 +85,4 @@ def test_what_is_dear_to_receive_leaves_no_room_for_others(times):
     for turned in (items, items.reversed):
         way = downsets._Way(turned, 10.0)
         way.go_on(1 << 40, inf)
-        assert way.walk.rules.maximal and way.chain() is not None
-
-
-def test_items_turned_twice_are_the_same():
-    items = contract(random_problem(3), Demands())
-    again = items.reversed.reversed
-    assert again.ops == items.ops
-    np.testing.assert_array_equal(again.pins.data, items.pins.data)
-    np.testing.assert_array_equal(again.costs.producer, items.costs.producer)
-    assert [again.after.row(item).tolist() for item in range(items.num_items)] == [
-        items.after.row(item).tolist() for item in range(items.num_items)
-    ]
+        assert way.walk.maximal and way.chain() is not None

@@ -18,7 +18,7 @@ from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem
 from autosplit.planners.contiguous.linear import chain_in_order
 from autosplit.planners.contiguous.proving import chain_blocks
-from autosplit.planners.items import contract
+from autosplit.planners.instance import contract
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 

@@ -10,7 +10,7 @@ from problems import random_problem
 
 from autosplit.planners.contiguous import proving
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import contract
+from autosplit.planners.instance import contract
 from autosplit.values.constraints import Demands
 
 

@@ -14,7 +14,7 @@ from autosplit.costs.judge import judge
 from autosplit.costs.problem import Block, Pool, Problem
 from autosplit.planners.cpsat.stage_model import search_stages
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.items import contract
+from autosplit.planners.instance import contract
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 

@@ -19,7 +19,7 @@ from autosplit.planners import delays
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.latency.order_annealing import _walk, anneal_order, is_plain, plan_of, times_of
+from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.latency.scheduling import list_schedule
 from autosplit.planners.portfolio import solve
 from autosplit.planners.row_annealing import anneal_rows
@@ -125,20 +125,6 @@ def test_equals_brute_force_on_small_graphs(seed, contiguous, max_replicas):
     assert solution.bound_s <= best[1] * (1 + EXACT)
     assert solution.objective_s == pytest.approx(best[1], rel=EXACT) or max_replicas > 1
     assert solution.objective_s >= best[1] * (1 - EXACT)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(st.integers(0, 10**6))
-def test_the_compiled_sample_is_the_evaluators(seed):
-    """A walk without moves returns the latency of its start, within its caps or not."""
-    problem = random_problem(seed, unsupported=False, loose_order=False)
-    device = np.random.default_rng(seed).integers(problem.num_devices, size=problem.num_ops)
-    cuts = np.flatnonzero(np.diff(device)) + 1
-    blocks = [Block(tuple(ops.tolist()), (int(device[ops[0]]),)) for ops in np.split(np.arange(problem.num_ops), cuts)]
-    times = times_of(problem)
-    plans = plan_of(times, np.arange(problem.num_ops), device), plan_of(times, np.arange(problem.num_ops), device)
-    _, _, found = _walk(times, *plans, seed, 0, 0.01)
-    assert found == pytest.approx(latency_s(problem, blocks), rel=1e-12, abs=1e-12)
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -9,8 +9,8 @@ from fuzzing import examples
 from problems import random_problem
 
 from autosplit.planners.noncontiguous import column_generation
-from autosplit.planners.noncontiguous.column_generation import ColumnBound, _only, pricers_of, rising_bound
-from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
+from autosplit.planners.noncontiguous.column_generation import ColumnBound, pricers_of, rising_bound
+from autosplit.planners.noncontiguous.hypergraph import hypergraph_of, with_nets
 from autosplit.planners.noncontiguous.pricing import Pricer
 from autosplit.planners.noncontiguous.sweeps import cheap_nets
 from autosplit.values.constraints import Demands
@@ -36,12 +36,12 @@ def test_a_bound_without_the_cheapest_nets_still_holds(seed):
     graph = hypergraph_of(problem)
     order, least = np.arange(graph.num_items), 2.0 * graph.num_items
     dropped = cheap_nets(graph, order, 0, least)
-    thin = _only(graph, ~dropped)
+    thin = with_nets(graph, ~dropped)
     assert area(thin, order) <= least and thin.pins.num_rows == graph.pins.num_rows - dropped.sum()
     best = exhaustive.best_blocks(problem, Demands(contiguous=False))
     assert best is not None
     bound = ColumnBound(thin, pricers_of(thin), 10 * best[1] + 1.0)
-    bound.try_prices(graph.costs.compute_s.min(axis=1) + 1e-300)
+    bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)
     assert bound.bound_s <= best[1] * (1 + 1e-9)
 
 

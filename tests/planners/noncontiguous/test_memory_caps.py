@@ -8,7 +8,7 @@ import pytest
 from fuzzing import examples
 from problems import random_problem
 
-from autosplit.planners.items import Items
+from autosplit.planners.instance import Instance
 from autosplit.planners.noncontiguous.column_generation import pricers_of, rising_bound
 from autosplit.planners.noncontiguous.hypergraph import fits, hypergraph_of, load_s, loads_s
 from autosplit.planners.noncontiguous.local_search import start_from
@@ -17,14 +17,14 @@ from autosplit.planners.noncontiguous.resplitting import resplit
 from autosplit.planners.noncontiguous.sweeps import capped_sweep
 
 
-def drawn(seed, num_ops=7) -> Items:
+def drawn(seed, num_ops=7) -> Instance:
     """A hypergraph of two devices, in which the caps often bind, and often one only."""
     problem = random_problem(seed, num_ops=num_ops, num_devices=2, unsupported=False, caps=False, host=False, pooled=False)
     problem, rng = replace(problem, memory_bytes=np.array([1e9, 2e9])), np.random.default_rng(seed)  # two classes
     graph = hypergraph_of(problem)
     sizes = rng.choice([0.0, 1.0, 2.5, 3.0, 10.0], size=graph.num_items)
     caps = sizes.sum() * rng.uniform(0.4, 1.1, size=2)
-    return replace(graph, costs=graph.costs._replace(num_bytes=sizes, memory_bytes=caps))
+    return replace(graph, num_bytes=sizes, memory_bytes=caps)
 
 
 def subsets(graph):
@@ -35,7 +35,7 @@ def subsets(graph):
 def test_no_set_below_the_cap_is_lost_and_with_many_levels_none_above_it_is_left(seed):
     graph, limit_s = drawn(seed), 25.0
     values = np.random.default_rng(seed).integers(0, 9, size=graph.num_items)
-    room_bytes, sizes = float(graph.costs.memory_bytes[0]), graph.costs.num_bytes
+    room_bytes, sizes = float(graph.memory_bytes[0]), graph.num_bytes
     fitting = [part for part in subsets(graph) if load_s(graph, part, 0) <= limit_s]
     below = [part for part in fitting if sizes[part].sum() <= room_bytes]
     most, wide = (max(int(values[part].sum()) for part in parts) for parts in (below, fitting))
@@ -52,7 +52,7 @@ def test_no_set_below_the_cap_is_lost_and_with_many_levels_none_above_it_is_left
 
 def test_a_device_that_holds_nothing_takes_what_weighs_nothing():
     graph = drawn(1)
-    sizes = graph.costs.num_bytes
+    sizes = graph.num_bytes
     light = sizes == 0
     assert 0 < light.sum() < graph.num_items
     plain = pricers_of(graph)[0]
@@ -81,7 +81,7 @@ def test_bounds_and_plans_keep_the_caps(seed):
 def test_starts_keep_the_caps_that_can_be_kept(seed):
     graph = drawn(seed)
     caps = np.full(2, graph.num_items // 2 + 1.0)
-    roomy = replace(graph, costs=graph.costs._replace(num_bytes=np.ones(graph.num_items), memory_bytes=caps))
+    roomy = replace(graph, num_bytes=np.ones(graph.num_items), memory_bytes=caps)
     home = start_from(roomy, None, roomy.num_items, seed)
     assert fits(roomy, home)
     moved = [start_from(roomy, home, roomy.num_items, number) for number in range(20)]

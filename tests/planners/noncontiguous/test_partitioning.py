@@ -223,7 +223,7 @@ def test_a_value_above_every_even_share_is_followed() -> None:
     pricers = pricers_of(graph)
     assert pricers is not None
     values = np.ones(graph.num_items, dtype=np.int64)
-    values[int(graph.costs.compute_s[:, 0].argmax())] = 6_000
+    values[int(graph.compute_s[:, 0].argmax())] = 6_000
     limit_s = 31.6873
     for pricer in pricers:
         found = pricer.best_set(values, limit_s)
@@ -244,7 +244,7 @@ def test_prices_refute_what_cannot_be_held() -> None:
 def test_a_resplit_of_two_devices_is_the_best_there_is(seed: int) -> None:
     problem = drawn(seed, num_ops=7)
     graph = hypergraph_of(problem)
-    graph = replace(graph, costs=graph.costs._replace(memory_bytes=np.full(len(graph.classes), np.inf)))
+    graph = replace(graph, memory_bytes=np.full(len(graph.classes), np.inf))
     home = start_from(graph, None, graph.num_items, seed)
     home[0], home[1] = 0, 1
     members = np.flatnonzero((home == 0) | (home == 1))

@@ -1,4 +1,4 @@
-"""Items: the ops of a problem contracted to groups with one decision each, with costs by class of device.
+"""Instance: the ops of a problem contracted to groups with one decision each, with costs by class of device.
 
 Ops of one group are one item, and so is each strongly connected set of the order. A net costs a set of items ``send`` (it is made
 inside and read outside) or ``receive`` (the other way round), once each: the hypergraph cost of the model of Tarnawski et al.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Floats, Problem, rows_of
 from autosplit.planners.bounds import least_priced, multipliers
-from autosplit.planners.clusters import components, contracted, order_of, row_of, topological_order
+from autosplit.planners.clusters import clustered, row_of
 from autosplit.planners.delays import by_class
 from autosplit.planners.device_usage import Usage, sequence_usage, usage_of
 from autosplit.planners.loads import Costs, Ints, Table
@@ -30,16 +30,22 @@ Nets = dict[tuple[int, frozenset[int]], tuple[Floats, Floats]]
 
 
 @dataclass(frozen=True)
-class Items:
-    """The items and devices of a problem under demands; items are numbered in a topological order.
+class Instance:
+    """A problem under demands: items in a topological order, the nets between them, and K classes of devices.
 
     Attributes:
         demands: the limits on a plan.
         ops: the ops of each item.
         classes: the devices of each class.
-        costs: of the items, by class of device.
+        compute_s: seconds of each item, shape (num_items, K), infinite where not allowed.
+        fixed_s: transfers that an item pays wherever it stands (outputs to the host), shape (num_items, K).
+        num_bytes: memory of each item, shape (num_items,).
+        memory_bytes: cap of a device of each class, shape (K,).
+        overlap: a device computes and transfers at the same time.
         pins: the items that each net touches, its producer among them.
-        weights: items that share bytes.
+        producer: the item that makes each net, HOST for inputs from the host.
+        send_s, receive_s: seconds of a crossing net, shape (num_nets, K).
+        weights, weight_bytes: the items that share each weight, and its bytes.
         after: the items that must not stand before each item.
         exact: the costs are the true ones for every contiguous plan with one block on a device.
     """
@@ -47,11 +53,28 @@ class Items:
     demands: Demands
     ops: tuple[tuple[int, ...], ...]
     classes: tuple[tuple[int, ...], ...]
-    costs: Costs
+    compute_s: Floats
+    fixed_s: Floats
+    num_bytes: Floats
+    memory_bytes: Floats
+    overlap: bool
     pins: Table
+    producer: Ints
+    send_s: Floats
+    receive_s: Floats
     weights: Table
+    weight_bytes: Floats
     after: Table
     exact: bool
+
+    @cached_property
+    def costs(self) -> Costs:
+        """The costs as compiled code reads them."""
+        return Costs(
+            self.compute_s, self.fixed_s, self.num_bytes, self.memory_bytes, self.overlap, self.pins.transposed(self.num_items),
+            np.diff(self.pins.start), self.producer, self.send_s, self.receive_s, self.weights.transposed(self.num_items),
+            self.weight_bytes,
+        )  # fmt: skip
 
     @property
     def num_items(self) -> int:
@@ -66,7 +89,7 @@ class Items:
     @cached_property
     def work_s(self) -> Floats:
         """Seconds that each item keeps a device busy wherever its neighbours are, shape (num_items, K)."""
-        return self.costs.compute_s if self.costs.overlap else self.costs.compute_s + self.costs.fixed_s
+        return self.compute_s if self.overlap else self.compute_s + self.fixed_s
 
     @cached_property
     def multipliers(self) -> Floats:
@@ -87,7 +110,7 @@ class Items:
     @cached_property
     def usage(self) -> Usage:
         """The devices that a prefix of a chain takes; in one sequence, fast ones first, where there are too many ways."""
-        counts, mean_s = [len(members) for members in self.classes], self.costs.compute_s.clip(max=1e300).mean(axis=0)
+        counts, mean_s = [len(members) for members in self.classes], self.compute_s.clip(max=1e300).mean(axis=0)
         return usage_of(counts, self.demands) or sequence_usage(
             len(counts), self.demands, [int(k) for k in mean_s.argsort() for _ in range(counts[k])]
         )
@@ -115,35 +138,33 @@ class Items:
         return tuple(sorted(op for item in items for op in self.ops[item]))
 
     @cached_property
-    def reversed(self) -> "Items":
+    def reversed(self) -> "Instance":
         """The items in reverse: item i becomes item n - 1 - i, and the order is turned round."""
-        last, c = self.num_items - 1, self.costs
-        before = self.after.transposed(self.num_items)
-        pins, weights = (Table(rows.start, last - rows.data) for rows in (self.pins, self.weights))
-        costs = c._replace(
-            compute_s=c.compute_s[::-1].copy(),
-            fixed_s=c.fixed_s[::-1].copy(),
-            num_bytes=c.num_bytes[::-1].copy(),
-            producer=np.where(c.producer == HOST, HOST, last - c.producer),
-            nets=pins.transposed(self.num_items),
-            weights=weights.transposed(self.num_items),
+        last, before = self.num_items - 1, self.after.transposed(self.num_items)
+        return replace(
+            self,
+            ops=self.ops[::-1],
+            compute_s=self.compute_s[::-1].copy(),
+            fixed_s=self.fixed_s[::-1].copy(),
+            num_bytes=self.num_bytes[::-1].copy(),
+            pins=Table(self.pins.start, last - self.pins.data),
+            producer=np.where(self.producer == HOST, HOST, last - self.producer),
+            weights=Table(self.weights.start, last - self.weights.data),
+            after=Table.of([(last - before.row(item)).tolist() for item in range(last, -1, -1)]),
         )
-        after = Table.of([(last - before.row(item)).tolist() for item in range(last, -1, -1)])
-        return replace(self, ops=self.ops[::-1], costs=costs, pins=pins, weights=weights, after=after)
 
 
 def _pair_costs(problem: Problem) -> tuple[Floats, Floats, bool]:
     """The least seconds (fixed, per byte) of sending and of receiving by class, shape (K, 2); whether all pairs cost the same."""
-    send, send_byte, receive, receive_byte, _ = (by_class(problem, table) for table in problem.transfers.arrays())
+    send, send_byte, receive, receive_byte, _ = (by_class(problem, table, alone=inf) for table in problem.transfers.arrays())
     tables = np.array([[send, send_byte], [receive.T, receive_byte.T]])
-    alone = np.diag([len(members) == 1 for members in problem.device_classes])
-    least = np.where(alone, inf, tables).min(axis=3)
-    equal = bool((alone | (tables == least[..., None])).all())
+    least = tables.min(axis=3)
+    equal = bool((np.isinf(tables) | (tables == least[..., None])).all())
     send, receive = np.where(np.isinf(least), 0.0, least).transpose(0, 2, 1)
     return send, receive, equal
 
 
-def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
+def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Instance:
     """The items of a problem; for a plan that need not be contiguous, ops of a group only.
 
     Args:
@@ -153,12 +174,9 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
     """
     classes, firsts = problem.device_classes, problem.representatives
     send, receive, equal = _pair_costs(problem)
-    problem = problem if demands.contiguous else replace(problem, order=())
-    home = np.unique(components(problem, demands.contiguous), return_inverse=True)[1]
-    count = int(home.max()) + 1
-    order = topological_order(rows_of(order_of(problem, home), count), np.arange(count), depth_first=True)
-    home = np.argsort(order)[home]
-    small = contracted(problem, home)
+    ordered = problem if demands.contiguous else replace(problem, order=())
+    clusters = clustered(ordered, demands.contiguous, depth_first=True)
+    small, count = clusters.problem, len(clusters.members)
     compute, num_bytes = np.ascontiguousarray(small.compute_s[:, firsts]), small.op_bytes
     compute[compute >= limit_s * demands.max_replicas] = np.inf
     fixed, nets, pays_once = _item_nets(small, firsts, send, receive)
@@ -168,24 +186,24 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf) -> Items:
     shared = [weight for weight in small.weights if len(weight.users) > 1]
     paid = [net for net in nets.items() if net[1][0].any() or net[1][1].any()]
     both = np.array([costs for _, costs in paid]).reshape(len(paid), 2, len(classes))
-    pins, held = Table.of([sorted(touched) for (_, touched), _ in paid]), Table.of([weight.users for weight in shared])
-    costs = Costs(
+    return Instance(
+        demands=demands,
+        ops=clusters.members,
+        classes=classes,
         compute_s=compute,
         fixed_s=fixed,
         num_bytes=num_bytes,
         memory_bytes=problem.memory_bytes[firsts],
         overlap=problem.overlap,
-        nets=pins.transposed(count),
-        net_size=np.diff(pins.start),
+        pins=Table.of([sorted(touched) for (_, touched), _ in paid]),
         producer=np.array([made for (made, _), _ in paid], dtype=np.int64),
         send_s=np.ascontiguousarray(both[:, 0]),
         receive_s=np.ascontiguousarray(both[:, 1]),
-        weights=held.transposed(count),
+        weights=Table.of([weight.users for weight in shared]),
         weight_bytes=np.array([weight.num_bytes for weight in shared], dtype=np.float64),
+        after=Table.of(rows_of(small.order, count)),
+        exact=equal and pays_once and not problem.pools,
     )
-    members = rows_of(zip(home.tolist(), range(problem.num_ops), strict=True), count)
-    exact, after = equal and pays_once and not problem.pools, Table.of(rows_of(small.order, count))
-    return Items(demands, tuple(map(tuple, members)), classes, costs, pins, held, after, exact)
 
 
 def _item_nets(problem: Problem, firsts: Sequence[int], send: Floats, receive: Floats) -> tuple[Floats, Nets, bool]:
