@@ -150,7 +150,6 @@ def moves_s(
     """Seconds that each device of each block moves values of one sample.
 
     Args:
-        problem, blocks: the problem and its answer.
         crossings, owner: if pieces of blocks pay: the values that cross, and the block of each piece.
     """
     crossings, owner = crossings or crossings_of(problem, blocks), range(len(blocks)) if owner is None else owner
@@ -167,11 +166,9 @@ def _shares(
     """Seconds for one sample that each replica of each part spends sending, or receiving, shape (most replicas, num_parts).
 
     Args:
-        problem, blocks: the problem and its answer.
         crossings: the values that cross, sorted by value.
         fixed_s, per_byte: tables whose rows are the devices that pay, and whose columns are those at the other end.
         num_parts: the blocks, or the pieces of them that pay.
-        sending: the sender pays, once for each value with ``send_once``.
     """
     c = crossings
     paying, others, payers = (c.source, c.target, c.sender) if sending else (c.target, c.source, c.receiver)

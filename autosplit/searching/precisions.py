@@ -33,7 +33,6 @@ def with_precisions(question: Question, traced: Traced, setup: Setup) -> Questio
     is no accelerator.
 
     Args:
-        question: the model in f32.
         traced: the model, with the inputs on which errors are measured.
         setup: ``max_error``, and the store for the measurements.
     """
@@ -128,7 +127,6 @@ def other_precisions(traced: Traced, plan: Plan, machine: Machine, profile: Prof
     Args:
         traced: the model, traced for the plan's microbatch.
         profile: seconds of the ops in f32.
-        setup: the store for the measurements.
     """
     stages = [stage for stage in plan.stages if any(is_accelerator(machine[name]) for name in stage.devices)]
     names = dict.fromkeys(name for stage in stages for name in stage.devices if is_accelerator(machine[name]))

@@ -232,7 +232,6 @@ class Measured:
         """The faults of these measurements.
 
         Args:
-            setting: how the model ran.
             signatures: op name to signature, for every op of the model.
         """
         found = []
@@ -261,12 +260,7 @@ class StageMeasured:
     busy: tuple[str, ...] = ()
 
     def faults(self, measured: Mapping[Setting, Measured], ops: Container[str]) -> list[str]:
-        """The faults of this measurement.
-
-        Args:
-            measured: the measurements of the whole model in each setting.
-            ops: the names of the model's ops.
-        """
+        """The faults of this measurement."""
         found = self.samples.faults(f"a stage of {len(self.ops)} ops ({self.setting})")
         unknown = sorted(op for op in self.ops if op not in ops)
         found += [f"a measured stage holds unknown op '{unknown[0]}'"] if unknown else []
