@@ -234,20 +234,11 @@ def streamed(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
     return found
 
 
-def _holders(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.bool_]:
-    """Whether each op is on each device, shape (num_ops, num_devices)."""
-    holds = np.zeros((problem.num_ops, problem.num_devices), dtype=bool)
-    for block in blocks:
-        holds[np.ix_(np.array(block.ops), np.array(block.devices))] = True
-    return holds
-
-
 def pool_bytes(problem: Problem, blocks: Sequence[Block]) -> list[float]:
     """The bytes that the devices of each pool hold together; bytes that several of them hold count once."""
-    holds = _holders(problem, blocks) if problem.pools else np.zeros((0, 0), dtype=bool)
-    totals = []
+    home, totals = block_of(problem, blocks), []
     for pool in problem.pools:
-        inside = holds[:, list(pool.devices)].sum(axis=1) > 0
+        inside = np.array([not set(pool.devices).isdisjoint(block.devices) for block in blocks])[home]
         shared = sum(weight.num_bytes for weight in problem.weights if inside[list(weight.users)].any())
         totals.append(float(problem.op_bytes[inside].sum()) + shared)
     return totals

@@ -141,11 +141,7 @@ def baselines_by_backend(
     """All baselines with the main backend, and for each other backend the baselines that use the whole machine.
 
     Args:
-        backends: the other backends.
-        main: the backend whose baselines are all wanted.
-        best_device: name of the device that is fastest on the whole model.
-        streaming: the backends that can work on several requests at once.
-        in_caller: the backends that may run in the caller's process.
+        streaming, in_caller: the backends for which ``baselines_with`` has ``streams`` and ``in_caller``.
     Returns: plans by name, which says the backend: ``replicas (openvino)``.
     """
     named = {}

@@ -19,7 +19,7 @@ from autosplit.planning.predicting import bounded
 from autosplit.planning.question import Question, with_base
 from autosplit.tables import bytes_text
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Device, Machine
+from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, cap_faults, held_on
 
 PlanOnMachine = Callable[[Machine], Plan]
@@ -40,7 +40,7 @@ def plan_within_caps(question: Question) -> Plan:
     Raises: InfeasibleError: no plan was found; ``conflict`` says whether that is proved. ProfileError: as ``plan_model``.
     """
     machine, least = question.machine, _least(question)
-    if least and all(not _room(device, least) for device in machine.devices):
+    if least and all(one.memory_bytes is not None and one.memory_bytes <= least[one.name] for one in machine.devices):
         roomiest = max(machine.devices, key=lambda device: device.memory_bytes or 0)
         raise InfeasibleError(
             f"no plan fits: a worker takes {bytes_text(least[roomiest.name])} on '{roomiest.name}' for itself, and its cap is "
@@ -134,11 +134,6 @@ def _undominated(plans: Iterable[Plan], machine: Machine, graph: Graph) -> list[
             values = plan.prediction.bottleneck_s, plan.prediction.latency_s, float(peak_bytes)
             rows.append((values, len(plan.stages), (plan, peak_bytes)))
     return front_of(rows)
-
-
-def _room(device: Device, least: Mapping[str, int]) -> bool:
-    """Whether the cap of a device is above the bytes of a bare worker."""
-    return device.memory_bytes is None or device.memory_bytes > least[device.name]
 
 
 def _least(question: Question) -> dict[str, int]:

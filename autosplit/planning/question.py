@@ -35,8 +35,6 @@ class Question:
         profile: seconds of each op with each backend on each device.
         source: the spec and the batch of the model.
         machine: devices, memory caps and measured links.
-        backends: the backends that a device may run.
-        constraints: the user's demands.
         streaming_s: seconds of each request in which the link of an accelerator may bring it weights. It may hold as many more
             bytes of weights than its cap as come in that time.
         queue_depth: slots of each ring.

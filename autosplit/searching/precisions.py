@@ -54,9 +54,9 @@ def with_precisions(question: Question, traced: Traced, setup: Setup) -> Questio
             if setting not in profile.measured:
                 continue
             error = one.error
-            fits = error is not None and error <= allowed
+            fits, told = error is not None and error <= allowed, "an unknown share" if error is None else f"{error:.2g}"
             notes.append(
-                f"{precision} with {setting.backend} on {setting.device}: outputs are off by {_share(error)} of the largest "
+                f"{precision} with {setting.backend} on {setting.device}: outputs are off by {told} of the largest "
                 f"value, {'within' if fits else 'beyond'} the {number_text(allowed)} of max_error"
             )
             if fits:
@@ -100,10 +100,6 @@ def _seconds(measured: Measured) -> float:
 
 def _error(measured: Measured) -> float:
     return measured.error or 0.0
-
-
-def _share(error: float | None) -> str:
-    return "an unknown share" if error is None else f"{error:.2g}"
 
 
 def _others(traced: Traced, machine: Machine, backends: Sequence[str], setup: Setup) -> Iterator[tuple[Precision, Measurement]]:

@@ -42,12 +42,9 @@ class Profile(tables.Tabular):
     """Measurements of one model on the devices of one machine, with the corrected seconds of ops, stages and the whole model.
 
     Attributes:
-        graph_name: the model's name.
         graph_hash: ``Graph.hash`` of the model.
         signatures: op name to signature, for every op of the graph.
-        measured: the measurements of each setting.
         stages: measured stages, oldest first.
-        links: measured links.
         wires: measured wires between hosts.
         notes: reasons why measurements were repeated or left out; not part of the hash.
         precision: the precision of all measurements whose setting names no other one.

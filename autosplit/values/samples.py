@@ -146,7 +146,6 @@ class Provenance:
         date: the time of the measurement, in ISO 8601 with the time zone.
         calibration_s: seconds of the calibration kernel on this device at that time; a later run compares them with its own.
         note: a remark for readers, such as that the machine was not quiet.
-        precision: the precision of the backend.
         accelerator: name, compute capability, driver and CUDA version of a GPU; empty for CPU cores.
     """
 
