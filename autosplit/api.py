@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autosplit.absent import with_estimates
 from autosplit.arguments import checked
 from autosplit.backends.base import absent_runtimes
 from autosplit.backends.warming import begin_loading
@@ -29,6 +28,7 @@ from autosplit.microbatches import cut, may_cut
 from autosplit.modeltrace import Model as Model
 from autosplit.modeltrace import trace as trace
 from autosplit.placing.rules import broken_by
+from autosplit.planning.estimating import with_estimates
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
 from autosplit.planning.question import TIME_LIMIT_S, Question, verify_early

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from autosplit import tables
-from autosplit.absent import with_estimates
 from autosplit.api import Model, measure, question_of, trace
 from autosplit.arguments import checked
 from autosplit.backends.workspace import Workspace
@@ -23,6 +22,7 @@ from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup, as_budget, r
 from autosplit.devices.discovering import Devices, as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError
+from autosplit.planning.estimating import with_estimates
 from autosplit.planning.sharing import Sharing, Tenant, cheapest_s, share_devices, tenants_of, ways_of
 from autosplit.progress import Progress, progress_shown
 from autosplit.reports.results import LatencyStats
@@ -174,9 +174,9 @@ def share(
             profile = measure(one, machine, setup=setup).on(machine)
             progress("search", len(ways) / len(tenants), f"planning '{tenant.name}' on parts of the devices")
             question = question_of(one, profile, machine, setup, PART_S if budget.planner_s is None else budget.planner_s)
-            question = replace(question, shares_time=True)
             account = Footprints(machine, setup.workspace).account(one, profile)
-            found = ways_of(question, tenant, account, len(tenants))
+            question = replace(question, shares_time=True, account=account)
+            found = ways_of(question, tenant, len(tenants))
             ways.append([with_estimates(replace(plan, versions=makers()), profile) for plan in found])
             notes += [f"'{tenant.name}': {note}" for note in profile.notes]
             cheapest.append(cheapest_s(question))

@@ -12,6 +12,7 @@ from autosplit.devices.discovering import Devices, as_machine
 from autosplit.exporting.onnx_stages import from_onnx_stages, onnx_files
 from autosplit.planning.baselines import Baselines
 from autosplit.planning.givensplits import read_given
+from autosplit.planning.question import Question
 from autosplit.planning.splitjudging import GIVEN, Judgement, judge_split
 from autosplit.reports.outcomes import PLAN
 from autosplit.reports.runreport import RunReport
@@ -46,7 +47,8 @@ def judge(
     given = from_onnx_stages(files, traced, machine) if files else read_given(split, traced.graph, machine)
     profile = api.measure(traced, machine, setup=replace(setup, backends=(backend,)))
     account = Footprints(machine, setup.workspace).account(traced, profile)
-    return judge_split(given, traced.graph, machine, profile, traced.source, backend, time_limit_s=time_limit_s, account=account)
+    about = traced.graph, profile, traced.source, machine, (backend,)
+    return judge_split(given, Question(*about, time_limit_s=time_limit_s / 2, account=account))
 
 
 def run_judged(

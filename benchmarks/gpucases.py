@@ -18,7 +18,6 @@ from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.accelerators import Accelerator, Event, Queue, Work
 from autosplit.devices.cuda import Cuda
 from autosplit.devices.discovering import machine_for
-from autosplit.memory.account import Account
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.predicting import predict
 from autosplit.planning.question import Question
@@ -69,7 +68,7 @@ class Case:
         constraints = Constraints(max_replicas=1)
         source = self.traced.source
         question = Question(graph, self.profile, source, machine, ("eager",), constraints, time_limit_s=time_limit_s)
-        return plan_within_caps(question, Account(graph)).verify(graph, machine)
+        return plan_within_caps(question).verify(graph, machine)
 
     def given(self, *stages: Stage) -> Plan:
         """A plan of these stages, with its prediction."""

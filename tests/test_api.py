@@ -21,6 +21,7 @@ from autosplit.errors import PlanError, ProfileError, UsageError
 from autosplit.planning.baselines import baselines_of
 from autosplit.planning.givensplits import read_given
 from autosplit.planning.predicting import measured_backends
+from autosplit.planning.question import Question
 from autosplit.planning.splitjudging import GIVEN, judge_split
 from autosplit.reports.outcomes import PLAN
 from autosplit.tracing.splitting import save_stage, unsplit
@@ -144,7 +145,7 @@ def test_any_set_of_ops_on_a_device_is_several_stages_there(tmp_path: Path) -> N
         assert torch.equal(service(x), module(x))
     (tmp_path / "map.json").write_text('{"0": 0, "1": 1, "2": 1, "3": 0}')
     split = read_given(str(tmp_path / "map.json"), traced.graph, TWO)
-    given = judge_split(split, traced.graph, TWO, profile, plan.source, "eager", time_limit_s=1.0).plans[GIVEN]
+    given = judge_split(split, Question(traced.graph, profile, plan.source, TWO, ("eager",), time_limit_s=0.5)).plans[GIVEN]
     assert given.hash == plan.hash
     with pytest.raises(UsageError, match="reuse=False forbids that; drop one"):
         autosplit.search(traced, profile, TWO, Constraints(contiguous=False, reuse=False))

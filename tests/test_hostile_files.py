@@ -58,7 +58,7 @@ from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import DESCRIBED, load_stage
 from autosplit.tracing.tensorspec import TensorSpec
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.links import shared_memory_link
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.machinefile import read_machine
@@ -191,7 +191,7 @@ def chain(num_ops: int = 6) -> Graph:
         Op(f"a{i}", "aten.linear.default", f"b{i // 3}.fc{i}", (f"a{i - 1}" if i else "x",), (f"a{i}",), (f"w{i}",), f"s{i}")
         for i in range(num_ops)
     )
-    weights = {f"w{i}": Weight(f"w{i}", (8, 8), "float32", 256) for i in range(num_ops)}
+    weights = {f"w{i}": Value(f"w{i}", (8, 8), "float32", 256) for i in range(num_ops)}
     return Graph("chain", ("x",), (f"a{num_ops - 1}",), ops, values, weights).verify()
 
 

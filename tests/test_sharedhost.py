@@ -51,7 +51,7 @@ def test_models_run_beside_each_other_and_answer_as_alone(tmp_path: Path) -> Non
 def test_other_plans_replace_those_that_ran_only_if_they_are_clearly_ahead(second_s: float, moves: bool) -> None:
     stage, predicted = Stage("s", ("op",), ("cpu:0",)), Prediction(1.0, 1.0, 1.0, 0.0, 1.0)
     ran, other = (Plan(Source("m:f"), "g", "p", (stage,), predicted, loads_s={"cpu:0": load_s}) for load_s in (1.0, second_s))
-    first = Sharing((Tenant("a", 0.5),), (ran,), Machine.of([parse_device("cpu:0")]), 2.0, (2,))
+    first = Sharing((Tenant("a", 0.5),), (ran,), Machine.of([parse_device("cpu:0")]), 2.0)
     found = chosen_again(first, [1.5], lambda asked: replace(first, tenants=tuple(asked), plans=(other,)))
     assert found.tenants[0].slowdown == 1.5 and found.plans == ((other,) if moves else (ran,))
     assert found.factor == pytest.approx(1 / (0.5 * 1.5 * (second_s if moves else 1.0)))

@@ -96,7 +96,7 @@ def _front_of_model(given: options.Plans, found: Any, machine: Any, account: Any
     from autosplit.planning.caps import front_rows
 
     limits = {"time_limit_s": options.seconds(given.time_limit), "seed": given.seed, "log": log(given)}
-    plans = found.front(machine, given.constraints(), account, queue_depth=given.queue_depth, **limits)
+    plans = found.front(machine, given.constraints(), account=account, queue_depth=given.queue_depth, **limits)
     rows, files = front_rows(plans), {}
     for (plan, _), row in zip(plans, rows, strict=True):
         path = given.front_folder / f"front-{row['number']}.yaml"

@@ -150,7 +150,6 @@ def moves_s(
     """Seconds that each device of each block moves values of one sample.
 
     Args:
-        problem, blocks: the problem and its answer.
         crossings, owner: if pieces of blocks pay: the values that cross, and the block of each piece.
     """
     crossings, owner = crossings or crossings_of(problem, blocks), range(len(blocks)) if owner is None else owner
@@ -167,11 +166,9 @@ def _shares(
     """Seconds for one sample that each replica of each part spends sending, or receiving, shape (most replicas, num_parts).
 
     Args:
-        problem, blocks: the problem and its answer.
         crossings: the values that cross, sorted by value.
         fixed_s, per_byte: tables whose rows are the devices that pay, and whose columns are those at the other end.
         num_parts: the blocks, or the pieces of them that pay.
-        sending: the sender pays, once for each value with ``send_once``.
     """
     c = crossings
     paying, others, payers = (c.source, c.target, c.sender) if sending else (c.target, c.source, c.receiver)
@@ -237,20 +234,11 @@ def streamed(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
     return found
 
 
-def _holders(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.bool_]:
-    """Whether each op is on each device, shape (num_ops, num_devices)."""
-    holds = np.zeros((problem.num_ops, problem.num_devices), dtype=bool)
-    for block in blocks:
-        holds[np.ix_(np.array(block.ops), np.array(block.devices))] = True
-    return holds
-
-
 def pool_bytes(problem: Problem, blocks: Sequence[Block]) -> list[float]:
     """The bytes that the devices of each pool hold together; bytes that several of them hold count once."""
-    holds = _holders(problem, blocks) if problem.pools else np.zeros((0, 0), dtype=bool)
-    totals = []
+    home, totals = block_of(problem, blocks), []
     for pool in problem.pools:
-        inside = holds[:, list(pool.devices)].sum(axis=1) > 0
+        inside = np.array([not set(pool.devices).isdisjoint(block.devices) for block in blocks])[home]
         shared = sum(weight.num_bytes for weight in problem.weights if inside[list(weight.users)].any())
         totals.append(float(problem.op_bytes[inside].sum()) + shared)
     return totals

@@ -62,12 +62,7 @@ class Chain:
 
 
 def sent_forward(problem: Problem, blocks: Sequence[Block], home: NDArray[np.int64]) -> list[Sent]:
-    """The bytes over each border of blocks in order: every value once, however many blocks read it.
-
-    Args:
-        problem, blocks: the plan.
-        home: the block of each op.
-    """
+    """The bytes over each border of blocks in order: every value once, however many blocks read it."""
     hosts = hosts_of(problem)
     chain = Chain.of([tuple(hosts[device] for device in block.devices) for block in blocks])
     num_segments = len(chain.places)

@@ -71,9 +71,7 @@ def judge(problem: Problem, demands: Demands, blocks: Sequence[Block], num_parts
     """The loads, latency and faults of blocks, allowed or not; every op is in at least one block.
 
     Args:
-        problem: ops, devices, costs and rules.
         demands: the objective, and demands on the shape and the times of the blocks.
-        blocks: the answer.
         num_parts: microbatches that a request is cut into.
     """
     return Judged(problem, demands, tuple(blocks), num_parts)

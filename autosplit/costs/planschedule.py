@@ -29,8 +29,6 @@ def plan_stages(plan: Plan, graph: Graph, stage_s: Callable[[Stage, str], float]
     A value that several ops of a stage read crosses once; one that two stages read crosses to each of them.
 
     Args:
-        plan: the plan.
-        graph: its graph.
         stage_s: seconds of a stage on one of its devices, transfers left out.
     Raises: PlanError: the plan is for another graph.
     """
@@ -66,8 +64,6 @@ def schedule_plan(
 
     Args:
         plan: the plan; its ``queue_depth`` is the number of slots.
-        graph: its graph.
-        profile: measured seconds of the graph.
         link: link between two devices by name, usually ``machine.link``; that of the host brings streamed weights.
         num_requests: passes of the graph, or as many times ``microbatches``.
         arrivals_s: when each request comes; None for all at once.
@@ -119,8 +115,6 @@ def schedule_blocks(
     ``pieces.latency_s``. At full load a device is busy for its ``cost.evaluate`` seconds a sample, and the largest sets the pace.
 
     Args:
-        problem: the problem that the blocks solve.
-        blocks: the blocks of a solution.
         num_requests: samples; each ring has a slot for each of them.
         arrivals_s: when each sample comes; None for all at once.
     Raises: UsageError: an op is on a device that cannot run it, or the arguments are wrong.

@@ -115,7 +115,6 @@ class Problem:
         compute_s: seconds of each op on each device, shape (num_ops, num_devices); infinite where it may not run.
         nets: the values that may cross from device to device.
         order: pairs (a, b): in a contiguous solution, b is in the block of a or in a later one.
-        transfers: the cost of a crossing.
         op_bytes: bytes of weights that only this op reads, shape (num_ops,).
         memory_bytes: cap of each device, shape (num_devices,); infinite for no cap.
         weights: bytes read by several ops.

@@ -46,12 +46,8 @@ def chain(seconds: Sequence[float], num_bytes: float = 0.0) -> tuple[SimStage, .
 
 
 def poisson_arrivals(rate_per_s: float, num_requests: int, seed: int = 0) -> tuple[float, ...]:
-    """Arrival times of requests that come independently of each other, in seconds, the first at 0.
+    """Arrival times, in seconds, of requests that come independently of each other at a mean rate; the first one is at 0.
 
-    Args:
-        rate_per_s: requests a second on average.
-        num_requests: how many.
-        seed: one seed, one sequence.
     Raises: UsageError: the rate is not positive.
     """
     if not rate_per_s > 0:
@@ -64,7 +60,7 @@ def poisson_arrivals(rate_per_s: float, num_requests: int, seed: int = 0) -> tup
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(tables.Tabular):
     """The result of a simulation.
 
     Attributes:
@@ -74,6 +70,7 @@ class Schedule:
         times: the time of each stage replica, by use.
     """
 
+    INDEX = "stage"
     actions: tuple[Action, ...]
     started_s: tuple[float, ...]
     finished_s: tuple[float, ...]
@@ -137,10 +134,6 @@ class Schedule:
     def rows(self) -> list[dict[str, Any]]:
         """One row a stage replica."""
         return [{**times._asdict(), "busy": times.busy_s / self.makespan_s if self.makespan_s else 0.0} for times in self.times]
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame indexed by stage name."""
-        return tables.frame(self.rows(), index="stage")
 
     def summary(self) -> str:
         """One sentence: throughput, latency, idle share."""

@@ -95,21 +95,6 @@ class _Ring:
     sender_waits: bool = False
 
 
-def _ring(
-    ends: tuple["_Worker", "_Worker"],
-    link: LinkOf,
-    delay_s: float,
-    sizes: tuple[float, ...],
-    slots: int,
-    way: tuple[tuple[str, ...], ...],
-) -> _Ring:
-    source, target = (end.device_name for end in ends)
-    taken, num_bytes = link(source, target), sum(sizes)
-    send_s = len(sizes) * taken.send_s + num_bytes * taken.send_s_per_byte
-    receive_s = len(sizes) * taken.receive_s + num_bytes * taken.receive_s_per_byte
-    return _Ring(*ends, slots, taken.latency_s + delay_s, send_s, receive_s, num_bytes, way if num_bytes else ())
-
-
 @dataclass(slots=True, eq=False)
 class _Worker:
     """A stage replica, or one end of the host: computes its next request, then sends it through each port in turn."""
@@ -161,19 +146,20 @@ class Simulation:
         wires: Wires,
     ) -> None:
         self._wires, self._wire_free_s = wires, [0.0] * len(wires.all)
+        self._link, self._slots, self._delays_s = link, slots, delays_s
         self.units = units
         self.actions: list[Action] = []
         self.admitted_s: list[float] = []
         self.finished_s: list[float] = []
         self._events: list[tuple[float, int, _Worker, int]] = []
         self._sequence = 0
-        self._build(stages, link, slots, delays_s)
+        self._build(stages)
         for request, time in enumerate(arrivals_s):
             self._feed.missing[request] += time > 0
             if time > 0:
                 self._push(time, self._feed, request)
 
-    def _build(self, stages: Sequence[SimStage], link: LinkOf, slots: int, delays_s: Mapping[tuple[str, str], float]) -> None:
+    def _build(self, stages: Sequence[SimStage]) -> None:
         devices = {name: _Device() for stage in stages for name in stage.devices}
         self._feed = _Worker(HOST, 0, 1, HOST, _Device(), 0.0, -2, 0)
         self._drain = _Worker(HOST, 0, 1, HOST, _Device(), 0.0, -1, 0)
@@ -185,30 +171,44 @@ class Simulation:
         chain = Chain.of([tuple(map(host_of, stage.devices)) for stage in stages])
         place = {HOST: CALLER} | {stage.name: number for number, stage in enumerate(stages)}
         for stage in stages:
-            step = len(stage.devices)
+            step, order, streamed = len(stage.devices), len(self._workers), stage.streamed_bytes
             made = [
-                _Worker(
-                    stage.name,
-                    k,
-                    step,
-                    name,
-                    devices[name],
-                    stage.seconds[k],
-                    len(self._workers) + k,
-                    k,
-                    moved_s,
-                    stage.streamed_bytes,
-                )
+                _Worker(stage.name, k, step, name, devices[name], stage.seconds[k], order + k, k, moved_s, streamed)
                 for k, (name, moved_s) in enumerate(zip(stage.devices, stage.moved_s or (0.0,) * step, strict=True))
             ]
             ways = {source: chain.way(place[source], place[stage.name]) for source in stage.sources}
-            _connect(workers, made, stage.sources, link, delays_s, slots, self.units, ways)
+            self._connect(workers, made, stage.sources, ways)
             workers[stage.name] = made
             self._workers += made
             if stage.results is not None or stage.name not in read:
                 results[stage.name] = stage.results or ()
         ways = {source: chain.way(place[source], CALLER) for source in results}
-        _connect(workers, [self._drain], results, link, delays_s, slots, self.units, ways)
+        self._connect(workers, [self._drain], results, ways)
+
+    def _connect(
+        self,
+        workers: Mapping[str, Sequence[_Worker]],
+        readers: Sequence[_Worker],
+        sources: Mapping[str, tuple[float, ...]],
+        ways: Mapping[str, tuple[tuple[str, ...], ...]],
+    ) -> None:
+        """Make a ring between each replica of each source and each reader; ``ways`` are the hosts from each source."""
+        missing = [len(sources)] * self.units
+        for name, sizes in sources.items():
+            rings = [[self._ring(sender, reader, sizes, ways[name]) for reader in readers] for sender in workers[name]]
+            for sender, row in zip(workers[name], rings, strict=True):
+                sender.targets.append(row)
+            for reader, column in zip(readers, zip(*rings, strict=True), strict=True):
+                reader.sources.append(list(column))
+        for reader in readers:
+            reader.missing = missing
+
+    def _ring(self, sender: _Worker, receiver: _Worker, sizes: tuple[float, ...], way: tuple[tuple[str, ...], ...]) -> _Ring:
+        taken, num_bytes = self._link(sender.device_name, receiver.device_name), sum(sizes)
+        latency_s = taken.latency_s + self._delays_s.get((sender.stage, receiver.stage), 0.0)
+        send_s = len(sizes) * taken.send_s + num_bytes * taken.send_s_per_byte
+        receive_s = len(sizes) * taken.receive_s + num_bytes * taken.receive_s_per_byte
+        return _Ring(sender, receiver, self._slots, latency_s, send_s, receive_s, num_bytes, way if num_bytes else ())
 
     def run(self) -> None:
         """Process events until none is left."""
@@ -357,27 +357,3 @@ class Simulation:
             self._release(worker.device, now)
         if not worker.sending and worker.request < self.units and not worker.missing[worker.request]:
             self._ready(worker, now)
-
-
-def _connect(
-    workers: Mapping[str, Sequence[_Worker]],
-    readers: Sequence[_Worker],
-    sources: Mapping[str, tuple[float, ...]],
-    link: LinkOf,
-    delays_s: Mapping[tuple[str, str], float],
-    slots: int,
-    units: int,
-    ways: Mapping[str, tuple[tuple[str, ...], ...]],
-) -> None:
-    """Make a ring between each replica of each source and each reader; ``ways`` are the hosts from each source."""
-    missing = [len(sources)] * units
-    for name, sizes in sources.items():
-        senders = workers[name]
-        delay_s = delays_s.get((name, readers[0].stage), 0.0)
-        rings = [[_ring((s, r), link, delay_s, sizes, slots, ways[name]) for r in readers] for s in senders]
-        for sender, row in zip(senders, rings, strict=True):
-            sender.targets.append(row)
-        for reader, column in zip(readers, zip(*rings, strict=True), strict=True):
-            reader.sources.append(list(column))
-    for reader in readers:
-        reader.missing = missing

@@ -49,7 +49,6 @@ def pass_s(compute_s: Sequence[float], copy_s: Sequence[float], parts: Parts) ->
     Args:
         compute_s: seconds of each op of the block, in order.
         copy_s: seconds of the copy of the weights of each op.
-        parts: the streamed ops.
 
     >>> pass_s([1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0], Parts((0, 1, 2, 3), 4)), pass_s([1.0, 2.0], [9.0, 9.0], Parts())
     (12.0, 3.0)

@@ -40,7 +40,6 @@ class Wires:
     """The wires of a machine. Without wires, values between hosts do not slow each other.
 
     Attributes:
-        all: the wires.
         passing_s: host to the latency that it adds to a value that only passes it, in seconds.
     """
 

@@ -50,7 +50,6 @@ def read_workload(
     """The problem that a workload file describes.
 
     Args:
-        path: the file.
         format: ``dnn-partitioning`` (JSON) or ``pipedream`` (graph.txt).
         num_devices: for ``pipedream`` only, whose files name no devices.
         bytes_per_s: for ``pipedream`` only: bytes per second of a link between two devices.

@@ -188,7 +188,7 @@ class Bench(Closing):
         self._opened.callback(host.close, drain=False)
         return host
 
-    def load(self, name: str, plan: Plan, traced: Traced | Family) -> Contender:
+    def load(self, name: str, plan: Plan, traced: Traced) -> Contender:
         """Start the plan's workers, compare answers with the unsplit model, and measure requests one at a time.
 
         Args:
@@ -197,7 +197,7 @@ class Bench(Closing):
             traced: the model, traced for the plan's microbatch.
         Raises: PlanError, BackendError, WorkerError: the plan cannot be run; StageError: a request failed.
         """
-        pipeline = deploy(self.host, name, traced, plan, self.machine, self.workspace)
+        pipeline = deploy(self.host, name, self._model(plan, traced), plan, self.machine, self.workspace)
         try:
             self.loaded[name] = self._check(plan, name, pipeline, traced)
         except BaseException:
@@ -239,8 +239,11 @@ class Bench(Closing):
         self._opened.close()
         self.loaded.clear()
 
-    def _check(self, plan: Plan, network: str, pipeline: Engine, traced: Traced | Family) -> Contender:
-        assert isinstance(traced, Traced)
+    def _model(self, plan: Plan, traced: Traced) -> Traced | Family:
+        """The model that the workers of a plan run."""
+        return traced
+
+    def _check(self, plan: Plan, network: str, pipeline: Engine, traced: Traced) -> Contender:
         reference = self.workspace.reference(traced, threads_of(plan))
         work = reference.work
         workers = [len(stage.devices) * stage.streams for stage in plan.stages]

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from autosplit.backends.base import has_streams, installed
 from autosplit.backends.workspace import Workspace
@@ -16,7 +17,7 @@ from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.errors import BackendError, ProfileError
 from autosplit.measuring.rounds import ALONE_S, CUT_S, ROUND_S
 from autosplit.memory.stages import count, footprints_of
-from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
+from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_cut_requests, without_autosplit
 from autosplit.planning.peers import predicted_peers
 from autosplit.planning.predicting import measured_backends, predict
 from autosplit.planning.question import Question
@@ -125,7 +126,8 @@ def _baselines(
     compiled, failed = compile_baselines(others, subject, plan, machine, setup.workspace, budget.compiling_s, progress)
     streaming = [name for name in installed() if has_streams(name)]
     isolate = setup.isolate or setup.hosts is not None  # the caller is on one host
-    found = baselines_of(traced.graph, plan, machine, profile, compiled=compiled, streaming=streaming, isolate=isolate)
+    baselines = partial(baselines_of, machine=machine, streaming=streaming, isolate=isolate)
+    found = baselines(traced.graph, plan, profile=profile, compiled=compiled)
     if plan.microbatch < plan.source.batch and plan.source.batch in subjects:
         whole, whole_profile = subjects[plan.source.batch]
         bound_s = 0.0
@@ -135,7 +137,8 @@ def _baselines(
             demands = Constraints(objective="latency" if plan.objective == "latency" else "throughput")
             backends = measured_backends(whole_profile, machine)
             bound_s = least_s(Question(whole.graph, whole_profile, plan.source, machine, backends, demands))
-        found = with_whole_requests(found, whole.graph, plan, machine, whole_profile, streaming, isolate, bound_s)
+        uncut = replace(plan, microbatch=plan.source.batch, prediction=replace(plan.prediction, bound_s=bound_s))
+        found = with_cut_requests(baselines(whole.graph, uncut, profile=whole_profile), found, plan.microbatch)
     return Baselines(found.plans, {**found.left_out, **failed})
 
 

@@ -16,7 +16,6 @@ from autosplit.progress import Progress, quiet
 from autosplit.reports.judging import leader, still_running
 from autosplit.reports.outcomes import PLAN, Outcome
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.family import Family
 from autosplit.values.plan import Plan
 
 MOST_BESIDE = 4
@@ -74,7 +73,7 @@ class Contest:
     times_plan: dict[str, float] = field(default_factory=dict)
     """Baseline to how many times as good as the plan it was in its short run."""
 
-    def load(self, plans: Mapping[str, Plan], traced: Mapping[int, Traced | Family], late_s: float) -> dict[str, str]:
+    def load(self, plans: Mapping[str, Plan], traced: Mapping[int, Traced], late_s: float) -> dict[str, str]:
         """Load the plan and its baselines that the bench has not loaded yet, and say why others are left out.
 
         Args:

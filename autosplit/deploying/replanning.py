@@ -76,9 +76,9 @@ class Replanner:
             microbatch=self._plan.microbatch,
             time_limit_s=TIME_LIMIT_S,
             shares_time=True,
+            account=Account(self._traced.graph, values_of(self._traced), footprints_of(profile)),
         )
-        account = Account(self._traced.graph, values_of(self._traced), footprints_of(profile))
-        return replace(plan_within_caps(question, account), shapes=self._plan.shapes)
+        return replace(plan_within_caps(question), shapes=self._plan.shapes)
 
     def close(self) -> None:
         """Remove the stage files."""

@@ -159,7 +159,7 @@ class Store:
                 }
                 for setting in chosen:
                     if setting.device == device:
-                        entry = Entry(setting, profile.measured[setting], tuple(profile.current_stages(setting)))
+                        entry = Entry(setting, profile.measured[setting], tuple(profile.current_stages.get(setting, ())))
                         entries[entry.identity] = _merged(entries.get(entry.identity), entry)
                 data = {"schema": SCHEMA, "graph": {"name": graph.name, "hash": graph.hash}, "device": device}
                 content = _json({**data, "entries": [entry.to_dict() for entry in entries.values()]}) + "\n"

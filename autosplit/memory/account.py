@@ -13,7 +13,6 @@ class Account:
     """The memory account of one model.
 
     Attributes:
-        graph: the model.
         values: the bytes of its values; None for dense tensors.
         known: footprints of its stages; ``run`` adds to them.
         run: runs a plan, so that the footprints of its stages become known, where it can be run; None for never.

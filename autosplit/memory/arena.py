@@ -1,7 +1,7 @@
 """MemoryPlan: an offset in an arena for each storage, with the bound that no plan of the same storages beats."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,15 +13,11 @@ from autosplit.memory.lives import ALIGNMENT, Life
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
-    """Bytes of an arena from ``offset`` on, for values that are live from step ``first`` to step ``last``."""
+class Storage(Life):
+    """The bytes of an arena from ``offset`` on during a life."""
 
     number: int
     offset: int
-    num_bytes: int
-    first: int
-    last: int
-    values: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -128,8 +124,8 @@ def bound_of(lives: Sequence[Life]) -> int:
 def plan_of(lives: Sequence[Life], offsets: Sequence[int], method: str, proved: bool = False) -> MemoryPlan:
     """The verified plan with these offsets."""
     storages = tuple(
-        Storage(number, offset, life.num_bytes, life.first, life.last, life.values)
+        Storage(life.values, life.num_bytes, life.first, life.last, number, offset)
         for number, (life, offset) in enumerate(zip(lives, offsets, strict=True))
     )
     plan = MemoryPlan(storages, bound_of(lives), method, proved)
-    return MemoryPlan(storages, plan.bound_bytes, method, proved or plan.peak_bytes == plan.bound_bytes).verify()
+    return replace(plan, proved=proved or plan.peak_bytes == plan.bound_bytes).verify()

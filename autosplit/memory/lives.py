@@ -50,7 +50,6 @@ def lives_of(
     """The storages of a sequence of steps, in the order in which they become live.
 
     Args:
-        steps: the ops in the order of execution.
         num_bytes: bytes of each value. Values without bytes, such as weights, own nothing, and neither do their views.
         given: values that are there before the first step.
         kept: values that are needed after the last step.

@@ -14,7 +14,6 @@ def pack(lives: Sequence[Life], offsets: Sequence[int], bound_bytes: int, time_l
     Args:
         offsets: a plan to start from; the returned one is never worse.
         bound_bytes: a proved lower bound on the peak.
-        time_limit_s: seconds of the solver.
     """
     model = cp_model.CpModel()
     peak = max(offset + life.num_bytes for offset, life in zip(offsets, lives, strict=True)) // ALIGNMENT

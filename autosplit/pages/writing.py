@@ -59,8 +59,8 @@ def _front(result: AutoResult, constraints: Constraints) -> list[tuple[Plan, int
     """The planner's front under the user's demands, with the bytes of each plan's fullest device; nothing runs for it."""
     found = result.search
     account = Account(found.traced.graph, values_of(found.traced), footprints_of(found.profile))
-    depth = found.plan.queue_depth
-    return found.front(result.machine, constraints, account, queue_depth=depth, time_limit_s=FRONT_S, shares_time=True)
+    limits = {"queue_depth": found.plan.queue_depth, "time_limit_s": FRONT_S, "shares_time": True}
+    return found.front(result.machine, constraints, account=account, **limits)
 
 
 def write_run(report: RunReport, traced: Traced, machine: Machine, path: Path, store: Path | None) -> Path:

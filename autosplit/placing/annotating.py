@@ -119,8 +119,8 @@ def by_planner(
     known, wanted = profile.on(machine), Constraints(objective=objective, pins=pins, max_replicas=1)
     backends = tuple(dict.fromkeys(setting.backend for setting in known.measured))
     account = account or Account(traced.graph, values_of(traced), footprints_of(known))
-    question = Question(traced.graph, known, traced.source, machine, backends, wanted, time_limit_s=planner_s)
-    return plan_within_caps(question.verify(), account)
+    about = traced.graph, known, traced.source, machine, backends, wanted
+    return plan_within_caps(Question(*about, time_limit_s=planner_s, account=account).verify())
 
 
 def by_rules(

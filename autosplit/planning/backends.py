@@ -159,7 +159,6 @@ class Backends:
         """Seconds for values to enter the block and to pass each op.
 
         Args:
-            ops: the ops of the block.
             places: for each backend its setting on each device of the block.
         Returns: arrays of shape (num_places, num_devices) and (num_ops, num_places, num_devices).
         """

@@ -119,29 +119,9 @@ def most_used(backends: Sequence[str]) -> str:
     return max(backends, key=backends.count)
 
 
-def with_whole_requests(
-    cut: Baselines,
-    graph: Graph,
-    plan: Plan,
-    machine: Machine,
-    profile: Profile | None,
-    streaming: Collection[str] = (),
-    isolate: bool = False,
-    bound_s: float = 0.0,
-) -> Baselines:
-    """The baselines of a plan that cuts requests: those that cut them too, and those that do not.
-
-    Args:
-        cut: the baselines that cut requests as the plan does; their names then say so.
-        graph: the model, traced for whole requests.
-        profile: the profile of whole requests.
-        streaming: the backends that can work on several requests at once.
-        isolate: whether the caller's process is ruled out.
-        bound_s: no plan for whole requests is better; 0 where nothing is known.
-    """
-    uncut = replace(plan, microbatch=plan.source.batch, prediction=replace(plan.prediction, bound_s=bound_s))
-    whole = baselines_of(graph, uncut, machine, profile, streaming=streaming, isolate=isolate)
-    parts = f", {plan.microbatch} at a time"
+def with_cut_requests(whole: Baselines, cut: Baselines, microbatch: int) -> Baselines:
+    """The baselines that take whole requests, and those that cut them, whose names then say so."""
+    parts = f", {microbatch} at a time"
     return Baselines(
         {**whole.plans, **{f"{name}{parts}": baseline for name, baseline in cut.plans.items()}},
         {**whole.left_out, **{f"{name}{parts}": reason for name, reason in cut.left_out.items()}},
@@ -161,11 +141,7 @@ def baselines_by_backend(
     """All baselines with the main backend, and for each other backend the baselines that use the whole machine.
 
     Args:
-        backends: the other backends.
-        main: the backend whose baselines are all wanted.
-        best_device: name of the device that is fastest on the whole model.
-        streaming: the backends that can work on several requests at once.
-        in_caller: the backends that may run in the caller's process.
+        streaming, in_caller: the backends for which ``baselines_with`` has ``streams`` and ``in_caller``.
     Returns: plans by name, which says the backend: ``replicas (openvino)``.
     """
     named = {}

@@ -19,7 +19,7 @@ from autosplit.planning.predicting import bounded
 from autosplit.planning.question import Question, with_base
 from autosplit.tables import bytes_text
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Device, Machine
+from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, cap_faults, held_on
 
 PlanOnMachine = Callable[[Machine], Plan]
@@ -29,7 +29,7 @@ MAX_QUESTIONS = 12
 """Most questions to the planner with the same backends until an answer keeps the caps; also the most listed plans that run."""
 
 
-def plan_within_caps(question: Question, account: Account) -> Plan:
+def plan_within_caps(question: Question) -> Plan:
     """The planner's plan, with the whole memory of every device within its cap.
 
     A plan that breaks a cap gets fewer slots in its rings. If it still breaks one, every chain of stages is tried, best first,
@@ -39,9 +39,8 @@ def plan_within_caps(question: Question, account: Account) -> Plan:
 
     Raises: InfeasibleError: no plan was found; ``conflict`` says whether that is proved. ProfileError: as ``plan_model``.
     """
-    machine, backends = question.machine, question.backends
-    least = _least(machine, backends, account)
-    if least and all(not _room(device, least) for device in machine.devices):
+    machine, least = question.machine, _least(question)
+    if least and all(one.memory_bytes is not None and one.memory_bytes <= least[one.name] for one in machine.devices):
         roomiest = max(machine.devices, key=lambda device: device.memory_bytes or 0)
         raise InfeasibleError(
             f"no plan fits: a worker takes {bytes_text(least[roomiest.name])} on '{roomiest.name}' for itself, and its cap is "
@@ -53,33 +52,28 @@ def plan_within_caps(question: Question, account: Account) -> Plan:
         return lambda machine: plan_model(replace(part, machine=machine))
 
     def listed(least: Mapping[str, int]) -> list[Plan]:
-        return [plan for part in subsets for plan in _listed(part, account, least)]
+        return [plan for part in subsets for plan in _listed(part, least)]
 
     asks = [asking(part) for part in (question, *subsets[:-1])]
-    return answer_within_caps(asks, machine, backends, account, listed, plan_key(question.constraints))
+    return answer_within_caps(question, asks, listed)
 
 
 def answer_within_caps(
+    question: Question,
     asks: Sequence[PlanOnMachine],
-    machine: Machine,
-    backends: Sequence[str],
-    account: Account,
     listed: Callable[[Mapping[str, int]], list[Plan]] = lambda least: [],
-    key: Callable[[Plan], float] = lambda plan: plan.prediction.bottleneck_s,
 ) -> Plan:
-    """The answer to the first question or, if it breaks a cap, the best answer that keeps all caps.
+    """The first answer to a question or, if it breaks a cap, the best answer that keeps all caps.
 
     Args:
-        asks: questions, each of which is asked with smaller caps until its answer keeps the caps. The bound is that of the first.
-        machine: the devices with their caps.
-        backends: the backends that may run.
-        account: gives plans the memory of their stages.
+        question: the machine with its caps, the backends, and the memory of stages.
+        asks: ways to answer it, each of which is asked with smaller caps until its answer keeps the caps. The bound is that of
+            the first.
         listed: called if the first answer breaks a cap, with the bytes that a worker takes on each device beside its stage;
             returns plans that keep the caps and were found in another way.
-        key: the plan with the smallest key is the answer, if several plans keep the caps.
     Raises: InfeasibleError: no such plan was found.
     """
-    least = _least(machine, backends, account)
+    machine, account, least = question.machine, question.memory, _least(question)
     try:
         first = asks[0](within(machine, least))
     except InfeasibleError as failure:
@@ -92,22 +86,21 @@ def answer_within_caps(
         return first
     found = listed(least)
     for number, ask in enumerate(asks):
-        plan, faults = _corrected(ask, machine, account, least, None if number else first)
+        plan, faults = _corrected(question, ask, least, None if number else first)
         found += [plan] if plan is not None else []
         over = faults or over
     if not found:
         raise InfeasibleError(f"no plan within the caps was found: {'; '.join(over.values())}. Raise a cap, or add a device.")
-    return bounded(min(found, key=key), first.prediction.bound_s)
+    return bounded(min(found, key=plan_key(question.constraints)), first.prediction.bound_s)
 
 
-def front_within_caps(question: Question, account: Account) -> list[tuple[Plan, int]]:
+def front_within_caps(question: Question) -> list[tuple[Plan, int]]:
     """Plans within the caps that no other plan beats in throughput, latency and memory together, the best throughput first.
 
     Returns: plans, each with all bytes that its fullest device holds. Raises: as ``plan_within_caps``.
     """
-    machine = question.machine
-    least = _least(machine, question.backends, account)
-    best = [plan_within_caps(question, account)] if least else []
+    machine, account, least = question.machine, question.memory, _least(question)
+    best = [plan_within_caps(question)] if least else []
     plans = list[Plan]()
     with suppress(*[InfeasibleError] if best else ()):  # its weights may have to be streamed, which a front does not ask for
         plans = plan_front(replace(question, machine=within(machine, least)))
@@ -143,20 +136,15 @@ def _undominated(plans: Iterable[Plan], machine: Machine, graph: Graph) -> list[
     return front_of(rows)
 
 
-def _room(device: Device, least: Mapping[str, int]) -> bool:
-    """Whether the cap of a device is above the bytes of a bare worker."""
-    return device.memory_bytes is None or device.memory_bytes > least[device.name]
-
-
-def _least(machine: Machine, backends: Sequence[str], account: Account) -> dict[str, int]:
+def _least(question: Question) -> dict[str, int]:
     """Name of each device with a cap to the bytes that a worker takes there at least beside its stage."""
-    capped = [device for device in machine.devices if device.memory_bytes is not None]
-    return {device.name: least_base_bytes(account.known, backends, device) for device in capped}
+    capped, known = [device for device in question.machine.devices if device.memory_bytes is not None], question.memory.known
+    return {device.name: least_base_bytes(known, question.backends, device) for device in capped}
 
 
-def _listed(question: Question, account: Account, least: Mapping[str, int]) -> list[Plan]:
+def _listed(question: Question, least: Mapping[str, int]) -> list[Plan]:
     """The best plan within the caps among those that ``every_plan`` lists, or nothing."""
-    machine, tried = question.machine, 0
+    machine, account, tried = question.machine, question.memory, 0
     for listed in every_plan(replace(question, machine=within(machine, least))):
         if cap_faults(with_fitting_slots(listed, machine, account).stages, machine.devices, account.graph):
             continue
@@ -169,7 +157,7 @@ def _listed(question: Question, account: Account, least: Mapping[str, int]) -> l
 
 
 def _corrected(
-    ask: PlanOnMachine, machine: Machine, account: Account, least: Mapping[str, int], known: Plan | None
+    question: Question, ask: PlanOnMachine, least: Mapping[str, int], known: Plan | None
 ) -> tuple[Plan | None, dict[str, str]]:
     """A plan within the caps, or None and the faults of the last answer.
 
@@ -177,6 +165,7 @@ def _corrected(
         least: device name to the bytes that each stage takes at least beside weights.
         known: the answer with caps that are smaller by these; None if it was not asked for.
     """
+    machine, account = question.machine, question.memory
     waiting, asked, over = deque([(dict(least), dict(least))]), list[dict[str, int]](), dict[str, str]()
     while waiting and len(asked) < MAX_QUESTIONS:
         taken, before = waiting.popleft()

@@ -12,6 +12,7 @@ from autosplit.errors import ProfileError, UsageError, raise_faults
 from autosplit.values.constraints import matching_ops
 from autosplit.values.graph import Graph, Op
 from autosplit.values.machine import Device, Machine
+from autosplit.values.plan import ON_ESTIMATES, Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import ESTIMATED, Measured, Samples, Setting
 
@@ -73,6 +74,14 @@ def as_measured_elsewhere(profile: Profile, stored: Profile, devices: Iterable[D
         told.setdefault(f"are those of '{name}' on another machine ({measured_on}, {where.date})", []).append(device.name)
         profile = replace(profile, measured={**profile.measured, **taken})
     return _noted(profile, told)
+
+
+def with_estimates(plan: Plan, profile: Profile) -> Plan:
+    """The plan, whose method says for which of its devices the times were not measured."""
+    guessed = {setting.device for setting, measured in profile.measured.items() if measured.is_estimate}
+    named = [name for name in plan.devices if name in guessed]
+    method = plan.method.partition(f", {ON_ESTIMATES}")[0]
+    return replace(plan, method=f"{method}, {ON_ESTIMATES} {', '.join(named)}" if named else method)
 
 
 def _way_out(name: str, reason: str) -> str:

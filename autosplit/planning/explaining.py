@@ -79,8 +79,6 @@ def explain_blocks(
     """The explanation of a row of blocks.
 
     Args:
-        problem: the problem that the blocks solve.
-        blocks: the blocks of a solution.
         demands: the demands under which ``solve`` found the blocks.
         loosened: problems without one constraint, by its name in words ("'embed' not pinned to 'cpu:0'").
         time_limit_s: seconds for everything; changes that find no time are listed as left out.
@@ -95,12 +93,7 @@ def explain_blocks(
     calls |= dict(_changes(problem, device, demands)) | {words: (other, demands) for words, other in (loosened or {}).items()}
     with time_limit(problem.num_ops * problem.num_devices, time_limit_s) as deadline:
         deadline = min(deadline, now() + time_limit_s)
-        cuts = next_cuts(
-            problem,
-            blocks,
-            demands,
-            deadline=halfway(deadline),
-        )
+        cuts = next_cuts(problem, blocks, demands, deadline=halfway(deadline))
         changes, left_out = _looked_at(calls, blocks, value_s, deadline)
     again = next((row for row in changes if row.change == AGAIN), None)
     if again is not None:

@@ -44,7 +44,6 @@ class GivenSplit:
     Attributes:
         kind: the kind of file or text that it was read from, in words.
         stages: the ops of each stage, in graph order; values only go to the same or a later stage.
-        devices: the name of the device of each stage.
         units: the ops that the tool keeps together.
         in_order: whether the tool's stages are runs of units in graph order, one on each device.
         notes: sentences for the user.

@@ -75,10 +75,7 @@ def predicted_peers(graph: Graph, plan: Plan, machine: Machine, profile: Profile
     """The splits of other tools with a plan's main backend, as a profile predicts them, and those left out with the reason.
 
     Args:
-        graph: the model, traced for the plan's microbatch.
-        plan: the plan with which they are compared.
         machine: the devices; if some are alternatives to others, the first layout counts.
-        profile: seconds of the ops there.
     """
     backend = most_used([stage.backend for stage in plan.stages for _ in stage.ops])
     machine = machine.layouts[0]

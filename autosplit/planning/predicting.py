@@ -114,41 +114,32 @@ def problem_on(
     Raises: ProfileError: the profile lacks a measurement.
     """
     charged, host_s = charge(graph, machine, profile)
-    names = [device.name for device in machine.devices]
-    places = [names.index(setting.device) for setting in settings]
-    free = problem_from(graph, charged, np.zeros((len(graph.ops), len(names))), constraints.placement(graph, machine))
-    compute_s, reasons = free.compute_s[:, places], dict[tuple[int, int], str]()
-    transfers = Transfers(*(table[np.ix_([*places, HOST], [*places, HOST])] for table in free.transfers.arrays()))
+    placement, devices = constraints.placement(graph, machine), [machine[setting.device] for setting in settings]
+    free = problem_from(graph, charged, placement, devices)
+    compute_s, received, reasons = free.compute_s.copy(), free.transfers.receive_s_per_byte.copy(), dict(free.reasons)
     for number, setting in enumerate(settings):
         measured = profile.measured[profile.setting(*setting)]
-        transfers.receive_s_per_byte[:HOST, number] += measured.cut_s_per_byte or 0.0
+        received[:HOST, number] += measured.cut_s_per_byte or 0.0
         taken_s = profile.table(graph, setting)
         for op, name in enumerate(free.ops):
             compute_s[op, number] += taken_s.get(name, np.inf)
             if np.isinf(compute_s[op, number]):
                 refusal = f"op '{name}': {setting.backend} refuses it: {measured.refused.get(name, 'no reason is known')}"
-                reasons[op, number] = free.reasons.get((op, places[number]), refusal)
-    alone = len(set(places)) == len(places)
+                reasons.setdefault((op, number), refusal)
+    places = list(dict.fromkeys(free.devices))
+    alone = len(places) == len(settings)
     return replace(
         free,
         devices=tuple(setting.device if alone else f"{setting.device} ({setting.backend})" for setting in settings),
         compute_s=compute_s,
-        transfers=transfers,
-        memory_bytes=free.memory_bytes[places],
-        pools=_pools_of(free, places),
-        processors=() if alone else tuple(sorted(set(places)).index(place) for place in places),
+        transfers=replace(free.transfers, receive_s_per_byte=received),
+        processors=() if alone else tuple(places.index(name) for name in free.devices),
         reasons=reasons,
         host_s=host_s,
         pinned_s_per_byte=tuple(
             charged.link(HOST_NAME, one.device).pinned_s_per_byte if one.runtime in STREAMING else 0.0 for one in settings
         ),
     ).verify()
-
-
-def _pools_of(problem: Problem, places: Sequence[int]) -> tuple[Pool, ...]:
-    """The pools of a problem whose devices are those at the given places."""
-    members = [tuple(number for number, place in enumerate(places) if place in pool.devices) for pool in problem.pools]
-    return tuple(replace(pool, devices=inside) for pool, inside in zip(problem.pools, members, strict=True) if inside)
 
 
 def grouped(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[str], *, first: bool = False) -> Problem:
@@ -173,7 +164,10 @@ def grouped(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[s
         compute_s=compute_s,
         transfers=Transfers(*map(cheapest, problem.transfers.arrays())),
         memory_bytes=problem.memory_bytes[[group[0] for group in groups]],
-        pools=_pools_of(problem, [group[0] for group in groups]),
+        pools=tuple(
+            Pool(tuple(number for number, group in enumerate(groups) if group[0] in pool.devices), pool.num_bytes)
+            for pool in problem.pools
+        ),
         processors=(),
         pinned_s_per_byte=tuple(max(problem.pinned_s_per_byte[k] for k in row) for row in rows[:-1] if problem.pinned_s_per_byte),
         reasons={(op, k): problem.reasons[op, groups[k][0]] for op, k in np.argwhere(np.isinf(compute_s)).tolist()},
@@ -186,20 +180,16 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
     Args:
         plan: any plan; measurements of its own stages count most.
         graph: the model, traced for the plan's microbatch.
-        machine: the devices that the plan names.
-        profile: seconds of the ops there.
         bound_s: a proved bound for this profile: no plan is better.
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
     if plan.precision != profile.precision:
         raise ProfileError(f"profile of '{profile.graph_name}' is in {profile.precision}; measure in the plan's {plan.precision}")
     profile = profile.with_newest((stage.ops, setting) for stage, setting in plan.workers)
-    settings = settings_of(plan)
-    machine = machine.around(plan.devices)
-    problem = problem_on(graph, machine, profile, Constraints(), settings)
+    problem, blocks = problem_alone(plan, graph, machine, profile)
     demands = Demands("latency" if plan.objective == "latency" else "throughput")
-    judged = judge(problem, demands, blocks_of(plan, graph, settings), plan.source.batch // plan.microbatch)
-    return predicted(plan, judged, settings, bound_s)
+    judged = judge(problem, demands, blocks, plan.source.batch // plan.microbatch)
+    return predicted(plan, judged, settings_of(plan), bound_s)
 
 
 def moved_s(plan: Plan, graph: Graph, machine: Machine, profile: Profile) -> list[float]:
@@ -207,10 +197,17 @@ def moved_s(plan: Plan, graph: Graph, machine: Machine, profile: Profile) -> lis
 
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
+    return [seconds for block in moves_s(*problem_alone(plan, graph, machine, profile)) for seconds in block]
+
+
+def problem_alone(plan: Plan, graph: Graph, machine: Machine, profile: Profile) -> tuple[Problem, list[Block]]:
+    """The problem whose devices are the settings of a plan alone, and its stages as blocks of that.
+
+    Raises: ProfileError: the profile lacks a measurement that the plan needs.
+    """
     settings = settings_of(plan)
-    machine = machine.around(plan.devices)
-    problem = problem_on(graph, machine, profile, Constraints(), settings)
-    return [seconds for block in moves_s(problem, blocks_of(plan, graph, settings)) for seconds in block]
+    problem = problem_on(graph, machine.around(plan.devices), profile, Constraints(), settings)
+    return problem, blocks_of(plan, graph, settings)
 
 
 def settings_of(plan: Plan) -> list[Setting]:

@@ -9,6 +9,8 @@ import numpy as np
 
 from autosplit.costs.graphproblem import problem_from
 from autosplit.errors import InfeasibleError
+from autosplit.memory.account import Account
+from autosplit.memory.stages import footprints_of
 from autosplit.planners.feasibility import require_places, require_room
 from autosplit.tables import bytes_text
 from autosplit.values.constraints import Constraints
@@ -33,8 +35,6 @@ class Question:
         profile: seconds of each op with each backend on each device.
         source: the spec and the batch of the model.
         machine: devices, memory caps and measured links.
-        backends: the backends that a device may run.
-        constraints: the user's demands.
         streaming_s: seconds of each request in which the link of an accelerator may bring it weights. It may hold as many more
             bytes of weights than its cap as come in that time.
         queue_depth: slots of each ring.
@@ -44,6 +44,7 @@ class Question:
         shares_time: whether all sets of a larger problem have the time limit together. Small problems count work for each set.
         seed: seed of the solvers.
         log: called with a line of the solver's log.
+        account: the memory of stages; by default dense values, and the footprints of the profile.
     """
 
     graph: Graph
@@ -60,6 +61,7 @@ class Question:
     shares_time: bool = False
     seed: int = 0
     log: Log | None = None
+    account: Account | None = None
 
     def verify(self) -> "Question":
         """Return the question with constraints as the planner takes them. Call it once for a question with a user's demands.
@@ -75,6 +77,11 @@ class Question:
     def within(self, seconds: float) -> "Question":
         """The question with at most so many seconds, which all sets of its backends share."""
         return replace(self, time_limit_s=min(self.time_limit_s, seconds), shares_time=True)
+
+    @property
+    def memory(self) -> Account:
+        """The memory account of the model."""
+        return self.account or Account(self.graph, known=footprints_of(self.profile))
 
     @property
     def num_parts(self) -> int:
@@ -93,8 +100,8 @@ def verify_early(constraints: Constraints, graph: Graph, machine: Machine) -> Co
     rooms = [inf if d.memory_bytes is None else float(d.memory_bytes - d.context_bytes) for d in machine.devices]
     if min(rooms) >= graph.weight_bytes:
         return wanted
-    free = np.zeros((len(graph.ops), len(rooms)))
-    problem = replace(problem_from(graph, machine, free, wanted.placement(graph, machine)), memory_bytes=np.array(rooms))
+    free = problem_from(graph, machine, wanted.placement(graph, machine), machine.devices)
+    problem = replace(free, memory_bytes=np.array(rooms))
     alone = [(number,) for number in range(problem.num_ops)]
     on_cores = [room if device.kind in HOST_KINDS else inf for room, device in zip(rooms, machine.devices, strict=True)]
     cores = replace(problem, memory_bytes=np.array(on_cores))

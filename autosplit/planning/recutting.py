@@ -27,17 +27,10 @@ Changed = tuple[list[Block], tuple[int, ...], int]
 """Blocks after a move, the ops that moved, and the number of the block that they moved to."""
 
 
-def next_cuts(
-    problem: Problem,
-    blocks: Sequence[Block],
-    demands: Demands,
-    *,
-    deadline: float,
-) -> list[Cut]:
+def next_cuts(problem: Problem, blocks: Sequence[Block], demands: Demands, *, deadline: float) -> list[Cut]:
     """For each two devices that meet at a border, the best plan with another cut there.
 
     Args:
-        blocks: the plan.
         demands: their objective is the cost of the plan; a contiguous plan is a chain and stays one.
         deadline: second of ``now()``; borders that are not reached by then are left out.
     """

@@ -18,12 +18,11 @@ from typing import Any
 
 from autosplit.costs.problem import Floats
 from autosplit.errors import InfeasibleError, UsageError, raise_faults
-from autosplit.memory.account import Account
 from autosplit.planners.cpsat.sharing import Way, choose, factor_of, relaxed_factor, sums
 from autosplit.planning.backends import backends_of
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.predicting import charge, measured_backends
-from autosplit.planning.question import Question
+from autosplit.planning.question import TIME_LIMIT_S, Question
 from autosplit.tables import bytes_text, number_text, seconds_text
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine, places
@@ -90,10 +89,7 @@ class Sharing:
 
     Attributes:
         tenants: the models, their rates and limits.
-        plans: the plan of each.
-        machine: the devices.
         bound: a factor that no choice of the same ways exceeds.
-        num_ways: how many ways there were to choose from, of each.
         relaxed: a factor that no plans exceed in the same cost model; infinite where none is known.
     """
 
@@ -101,7 +97,6 @@ class Sharing:
     plans: tuple[Plan, ...]
     machine: Machine
     bound: float
-    num_ways: tuple[int, ...]
     relaxed: float = inf
 
     @property
@@ -158,15 +153,13 @@ class Sharing:
         return f"{met}: the largest common factor is {number_text(factor)} ({reason}; {proved}{most})"
 
 
-def ways_of(question: Question, tenant: Tenant, account: Account, num_tenants: int) -> list[Plan]:
+def ways_of(question: Question, tenant: Tenant, num_tenants: int) -> list[Plan]:
     """The planner's plans for a tenant on parts of a machine, each once; those that keep its limit on latency when it runs alone.
 
     Where devices have memory caps, plans within an equal part of each cap are asked for too; they have shorter queues.
 
     Args:
         question: the model and the machine; its limit of time is for each part.
-        tenant: the rate and the limit on latency.
-        account: gives plans the memory of their stages.
         num_tenants: how many models share the machine.
     Raises: InfeasibleError: there is none; the message names the tenant.
     """
@@ -181,7 +174,7 @@ def ways_of(question: Question, tenant: Tenant, account: Account, num_tenants: i
             asked = replace(question, machine=there, backends=backends)
             for wanted in demands:
                 try:
-                    plan = plan_within_caps(asked.demanding(**wanted, max_latency_s=limit_s).verify(), account)
+                    plan = plan_within_caps(asked.demanding(**wanted, max_latency_s=limit_s).verify())
                 except (InfeasibleError, UsageError) as failure:  # a part may lack a device that an op needs
                     failures.append(failure)
                 else:
@@ -232,7 +225,6 @@ def share_devices(
     machine: Machine,
     *,
     cheapest: Sequence[Mapping[str, Floats]] = (),
-    limit_s: float = 10.0,
     seed: int = 0,
 ) -> Sharing:
     """The plan of each tenant with which all rates can grow by the largest common factor.
@@ -241,7 +233,6 @@ def share_devices(
         plans: the ways of each, with their prediction and memory.
         machine: the devices; each memory cap holds for all models together.
         cheapest: the tables of ``cheapest_s`` for each, for a bound on all plans; empty for none.
-        limit_s: seconds for the solver.
     Raises: InfeasibleError: no choice keeps the caps, or none was found in time.
     """
     caps = {device.name: device.memory_bytes for device in machine.devices if device.memory_bytes is not None}
@@ -249,7 +240,7 @@ def share_devices(
     for tenant, found, graph in zip(tenants, plans, graphs, strict=True):
         held = [{name: sum(held_on(machine[name], plan.stages, machine.devices, graph)) for name in caps} for plan in found]
         ways.append([replace(way_of(tenant, plan, machine), held_bytes=one) for plan, one in zip(found, held, strict=True)])
-    chosen = choose(ways, caps, limit_s, seed)
+    chosen = choose(ways, caps, TIME_LIMIT_S, seed)
     if chosen is None:
         least = (min(sum(way.held_bytes.values()) for way in some) for some in ways)
         need = ", ".join(f"'{tenant.name}' {bytes_text(held)}" for tenant, held in zip(tenants, least, strict=True))
@@ -266,7 +257,7 @@ def share_devices(
         ]
         relaxed = relaxed_factor(taken_s, {device.name: places(device.name) for device in machine.devices})
     picked = tuple(found[number] for found, number in zip(plans, chosen.ways, strict=True))
-    return Sharing(tuple(tenants), picked, machine, chosen.bound, tuple(map(len, plans)), relaxed)
+    return Sharing(tuple(tenants), picked, machine, chosen.bound, relaxed)
 
 
 def cheapest_s(question: Question) -> dict[str, Floats]:

@@ -9,21 +9,19 @@ from typing import Any
 from autosplit.costs.cost import evaluate
 from autosplit.costs.judge import judge
 from autosplit.errors import InfeasibleError
-from autosplit.memory.account import Account
-from autosplit.memory.stages import footprints_of
 from autosplit.planners.portfolio import solve
 from autosplit.planning.baselines import baseline_plan
 from autosplit.planning.caps import answer_within_caps, plan_within_caps, with_fitting_slots
 from autosplit.planning.givensplits import GivenSplit
 from autosplit.planning.moduleunits import joined
 from autosplit.planning.peers import FASTEST_ONLY, predicted_peers
-from autosplit.planning.predicting import blocks_of, predict, predicted, problem_on, settings_of, threads_on
+from autosplit.planning.predicting import blocks_of, predict, predicted, problem_alone, problem_on, settings_of, threads_on
 from autosplit.planning.question import Question
 from autosplit.tables import bytes_text, number_text, seconds_text
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
-from autosplit.values.plan import Plan, Source, cap_faults
+from autosplit.values.plan import Plan, cap_faults
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Setting
 
@@ -43,7 +41,6 @@ class Judgement:
     """A split beside others, all predicted with one profile.
 
     Attributes:
-        split: the split that was given.
         plans: name to plan; ``the split`` comes first.
         lost: share of the throughput that the split loses to the best one under its own rules.
         why: sentences on the bottleneck of the split, and on the differences of the best one.
@@ -104,67 +101,52 @@ class Judgement:
         }
 
 
-def judge_split(
-    split: GivenSplit,
-    graph: Graph,
-    machine: Machine,
-    profile: Profile,
-    source: Source,
-    backend: str,
-    *,
-    time_limit_s: float = 10.0,
-    account: Account | None = None,
-) -> Judgement:
+def judge_split(split: GivenSplit, question: Question) -> Judgement:
     """Predict a split, its rivals, and the best split under the same rules, all within the memory caps.
 
     Args:
-        split: the split that was given.
-        profile: seconds of the ops with the backend on each device.
-        time_limit_s: seconds for one question to the planner, twice; caps that do not hold at once take more questions.
-        account: gives plans the memory of their stages if devices have caps; None takes the footprints of the profile.
+        split: the split of the model of the question.
+        question: it has one backend, and no demands. Its time limit counts twice; caps that do not hold at once take longer.
     Raises: ProfileError: the profile lacks a measurement. PlanError: the split needs more memory than a device has.
         InfeasibleError: the model does not fit the devices' memory.
     """
+    graph, machine, profile, account = question.graph, question.machine, question.profile, question.memory
     placed = [(ops, [machine[device]]) for ops, device in zip(split.stages, split.devices, strict=True)]
-    account = account or Account(graph, known=footprints_of(profile))
     capped = any(device.memory_bytes is not None for device in machine.devices)
-    plan = baseline_plan(graph, source, GIVEN, backend, placed)
+    plan = baseline_plan(graph, question.source, GIVEN, question.backends[0], placed)
     plan = with_fitting_slots(account.measured(plan) if capped else plan, machine, account).verify(graph, machine)
     given = predict(plan, graph, machine, profile)
-    best = best_under_rules(split, given, machine, profile, account, time_limit_s / 2)
+    best = best_under_rules(split, given, question)
     peers = predicted_peers(graph, given, machine, profile)
     others = {name: with_fitting_slots(peer, machine, account) for name, peer in peers.plans.items()}
     over = {name: "; ".join(cap_faults(peer.stages, machine.devices, graph).values()) for name, peer in others.items()}
     left_out = {**peers.left_out, **{name: fault for name, fault in over.items() if fault}}
     plans = {GIVEN: given, SAME_RULES: best, **{name: peer for name, peer in others.items() if not over[name]}}
-    question = Question(graph, profile, source, machine, (backend,), time_limit_s=time_limit_s / 2)
-    plans[ANY_RULES] = plan_within_caps(question, account)
+    plans[ANY_RULES] = plan_within_caps(question)
     lost = max(0.0, 1 - given.prediction.throughput_per_s / best.prediction.throughput_per_s)
     return Judgement(split, plans, lost, tuple(_why(split, plans, graph, machine, profile, lost)), left_out)
 
 
-def best_under_rules(
-    split: GivenSplit, given: Plan, machine: Machine, profile: Profile, account: Account, time_limit_s: float
-) -> Plan:
+def best_under_rules(split: GivenSplit, given: Plan, question: Question) -> Plan:
     """The best plan within the caps with the units and the order of a split, on any of the devices; else the split itself."""
-    graph, backend = account.graph, given.stages[0].backend
-    settings = [Setting(device.name, backend, threads_on(machine, device.name)) for device in machine.devices]
+    graph, [backend], names = question.graph, question.backends, [device.name for device in question.machine.devices]
+    settings = [Setting(name, backend, threads_on(question.machine, name)) for name in names]
     groups = tuple(tuple(graph.index[op] for op in unit.ops) for unit in split.units)
     order = tuple((before[-1], after[0]) for before, after in pairwise(groups)) if split.in_order else ()
 
     def ask(machine: Machine) -> Plan:
-        problem = problem_on(graph, machine, profile, Constraints(), settings)
+        problem = problem_on(graph, machine, question.profile, Constraints(), settings)
         ruled = replace(problem, groups=tuple(group for group in groups if len(group) > 1), order=(*problem.order, *order))
         demands = Demands(contiguous=split.in_order)
-        solution = solve(ruled.verify(), demands, time_limit_s=time_limit_s)
+        solution = solve(ruled.verify(), demands, time_limit_s=question.time_limit_s)
         device_of = {graph.ops[op].name: block.devices[0] for block in solution.blocks for op in block.ops}
         placed = [(ops, [machine[settings[device_of[ops[0]]].device]]) for ops in graph.runs(device_of, device_of)]
-        plan = baseline_plan(graph, given.source, SAME_RULES, backend, placed)
+        plan = baseline_plan(graph, question.source, SAME_RULES, backend, placed)
         plan = replace(plan, method=solution.method, status="feasible")
         return predicted(plan, judge(problem, demands, blocks_of(plan, graph, settings)), settings, solution.bound_s)
 
     try:
-        found = account.counted(answer_within_caps([ask], machine, [backend], account))
+        found = question.memory.counted(answer_within_caps(question, [ask]))
     except InfeasibleError:
         if given.prediction.bottleneck_s < inf:
             return given
@@ -177,11 +159,9 @@ def _why(
 ) -> list[str]:
     """Sentences on the bottleneck of the split, on the differences of the best one, and on the cost of the rules."""
     given, best, free = plans[GIVEN], plans[SAME_RULES], plans[ANY_RULES]
-    settings = settings_of(given)
-    problem = problem_on(graph, machine, profile, Constraints(), settings)
-    loads = evaluate(problem, blocks_of(given, graph, settings))
+    loads = evaluate(*problem_alone(given, graph, machine, profile))
     worst = int(loads.device_s.argmax())
-    name, load_s = settings[worst].device, float(loads.device_s[worst])
+    name, load_s = settings_of(given)[worst].device, float(loads.device_s[worst])
     idle = 1 - float(loads.device_s.sum()) / (len(machine.devices) * load_s)
     compute, moving = seconds_text(float(loads.compute_s[worst])), seconds_text(float(loads.transfer_s[worst]))
     found = [

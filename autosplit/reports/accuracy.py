@@ -170,9 +170,7 @@ def run_of(kind: str, model: str, way: str, plan: Plan, outcome: Outcome, date: 
 
     Args:
         kind: ``searched`` or ``run``.
-        way: the name of the plan.
         plan: the plan with its prediction from before the run.
-        date: when, in ISO 8601.
     """
     predicted = plan.prediction.throughput_per_s
     if not 0 < predicted < float("inf") or outcome.fault:

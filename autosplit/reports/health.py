@@ -29,7 +29,6 @@ def network_rows(health: Health, before: Health | None = None, elapsed_s: float 
     """One row a network.
 
     Args:
-        health: a reading.
         before: an earlier reading, for the requests answered since.
         elapsed_s: seconds between the two.
     """
@@ -59,7 +58,6 @@ def worker_rows(health: Health, before: Health | None = None) -> list[Row]:
     """One row a worker: its state, and the mean seconds of a request.
 
     Args:
-        health: a reading.
         before: an earlier reading; only requests since then count.
     """
     old = {_key(worker): worker for worker in before["workers"]} if before else {}

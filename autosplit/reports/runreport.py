@@ -25,7 +25,6 @@ class RunReport(tables.Tabular):
     """The report of ``run`` and ``auto``.
 
     Attributes:
-        model: the model's name.
         batch: items in one request; 0 for requests of several sizes.
         outcomes: the plan (``plan``) and each baseline, by name.
         verdict: which of these to use, and why.

@@ -9,8 +9,6 @@ from typing import Any
 from autosplit import tables
 from autosplit.deploying.footprints import Footprints
 from autosplit.errors import InfeasibleError, ProfileError
-from autosplit.memory.account import Account
-from autosplit.memory.stages import footprints_of
 from autosplit.planning.baselines import UNCERTAIN, baselines_with, machine_of, unmet_demands
 from autosplit.planning.caps import front_within_caps, plan_within_caps, with_fitting_slots
 from autosplit.planning.explaining import explain
@@ -35,8 +33,11 @@ Subject = tuple[Traced, Profile]
 """The model traced for one microbatch, and its profile."""
 
 
-def asking(question: Question, subject: Subject, asked: Mapping[str, Any]) -> Question:
-    """The question about a subject; ``asked`` overrides demands, backends, threads, queue depth and microbatch."""
+def asking(question: Question, subject: Subject, asked: Mapping[str, Any], footprints: Footprints | None = None) -> Question:
+    """The question about a subject; ``asked`` overrides demands, backends, threads, queue depth and microbatch.
+
+    Without footprints, the bytes of values and weights count as memory.
+    """
     traced, profile = subject
     return replace(
         question.demanding(**{key: asked[key] for key in ("num_stages", "max_replicas") if key in asked}),
@@ -46,22 +47,13 @@ def asking(question: Question, subject: Subject, asked: Mapping[str, Any]) -> Qu
         queue_depth=asked.get("queue_depth", question.queue_depth),
         microbatch=asked.get("microbatch", question.microbatch),
         max_threads=asked.get("threads", question.max_threads),
+        account=None if footprints is None else footprints.account(traced, profile),
     )
 
 
-def answer(question: Question, traced: Traced, footprints: Footprints | None) -> Plan:
-    """The planner's best plan within the caps. Without footprints, the bytes of values and weights count as memory."""
-    return plan_within_caps(question, _account(question, traced, footprints))
-
-
-def _account(question: Question, traced: Traced, footprints: Footprints | None) -> Account:
-    known = Account(question.graph, known=footprints_of(question.profile))
-    return known if footprints is None else footprints.account(traced, question.profile)
-
-
-def usual_plans(question: Question, traced: Traced, footprints: Footprints | None) -> list[Plan]:
+def usual_plans(question: Question) -> list[Plan]:
     """One device, all cores, replicas and the even split of each backend, predicted, where they meet the demands and the caps."""
-    graph, profile, account = question.graph, question.profile, _account(question, traced, footprints)
+    graph, profile, account = question.graph, question.profile, question.memory
     found, machine = list[Plan](), question.machine.layouts[0]
     for backend in question.backends:
         here = {setting.device for setting in profile.measured if setting.backend == backend}
@@ -101,14 +93,14 @@ def is_worth(question: Question, plan: Plan, other: Plan, error: float = PREDICT
     return not is_simpler(other, plan) or key(plan) * (1 + error) < key(other)
 
 
-def first_answer(question: Question, limited: Question, traced: Traced, footprints: Footprints | None) -> Plan:
+def first_answer(question: Question, limited: Question) -> Plan:
     """The planner's answer within its share of the budget, or within its whole time limit if it finds none in that share."""
     try:
-        return answer(limited, traced, footprints)
+        return plan_within_caps(limited)
     except InfeasibleError as failure:
         if failure.conflict:
             raise
-        return answer(question, traced, footprints)
+        return plan_within_caps(question)
 
 
 def ran_before(plan: Plan, profile: Profile) -> bool:
@@ -117,7 +109,7 @@ def ran_before(plan: Plan, profile: Profile) -> bool:
     return all((setting, frozenset(stage.ops)) in known for stage, setting in plan.workers)
 
 
-def with_bound(question: Question, traced: Traced, best: Plan, footprints: Footprints | None) -> Plan:
+def with_bound(question: Question, best: Plan) -> Plan:
     """The plan that measured best, with the bound for all plans that the user's demands allow.
 
     A plan that its run measured to break a cap gives way to the planner's answer, which now knows the measured memory. Demands
@@ -126,14 +118,14 @@ def with_bound(question: Question, traced: Traced, best: Plan, footprints: Footp
     """
     question = replace(question, queue_depth=best.queue_depth)  # no bound depends on the depth
     try:
-        proved = answer(question, traced, footprints)
+        proved = plan_within_caps(question)
     except InfeasibleError as failure:
         if failure.conflict:
             raise
         bound_s = least_s(question)  # no plan was found in time
     else:
         bound_s = proved.prediction.bound_s
-        if proved.hash == best.hash or breaks_caps(question, best, (traced, question.profile), footprints):
+        if proved.hash == best.hash or breaks_caps(question, best):
             return proved
     threads = max(stage.threads for stage in best.stages)
     found = predict(best, question.graph, question.machine, question.profile, bound_s)
@@ -142,11 +134,9 @@ def with_bound(question: Question, traced: Traced, best: Plan, footprints: Footp
     return bounded(found, min(bound_s, least_s(replace(question, max_threads=threads))))
 
 
-def breaks_caps(question: Question, plan: Plan, subject: Subject, footprints: Footprints | None) -> bool:
+def breaks_caps(question: Question, plan: Plan) -> bool:
     """Whether the stages of a plan hold more on a device than its cap, as far as their memory is known."""
-    traced, profile = subject
-    account = _account(replace(question, graph=traced.graph, profile=profile), traced, footprints)
-    return bool(cap_faults(account.counted(plan).stages, question.machine.devices, traced.graph))
+    return bool(cap_faults(question.memory.counted(plan).stages, question.machine.devices, question.graph))
 
 
 def explained(question: Question, plan: Plan, limit_s: float) -> Plan:
@@ -206,13 +196,13 @@ class SearchResult(tables.Tabular):
     profile: Profile
     trials: tuple[Trial, ...] = ()
 
-    def front(self, machine: Machine, constraints: Constraints, account: Account, **limits: Any) -> list[tuple[Plan, int]]:
+    def front(self, machine: Machine, constraints: Constraints, **limits: Any) -> list[tuple[Plan, int]]:
         """The planner's front under the demands, each plan with the bytes of its fullest device; nothing runs for it.
 
         ``limits`` are further fields of the ``Question``.
         """
         about = self.traced.graph, self.profile, self.plan.source, machine, measured_backends(self.profile, machine), constraints
-        return front_within_caps(Question(*about, microbatch=self.plan.microbatch, **limits).verify(), account)
+        return front_within_caps(Question(*about, microbatch=self.plan.microbatch, **limits).verify())
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a candidate."""

@@ -24,7 +24,6 @@ class Seen:
     """The measured seconds of a plan that ran.
 
     Attributes:
-        plan: the plan.
         taken: seconds that a request took of each worker's device (``taken_s``).
         beside_s: device to the seconds that a request of the first plan took there, in the same rounds.
         expected_s: seconds of a request for each worker, as predicted before anything ran.

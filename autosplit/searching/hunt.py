@@ -10,6 +10,7 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import round_s
 from autosplit.errors import AutosplitError, InfeasibleError
 from autosplit.planning.baselines import UNCERTAIN
+from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.plans import plan_key
 from autosplit.planning.predicting import moved_s, predict
 from autosplit.planning.question import Question
@@ -21,7 +22,6 @@ from autosplit.searching.candidates import (
     SearchResult,
     Subject,
     Trial,
-    answer,
     asking,
     breaks_caps,
     is_hopeful,
@@ -94,8 +94,7 @@ class Hunt:
 
         One that was measured to break a cap counts only where all do.
         """
-        subject, footprints = self.subject, self._footprints
-        over = [breaks_caps(self.question, one.plan, subject(one.plan.microbatch), footprints) for one in self.ran]
+        over = [breaks_caps(self._asking(self.question, one.plan.microbatch, {}), one.plan) for one in self.ran]
         ran = [trial for trial, is_over in zip(self.ran, over, strict=True) if not is_over] or self.ran
         top = max(ran, key=lambda trial: trial.times_first or 0.0)
         simpler = [trial for trial in ran if is_simpler(trial.plan, top.plan) and trial.level_with(top)]
@@ -165,8 +164,11 @@ class Hunt:
     def _plan(self, microbatch: int, asked: Mapping[str, Any]) -> Plan:
         """The planner's answer within a share of the time that is left."""
         limited = self.question.within(PLANNING_SHARE * self._budget_s * max(0.0, 1 - self.spent()))
-        subject = self.subject(microbatch)
-        return answer(asking(limited, subject, asked), subject[0], self._footprints)
+        return plan_within_caps(self._asking(limited, microbatch, asked))
+
+    def _asking(self, question: Question, microbatch: int, asked: Mapping[str, Any]) -> Question:
+        """The question of a trial about the model for a microbatch."""
+        return asking(question, self.subject(microbatch), asked, self._footprints)
 
     def _tell(self, text: str) -> None:
         """Report the share of the budget that is spent, and the present step."""

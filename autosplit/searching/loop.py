@@ -109,12 +109,13 @@ def _search(
     keep: Callable[[SearchResult], None],
 ) -> SearchResult:
     """``search`` with the backends of the question; it ends at the first plan that cannot be loaded."""
-    question, budget_s = replace(question, profile=question.profile.on(question.machine)), budget.search_s
+    profile, budget_s = question.profile.on(question.machine), budget.search_s
+    question = asking(question, (traced, profile), {}, footprints)
     progress("search", 0.0, "planning")
     hurried = budget_s > 0 or budget.planner_s is None
     limited = question.within(max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s)) if hurried else question
     begun_s = time.monotonic()
-    first = candidates.first_answer(question, limited, traced, footprints)
+    first = candidates.first_answer(question, limited)
     explain_s = budget.explain_s
     if explain_s is None:
         explain_s = min(candidates.EXPLAIN_S, budget_s / 10 if budget_s > 0 else candidates.EXPLAIN_S)
@@ -122,22 +123,22 @@ def _search(
     if budget_s <= 0 or (budget_s <= SMALL_S and candidates.ran_before(first, question.profile)):
         plan = explained(question, first, explain_s)
         progress("search", 1.0, "done")
-        return _counted(footprints, SearchResult(plan, traced, question.profile))
+        return _counted(footprints, SearchResult(plan, traced, profile))
     study = open_study(question, setup.journal, subject_for is not None)
     benches = ExitStack()
     bench = benches.enter_context(bench_of(question.machine, setup, budget))
     hunt = Hunt(question, traced, bench, budget_s, progress, begun_s, subject_for, footprints)
     try:
         with benches:
-            usual = candidates.usual_plans(question, traced, footprints)
+            usual = candidates.usual_plans(question)
             hunt.correct(*candidates.run_order(question, first, usual))
             progress("search", min(1.0, hunt.spent()), "trying plans of other shapes")
             hunt.tune(study)
             progress("search", 1.0, "ending the candidates")
         found = hunt.result()
         progress("search", 1.0, "looking for the bound of the best candidate")
-        about = asking(limited, (found.traced, found.profile), {"microbatch": found.plan.microbatch})
-        proved = candidates.with_bound(about, found.traced, found.plan, footprints)
+        about = asking(limited, (found.traced, found.profile), {"microbatch": found.plan.microbatch}, footprints)
+        proved = candidates.with_bound(about, found.plan)
         progress("search", 1.0, "finding out why it is not faster")
         plan = explained(about, proved, explain_s)
     except BaseException:

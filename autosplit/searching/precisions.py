@@ -33,7 +33,6 @@ def with_precisions(question: Question, traced: Traced, setup: Setup) -> Questio
     is no accelerator.
 
     Args:
-        question: the model in f32.
         traced: the model, with the inputs on which errors are measured.
         setup: ``max_error``, and the store for the measurements.
     """
@@ -55,9 +54,9 @@ def with_precisions(question: Question, traced: Traced, setup: Setup) -> Questio
             if setting not in profile.measured:
                 continue
             error = one.error
-            fits = error is not None and error <= allowed
+            fits, told = error is not None and error <= allowed, "an unknown share" if error is None else f"{error:.2g}"
             notes.append(
-                f"{precision} with {setting.backend} on {setting.device}: outputs are off by {_share(error)} of the largest "
+                f"{precision} with {setting.backend} on {setting.device}: outputs are off by {told} of the largest "
                 f"value, {'within' if fits else 'beyond'} the {number_text(allowed)} of max_error"
             )
             if fits:
@@ -103,10 +102,6 @@ def _error(measured: Measured) -> float:
     return measured.error or 0.0
 
 
-def _share(error: float | None) -> str:
-    return "an unknown share" if error is None else f"{error:.2g}"
-
-
 def _others(traced: Traced, machine: Machine, backends: Sequence[str], setup: Setup) -> Iterator[tuple[Precision, Measurement]]:
     """Each other precision, measured on accelerators."""
     store = None if setup.store is None else open_store(setup.store)
@@ -128,7 +123,6 @@ def other_precisions(traced: Traced, plan: Plan, machine: Machine, profile: Prof
     Args:
         traced: the model, traced for the plan's microbatch.
         profile: seconds of the ops in f32.
-        setup: the store for the measurements.
     """
     stages = [stage for stage in plan.stages if any(is_accelerator(machine[name]) for name in stage.devices)]
     names = dict.fromkeys(name for stage in stages for name in stage.devices if is_accelerator(machine[name]))

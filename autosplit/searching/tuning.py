@@ -52,29 +52,22 @@ def first_trials(question: Question, best: Plan) -> list[dict[str, Any]]:
     """The best plan so far, and then the two extremes with its backend: a stage on each device, and the model on each device.
 
     Neither speed predicts the other: a cache may hold all stages of a pipeline, but not two whole models.
+    A plan may have more stages than a trial may ask for, and stages on backends that were not asked for, for ops that the
+    others refuse. Such a plan counts with the most stages that a trial may ask for, and with the first backend of the question.
     """
-    asked = as_parameters(question, best)
+    asked = {
+        "queue_depth": best.queue_depth,
+        "num_stages": min(len(best.stages), most_stages(question)),
+        "replicate": any(len(stage.devices) > 1 for stage in best.stages),
+        "backend": next((stage.way for stage in best.stages if stage.way in question.backends), question.backends[0]),
+        "microbatch": best.microbatch,
+        "threads": max(stage.threads for stage in best.stages),
+    }
     return [
         asked,
         asked | {"num_stages": most_stages(question), "replicate": False},
         asked | {"num_stages": 1, "replicate": True},
     ]
-
-
-def as_parameters(question: Question, plan: Plan) -> dict[str, Any]:
-    """The choices of a trial that would give a plan like this one.
-
-    A plan may have more stages than a trial may ask for, and stages on backends that were not asked for, for ops that the
-    others refuse. Such a plan counts with the most stages that a trial may ask for, and with the first backend of the question.
-    """
-    return {
-        "queue_depth": plan.queue_depth,
-        "num_stages": min(len(plan.stages), most_stages(question)),
-        "replicate": any(len(stage.devices) > 1 for stage in plan.stages),
-        "backend": next((stage.way for stage in plan.stages if stage.way in question.backends), question.backends[0]),
-        "microbatch": plan.microbatch,
-        "threads": max(stage.threads for stage in plan.stages),
-    }
 
 
 def most_stages(question: Question) -> int:

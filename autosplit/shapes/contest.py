@@ -91,13 +91,11 @@ class _SizedBench(Bench):
         super().__init__(machine, setup, budget)
         self._family, self._requests = family, requests
 
-    def load(self, name: str, plan: Plan, traced: Traced | Family) -> Contender:
-        """As ``Bench.load``, with the variants of the plan."""
-        return super().load(name, plan, self._family.only(plan.shapes.variants) if plan.shapes is not None else traced)
+    def _model(self, plan: Plan, traced: Traced) -> Family:
+        return self._family if plan.shapes is None else self._family.only(plan.shapes.variants)
 
-    def _check(self, plan: Plan, network: str, pipeline: Engine, traced: Traced | Family) -> Contender:
-        assert isinstance(traced, Family)
-        service = self._opened.enter_context(ShapedService(traced, pipeline))
+    def _check(self, plan: Plan, network: str, pipeline: Engine, traced: Traced) -> Contender:
+        service = self._opened.enter_context(ShapedService(self._model(plan, traced), pipeline))
         error, fault = _checked(service, self._family, self._requests, plan)
         calls = [partial(service.submit, *args, **kwargs) for _, (args, kwargs) in self._requests]
         entry = _Contender(plan, network, service.pipeline, calls, error, fault, _alone_s(calls))
@@ -194,7 +192,7 @@ def compare_sizes(
     with progress_shown(setup.progress) as progress, _SizedBench(machine, setup, budget, family, requests) as bench:
         told = between(progress, 0.0, LOADING_SHARE)
         contest = Contest(bench, plan.objective, "", budget.round_s, told, decide=constraints is not None, until_s=until_s)
-        left_out = contest.load(plans, {plan.microbatch: family}, late_s)
+        left_out = contest.load(plans, {plan.microbatch: family.variants[0]}, late_s)
         for entry in bench.loaded.values():
             entry.restart()
         barred = {name for name, one in bench.loaded.items() if name != PLAN and unfit(one.plan, one.latency.p50_s)}

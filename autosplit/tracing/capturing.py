@@ -36,7 +36,7 @@ from autosplit.tracing.loading import WITHOUT_WEIGHTS, Model, frozen_dimensions,
 from autosplit.tracing.programs import observed, weight, weight_names
 from autosplit.tracing.tensorspec import TensorSpec, differences, laid_out, layout, spec_of
 from autosplit.tracing.verifying import NUM_DRAWS, own_storage, verify
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.plan import PYTHON_OBJECT, Source
 
 WITHOUT_CACHE = "the model returns a key-value cache, which no graph can hold: it was traced with config.use_cache = False"
@@ -340,9 +340,9 @@ def graph_of(name: str, program: fx.GraphModule, specs: Mapping[str, TensorSpec]
     ).verify()
 
 
-def _weight(target: str, program: fx.GraphModule) -> Weight:
+def _weight(target: str, program: fx.GraphModule) -> Value:
     tensor = weight(program, target)
-    return Weight(target, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
+    return Value(target, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
 
 
 def _op(node: fx.Node, specs: Mapping[str, TensorSpec], program: fx.GraphModule) -> Op:

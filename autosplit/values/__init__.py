@@ -6,9 +6,9 @@ Each can be written and read, and has one ``verify()``. In the order in which th
     links        Link: a hop between two devices; Wire: a network card, uplink or bus
     machine      Device, Machine; machinefile: as a file that a person writes
     samples      Setting, Samples, Measured, Provenance: one measurement
-    measurements Measurements: samples of ops, stages, links and wires of one model
+    fitting      factors with which the seconds of ops agree with those of measured stages
     sequences    Sequences: the traffic of a generator, for its plan and its measurements
-    profile      Profile: measurements with the seconds that planners take of them
+    profile      Profile: samples of ops, stages, links and wires of one model, and the seconds that planners take of them
     constraints  Constraints: pins, forbids, colocations, counts, latency limit; the ops that a pattern matches
     placement    the faults of a placement of ops on stages
     residency    which weights of a stage stay on an accelerator, and which are streamed

@@ -3,7 +3,7 @@
 import fnmatch
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal, Self, get_args
@@ -88,7 +88,6 @@ class Demands:
         """A sentence for every demand on shape and times that a plan breaks.
 
         Args:
-            num_stages: stages of the plan.
             num_replicas: replicas of the widest stage.
             shortest_s: seconds per request of the shortest stage.
             latency_s: seconds of one request through the idle pipeline.
@@ -206,16 +205,6 @@ class Constraints(Demands):
             if device not in names
         ]
 
-    def _limits(self, machine: Machine) -> list[tuple[str, tuple[str, ...], str]]:
-        """Each device that takes only some ops: its name, the patterns of those ops, and a verb for messages."""
-        allowed: dict[str, tuple[str, ...]] = {}
-        for pattern, devices in self.allows.items():
-            for device in devices:
-                allowed[device] = (*allowed.get(device, ()), pattern)
-        supports = {device.name: device.operators for device in machine.devices if device.operators}
-        lists = ((allowed, "allows"), (supports, "supports"))
-        return [(device, patterns, verb) for of, verb in lists for device, patterns in of.items()]
-
     def notes(self, graph: Graph) -> list[str]:
         """A note on each pattern of ``forbids`` and ``allows`` that matches no op; a list for many models may have some."""
         return [
@@ -224,43 +213,34 @@ class Constraints(Demands):
             if not matching_ops(graph, pattern)
         ]
 
+    def _bars(self, graph: Graph, machine: Machine) -> Iterator[tuple[str, str, str]]:
+        """Each op and each device that it must not run on, with the demand in words, the stronger demands first."""
+        for pattern, pinned in self.pins.items():
+            ops, others = matching_ops(graph, pattern), [one.name for one in machine.devices if one.name != pinned]
+            yield from ((op, name, f"'{pattern}' is pinned to '{pinned}'") for op in ops for name in others)
+        for pattern, names in self.forbids.items():
+            ops = matching_ops(graph, pattern)
+            yield from ((op, name, f"'{pattern}' is forbidden on '{name}'") for op in ops for name in names)
+        for name in dict.fromkeys(name for names in self.allows.values() for name in names):
+            patterns = [pattern for pattern, names in self.allows.items() if name in names]
+            taken, words = {op for one in patterns for op in matching_ops(graph, one)}, ", ".join(map(repr, patterns))
+            yield from ((op.name, name, f"'{name}' allows only {words}") for op in graph.ops if op.name not in taken)
+        for device in machine.devices:
+            told = unsupported(graph, device).items()
+            yield from ((op, device.name, f"'{device.name}' does not support {reason}") for op, reason in told)
+
     def placement(self, graph: Graph, machine: Machine) -> Placement:
         """The demands with names of ops in place of patterns, for the devices of the machine. Demands on the same op add up."""
-        names = [device.name for device in machine.devices]
-        barred: dict[tuple[str, str], str] = {}
-        for pattern, pinned in self.pins.items():
-            for op in matching_ops(graph, pattern):
-                for device in names:
-                    if device != pinned:
-                        barred.setdefault((op, device), f"'{pattern}' is pinned to '{pinned}'")
-        for pattern, devices in self.forbids.items():
-            for op in matching_ops(graph, pattern):
-                for device in devices:
-                    barred.setdefault((op, device), f"'{pattern}' is forbidden on '{device}'")
-        for device, patterns, verb in self._limits(machine):
-            taken = {op for pattern in patterns for op in matching_ops(graph, pattern)}
-            words = f"'{device}' {verb} only {', '.join(map(repr, patterns))}"
-            for one in graph.ops:
-                if one.name not in taken:
-                    barred.setdefault((one.name, device), words)
-        barred = {**_foreign_dtypes(graph, machine), **barred}
+        names, barred = {device.name for device in machine.devices}, dict[tuple[str, str], str]()
+        for op, name, words in self._bars(graph, machine):
+            if name in names:
+                barred.setdefault((op, name), words)
         groups: list[set[str]] = []
         for pattern in self.together:
             ops = set(matching_ops(graph, pattern))
             joined = ops.union(*(group for group in groups if group & ops))
             groups = [*(group for group in groups if not group & ops), joined]
-        barred = {(op, device): words for (op, device), words in barred.items() if device in names}
         return Placement(barred, tuple(tuple(sorted(group, key=graph.index.__getitem__)) for group in groups))
-
-
-def _foreign_dtypes(graph: Graph, machine: Machine) -> dict[tuple[str, str], str]:
-    """(op name, device name) to the reason, for each op that uses a dtype that the device does not support."""
-    return {
-        (name, device.name): f"'{device.name}' does not support {reason}"
-        for device in machine.devices
-        if device.dtypes
-        for name, reason in unsupported(graph, device).items()
-    }
 
 
 def unsupported(graph: Graph, device: Device) -> dict[str, str]:
@@ -273,6 +253,8 @@ def unsupported(graph: Graph, device: Device) -> dict[str, str]:
     >>> unsupported(graph, Device("npu:0", "npu", dtypes=("float32",)))
     {'embedding': 'dtype int64'}
     """
+    if not (device.operators or device.dtypes):
+        return {}
     taken = {name for pattern in device.operators for name in matching_ops(graph, pattern)}
     reasons = {}
     for op in graph.ops:

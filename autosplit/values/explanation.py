@@ -63,8 +63,6 @@ class Explanation(tables.Tabular):
         bottleneck: the device with the largest load.
         bound_by: ``compute`` or ``transfer``, the larger part of that load; ``memory``, if removing the caps helps;
             ``constraint``, if dropping a constraint helps; ``indivisible``, if an op or a group takes as long on every device.
-        because: the reason as a sentence.
-        devices: a row for each device in use.
         cuts: a row for each border that was evaluated.
         changes: a row for each change that was evaluated.
         left_out: changes that there was no time to evaluate.

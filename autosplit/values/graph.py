@@ -22,17 +22,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor on an edge. ``shape`` counts elements; ``num_bytes`` is the size of the dense tensor."""
+    """A tensor on an edge, or a weight: a parameter, buffer or constant. Two ops that name a weight share one copy on a device.
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A parameter, buffer or constant; two ops that name it share one copy on a device."""
+    ``shape`` counts elements; ``num_bytes`` is the size of the dense tensor.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -68,7 +61,7 @@ class Graph(tables.Tabular):
     outputs: tuple[str, ...]
     ops: tuple[Op, ...]
     values: Mapping[str, Value]
-    weights: Mapping[str, Weight]
+    weights: Mapping[str, Value]
 
     @cached_property
     def producer(self) -> dict[str, str]:
@@ -108,7 +101,7 @@ class Graph(tables.Tabular):
         weights = (weight.num_bytes for name, weight in self.weights.items() if name not in tables)
         return sum(weights) + sum(value.num_bytes for value in self.values.values())
 
-    def stage_weights(self, ops: tuple[str, ...]) -> dict[str, Weight]:
+    def stage_weights(self, ops: tuple[str, ...]) -> dict[str, Value]:
         """The weights that the named ops read, each once."""
         names = {name for op in ops for name in self.ops[self.index[op]].weights}
         return {name: weight for name, weight in self.weights.items() if name in names}
@@ -213,7 +206,6 @@ def few_runs(labels: Sequence[object], readers: Sequence[Sequence[int]]) -> list
 
     Args:
         labels: the label of each op; an op stands behind those that it reads.
-        readers: the ops that read each op.
     """
     return min((_runs_from(first, labels, readers) for first in dict.fromkeys(labels)), key=len, default=[])
 

@@ -53,7 +53,6 @@ def bus(devices: Collection[str], others: Collection[str], s_per_byte: float, pe
     """The bus of some accelerators, one wire for each direction.
 
     Args:
-        devices: the names of the accelerators.
         others: the names of all other devices, whose values lie in the memory of the host.
         s_per_byte: seconds for a byte in one direction.
         peer_to_peer: whether values between two of the accelerators leave the bus alone; else they pass through the host.

@@ -65,7 +65,6 @@ class Stage:
     """A convex set of ops on a device, or on several devices as replicas that take requests in turn.
 
     Attributes:
-        name: the name in messages and reports.
         ops: op names in graph order.
         devices: one device name for each replica.
         backend: the backend of each replica.

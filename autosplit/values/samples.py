@@ -146,7 +146,6 @@ class Provenance:
         date: the time of the measurement, in ISO 8601 with the time zone.
         calibration_s: seconds of the calibration kernel on this device at that time; a later run compares them with its own.
         note: a remark for readers, such as that the machine was not quiet.
-        precision: the precision of the backend.
         accelerator: name, compute capability, driver and CUDA version of a GPU; empty for CPU cores.
     """
 
@@ -232,7 +231,6 @@ class Measured:
         """The faults of these measurements.
 
         Args:
-            setting: how the model ran.
             signatures: op name to signature, for every op of the model.
         """
         found = []
@@ -261,12 +259,7 @@ class StageMeasured:
     busy: tuple[str, ...] = ()
 
     def faults(self, measured: Mapping[Setting, Measured], ops: Container[str]) -> list[str]:
-        """The faults of this measurement.
-
-        Args:
-            measured: the measurements of the whole model in each setting.
-            ops: the names of the model's ops.
-        """
+        """The faults of this measurement."""
         found = self.samples.faults(f"a stage of {len(self.ops)} ops ({self.setting})")
         unknown = sorted(op for op in self.ops if op not in ops)
         found += [f"a measured stage holds unknown op '{unknown[0]}'"] if unknown else []

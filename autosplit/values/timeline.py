@@ -70,7 +70,6 @@ def grid(actions: Sequence[Action], tick_s: float | None = None) -> str:
     A cell shows the state in the middle of its tick; ``.`` means idle. Actions shorter than a tick may be missing.
 
     Args:
-        actions: the actions.
         tick_s: seconds of a column, by default the shortest computation.
     Raises: UsageError: ``tick_s`` is not positive.
 

@@ -7,7 +7,7 @@ from autosplit.costs.judge import Solution, judge
 from autosplit.costs.problem import HOST, Block, Net, Pool, SharedWeight, Transfers
 from autosplit.errors import UsageError
 from autosplit.values.constraints import Demands, Placement
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.links import Link
 from autosplit.values.machine import Device, Machine
 
@@ -19,7 +19,7 @@ def graph() -> Graph:
         Op("a", "mul", "", ("x",), ("h", "unused"), ("tied", "own"), "s"),
         Op("b", "add", "", ("h", "x"), ("y",), ("tied",), "s"),
     )
-    weights = {"tied": Weight("tied", (2,), "float32", 8), "own": Weight("own", (1,), "float32", 4)}
+    weights = {"tied": Value("tied", (2,), "float32", 8), "own": Value("own", (1,), "float32", 4)}
     return Graph("two", ("x",), ("y",), ops, values, weights).verify()
 
 
@@ -28,11 +28,8 @@ def machine() -> Machine:
     return Machine.of(devices, [Link("cpu:0", "host", 5.0, 1.0, 2.0, 3.0, 4.0)])
 
 
-TIMES = np.ones((2, 2))
-
-
 def test_a_graph_on_a_machine():
-    problem = problem_from(graph(), machine(), TIMES)
+    problem = problem_from(graph(), machine(), Placement(), machine().devices)
     assert problem.nets == (Net(HOST, (0, 1), 16.0), Net(0, (1,), 16.0), Net(1, (HOST,), 16.0))
     assert problem.order == ((0, 1),)
     assert problem.op_bytes.tolist() == [4.0, 0.0]
@@ -45,7 +42,7 @@ def test_a_graph_on_a_machine():
 
 def test_barred_pairs_close_devices_and_keep_the_reason():
     barred = {("a", "cpu:0"): "'a' is pinned to 'cpu:1'"}
-    problem = problem_from(graph(), machine(), TIMES, Placement(barred, (("b", "a"),)))
+    problem = problem_from(graph(), machine(), Placement(barred, (("b", "a"),)), machine().devices)
     assert np.isinf(problem.compute_s).tolist() == [[True, False], [False, False]]
     assert problem.reasons == {(0, 0): "op 'a': 'a' is pinned to 'cpu:1'"}
     assert problem.groups == ((0, 1),)

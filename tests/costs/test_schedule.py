@@ -21,7 +21,8 @@ from autosplit.costs.problem import Block, Net
 from autosplit.costs.schedule import Schedule, chain, poisson_arrivals, simulate
 from autosplit.costs.simulation import SimStage
 from autosplit.errors import PlanError, UsageError
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.constraints import Placement
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.links import Link
 from autosplit.values.machine import HOST, Machine, parse_device
 from autosplit.values.plan import Plan, Prediction, Source, Stage
@@ -302,7 +303,7 @@ def diamond() -> Graph:
         Op("c", "f", "", ("a", "a2"), ("c",), (), "sc"),
         Op("d", "f", "", ("b", "c", "a2"), ("d",), ("w",), "sd"),
     )
-    weights = {"w": Weight("w", (4,), "float32", 16)}
+    weights = {"w": Value("w", (4,), "float32", 16)}
     return Graph("diamond", ("x",), ("d",), ops, {value.name: value for value in values}, weights).verify()
 
 
@@ -337,7 +338,8 @@ def test_a_plan_of_other_ops_is_refused() -> None:
 
 def test_device_loads_and_throughput_are_those_of_the_evaluator() -> None:
     schedule = schedule_plan(SPLIT, GRAPH, PROFILE, MACHINE.link, num_requests=400)
-    problem = problem_from(GRAPH, MACHINE, np.repeat([[OP_S[op.name]] for op in GRAPH.ops], 4, axis=1))
+    free = problem_from(GRAPH, MACHINE, Placement(), MACHINE.devices)
+    problem = replace(free, compute_s=np.repeat([[OP_S[op.name]] for op in GRAPH.ops], 4, axis=1))
     loads = evaluate(problem, [Block((0,), (0,)), Block((1, 2), (1, 2)), Block((3,), (3,))])
     for number, name in enumerate(problem.devices):
         assert schedule.device_busy_s[name] / 400 == pytest.approx(loads.device_s[number])

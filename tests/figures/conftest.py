@@ -8,7 +8,7 @@ from autosplit.reports.judging import Verdict
 from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.reports.runreport import RunReport
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 
 
@@ -20,7 +20,7 @@ def blocks(num_blocks: int) -> Graph:
         reads = [(last,), (names[0],), (names[1],), (names[2], last)]
         for name, inputs in zip(names, reads, strict=True):
             weight = (f"w_{name}",) if name.startswith("conv") else ()
-            weights += [Weight(w, (8, 8), "float32", 256) for w in weight]
+            weights += [Value(w, (8, 8), "float32", 256) for w in weight]
             values.append(Value(name, (1, 8), "float32", 32))
             operator = f"aten.{name.split('_')[0]}.default"
             ops.append(Op(name, operator, f"block{number}", inputs, (name,), weight, operator))

@@ -46,7 +46,7 @@ def test_the_solver_finds_what_the_greedy_plan_misses():
 
 
 def test_overlapping_storages_are_refused():
-    storages = (Storage(0, 0, 128, 0, 2, ("a",)), Storage(1, 64, 64, 1, 3, ("b",)), Storage(2, 32, 64, 9, 9, ("c",)))
+    storages = (Storage(("a",), 128, 0, 2, 0, 0), Storage(("b",), 64, 1, 3, 1, 64), Storage(("c",), 64, 9, 9, 2, 32))
     with pytest.raises(PlanError) as caught:
         MemoryPlan(storages, 192, "by hand", proved=False).verify()
     assert "storages 0 and 1 overlap at 64 B while both are live" in str(caught.value)

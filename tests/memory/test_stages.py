@@ -12,7 +12,7 @@ from autosplit.memory.stages import BUFFER_BYTES, OP_BYTES, StageKey, ValueMemor
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, held_on
 from autosplit.values.profile import Profile
@@ -26,7 +26,7 @@ GRAPH = Graph(
     ("v6",),
     tuple(Op(one, "linear", "", (before,), (one,), (f"w{one}",), "s") for before, one in pairwise(NAMES)),
     {name: Value(name, (32,), "float32", 128) for name in NAMES},
-    {f"w{name}": Weight(f"w{name}", (1,), "float32", 100 * MB) for name in NAMES[1:]},
+    {f"w{name}": Value(f"w{name}", (1,), "float32", 100 * MB) for name in NAMES[1:]},
 )
 OPS = [op.name for op in GRAPH.ops]
 MACHINE = Machine.of(map(parse_device, ("cpu:0", "cuda:0")))
@@ -112,23 +112,23 @@ def test_each_worker_takes_a_context_of_the_accelerator() -> None:
 def test_a_plan_under_a_cap_on_the_accelerator_holds_after_the_stage_on_the_core_was_measured() -> None:
     """Four of six ops fit. A search's plan was refused after its first run: the core's worker counted on the device."""
     machine = capped(480 * MB, context_bytes=50 * MB)
-    before = plan_within_caps(question(machine), Account(GRAPH))
-    after = plan_within_caps(question(machine), Account(GRAPH, known=KNOWN))
+    before = plan_within_caps(question(machine))
+    after = plan_within_caps(replace(question(machine), account=Account(GRAPH, known=KNOWN)))
     for plan in (before, after):
         assert {name: len(stage.ops) for stage in plan.stages for name in stage.devices} == {"cpu:0": 2, "cuda:0": 4}
         count(GRAPH, plan, None, KNOWN).verify(GRAPH, machine)
 
 
 def test_a_cap_below_the_context_leaves_the_accelerator_out_or_is_refused_in_a_sentence() -> None:
-    plan = plan_within_caps(question(capped(40 * MB, context_bytes=50 * MB)), Account(GRAPH))
+    plan = plan_within_caps(question(capped(40 * MB, context_bytes=50 * MB)))
     assert {name for stage in plan.stages for name in stage.devices} == {"cpu:0"}
     alone = capped(40 * MB, context_bytes=50 * MB).only(["cuda:0"])
     with pytest.raises(InfeasibleError, match=r"a worker takes 47\.7 MiB on 'cuda:0' for itself, and its cap is 38\.1 MiB"):
-        plan_within_caps(question(alone), Account(GRAPH))
+        plan_within_caps(question(alone))
 
 
 def test_an_op_larger_than_the_cap_goes_to_the_core_or_is_named() -> None:
-    plan = plan_within_caps(question(capped(90 * MB)), Account(GRAPH))
+    plan = plan_within_caps(question(capped(90 * MB)))
     assert {name for stage in plan.stages for name in stage.devices} == {"cpu:0"}
     with pytest.raises(InfeasibleError, match=r"needs 95\.4 MiB of weights"):
-        plan_within_caps(question(capped(90 * MB).only(["cuda:0"])), Account(GRAPH))
+        plan_within_caps(question(capped(90 * MB).only(["cuda:0"])))

@@ -25,7 +25,7 @@ from autosplit.planning.baselines import (
 )
 from autosplit.planning.predicting import predict
 from autosplit.values.constraints import Constraints, Objective
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 from autosplit.values.profile import Profile
@@ -34,7 +34,7 @@ from autosplit.values.samples import Measured, Samples, Setting
 NUM_OPS = 5
 OPS = tuple(Op(f"a{i}", "linear", "", (f"a{i - 1}" if i else "x",), (f"a{i}",), (f"w{i}",), f"s{i}") for i in range(NUM_OPS))
 VALUES = {name: Value(name, (8,), "float32", 32) for name in ["x", *[op.name for op in OPS]]}
-WEIGHTS = {f"w{i}": Weight(f"w{i}", (1024,), "float32", 4096) for i in range(NUM_OPS)}
+WEIGHTS = {f"w{i}": Value(f"w{i}", (1024,), "float32", 4096) for i in range(NUM_OPS)}
 GRAPH = Graph("chain", ("x",), ("a4",), OPS, VALUES, WEIGHTS).verify()
 TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
 SOURCE = Source("m:f")

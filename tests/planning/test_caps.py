@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from autosplit.errors import InfeasibleError, PlanError
-from autosplit.memory.account import Account
 from autosplit.memory.stages import StageKey, ValueMemory, count, footprints_of, stage_memories, with_footprints
 from autosplit.planning.caps import front_within_caps, plan_within_caps
 from autosplit.planning.predicting import predict
 from autosplit.planning.question import Question, verify_early
 from autosplit.values.constraints import Constraints, Objective
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, cap_faults, held_on
 from autosplit.values.profile import Profile
@@ -31,7 +30,7 @@ def drawn(seed: int, num_ops: int = 6) -> tuple[Graph, Profile, Machine]:
     sizes = [int(size) for size in rng.integers(1, 40, num_ops + 1) * 64]
     names = ["x", *(f"a{number}" for number in range(num_ops))]
     values = {name: Value(name, (size // 4,), "float32", size) for name, size in zip(names, sizes, strict=True)}
-    weights = {f"w{k}": Weight(f"w{k}", (1,), "float32", int(rng.integers(1, 60)) * 64) for k in range(num_ops)}
+    weights = {f"w{k}": Value(f"w{k}", (1,), "float32", int(rng.integers(1, 60)) * 64) for k in range(num_ops)}
     read = [f"w{k}" if k != num_ops - 1 else "w0" for k in range(num_ops)]
     ops = tuple(Op(f"a{k}", "linear", "", (names[k],), (names[k + 1],), (read[k],), f"s{k}") for k in range(num_ops))
     graph = Graph("drawn", ("x",), (names[-1],), ops, values, weights)
@@ -44,7 +43,7 @@ def planned(graph: Graph, profile: Profile, machine: Machine, objective: Objecti
     question = Question(
         graph, profile, SOURCE, machine, ("eager",), Constraints(objective=objective, max_replicas=1), time_limit_s=0.3
     )
-    return plan_within_caps(question, Account(graph, known=footprints_of(profile)))
+    return plan_within_caps(question)
 
 
 def figure_s(plan: Plan, objective: Objective) -> float:
@@ -104,7 +103,7 @@ def test_what_is_refused_before_ops_are_measured_has_no_plan_and_is_larger_than_
 def test_a_front_keeps_the_caps_with_all_that_its_plans_hold() -> None:
     graph, profile, machine = next(case for case in map(drawn, range(60)) if len(every_split(*case)) > 2)
     question = Question(graph, profile, SOURCE, machine, ("eager",), Constraints(max_replicas=1), time_limit_s=0.5)
-    front = front_within_caps(question, Account(graph))
+    front = front_within_caps(question)
     best = planned(graph, profile, machine, "throughput")
     assert front[0][0].prediction.bottleneck_s == best.prediction.bottleneck_s
     for plan, peak_bytes in front:
@@ -156,13 +155,13 @@ def test_slots_follow_the_queue_depth_and_tight_caps_choose_fewer() -> None:
     profile = Profile.given(graph, {("y", "null:0"): 1.0})
     ring_bytes = {}
     for depth in (8, 4, 2, 1):
-        plan = plan_within_caps(Question(graph, profile, Source("m:f"), machine, ("eager",), queue_depth=depth), Account(graph))
+        plan = plan_within_caps(Question(graph, profile, Source("m:f"), machine, ("eager",), queue_depth=depth))
         [stage] = count(graph, plan).stages
         assert stage.memory is not None
         ring_bytes[depth] = stage.memory.ring_bytes
     assert ring_bytes == {8: 33 * 128, 4: 33 * 128, 2: 17 * 128, 1: 9 * 128}
     tight = machine.with_memory({"null:0": 9 * 128 + 128})  # and the value
-    plan = plan_within_caps(Question(graph, profile, Source("m:f"), tight, ("eager",)), Account(graph))
+    plan = plan_within_caps(Question(graph, profile, Source("m:f"), tight, ("eager",)))
     assert plan.queue_depth == 1
 
 

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 from autosplit.measuring import stored_models
-from autosplit.memory.account import Account
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.peers import EVEN_BYTES, EVEN_LAYERS, FASTEST_ONLY, predicted_peers
 from autosplit.planning.question import Question
@@ -27,7 +26,7 @@ def test_the_demo_ends_with_a_split_that_wins() -> None:
     )
     assert graph.weight_bytes > parse_bytes(cap[1])
     question = Question(graph, profile, Source("bert"), machine, ("eager",), Constraints(), time_limit_s=5)
-    plan = plan_within_caps(question, Account(graph))
+    plan = plan_within_caps(question)
     peers = predicted_peers(graph, plan, machine, profile).plans
     assert len(plan.stages) == 2 and FASTEST_ONLY not in peers, "its weights break the cap"
     assert peers[EVEN_LAYERS].prediction.throughput_per_s < plan.prediction.throughput_per_s

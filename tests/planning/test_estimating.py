@@ -7,7 +7,7 @@ import pytest
 
 from autosplit.errors import AutosplitError, ProfileError, UsageError
 from autosplit.planning.estimating import as_measured_elsewhere, estimated, require_costs, sources
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Device, Machine, Speed, parse_device
 from autosplit.values.machinefile import read_machine
 from autosplit.values.profile import Profile
@@ -22,7 +22,7 @@ GRAPH = Graph(
         Op("relu", "aten.relu.default", "", ("y",), ("z",), (), "relu"),
     ),
     {name: Value(name, (8, size), "float32", 32 * size) for name, size in (("x", 100), ("y", 50), ("z", 50))},
-    {"w": Weight("w", (50, 100), "float32", 20_000)},
+    {"w": Value("w", (50, 100), "float32", 20_000)},
 ).verify()
 HERE = Setting("cpu:0", "eager", 1)
 H100 = Provenance("AMD EPYC", 16, accelerator={"name": "NVIDIA H100"}, date="2026-11-01")

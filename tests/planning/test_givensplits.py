@@ -12,12 +12,13 @@ from autosplit.planning.baselines import baseline_plan
 from autosplit.planning.givensplits import GivenSplit, read_given
 from autosplit.planning.peers import BY_MEMORY, EVEN_BYTES, EVEN_LAYERS, FASTEST_ONLY, peer_baselines, predicted_peers
 from autosplit.planning.predicting import predict
+from autosplit.planning.question import Question
 from autosplit.planning.splitjudging import ANY_RULES, GIVEN, SAME_RULES, Judgement, crossing_bytes, judge_split
 from autosplit.reports.judging import Verdict
 from autosplit.reports.outcomes import PLAN, Outcome
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.reports.runreport import RunReport
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Source
 from autosplit.values.profile import Profile
@@ -34,7 +35,7 @@ def chain() -> Graph:
     rows = zip(names, places, reads, strict=True)
     ops = tuple(Op(n, "aten.linear.default", place, (read,), (n,), (f"{place}.weight",), "s") for n, place, read in rows)
     values = {name: Value(name, (1000,), "float32", 4000) for name in ["x", *names]}
-    weights = {f"{place}.weight": Weight(f"{place}.weight", (1000,), "float32", 4000) for place in places}
+    weights = {f"{place}.weight": Value(f"{place}.weight", (1000,), "float32", 4000) for place in places}
     return Graph("chain", ("x",), (names[-1],), ops, values, weights).verify()
 
 
@@ -51,8 +52,11 @@ def written(folder: Path, name: str, data: object) -> str:
     return str(path)
 
 
+ASKED = Question(GRAPH, PROFILE, Source("m"), TWO, ("eager",), time_limit_s=2)
+
+
 def judged(split: GivenSplit) -> Judgement:
-    return judge_split(split, GRAPH, TWO, PROFILE, Source("m"), "eager", time_limit_s=4)
+    return judge_split(split, ASKED)
 
 
 def sizes(split: GivenSplit) -> list[int]:
@@ -148,7 +152,7 @@ def test_layers_of_two_speeds_are_judged_by_time() -> None:
 
 def test_a_request_of_several_items_is_judged_by_its_items() -> None:
     split = read_given("3,3", GRAPH, TWO)
-    four = judge_split(split, GRAPH, TWO, PROFILE, Source("m", batch=4), "eager", time_limit_s=4)
+    four = judge_split(split, replace(ASKED, source=Source("m", batch=4)))
     for name, plan in judged(split).plans.items():
         assert four.plans[name].microbatch == 4
         assert four.plans[name].prediction.throughput_per_s == pytest.approx(4 * plan.prediction.throughput_per_s)
@@ -185,14 +189,14 @@ def test_the_best_split_keeps_the_caps_with_all_that_it_holds() -> None:
     free = count(GRAPH, replace(judged(split).plans[SAME_RULES], queue_depth=1))
     held = {stage.devices[0]: stage.memory.weight_bytes + stage.memory.beside_bytes for stage in free.stages if stage.memory}
     capped = TWO.with_memory({"cpu:0": held["cpu:0"] - 1, "cpu:1": 200_000})
-    found = judge_split(split, GRAPH, capped, PROFILE, Source("m"), "eager", time_limit_s=4)
+    found = judge_split(split, replace(ASKED, machine=capped))
     best = found.plans[SAME_RULES].verify(GRAPH, capped)
     assert {stage.devices[0]: len(stage.ops) for stage in best.stages} == {"cpu:0": 9, "cpu:1": 5}
     assert all(stage.memory is not None for stage in best.stages)
     assert best.prediction.bound_s <= best.prediction.bottleneck_s and found.lost > 0
     assert "device 'cpu:0' would hold" in found.left_out[FASTEST_ONLY] and FASTEST_ONLY not in found.plans
     with pytest.raises(PlanError, match=r"device 'cpu:1' would hold .* beside them"):
-        judge_split(split, GRAPH, TWO.with_memory({"cpu:1": 40_000}), PROFILE, Source("m"), "eager", time_limit_s=4)
+        judge_split(split, replace(ASKED, machine=TWO.with_memory({"cpu:1": 40_000})))
 
 
 def test_modules_that_the_best_map_moves_are_named(tmp_path: Path) -> None:
@@ -212,7 +216,7 @@ def test_a_device_that_the_best_map_returns_to_has_several_stages(tmp_path: Path
         for name, places in slow.items()
     }
     split = read_given(written(tmp_path, "map.json", {"": 0}), GRAPH, TWO)
-    found = judge_split(split, GRAPH, TWO, Profile.given(GRAPH, op_s), Source("m"), "eager", time_limit_s=4)
+    found = judge_split(split, replace(ASKED, profile=Profile.given(GRAPH, op_s)))
     best = found.plans[SAME_RULES].verify(GRAPH, TWO)
     assert len(best.stages) > 2 and {stage.devices for stage in best.stages} == {("cpu:0",), ("cpu:1",)}
     assert best.prediction.bottleneck_s < found.plans[GIVEN].prediction.bottleneck_s

@@ -11,7 +11,6 @@ import pytest
 from autosplit.commands.options import Plans
 from autosplit.commands.searching import _front_of_model
 from autosplit.errors import InfeasibleError, UsageError
-from autosplit.memory.account import Account
 from autosplit.planning.caps import front_within_caps
 from autosplit.planning.explaining import explain
 from autosplit.planning.plans import plan_front, plan_model
@@ -19,7 +18,7 @@ from autosplit.planning.predicting import bounded, moved_s, predict
 from autosplit.planning.question import Question
 from autosplit.searching.candidates import SearchResult
 from autosplit.values.constraints import Constraints
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.links import Link
 from autosplit.values.machine import HOST, Machine, parse_device
 from autosplit.values.plan import Plan, Source, held_on
@@ -29,7 +28,7 @@ from autosplit.values.samples import Measured, Provenance, Samples, Setting
 
 NAMES = [f"a{i}" for i in range(4)]
 OPS = tuple(Op(n, "linear", "", (f"a{i - 1}" if i else "x",), (n,), (f"w{i}",), f"s{i}") for i, n in enumerate(NAMES))
-WEIGHTS = {f"w{i}": Weight(f"w{i}", (25,), "float32", 100) for i in range(4)}
+WEIGHTS = {f"w{i}": Value(f"w{i}", (25,), "float32", 100) for i in range(4)}
 GRAPH = Graph("chain", ("x",), ("a3",), OPS, {n: Value(n, (8,), "float32", 32) for n in ["x", *NAMES]}, WEIGHTS).verify()
 TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
 PROFILE = Profile.given(GRAPH, {(name, device.name): 1.0 for name in NAMES for device in TWO.devices})
@@ -43,7 +42,7 @@ def values(plan: Plan, peak_bytes: float) -> tuple[float, float, float]:
 def test_plans_of_a_front_recompute_and_none_is_better_than_another(constraints: Constraints) -> None:
     # four ops take no time limit
     question = Question(GRAPH, PROFILE, Source("m:f"), TWO, ("eager",), constraints, time_limit_s=0)
-    front = front_within_caps(question, Account(GRAPH))
+    front = front_within_caps(question)
     rows = [values(*entry) for entry in front]
     assert len(rows) > 1 and rows == sorted(rows)
     for one, other in combinations(rows, 2):
@@ -68,7 +67,7 @@ def test_each_plan_of_the_front_has_a_file(tmp_path: Path) -> None:
     traced: Any = SimpleNamespace(graph=GRAPH)
     found = SearchResult(plan, traced, PROFILE)
     given = Plans(model="m:f", objective="pareto", front=tmp_path / "front", time_limit="1s")
-    rows, files = _front_of_model(given, found, TWO, Account(GRAPH))
+    rows, files = _front_of_model(given, found, TWO, None)
     assert len(rows) > 1 and [str(path) for path in files] == [row["plan"] for row in rows]
     for row, (path, one) in zip(rows, files.items(), strict=True):
         write_plan(one, GRAPH, path)

@@ -6,10 +6,9 @@ from math import inf
 import pytest
 
 from autosplit.errors import InfeasibleError, UsageError
-from autosplit.memory.account import Account
 from autosplit.planning.question import Question
 from autosplit.planning.sharing import Sharing, Tenant, cheapest_s, share_devices, tenants_of, ways_of
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Source, held_on
 from autosplit.values.profile import Profile
@@ -21,7 +20,7 @@ def chain(name: str, seconds: tuple[float, ...], weight_bytes: int = 64) -> tupl
     """A chain of ops with these seconds on each device."""
     names = ["x", *(f"a{number}" for number in range(len(seconds)))]
     values = {one: Value(one, (1,), "float32", 4) for one in names}
-    weights = {f"w{k}": Weight(f"w{k}", (1,), "float32", weight_bytes) for k in range(len(seconds))}
+    weights = {f"w{k}": Value(f"w{k}", (1,), "float32", weight_bytes) for k in range(len(seconds))}
     ops = tuple(Op(f"a{k}", "linear", "", (names[k],), (names[k + 1],), (f"w{k}",), f"s{k}") for k in range(len(seconds)))
     graph = Graph(name, ("x",), (names[-1],), ops, values, weights)
     return graph, Profile.given(graph, {(op.name, d): s for op, s in zip(ops, seconds, strict=True) for d in NAMES})
@@ -31,7 +30,7 @@ def planned(cases: list[tuple[Tenant, tuple[Graph, Profile]]], machine: Machine)
     ways = []
     for tenant, (graph, profile) in cases:
         question = Question(graph, profile, Source("m:f"), machine, ("eager",), time_limit_s=0.3)
-        ways.append(ways_of(question, tenant, Account(graph), len(cases)))
+        ways.append(ways_of(question, tenant, len(cases)))
     tenants, graphs = [tenant for tenant, _ in cases], [graph for _, (graph, _) in cases]
     return share_devices(tenants, ways, graphs, machine)
 
@@ -95,10 +94,10 @@ def test_a_set_of_cores_takes_time_of_each_core() -> None:
     profile = replace(profile, measured={s._replace(threads=threads[s]): found for s, found in profile.measured.items()})
 
     question = Question(graph, profile, Source("m:f"), machine, ("eager",))
-    ways = ways_of(question, Tenant("a", 1.0), Account(graph), 1)
+    ways = ways_of(question, Tenant("a", 1.0), 1)
     assert {tuple(plan.loads_s) for plan in ways} == {("cpu:0",), ("cpu:1",), ("cpu:0", "cpu:1"), ("cpu:0-1",)}
     [whole] = [plan for plan in ways if "cpu:0-1" in plan.loads_s]
-    found = Sharing((Tenant("a", 10.0),), (whole,), machine, inf, (1,))
+    found = Sharing((Tenant("a", 10.0),), (whole,), machine, inf)
     assert found.ways[0].shares == pytest.approx({"cpu:0": 0.6, "cpu:1": 0.6}, rel=1e-3)
 
 

@@ -9,14 +9,13 @@ import pytest
 from autosplit.costs.cost import streamed
 from autosplit.costs.planschedule import schedule_plan
 from autosplit.errors import InfeasibleError, PlanError
-from autosplit.memory.account import Account
 from autosplit.memory.slots import NUM_CONTEXTS
 from autosplit.planning.caps import front_within_caps, plan_within_caps
 from autosplit.planning.explaining import explain
 from autosplit.planning.predicting import predict, problem_of
 from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.links import Link
 from autosplit.values.machine import HOST, Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
@@ -38,7 +37,7 @@ def chain(weights: list[int]) -> Graph:
     )
     values = {name: Value(name, (1,), "float32", 1) for name in names}
     return Graph(
-        "chain", ("x",), (names[-1],), ops, values, {f"w{k}": Weight(f"w{k}", (1,), "u8", s) for k, s in enumerate(weights)}
+        "chain", ("x",), (names[-1],), ops, values, {f"w{k}": Value(f"w{k}", (1,), "u8", s) for k, s in enumerate(weights)}
     )
 
 
@@ -65,7 +64,7 @@ def asked(graph: Graph, cap: int | None, *devices: str) -> Question:
 
 
 def planned(graph: Graph, cap: int | None, *devices: str) -> Plan:
-    return plan_within_caps(asked(graph, cap, *devices), Account(graph))
+    return plan_within_caps(asked(graph, cap, *devices))
 
 
 def of_stages(graph: Graph, *stages: Stage) -> Plan:
@@ -110,7 +109,7 @@ def test_a_model_on_the_accelerator_alone_is_streamed_and_slower_by_its_copies()
     graph = chain([M] * 8)
     plan = planned(graph, 4 * M + BESIDE, GPU)
     [stage] = plan.stages
-    assert [one.hash for one, _ in front_within_caps(asked(graph, 4 * M + BESIDE, GPU), Account(graph))] == [plan.hash]
+    assert [one.hash for one, _ in front_within_caps(asked(graph, 4 * M + BESIDE, GPU))] == [plan.hash]
     assert stage.resident_bytes == 4 * M and stage.memory is not None and plan.rows()[0]["backend"] == "eager, streamed"
     assert stage.memory.weight_bytes == stage.resident_bytes
     assert plan.prediction.bottleneck_s == pytest.approx(8.0, rel=0.01)  # six copies of 1 s are beside eight ops

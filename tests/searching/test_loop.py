@@ -17,6 +17,7 @@ from autosplit.deploying.bench import Bench, Contender
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, UsageError, WorkerError
 from autosplit.memory.stages import StageKey, with_footprints
+from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.predicting import predict
 from autosplit.planning.question import Question
 from autosplit.progress import quiet
@@ -24,14 +25,14 @@ from autosplit.reports.outcomes import PLAN, Ratio
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.searching import candidates, loop
-from autosplit.searching.candidates import SearchResult, Trial, answer, asking, run_order, usual_plans, with_bound
+from autosplit.searching.candidates import SearchResult, Trial, asking, run_order, usual_plans, with_bound
 from autosplit.searching.hunt import BESIDE, FIRST, MAX_TRIALS, NUM_ROUNDS, Hunt
 from autosplit.searching.journal import open_study
 from autosplit.searching.loop import search
 from autosplit.searching.tuning import Study, first_trials, space
 from autosplit.tracing.differing import NumericalError
 from autosplit.values.constraints import Constraints
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 from autosplit.values.profile import Profile
@@ -41,7 +42,7 @@ SOURCE = Source("m", 1)
 TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
 OPS = tuple(Op(f"a{i}", "linear", "", (f"a{i - 1}" if i else "x",), (f"a{i}",), (), f"s{i}") for i in range(4))
 VALUES = {name: Value(name, (8,), "float32", 32) for name in ["x", *[op.name for op in OPS]]}
-WEIGHTS = {op.name: Weight(op.name, (1 << 26,), "float32", 1 << 28) for op in OPS}
+WEIGHTS = {op.name: Value(op.name, (1 << 26,), "float32", 1 << 28) for op in OPS}
 GRAPH = Graph("chain", ("x",), ("a3",), OPS, VALUES, {})
 CAPPED = TWO.with_memory(dict.fromkeys(("cpu:0", "cpu:1"), 3 << 28))
 PROFILE = Profile.given(GRAPH, {(op.name, device.name): 1.0 for op in OPS for device in TWO.devices})
@@ -55,7 +56,7 @@ def question(machine: Machine, constraints: Constraints, backends: tuple[str, ..
 
 def planned(about: Question, **asked: Any) -> Plan:
     """The planner's answer to what a trial asks."""
-    return answer(asking(about, (TRACED, about.profile), asked), TRACED, None)
+    return plan_within_caps(asking(about, (TRACED, about.profile), asked))
 
 
 def plan(*stages: Stage) -> Plan:
@@ -126,10 +127,10 @@ def test_every_search_knows_the_usual_ways_of_each_backend_and_leaves_out_what_b
     about = question(TWO, Constraints(), ("eager", "onnxruntime"), profile=both)
 
     def ways(about: Question) -> list[tuple[str, str]]:
-        return [(found.method, found.stages[0].backend) for found in usual_plans(about, TRACED, None)]
+        return [(found.method, found.stages[0].backend) for found in usual_plans(about)]
 
     assert ways(about) == [(way, name) for name in about.backends for way in ("one device", "replicas", "even split")]
-    assert Trial({}, usual_plans(about, TRACED, None)[0]).row()["changed_settings"] == "none (one device)"
+    assert Trial({}, usual_plans(about)[0]).row()["changed_settings"] == "none (one device)"
     assert {way for way, _ in ways(about.demanding(num_stages=2))} == {"even split"}
     heavy = replace(GRAPH, ops=tuple(replace(op, weights=(op.name,)) for op in OPS), weights=dict(WEIGHTS))
     capped = replace(about, graph=heavy, profile=replace(both, graph_hash=heavy.hash), machine=CAPPED)
@@ -170,7 +171,7 @@ def test_a_candidate_that_its_run_measured_to_break_a_cap_gives_way_to_one_that_
     hunt = Hunt(about, TRACED, Any, 60.0, quiet)
     hunt.trials += [Trial({}, plan(REPLICAS), 2.0, 2.0), Trial({}, plan(*HALVES), 1.0, 1.0)]
     assert hunt.best().plan.stages == HALVES
-    assert len(with_bound(about, TRACED, plan(REPLICAS), None).stages) == 2
+    assert len(with_bound(about, plan(REPLICAS)).stages) == 2
 
 
 def test_an_even_split_that_measures_better_than_the_planner_s_cut_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,12 +304,12 @@ def test_a_trial_that_wins_with_another_queue_only_is_proved_as_the_planners_ans
 
 
 def test_a_plan_that_measured_best_has_a_bound_where_no_plan_is_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(about: Question, *given: Any) -> Plan:
+    def late(about: Question) -> Plan:
         if about.microbatch is not None:
             raise InfeasibleError("no plan was found in 0.3 s")
-        return answer(about, *given)
+        return plan_within_caps(about)
 
-    monkeypatch.setattr(candidates, "answer", late)
+    monkeypatch.setattr(candidates, "plan_within_caps", late)
     best, found = won(monkeypatch, question(TWO, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
     assert found.plan.hash == best.hash and found.plan.prediction.bound_s == pytest.approx(2.0, rel=1e-3)
 
@@ -330,14 +331,14 @@ def test_each_question_to_the_planner_has_a_share_of_the_budget_and_the_first_al
 ) -> None:
     asked_s: list[float] = []
 
-    def slow(about: Question, *given: Any) -> Plan:
+    def slow(about: Question) -> Plan:
         asked_s.append(about.time_limit_s)
         if about.time_limit_s < 10.0 and about.microbatch is None:
             raise InfeasibleError("no plan was found in time")
-        return answer(about, *given)
+        return plan_within_caps(about)
 
     monkeypatch.setattr(loop, "LEAST_PLANNING_S", 1.0)
-    monkeypatch.setattr(candidates, "answer", slow)
+    monkeypatch.setattr(candidates, "plan_within_caps", slow)
     monkeypatch.setattr(Hunt, "correct", lambda hunt, first, *others: hunt.trials.append(Trial({}, first, 1.0, 1.0)))
     monkeypatch.setattr(Hunt, "tune", lambda hunt, study: None)
     found = search(question(TWO, Constraints(max_replicas=1), ("eager",)), TRACED, budget=Budget(budget_s))
@@ -351,7 +352,9 @@ def test_where_nothing_is_run_and_no_time_was_given_the_planner_has_a_second(
 ) -> None:
     asked_s: list[float] = []
     monkeypatch.setattr(loop, "LEAST_PLANNING_S", 1.0)
-    monkeypatch.setattr(candidates, "answer", lambda about, *given: asked_s.append(about.time_limit_s) or answer(about, *given))
+    monkeypatch.setattr(
+        candidates, "plan_within_caps", lambda about: asked_s.append(about.time_limit_s) or plan_within_caps(about)
+    )
     search(question(TWO, Constraints(num_stages=2), ("eager",)), TRACED, budget=Budget(0.0, planner_s, explain_s=0.0))
     assert asked_s == [first_s]
 

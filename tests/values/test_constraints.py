@@ -101,6 +101,6 @@ def test_ops_stay_off_devices_that_do_not_support_them() -> None:
     limited = Machine((Device("null:0", "null", operators=("aten.add*",)), Device("null:1", "null", index=1)), {})
     found = Constraints().verify(GRAPH, limited)
     barred = found.placement(GRAPH, limited).barred
-    assert barred == {(name, "null:0"): "'null:0' supports only 'aten.add*'" for name in ("relu", "conv")}
-    with pytest.raises(UsageError, match=r"'null:0' supports only 'aten.add.'; 'relu' is forbidden on 'null:1'"):
+    assert barred == {(op, "null:0"): f"'null:0' does not support operator {OPERATORS[op]}" for op in ("relu", "conv")}
+    with pytest.raises(UsageError, match=r"support operator aten.relu.default; 'relu' is forbidden on 'null:1'"):
         Constraints(forbids={"relu": ("null:1",)}).verify(GRAPH, limited)

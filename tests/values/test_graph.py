@@ -4,13 +4,13 @@ from dataclasses import replace
 import pytest
 
 from autosplit.errors import GraphError
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 
 
 def diamond() -> Graph:
     """x -> a -> (b, c) -> d; b and c read one shared weight."""
     values = {name: Value(name, (2, 3), "float32", 24) for name in ("x", "a", "b", "c", "d")}
-    weights = {"w": Weight("w", (3, 3), "float32", 36), "v": Weight("v", (3,), "float32", 12)}
+    weights = {"w": Value("w", (3, 3), "float32", 36), "v": Value("v", (3,), "float32", 12)}
     ops = (
         Op("a", "relu", "", ("x",), ("a",), (), "relu(2,3)"),
         Op("b", "linear", "left", ("a",), ("b",), ("w", "v"), "linear(2,3)"),
@@ -95,7 +95,7 @@ def test_runs_are_few_and_read_only_what_came_before() -> None:
 
 
 def test_of_an_embedding_only_the_rows_that_are_looked_up_are_used() -> None:
-    table, matrix = Weight("table", (1000,), "uint8", 1000), Weight("matrix", (50,), "uint8", 50)
+    table, matrix = Value("table", (1000,), "uint8", 1000), Value("matrix", (50,), "uint8", 50)
     look_up = Op("look_up", "aten.embedding.default", "", ("x",), ("y",), ("table",), "e")
     values = {"x": Value("x", (1,), "int64", 8), "y": Value("y", (5,), "uint8", 5), "z": Value("z", (2,), "uint8", 2)}
 

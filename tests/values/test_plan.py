@@ -9,7 +9,7 @@ import yaml
 
 from autosplit.errors import PlanError, UsageError
 from autosplit.values.constraints import Constraints, matching_ops
-from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Prediction, Source, Stage
 from autosplit.values.planfile import read_plan, spans, write_plan
@@ -24,7 +24,7 @@ def chain(num_ops: int = 6) -> Graph:
         Op(f"a{i}", "aten.linear.default", f"block{i // 3}.fc{i}", (f"a{i - 1}" if i else "x",), (f"a{i}",), (f"w{i}",), f"s{i}")
         for i in range(num_ops)
     ]
-    weights = {f"w{i}": Weight(f"w{i}", (32, 32), "float32", 4096) for i in range(num_ops)}
+    weights = {f"w{i}": Value(f"w{i}", (32, 32), "float32", 4096) for i in range(num_ops)}
     return Graph("chain", ("x",), (f"a{num_ops - 1}",), tuple(ops), {v.name: v for v in values}, weights).verify()
 
 

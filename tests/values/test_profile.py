@@ -49,7 +49,7 @@ def test_the_statistic_is_the_median_and_the_spread_is_the_interquartile_range_o
 
 def test_op_times_are_scaled_so_that_they_sum_to_the_whole() -> None:
     profile = profiled()
-    assert profile.scale(ON_0) == 2
+    assert profile.scales[ON_0] == 2
     assert profile.op_s("op1", "cpu:0", "eager") == 4
     assert sum(profile.op_s(op, "cpu:0", "eager", 1) for op in chain().ops) == profile.whole_s("cpu:0", "eager")
     assert profiled(whole=None).op_s("op1", "cpu:0", "eager") == 2
