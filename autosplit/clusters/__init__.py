@@ -15,8 +15,7 @@
     hostprofile     the profiles of all hosts as one
     fleet           Fleet: the hosts, their agents, and the machine that they are together
     hostsdeployment HostsDeployment: the stages on their hosts, and the events that come back
-    hoststransport  HostsTransport: requests that are under way over hosts
-    remote          HostsPipeline: an Engine over several hosts
+    hoststransport  HostsTransport: requests that are under way over hosts; HostsPipeline: an Engine over them
     cluster         Cluster: a Fleet that profiles models and runs plans
 
 Ray finds the hosts, starts and ends the agents, and carries stage files. No request passes it: a stage on a host hands its

@@ -7,13 +7,10 @@ from pathlib import Path
 from autosplit.arguments import checked
 from autosplit.clusters import hostprofile
 from autosplit.clusters.fleet import Fleet
-from autosplit.clusters.remote import HostsPipeline
-from autosplit.deploying.replanning import Replanner
+from autosplit.clusters.hoststransport import HostsPipeline
 from autosplit.measuring.store import Store
 from autosplit.running.engine import Engine
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.family import Family
-from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
@@ -34,12 +31,6 @@ class Cluster(Fleet):
         """Profile a model on all hosts and keep the measurements in the folder ``store``: see ``hostprofile.measure``."""
         return hostprofile.measure(traced, self, backends, precision, None if store is None else Store(store), remeasure)
 
-    def engine_factory(
-        self, model: Traced | Family | None = None, plan: Plan | None = None, profile: Profile | None = None
-    ) -> Callable[..., Engine]:
-        """A function that makes pipelines on these hosts, in place of ``Pipeline``.
-
-        With model, plan and profile (as for ``Replanner``), a pipeline plans anew for the hosts that are left when one is lost.
-        """
-        replan = Replanner(model, plan, profile) if model and plan and profile else None
-        return functools.partial(HostsPipeline, self, replan=replan)
+    def engine_factory(self) -> Callable[..., Engine]:
+        """A function that makes pipelines on these hosts, in place of ``Pipeline``."""
+        return functools.partial(HostsPipeline, self)

@@ -187,26 +187,25 @@ class Connection:
 
     def close(self) -> None:
         """End the connection without a word to its receiver; frames that were not sent are dropped."""
-        with self._changed:
-            self._open = False
-            self._queue.clear()
-            self._changed.notify()
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self._end()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
 
     def lose(self, failure: BaseException) -> None:
         """End the connection because of a failure, and tell its receiver."""
+        if self._end():
+            self._receiver.lost(self, reason_of(failure, SILENCE_S))
+
+    def _end(self) -> bool:
+        """Let both threads end; return whether the connection was open."""
         with self._changed:
             was_open, self._open = self._open, False
             self._queue.clear()
             self._changed.notify()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        if was_open:
-            self._receiver.lost(self, reason_of(failure, SILENCE_S))
+        return was_open
 
     def _write_some(self) -> None:
         """Write here the bytes that the socket takes at once, which saves a wake-up. The writing thread does the rest."""

@@ -32,10 +32,8 @@ def measure(
     """Seconds of every op on the devices of all hosts, the links between these devices, and the wires between hosts.
 
     Args:
-        traced: the model.
         cluster: the hosts that were not lost are measured.
         backends: names, eager first if it is among them.
-        precision: the precision of the backends.
         store: where measurements are kept by host and device, and found again while the host and its versions are the same.
         remeasure: ignore the measurements of the store.
     Returns: a profile whose notes name the hosts that share a measurement.

@@ -4,9 +4,10 @@ import contextlib
 import itertools
 import queue
 import socket
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -28,6 +29,8 @@ REPORT_S = 10.0
 
 ENDING_S = 5.0
 """Seconds for ending the stages of a host."""
+
+Found = TypeVar("Found")
 
 _numbers = itertools.count()
 
@@ -55,8 +58,6 @@ class HostsDeployment(Receiver):
     """The segments of a pipeline, loaded on their hosts and connected; frames that come from hosts become events.
 
     Args:
-        cluster: the hosts.
-        wiring: the stages.
         events: filled with answers and the loss of a host.
     Raises: AutosplitError: a stage could not be loaded, or hosts could not be connected. Nothing is left running.
     """
@@ -136,11 +137,7 @@ class HostsDeployment(Receiver):
     def health(self) -> list[WorkerHealth]:
         """The state of each worker, in the order of stages and replicas."""
         found = {(one.stage, f"{host}/{one.device}"): one for host, mine in self._ask("health") for one in mine}
-        return [
-            replace(found[stage, device], replica=replica, device=device)
-            for stage, device, replica in self._workers()
-            if (stage, device) in found
-        ]
+        return [replace(one, replica=replica, device=device) for one, device, replica in self._in_order(found)]
 
     def reports(self, *, clear: bool) -> list[WorkerReport]:
         """The work of each worker, in the order of stages and replicas, on this machine's clock."""
@@ -151,14 +148,10 @@ class HostsDeployment(Receiver):
             with contextlib.suppress(AutosplitError):  # it may be lost by now
                 ahead_ns = self._cluster.clock_offset(host).ahead_ns
                 for stats, events in reports:
-                    device = f"{host}/{stats.device}"
                     moved = [_shifted(event, ahead_ns) for event in events]
-                    found[stats.stage, device] = WorkerReport(replace(stats, device=device), moved)
-        return [
-            found[stage, device]._replace(stats=replace(found[stage, device].stats, replica=replica))
-            for stage, device, replica in self._workers()
-            if (stage, device) in found
-        ]
+                    found[stats.stage, f"{host}/{stats.device}"] = WorkerReport(stats, moved)
+        workers = self._in_order(found)
+        return [WorkerReport(replace(one.stats, replica=number, device=device), one.events) for one, device, number in workers]
 
     def _settle(self, connection: Connection, frame: Frame) -> int:
         try:
@@ -171,9 +164,10 @@ class HostsDeployment(Receiver):
             self._is_ending = True
             self._events.put(Lost(host, reason))
 
-    def _workers(self) -> list[tuple[str, str, int]]:
-        """Stage, device and replica of each worker."""
-        return [(stage.name, device.name, k) for stage in self.wiring.stages for k, device in enumerate(stage.devices)]
+    def _in_order(self, found: Mapping[tuple[str, str], Found]) -> Iterator[tuple[Found, str, int]]:
+        """Of each worker the value that was found for its stage and device, the device and the replica."""
+        places = ((stage.name, device.name, k) for stage in self.wiring.stages for k, device in enumerate(stage.devices))
+        return ((found[stage, device], device, replica) for stage, device, replica in places if (stage, device) in found)
 
     def _ask(self, method: str, *given: object) -> list[tuple[str, Any]]:
         """Each host that answers a question about its segment, with the answer."""

@@ -1,4 +1,4 @@
-"""HostsTransport: requests that are under way over hosts, with one thread that gives the answers.
+"""HostsTransport: requests under way over hosts, with one thread that gives the answers; HostsPipeline: an engine over it.
 
 ::
 
@@ -7,46 +7,51 @@
 Requests keep their inputs until they are answered, so they can run again on other hosts once a host is lost.
 """
 
+import logging
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 
 from autosplit import errors
+from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.hostsdeployment import ENDING_S, Answered, Events, HostsDeployment, Lost
 from autosplit.errors import AutosplitError, RefusedError, StageError, WorkerError
 from autosplit.running.admission import Admission
+from autosplit.running.engine import Engine
 from autosplit.running.inflight import Pace
 from autosplit.running.intake import InputCopies
-from autosplit.running.monitor import WorkerHealth, WorkerReport
+from autosplit.running.monitor import BatchCounts, WorkerHealth, WorkerReport
 from autosplit.running.request import Request
-from autosplit.running.wiring import Wiring
+from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import Replan, Wiring, planned_anew, wire
+
+log = logging.getLogger(__name__)
 
 
 class HostsTransport:
-    """Runs requests through a deployment.
+    """Runs requests through the stages on hosts.
 
     Args:
-        deployment: the stages on their hosts.
-        events: filled by the hosts of the deployment, and of each later one.
-        replace: called with a lost host; returns the deployment with which the requests go on. Raises: AutosplitError: there is
-            none.
+        replan: finds stages for the hosts that are left when one is lost; None gives up with the first host.
+    Raises: as HostsDeployment.
     """
 
     admission_class = Admission
 
-    def __init__(
-        self,
-        deployment: HostsDeployment,
-        events: Events,
-        replace: Callable[[Lost, HostsDeployment, Events], HostsDeployment],
-    ) -> None:
+    def __init__(self, cluster: Fleet, wiring: Wiring, replan: Replan | None = None) -> None:
         self._thread = threading.Thread(target=self._run, name="autosplit-hosts", daemon=True)
-        self._deployment, self._events, self._replace = deployment, events, replace
+        self._cluster, self._replan, self._events = cluster, replan, Events()
+        self.replanned, self.batches = list[str](), BatchCounts()
         self._running: dict[int, Request] = {}
-        self._num_replaced, self._is_over = 0, False
-        self.pace = Pace(deployment.max_in_flight)
+        self._is_over = False
+        self._deployment = self._open(wiring)
+        self.pace = Pace(self._deployment.max_in_flight)
+
+    def _open(self, wiring: Wiring) -> HostsDeployment:
+        return HostsDeployment(self._cluster, wiring, self._events)
 
     def start(self, admission: Admission) -> None:
         """Take requests."""
@@ -63,7 +68,7 @@ class HostsTransport:
     @property
     def restarts(self) -> int:
         """Hosts that were replaced, and workers that hosts started anew until the last reports."""
-        return self._num_replaced + self._deployment.num_restarts
+        return len(self.replanned) + self._deployment.num_restarts
 
     def has_room(self) -> bool:
         """Whether one more request may be sent now."""
@@ -149,13 +154,26 @@ class HostsTransport:
         return done
 
     def _recover(self, lost: Lost) -> list[Request]:
-        """Go on without a host: in another deployment, run every request again that has no result yet; return late ones."""
+        """Go on without a host: on other hosts, run every request again that has no result yet; return late ones.
+
+        Raises: WorkerError: no other hosts can take the stages; the message names the lost host.
+        """
         self._admission.suspend()
-        deployment = self._replace(lost, self._deployment, self._events)
+        self._cluster.lose(lost.host, lost.reason)
+        self._deployment.close(ENDING_S)
+        what = f"host '{lost.host}' was lost: {lost.reason}"
+        if self._replan is None:
+            raise WorkerError(f"{what}. Its stages have no other host; open the pipeline again without it.")
+        try:
+            stages = self._replan(lost.host)
+            deployment = self._open(wire(stages, self.wiring.inputs, self.wiring.outputs))
+        except AutosplitError as failure:
+            raise WorkerError(f"{what}, and the hosts that are left cannot take its stages: {failure}") from None
+        self.replanned.append(planned_anew(what, stages))
+        log.warning("%s", self.replanned[-1])
 
         def restart() -> None:
             self._deployment, self.pace.size = deployment, deployment.max_in_flight
-            self._num_replaced += 1
             for request in self._running.values():
                 deployment.send(request)
 
@@ -165,6 +183,31 @@ class HostsTransport:
         """Forget all requests under way, and return them (the lock is held)."""
         running, self._running = self._running, {}
         return list(running.values())
+
+
+class HostsPipeline(Engine):
+    """A pipeline over the hosts of a cluster, with the calls of every Engine.
+
+    Where a host is lost, its stages move to other hosts if ``replan`` finds room there, and requests without a result run again.
+    Otherwise every request fails with a WorkerError that names the host.
+
+    Args:
+        stages, inputs, outputs: as for Pipeline; each device is on a host.
+        replan: finds stages for the hosts that are left; None gives up with the first host.
+        queue_capacity: as for Pipeline.
+    """
+
+    def __init__(
+        self,
+        cluster: Fleet,
+        stages: Sequence[StagePlacement],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        replan: Replan | None = None,
+        queue_capacity: int | None = None,
+    ) -> None:
+        super().__init__(partial(HostsTransport, cluster, replan=replan), wire(stages, inputs, outputs), queue_capacity)
 
 
 def error_of(text: str) -> AutosplitError:

@@ -64,9 +64,7 @@ class Agents:
     """An actor on each node of a cluster. They end with this process, however it ends.
 
     Args:
-        nodes: the nodes.
         kind: the class whose objects the actors are; it is called with a node's name, its address and ``arguments``.
-        arguments: more arguments.
     Raises: DeviceError: a node has no processor free for its agent.
     """
 

@@ -2,9 +2,9 @@
 
 Modules in the order of the steps::
 
+    setup          Setup and Budget: how the calls measure and plan, and their limits of time
     networks       places the stages of a plan and opens them as a network; replanning: for the devices that are left
     footprints     measures the memory of stages
-    setup          Setup and Budget: how the calls measure and plan, and their limits of time
     service        Service: a plan as a running model, and the tensors of a call
     compiling      compiles a model in a process of its own, within a time limit
     checking       compares answers with the unsplit model; microbatching: whether requests may be cut

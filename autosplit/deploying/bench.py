@@ -167,7 +167,6 @@ class Bench(Closing):
     """Plans of one model loaded side by side; open until ``close``, best used in a ``with`` block.
 
     Args:
-        machine: the devices.
         setup: ``workspace``, where stages are saved and prepared, by default a private one; ``hosts``; and ``max_error``, the
             largest relative error of a plan with stages in a lower precision, None for the tolerance of the precision.
         budget: single requests are sent after loading for half of its ``round_s``, and at most ``FIRST_S``: as many as fit, but

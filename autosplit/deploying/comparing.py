@@ -159,7 +159,6 @@ def compare(
         subjects: microbatch to the model traced for it; the plan's own, and that of whole requests where baselines take them.
         plan: the plan; its objective decides between it and the baselines.
         baselines: run beside it; the report says why a baseline cannot be loaded, or that its numbers are wrong.
-        machine: the devices.
         constraints: demands that a baseline must meet to become the plan; None keeps the plan in any case.
         setup: ``backends`` that a baseline must run on to become the plan; ``workspace`` and ``observe``; ``bench``, where a
             search may have left some of the plans loaded.

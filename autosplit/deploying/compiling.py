@@ -41,10 +41,8 @@ def compile_baselines(
     """Compile the unsplit model for backends that no search considers, because they compile for long.
 
     Args:
-        backends: their names.
         subject: the model, traced for the plan's microbatch, and its profile, which says where another backend is too far ahead.
         plan: the plan beside which these baselines will run.
-        machine: the devices.
         workspace: where the model is saved and prepared.
         limit_s: seconds for each backend.
         progress: called with the share of the step ``run``.

@@ -32,7 +32,6 @@ class Footprints:
     """The footprints of stages on one machine.
 
     Attributes:
-        machine: the devices.
         workspace: where stages are saved and prepared; None makes one for each plan.
         variants: the model at the other sizes that each worker holds too.
         known: for each graph, by its hash, the footprints of its stages.

@@ -15,8 +15,8 @@ from autosplit.memory.stages import count
 from autosplit.planning.baselines import machine_of
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
-from autosplit.running.pipeline import Replan
 from autosplit.running.stage import StagePlacement, Variant
+from autosplit.running.wiring import Replan
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
@@ -41,9 +41,6 @@ def place(
     Args:
         model: the model; of a family, each size is a variant of every stage over the same weights. A stage on one of the plan's
             ``dynamic`` backends takes all sizes in one program.
-        plan: the plan.
-        machine: the devices.
-        workspace: where stages are saved.
         capped: whether the host has memory caps. If it or the machine has, the memory of a plan is counted first.
     Raises: PlanError: the plan does not fit the model or the machine, a variant has other ops or weights, or a stage with states
         has replicas. BackendError: a backend refuses a stage. DeviceError: a device is not here. TraceError: a stage cannot take

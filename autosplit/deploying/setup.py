@@ -14,9 +14,8 @@ from autosplit.errors import UsageError, names, raise_faults
 from autosplit.progress import Progress
 from autosplit.running.engine import Engine
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.family import Family
 from autosplit.values.machine import Machine
-from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH, Plan
+from autosplit.values.plan import MAX_QUEUE_DEPTH, QUEUE_DEPTH
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
@@ -50,10 +49,8 @@ class Hosts(Protocol):
     ) -> Profile:
         """Profile a model on all of them. The folder ``store`` keeps the measurements."""
 
-    def engine_factory(
-        self, model: Traced | Family | None = None, plan: Plan | None = None, profile: Profile | None = None
-    ) -> Callable[..., Engine]:
-        """A function that opens pipelines there. With model, plan and profile, these plan anew when a host is lost."""
+    def engine_factory(self) -> Callable[..., Engine]:
+        """A function that opens pipelines there, in place of ``Pipeline``."""
 
 
 @checked

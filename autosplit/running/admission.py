@@ -6,14 +6,14 @@
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import NamedTuple, Protocol
 
 from autosplit.compat.futures import SafeCondition
 from autosplit.errors import AutosplitError, RefusedError
 from autosplit.running.inflight import Pace
-from autosplit.running.monitor import WorkerHealth, WorkerReport
+from autosplit.running.monitor import BatchCounts, WorkerHealth, WorkerReport
 from autosplit.running.request import AnswerFuture, Answers, Request
 from autosplit.running.waitingroom import AdmissionQueue, WaitingRoom
 from autosplit.running.wiring import Wiring
@@ -47,6 +47,14 @@ class Transport(Protocol):
     @property
     def restarts(self) -> int:
         """Workers that were started anew so far."""
+
+    @property
+    def replanned(self) -> Sequence[str]:
+        """A sentence for each device or host that was lost and replaced."""
+
+    @property
+    def batches(self) -> BatchCounts:
+        """Batches of joined requests."""
 
     def start(self, admission: "Admission") -> None:
         """Take requests, and settle them with this admission. Raises: BackendError: a stage could not be loaded."""

@@ -22,7 +22,7 @@ from autosplit.running.admission import Admission
 from autosplit.running.inflight import Pace
 from autosplit.running.intake import InputCopies
 from autosplit.running.localstage import Inbox, LocalStage
-from autosplit.running.monitor import WorkerHealth, WorkerReport
+from autosplit.running.monitor import BatchCounts, WorkerHealth, WorkerReport
 from autosplit.running.request import Request
 from autosplit.running.turns import Turns
 from autosplit.running.wiring import Wiring, require_here
@@ -49,7 +49,7 @@ class CallerTransport:
         runs in torch.
     """
 
-    restarts = 0
+    restarts, replanned = 0, ()
 
     def __init__(self, wiring: Wiring) -> None:
         require_here(wiring)
@@ -61,7 +61,7 @@ class CallerTransport:
             if device.kind not in HOST_KINDS:
                 raise PlanError(f"the caller's process computes on cores, and '{device.name}' is an accelerator; use workers")
         self.wiring = wiring
-        self.pace = Pace(len(stage.devices))
+        self.pace, self.batches = Pace(len(stage.devices)), BatchCounts()
         self.admission_class = Turns if len(stage.devices) == stage.streams == 1 else Admission
         self._stages: list[LocalStage] = []
         self._idle: deque[_Place] = deque()

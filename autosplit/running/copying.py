@@ -8,7 +8,7 @@ first write to 600 KB of new memory takes ten times as long as copying 600 KB.
 import ctypes
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,22 +26,18 @@ _TRIES = 2
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Copier:
-    """Copies values into tensors of one spec."""
+def copier(spec: TensorSpec) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """A function that copies into a tensor of this spec another one, which has the shape and dtype of the spec."""
+    num_bytes = spec.num_bytes if extent_bytes(spec) == spec.num_bytes else 0  # gaps may belong to other tensors
 
-    __slots__ = ("_num_bytes", "_spec")
-
-    def __init__(self, spec: TensorSpec) -> None:
-        self._spec = spec
-        self._num_bytes = spec.num_bytes if extent_bytes(spec) == spec.num_bytes else 0  # gaps may belong to other tensors
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy ``source``, which has the spec's shape and dtype, into ``target``, which has its strides too."""
-        if self._num_bytes and is_laid_out(source, self._spec, anywhere=True):
-            ctypes.memmove(target.data_ptr(), source.data_ptr(), self._num_bytes)
+    def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+        if num_bytes and is_laid_out(source, spec, anywhere=True):
+            ctypes.memmove(target.data_ptr(), source.data_ptr(), num_bytes)
         else:
             with torch.no_grad():
                 copy_into(target, source)
+
+    return copy
 
 
 class CopyPool:
@@ -58,13 +54,13 @@ class CopyPool:
         self._num_bytes = max(map(storage_bytes, specs))
         self._max_kept = min(max_kept, KEPT_BYTES // self._num_bytes) if self._num_bytes else 0
         self._kept: deque[tuple[Any, weakref.ref[Any]]] = deque()
-        self._copiers = cache(lambda variant: Copier(specs[variant]))
+        self._copiers = cache(lambda variant: copier(specs[variant]))
         self._views = cache(lambda variant: _view_of(specs[variant]))
 
     def copy(self, source: torch.Tensor, variant: int = 0) -> torch.Tensor:
         """A copy of ``source``, which has the shape and dtype of the variant's spec. Not for several threads at once."""
         tensor = self.empty(variant)
-        self._copiers(variant).copy(tensor, source)
+        self._copiers(variant)(tensor, source)
         return tensor
 
     def empty(self, variant: int = 0) -> torch.Tensor:

@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,11 +22,12 @@ from autosplit.running.awaiting import Awaiting
 from autosplit.running.intake import Intake
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import BatchCounts, WorkerHealth, WorkerReport
-from autosplit.running.request import AnswerFuture, Answers, Request, RequestTimes, Tensors, monotonic_deadline
-from autosplit.running.stage import StagePlacement
+from autosplit.running.request import AnswerFuture, Answers, Request, RequestTimes, Tensors, monotonic_deadline, taken
 from autosplit.running.swapping import with_swapped_weights
 from autosplit.running.wiring import Wiring
 from autosplit.tables import bytes_text
+
+Accepted = TypeVar("Accepted")
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,6 @@ class Engine(Draining):
 
     Args:
         open_transport: makes a transport for the stages.
-        wiring: the stages.
         queue_capacity: requests that may wait in the admission queue; by default the number of requests in flight.
         groups: names of parameter groups, each with the names of its stages, for ``swap``.
         intake: makes requests of tensors, as ``Intake`` does by default.
@@ -59,10 +59,6 @@ class Engine(Draining):
         strange = [(group, stage) for group, members in self.groups.items() for stage in members if stage not in known]
         faults = [f"group '{group}' names '{stage}'; the stages are: {', '.join(known)}" for group, stage in strange]
         raise_faults(PlanError, "the parameter groups do not fit the pipeline", faults)
-        self.replanned: list[str] = []
-        """A sentence for each device or host that was lost and replaced."""
-        self.batches = BatchCounts()
-        """The rows that a service has joined, if it joins requests."""
         self._open_transport = open_transport
         self._queue_capacity = wiring.window if queue_capacity is None else queue_capacity
         self._intake: Callable[..., Request] = intake or Intake(wiring)
@@ -231,6 +227,16 @@ class Engine(Draining):
         """Workers that died and were started anew so far."""
         return self._past_restarts + self._transport.restarts
 
+    @property
+    def replanned(self) -> Sequence[str]:
+        """A sentence for each device or host that was lost and replaced since the pipeline was opened."""
+        return self._transport.replanned
+
+    @property
+    def batches(self) -> BatchCounts:
+        """The rows that a service has joined, if it joins requests."""
+        return self._transport.batches
+
     def latency(self, last: int = 16_384) -> LatencyStats:
         """Seconds from the first stage to the answer, for the ``last`` requests."""
         return _latency(list(self._answers.times)[-last:])
@@ -253,7 +259,7 @@ class Engine(Draining):
         """Latency and the times of each copy, since the start or since the last call with ``clear``."""
         with self._admission.changed:  # at once: asking workers takes a while, and answers come meanwhile
             now_s = time.monotonic()
-            elapsed_s, times = now_s - self._since_s, self._answers.take_times(clear=clear)
+            elapsed_s, times = now_s - self._since_s, taken(self._answers.times, clear=clear)
             self._since_s = now_s if clear else self._since_s
         stages = tuple(one.stats for one in self.reports(clear=clear))
         waiting = LatencyStats.of([(one.sent_ns - one.submitted_ns) / 1e9 for one in times])
@@ -301,12 +307,6 @@ class Engine(Draining):
             self._end(old_transport, old_admission, drain=True)
             self._past_restarts += old_transport.restarts
         return first
-
-    def _note_replanned(self, what: str, stages: Sequence[StagePlacement]) -> None:
-        """Log the loss, and where the stages are from now on."""
-        placed = ", ".join(f"{stage.name} on {'+'.join(device.name for device in stage.devices)}" for stage in stages)
-        self.replanned.append(f"{what}; planned anew: {placed}")
-        log.warning("%s", self.replanned[-1])
 
     @property
     def swap_bytes(self) -> dict[str, int]:
@@ -363,23 +363,21 @@ class Engine(Draining):
 
     def _submit(self, request: Request, timeout_s: float | None) -> AnswerFuture:
         """Take a request in, and return the future of its answer. Raises: as ``Admission.enter``."""
-        while True:
-            admission = self._admission
-            try:
-                return admission.submit(request, timeout_s)
-            except RefusedError:
-                if admission is self._admission:
-                    raise  # otherwise weights were swapped meanwhile, and the request goes to the new stages
+        return self._admitted(lambda admission: admission.submit(request, timeout_s))
 
     def _enter(self, request: Request) -> None:
         """Take a request in. Raises: as ``Admission.enter``."""
+        self._admitted(lambda admission: admission.enter(request))
+
+    def _admitted(self, take: Callable[[Admission], Accepted]) -> Accepted:
+        """Let the admission of the moment take a request in; return its result."""
         while True:
             admission = self._admission
             try:
-                return admission.enter(request)
+                return take(admission)
             except RefusedError:
                 if admission is self._admission:
-                    raise
+                    raise  # otherwise weights were swapped meanwhile, and the request goes to the new stages
 
     def check_thread(self) -> None:
         """Raise an error in a thread that must not wait for the pipeline.

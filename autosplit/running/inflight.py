@@ -108,15 +108,14 @@ class InFlight:
     Attributes:
         lanes: the numbers of requests.
         pace: the most requests in flight, for now.
-        num_unanswered: requests in flight without an answer.
-        num_with_waiter: of these, requests for whose answer alone a caller may wait.
+        num_with_waiter: requests in flight for whose answer alone a caller may wait.
     """
 
     def __init__(self, wiring: Wiring, status_block: StatusBlock) -> None:
         self.lanes = Lanes(wiring)
         self.pace = Pace(wiring.window, wiring.most_in_flight)
         self._status_block = status_block
-        self.num_unanswered = self.num_with_waiter = 0
+        self.num_with_waiter = 0
         self._num_tokens = sum(channel.target == HOST for channel in wiring.channels)
         self._requests: dict[int, Request] = {}
         """By number: the requests that are not done, or that come after such a request in their lane."""
@@ -134,7 +133,6 @@ class InFlight:
         request.lane, request.tokens = sequence % self.lanes.num, self._num_tokens
         self._status_block.describe(sequence, request.deadline_ns, request.number)
         self._requests[sequence] = request
-        self.num_unanswered += 1
         self.num_with_waiter += request.has_waiter
 
     def settle(self, done: list[Request], times: Sequence[RequestTimes]) -> list[Request]:
@@ -146,7 +144,6 @@ class InFlight:
         """
         self.lanes.settle(self._requests)
         due = [request for request in done if not request.answered]
-        self.num_unanswered -= len(due)
         self.num_with_waiter -= sum(request.has_waiter for request in due)
         self.pace.look(times)
         return due
@@ -173,5 +170,5 @@ class InFlight:
         """Forget all requests; return those without an answer."""
         found = self.unanswered()
         self._requests.clear()
-        self.num_unanswered = self.num_with_waiter = 0
+        self.num_with_waiter = 0
         return found

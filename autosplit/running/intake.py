@@ -73,7 +73,6 @@ class InputCopies:
     """Copies inputs for one network.
 
     Args:
-        wiring: the network.
         most: requests whose inputs are copied at one time, at most.
     """
 

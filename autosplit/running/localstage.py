@@ -12,7 +12,6 @@ import math
 import os
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +24,7 @@ from autosplit.running import statusblock
 from autosplit.running.copying import CopyPool
 from autosplit.running.messages import Ready, WorkerEvent
 from autosplit.running.monitor import WorkerHealth, WorkerReport, worker_health, worker_report
-from autosplit.running.request import NUM_TIMES, MatchingTensors, Request
+from autosplit.running.request import MatchingTensors, Request
 from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.stage import StagePlacement
 from autosplit.running.statusblock import STATUS_WORDS, WorkerStatus
@@ -75,10 +74,8 @@ class LocalStage:
         self._stage, self.replica = stage, replica
         self._last_ns = (1 << 62,) * NUM_USUAL
         self._num_started = 0
-        self._words = memoryview(bytearray(8 * STATUS_WORDS)).cast("q")
-        """As in the status block of a pipeline."""
-        self._status = WorkerStatus(self._words)
-        self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
+        self._status = WorkerStatus(memoryview(bytearray(8 * STATUS_WORDS)).cast("q"))
+        self._words = self._status.words
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
         before_bytes, begun_s = anonymous_bytes(os.getpid()), time.perf_counter()
         try:
@@ -189,8 +186,7 @@ class LocalStage:
         """Add a request to the sums of the stage: it was begun at ``got`` and computed at ``ran``, in monotonic nanoseconds."""
         asked, posted, sent = self._idle_ns, request.submitted_ns, request.made_ns
         self._words[statusblock.SINCE_NS] = self._idle_ns = sent
-        self._events.append((request.number, flag, asked, posted, got, ran, sent, 0))
-        self._status.count(flag, ran - got, got - asked, sent - ran, max(0, got - posted))
+        self._status.count(request.number, flag, asked, posted, got, ran, sent)
         self._last_ns = (*self._last_ns[1:], ran - got)
 
     @property
@@ -200,8 +196,7 @@ class LocalStage:
 
     def events(self, *, clear: bool) -> list[WorkerEvent]:
         """The times of its last requests; with ``clear``, each comes once."""
-        rows = [self._events.popleft() for _ in range(len(self._events))] if clear else list(self._events)
-        return [WorkerEvent(*row) for row in rows]
+        return [WorkerEvent(*row) for row in self._status.rows(clear=clear)]
 
     def report(self, events: list[WorkerEvent]) -> WorkerReport:
         """Its times; its process holds more than the stage, so the memory is that of the whole process."""

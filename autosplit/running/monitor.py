@@ -1,9 +1,8 @@
 """Observe the workers of a running pipeline: their times and their health."""
 
 import contextlib
-import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autosplit.devices.calls import begin
@@ -21,19 +20,17 @@ from autosplit.running.stageworker import StageWorker
 
 @dataclass(eq=False)
 class BatchCounts:
-    """Batches of joined requests so far, the rows of requests in them, and the rows that only fill them up."""
+    """Batches of joined requests so far, the rows of requests in them, and the rows that only fill them up. One thread counts."""
 
     num_batches: int = 0
     num_rows: int = 0
     num_padding: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, num_rows: int, num_padding: int) -> None:
         """Count one more batch."""
-        with self._lock:
-            self.num_batches += 1
-            self.num_rows += num_rows
-            self.num_padding += num_padding
+        self.num_batches += 1
+        self.num_rows += num_rows
+        self.num_padding += num_padding
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,14 @@
 """Pipeline: an engine over worker processes; InProcess: an engine over one stage in the caller's own process."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
-from autosplit.errors import AutosplitError, BackendError, UsageError
+from autosplit.errors import UsageError
 from autosplit.running.callertransport import CallerTransport
 from autosplit.running.engine import Engine
 from autosplit.running.ringtransport import RingTransport
 from autosplit.running.stage import StagePlacement
-from autosplit.running.wiring import Wiring, wire
-
-Replan = Callable[[str], Sequence[StagePlacement]]
-"""Finds the stages of the same model without a device that is lost. Raises: AutosplitError: there are none."""
+from autosplit.running.wiring import Replan, wire
 
 
 class Pipeline(Engine):
@@ -50,23 +47,8 @@ class Pipeline(Engine):
             raise UsageError(f"max_restarts must be at least 0, but is {max_restarts}")
         if groups and replan is not None:
             raise UsageError("a pipeline has groups or replan, not both: a new plan has the weights from before a swap")
-        replace = None if replan is None else partial(self._without, replan, max_in_flight)
-        wiring = wire(stages, inputs, outputs, max_in_flight)
-        super().__init__(partial(RingTransport, max_restarts=max_restarts, replace=replace), wiring, queue_capacity, groups)
-
-    def _without(self, replan: Replan, max_in_flight: int | None, failure: BackendError, wiring: Wiring) -> Wiring:
-        """Stages without the device that the failure names, with room for all requests in flight. Raises: BackendError: none."""
-        what = f"device '{failure.device}' was lost: {failure}"
-        try:
-            stages = replan(failure.device)
-            found = wire(stages, wiring.inputs, wiring.outputs, max_in_flight)
-            if found.most_in_flight < wiring.most_in_flight:
-                found = wire(stages, wiring.inputs, wiring.outputs, wiring.most_in_flight)
-        except AutosplitError as reason:
-            text = f"{what}. The devices that are left cannot take its stages: {reason}"
-            raise BackendError(text, backend=failure.backend, device=failure.device) from None
-        self._note_replanned(what, stages)
-        return found
+        transport = partial(RingTransport, max_restarts=max_restarts, replan=replan, max_in_flight=max_in_flight)
+        super().__init__(transport, wire(stages, inputs, outputs, max_in_flight), queue_capacity, groups)
 
 
 class InProcess(Engine):

@@ -143,8 +143,7 @@ class Recovery:
                 if self._tries[sequence] >= MAX_TRIES:
                     text = f"{story}; the request was tried {MAX_TRIES} times and is given up"
                     given_up[sequence] = WorkerError(text, *self._place(number))
-        num_running = sum(lanes.nexts) - sum(lanes.bases)
-        self._count(fruitless, {number: time.monotonic() - self._ready_s[number] for number in dead}, idle=not num_running)
+        self._count(fruitless, {number: time.monotonic() - self._ready_s[number] for number in dead}, idle=not lanes.num_places)
         while dead:
             self.restarts += len(dead)
             try:
@@ -204,7 +203,7 @@ class Recovery:
         """
         for number, story in stories.items():
             status = self._deployment.status_block.status(number)
-            num_done = sum(status[word] for word in (statusblock.DONE, statusblock.FAILED, statusblock.SKIPPED))
+            num_done = sum(status[statusblock.DONE : statusblock.BUSY_NS])
             record = self._records[number] = self._records[number].after(num_done, up_s[number], idle)
             if record.num_fruitless > self._max_restarts:
                 noun = "restart" if self._max_restarts == 1 else "restarts"

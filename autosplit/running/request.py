@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from autosplit.compat.futures import DoneFuture, SafeFuture
 from autosplit.errors import AutosplitError, DeadlineError, RefusedError, UsageError
 
 Tensors = tuple[torch.Tensor, ...]
+Kept = TypeVar("Kept")
 
 _NEVER_NS = 2.0**62
 """The latest deadline, in 146 years: a word of shared memory still holds it."""
@@ -149,6 +150,11 @@ class Request:
         return True
 
 
+def taken(kept: deque[Kept], *, clear: bool) -> list[Kept]:
+    """The kept values, to which other threads may add some; with ``clear``, each comes once."""
+    return [kept.popleft() for _ in range(len(kept))] if clear else list(kept)
+
+
 def monotonic_deadline(deadline_s: float | None) -> int:
     """A deadline in seconds from now as monotonic nanoseconds; 0 stands for no deadline."""
     if deadline_s is None:
@@ -251,7 +257,3 @@ class Answers:
         """Raises: RefusedError: this process was forked from the one that gives the answers, which never come here."""
         if os.getpid() != self.owner:
             raise RefusedError(f"the request was refused: process {self.owner} opened the pipeline. Open one after the fork.")
-
-    def take_times(self, *, clear: bool) -> list[RequestTimes]:
-        """The times of the last requests; with ``clear``, each comes once."""
-        return [self.times.popleft() for _ in range(len(self.times))] if clear else list(self.times)

@@ -40,7 +40,7 @@ from functools import cache
 import torch
 
 from autosplit.memory.lives import aligned
-from autosplit.running.copying import Copier
+from autosplit.running.copying import copier
 from autosplit.tracing.tensorspec import TensorSpec, storage_bytes, view_storage
 
 PAGE = mmap.PAGESIZE
@@ -102,7 +102,7 @@ class Slot:
         self.views = cache(
             lambda variant: [view_storage(payload[at:], one) for one, at in zip(layouts[variant], offsets, strict=True)]
         )
-        self._copiers = cache(lambda variant: [Copier(spec) for spec in layouts[variant]])
+        self._copiers = cache(lambda variant: [copier(spec) for spec in layouts[variant]])
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -111,8 +111,8 @@ class Slot:
 
     def write(self, tensors: Sequence[torch.Tensor], variant: int = 0) -> None:
         """Copy the tensors in; they have the shapes and dtypes of the variant's layout."""
-        for copier, target, source in zip(self._copiers(variant), self.views(variant), tensors, strict=True):
-            copier.copy(target, source)
+        for copy, target, source in zip(self._copiers(variant), self.views(variant), tensors, strict=True):
+            copy(target, source)
         self.header[VARIANT] = variant
         self.header[FLAG] = DATA
         self.header[POSTED_NS] = time.monotonic_ns()
@@ -214,7 +214,6 @@ class RingEnd:
     """One end of a ring.
 
     Args:
-        ring: the ring.
         sends: True for the end that fills slots.
         interrupt_fd: a descriptor that ends a wait when it is readable, or -1.
         spin_s: seconds of polling before a wait blocks; more than 0 only for a worker that owns its core.

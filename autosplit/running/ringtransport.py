@@ -8,10 +8,10 @@ The caller writes its request into the rings if they have room; otherwise the th
 waits for results, the death of a worker, a deadline in the queue, and the end.
 """
 
+import logging
 import math
 import threading
 import time
-from collections.abc import Callable
 
 from autosplit.devices.processes import MOST_WAIT_S
 from autosplit.errors import AutosplitError, BackendError, RefusedError, WorkerError
@@ -19,11 +19,13 @@ from autosplit.running.admission import Admission
 from autosplit.running.hostrings import InputRings, ResultRings
 from autosplit.running.inflight import SOON_NS, InFlight
 from autosplit.running.intake import InputCopies
-from autosplit.running.monitor import WorkerHealth, WorkerReport, health_of, reports_of
+from autosplit.running.monitor import BatchCounts, WorkerHealth, WorkerReport, health_of, reports_of
 from autosplit.running.provisioner import Deployment, provision
 from autosplit.running.recovery import Recovery
 from autosplit.running.request import Request
-from autosplit.running.wiring import Wiring, require_here
+from autosplit.running.wiring import Replan, Wiring, planned_anew, require_here, wire
+
+log = logging.getLogger(__name__)
 
 LOOK_NS = 1_000_000
 """How long results may keep the thread from looking at workers, deadlines and the end."""
@@ -33,20 +35,18 @@ class RingTransport:
     """Workers and rings of one wiring.
 
     Args:
-        wiring: the stages.
         max_restarts: restarts of one worker without progress after which the pipeline gives up.
-        replace: finds stages for the other devices when one cannot be opened any more; called with the failure, which names the
-            device, and with the wiring. Raises: AutosplitError: there are none. None gives up with the first lost device.
+        replan: finds stages for the other devices when one cannot be opened any more; None gives up with the first lost device.
+        max_in_flight: as for Pipeline.
     Raises: DeviceError: a stage is on another host. BackendError: a stage could not be loaded. WorkerError: a worker died.
     """
 
     admission_class = Admission
 
-    def __init__(
-        self, wiring: Wiring, max_restarts: int, replace: Callable[[BackendError, Wiring], Wiring] | None = None
-    ) -> None:
+    def __init__(self, wiring: Wiring, max_restarts: int, replan: Replan | None = None, max_in_flight: int | None = None) -> None:
         require_here(wiring)
-        self._max_restarts, self._replace = max_restarts, replace
+        self.replanned, self.batches = list[str](), BatchCounts()
+        self._max_restarts, self._replan, self._max_in_flight = max_restarts, replan, max_in_flight
         self._past_restarts = 0
         self._is_idle = False
         """Whether the thread waits for more than the next result."""
@@ -163,9 +163,9 @@ class RingTransport:
 
         While ``_is_idle``, a request that a caller waits for alone wakes the thread.
         """
-        in_flight = self._in_flight
-        has_waiter = in_flight.num_with_waiter > 0 or self._admission.queue.num_waiting > 0
-        self._is_idle = self.pace.batch_to_collect > 1 and in_flight.num_unanswered > 0 and not has_waiter
+        admission = self._admission
+        has_waiter = self._in_flight.num_with_waiter > 0 or admission.queue.num_waiting > 0
+        self._is_idle = self.pace.batch_to_collect > 1 and admission.num_running > 0 and not has_waiter
         return self.pace.batch_to_collect if self._is_idle else 1
 
     def _take_results(self) -> bool:
@@ -196,9 +196,9 @@ class RingTransport:
         try:
             return self._replace_dead()
         except BackendError as failure:
-            if not failure.device or self._replace is None:
+            if not failure.device or self._replan is None:
                 raise
-            return self._move(failure, self._replace)
+            return self._move(failure, self._replan)
 
     def _replace_dead(self) -> list[Request]:
         """``_recover`` on the same devices. Raises: BackendError, WorkerError: as ``Recovery.replace_dead``."""
@@ -213,7 +213,7 @@ class RingTransport:
             self._results.watch_workers()
         return due
 
-    def _move(self, failure: BackendError, replace: Callable[[BackendError, Wiring], Wiring]) -> list[Request]:
+    def _move(self, failure: BackendError, replan: Replan) -> list[Request]:
         """Go on without a lost device: other workers run the requests again that have no answer; return those that are late.
 
         Raises: AutosplitError: no stages fit the other devices, or they could not be loaded. RefusedError: the pipeline is being
@@ -226,7 +226,7 @@ class RingTransport:
         with old.control_lock:
             old.close(timeout_s=0.5)  # the new workers need the memory and the cores
         while True:
-            wiring = replace(failure, old.wiring)
+            wiring = self._without(failure, replan)
             try:
                 deployment = provision(wiring, old.stopping)
                 break
@@ -246,6 +246,21 @@ class RingTransport:
             late = self._admission.resume(restart)
         results.close()
         return late
+
+    def _without(self, failure: BackendError, replan: Replan) -> Wiring:
+        """Stages without the device that the failure names, with room for all requests in flight. Raises: BackendError: none."""
+        what, old = f"device '{failure.device}' was lost: {failure}", self.wiring
+        try:
+            stages = replan(failure.device)
+            found = wire(stages, old.inputs, old.outputs, self._max_in_flight)
+            if found.most_in_flight < old.most_in_flight:
+                found = wire(stages, old.inputs, old.outputs, old.most_in_flight)
+        except AutosplitError as reason:
+            text = f"{what}. The devices that are left cannot take its stages: {reason}"
+            raise BackendError(text, backend=failure.backend, device=failure.device) from None
+        self.replanned.append(planned_anew(what, stages))
+        log.warning("%s", self.replanned[-1])
+        return found
 
     def _restart(self) -> None:
         self._in_flight.restart()

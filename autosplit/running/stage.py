@@ -121,19 +121,19 @@ class StagePlacement:
         """The threads of a replica."""
         return self.threads or usable_threads(self.devices[replica].cores)
 
-    def load(self, replica: int, *, shared: bool) -> "Runnable":
-        """Load a replica in this process; ``shared``: others compute on its cores. Raises: BackendError: it cannot be loaded."""
-        with torch.inference_mode(False):
-            return self.module.load(self.num_threads(replica), self.devices[replica].name, shared, self.streams)
-
     def load_each_size(self, replica: int, *, shared: bool) -> "list[tuple[StagePlacement, Runnable, bool]]":
-        """The stage at each size, its function, and whether that is new: sizes of one module have one. Raises: as ``load``."""
+        """Load a replica in this process: the stage at each size, its function, and whether that is new, as sizes may share one.
+
+        ``shared``: others compute on its cores. Raises: BackendError: it cannot be loaded.
+        """
+        placed = self.num_threads(replica), self.devices[replica].name, shared, self.streams
         found: list[tuple[StagePlacement, Runnable, bool]] = []
         sizes = self.at_each_size()
         has_several = any(one.module != self.module for one in sizes)
         for one in sizes:
             known = next((run for other, run, _ in found if other.module == one.module), None)
-            found.append((one, one.load(replica, shared=shared) if known is None else known, known is None))
+            with torch.inference_mode(False):
+                found.append((one, one.module.load(*placed) if known is None else known, known is None))
             if has_several and known is None:
                 gc.collect()  # a graph that was read is a ring of nodes, whose memory the next one takes
         return found

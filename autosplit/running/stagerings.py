@@ -12,7 +12,6 @@ class StageRings:
     """The ends of one worker.
 
     Args:
-        config: names the rings.
         control_fd: a descriptor whose messages interrupt each wait.
         handle_interrupt: called with the request at hand when a message has come; the wait goes on when it returns.
     """

@@ -5,7 +5,6 @@ import os
 import select
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing.connection import Connection
@@ -29,8 +28,6 @@ from autosplit.tracing.tensorspec import announced, check_outputs
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Begun
-
-KEPT_EVENTS = 16_384
 
 LISTEN_NS = 1_000_000
 """How long requests may keep a worker from the host's calls, beside the time of one request."""
@@ -92,7 +89,6 @@ class StageWorker:
         self._status_block = StatusBlock(config.status_block)
         self.status = WorkerStatus(self._status_block.status(config.number))
         self._rings = StageRings(config, control.fileno(), self._handle_interrupt)
-        self._events: deque[tuple[int, ...]] = deque(maxlen=KEPT_EVENTS)
         self._sequence: int | None = None
         self._stages = config.stage.at_each_size()
         self._announced = cache(lambda variant: announced(self._stages[variant].outputs))
@@ -143,20 +139,18 @@ class StageWorker:
         self._lookahead.clear()
         self._sequence = None
 
-    def events(self, clear: bool) -> tuple[tuple[int, ...], ...]:
-        """Call of the host: the times of the last requests, with the fields of a WorkerEvent; ``clear`` forgets them."""
-        rows = tuple(self._events)
-        if clear:
-            self._events.clear()
-        return rows
+    def events(self, clear: bool) -> list[tuple[int, ...]]:
+        """Call of the host: see ``WorkerStatus.rows``."""
+        return self.status.rows(clear=clear)
 
     def _handle_interrupt(self, sequence: int) -> None:
         """Carry out calls that came during a wait. Raises: _Restarted: the worker was paused, and its requests begin anew."""
-        state = self.status[statusblock.STATE]
+        words = self.status.words
+        state = words[statusblock.STATE]
         first = self._carry_out_calls(sequence)
-        if self.status[statusblock.STATE] == statusblock.PAUSED:
+        if words[statusblock.STATE] == statusblock.PAUSED:
             raise _Restarted(first) from None
-        self.status[statusblock.STATE] = state
+        words[statusblock.STATE] = state
 
     def _serve_one(self, sequence: int) -> int:
         """Wait for the inputs of a request, run it, write its outputs, free its inputs, hand over the last output.
@@ -177,9 +171,7 @@ class StageWorker:
         posted = max([slot.header[POSTED_NS] for slot in slots])
         number = self._status_block.number(sequence)  # before the hand-over: another request may take its place then
         blocked = self._rings.hand_over(sequence, flag, result, slots[0].header[VARIANT])
-        sent = time.monotonic_ns()
-        self._events.append((number, flag, asked, posted, got, ran, sent, blocked))
-        status.count(flag, ran - got, got - asked + blocked, sent - ran - blocked, max(0, got - posted))
+        status.count(number, flag, asked, posted, got, ran, time.monotonic_ns(), blocked)
         return sequence + len(self._config.stage.devices)
 
     def _compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | Exception | None") -> tuple[int, Any]:

@@ -13,14 +13,16 @@ Each word has 8 aligned bytes and one writer, so a reader sees the old value or 
 import os
 import struct
 import time
+from collections import deque
 from dataclasses import dataclass
 
+from autosplit.running.request import NUM_TIMES, taken
 from autosplit.running.ring import create_shared, map_shared
 
 STATUS_WORDS = 16
 SINCE_NS, SEQUENCE, STATE, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, QUEUE_NS = range(10)
-"""Words of a worker. Sums run since the pipeline was started and outlive a restart; the worker has handed over all its requests
-before ``SEQUENCE``."""
+"""Words of a worker. Sums run since the pipeline was started and outlive a restart: counts of requests, then nanoseconds. The
+worker has handed over all its requests before ``SEQUENCE``."""
 
 SUMS = range(DONE, QUEUE_NS + 1)
 """The words that only grow."""
@@ -33,18 +35,13 @@ _PAST = 1
 
 
 class WorkerStatus:
-    """The words of one worker, or of a stage in the caller's process, for whoever writes them."""
+    """The words of one worker, or of a stage in the caller's process, for whoever writes them; and the times of its requests."""
 
     def __init__(self, words: memoryview) -> None:
-        self._words = words
+        self.words = words
         self._bytes = memoryview(words).cast("B")
         self._sums = [words[word] for word in SUMS]
-
-    def __getitem__(self, word: int) -> int:
-        return self._words[word]
-
-    def __setitem__(self, word: int, value: int) -> None:
-        self._words[word] = value
+        self._rows: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
 
     def enter(self, state: int, sequence: int) -> int:
         """Publish the state of the worker from now on, and its request; return the time in monotonic nanoseconds."""
@@ -52,13 +49,18 @@ class WorkerStatus:
         _PLACE.pack_into(self._bytes, 8 * SINCE_NS, now_ns, sequence, state)
         return now_ns
 
-    def count(self, flag: int, *spans_ns: int) -> None:
-        """Count one request by its flag (see ``ring``), and the nanoseconds of ``BUSY_NS`` to ``QUEUE_NS``."""
-        sums = self._sums
+    def count(self, number: int, flag: int, asked: int, posted: int, got: int, ran: int, sent: int, blocked: int = 0) -> None:
+        """Count one request, by the fields of its WorkerEvent."""
+        self._rows.append((number, flag, asked, posted, got, ran, sent, blocked))
+        sums, spans_ns = self._sums, (ran - got, got - asked + blocked, sent - ran - blocked, max(0, got - posted))
         sums[flag] += 1
-        for number, span_ns in enumerate(spans_ns, BUSY_NS - DONE):
-            sums[number] += span_ns
+        for word, span_ns in enumerate(spans_ns, BUSY_NS - DONE):
+            sums[word] += span_ns
         _SUMS.pack_into(self._bytes, 8 * DONE, *sums)
+
+    def rows(self, *, clear: bool) -> list[tuple[int, ...]]:
+        """The fields of the WorkerEvents of the last ``NUM_TIMES`` requests; with ``clear``, each comes once."""
+        return taken(self._rows, clear=clear)
 
 
 @dataclass(frozen=True, slots=True)

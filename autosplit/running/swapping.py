@@ -23,9 +23,7 @@ def with_swapped_weights(
     """Save the stages of a group with their new weights, and return the wiring with them.
 
     Args:
-        wiring: the stages of the pipeline.
         names: the stages of the group.
-        group: the name of the group.
         weights: new tensors by weight name; other weights stay.
         folder: an empty folder for the stages with their new weights.
     Raises: UsageError: a weight is unknown, or a tensor does not fit. BackendError: a backend cannot run a stage.

@@ -8,13 +8,16 @@ deterministic process network (Kahn 1974), in which the oldest request can alway
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autosplit.errors import DeviceError, PlanError, listed, raise_faults
 from autosplit.memory.slots import HOST, Workers, at_once, in_flight, num_slots
 from autosplit.running.stage import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
+
+Replan = Callable[[str], Sequence[StagePlacement]]
+"""Finds the stages of the same model without a device or host that is lost. Raises: AutosplitError: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,12 @@ def wire(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Seque
     return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, most, read)
 
 
+def planned_anew(what: str, stages: Sequence[StagePlacement]) -> str:
+    """A sentence on a loss, and on where the stages are from now on."""
+    placed = ", ".join(f"{stage.name} on {'+'.join(device.name for device in stage.devices)}" for stage in stages)
+    return f"{what}; planned anew: {placed}"
+
+
 def require_here(wiring: Wiring) -> None:
     """Raises: DeviceError: stages are on devices of a cluster's hosts, and the caller runs stages on this machine."""
     names = dict.fromkeys(device.name for stage in wiring.stages for device in stage.devices if device.host)
@@ -149,14 +158,13 @@ def faults_of(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: 
     faults += [f"{count} stages are called '{name}'" for name, count in Counter(names).items() if count > 1]
     for number, stage in enumerate(stages):
         faults += stage.faults()
-        faults += _input_faults(stages, number, inputs, makers)
         made = Counter(spec.name for spec in stage.outputs)
         faults += [
             f"value '{name}' is made twice, once by stage '{stage.name}'"
             for name, count in made.items()
             if name in inputs or makers[name] != number or count > 1
         ]
-    faults += _reader_faults(stages, inputs)
+    faults += _input_faults(stages, inputs, makers)
     known = {*inputs, *makers}
     faults += [f"output '{name}' is not an input, and no stage makes it" for name in outputs if name not in known]
     return faults + _variant_faults(stages, inputs, outputs, faults)
@@ -179,33 +187,22 @@ def _variant_faults(
     ]
 
 
-def _input_faults(stages: Sequence[StagePlacement], number: int, inputs: Sequence[str], makers: dict[str, int]) -> Iterator[str]:
-    stage = stages[number]
-    for spec in stage.inputs:
-        maker = makers.get(spec.name)
-        if spec.name in inputs:
-            continue
-        if maker is None:
-            yield f"stage '{stage.name}' reads '{spec.name}', which is not an input, and no stage makes it"
-        elif maker >= number:
-            yield f"stage '{stage.name}' reads '{spec.name}' from stage '{stages[maker].name}', which does not come before it"
-        else:
-            made = next(other for other in stages[maker].outputs if other.name == spec.name)
-            if (made.shape, made.dtype) != (spec.shape, spec.dtype):
-                yield (
-                    f"stage '{stage.name}' reads '{spec.name}' as {spec.dtype} {list(spec.shape)}, and stage "
-                    f"'{stages[maker].name}' makes it as {made.dtype} {list(made.shape)}"
-                )
-
-
-def _reader_faults(stages: Sequence[StagePlacement], inputs: Sequence[str]) -> Iterator[str]:
-    """An input of the pipeline is one tensor for all stages that read it."""
+def _input_faults(stages: Sequence[StagePlacement], inputs: Sequence[str], makers: dict[str, int]) -> Iterator[str]:
+    """The faults of values that stages read. An input of the pipeline is one tensor for all stages that read it."""
     first: dict[str, tuple[str, TensorSpec]] = {}
-    for stage in stages:
-        for spec in (spec for spec in stage.inputs if spec.name in inputs):
-            reader, known = first.setdefault(spec.name, (stage.name, spec))
+    for number, stage in enumerate(stages):
+        for spec in stage.inputs:
+            subject, maker = f"stage '{stage.name}' reads '{spec.name}'", makers.get(spec.name)
+            if spec.name in inputs:
+                other, known = first.setdefault(spec.name, (f"stage '{stage.name}' reads", spec))
+            elif maker is None:
+                yield f"{subject}, which is not an input, and no stage makes it"
+                continue
+            elif maker >= number:
+                yield f"{subject} from stage '{stages[maker].name}', which does not come before it"
+                continue
+            else:
+                other = f"stage '{stages[maker].name}' makes"
+                known = next(made for made in stages[maker].outputs if made.name == spec.name)
             if (known.shape, known.dtype) != (spec.shape, spec.dtype):
-                yield (
-                    f"stage '{stage.name}' reads '{spec.name}' as {spec.dtype} {list(spec.shape)}, and stage '{reader}' reads it "
-                    f"as {known.dtype} {list(known.shape)}"
-                )
+                yield f"{subject} as {spec.dtype} {list(spec.shape)}, and {other} it as {known.dtype} {list(known.shape)}"

@@ -18,7 +18,6 @@ class DeviceManager:
     """One device of the host. The stages of all networks on it share its memory cap; each stage has its own worker.
 
     Attributes:
-        device: the device.
         memory: the manager of the device whose memory it uses; None if it has its own.
         loaded: (network, stage) to the bytes reserved for it; two replicas on the device share the weights of a stage.
         sharing: the managers of the other devices that use its memory.

@@ -14,10 +14,11 @@ from autosplit.closing import Draining
 from autosplit.errors import RefusedError, UsageError
 from autosplit.reports.status import Beacon
 from autosplit.running.engine import Engine
-from autosplit.running.pipeline import InProcess, Pipeline, Replan
+from autosplit.running.pipeline import InProcess, Pipeline
 from autosplit.running.recording import record
 from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.running.stage import StagePlacement
+from autosplit.running.wiring import Replan
 from autosplit.serving.chaining import Chain
 from autosplit.serving.devicemanager import DeviceManager, device_health
 from autosplit.serving.limit import Limit, Policy
@@ -42,10 +43,14 @@ class Network:
     pipeline: Engine | None = None
 
     @property
+    def ready(self) -> Engine | None:
+        """The pipeline, if the network is neither being loaded nor removed."""
+        return self.pipeline if self.phase == "ready" else None
+
+    @property
     def state(self) -> NetworkState:
         """The phase, or ``failed`` for a network that has given up, which can be removed."""
-        failed = self.phase == "ready" and self.pipeline is not None and self.pipeline.failure is not None
-        return "failed" if failed else self.phase
+        return "failed" if self.ready is not None and self.ready.failure is not None else self.phase
 
 
 @checked
@@ -174,18 +179,18 @@ class HostManager(Draining):
             raise UsageError(f"when_busy must be drain, refuse or fail, but is {when_busy!r}")
         with self._lock:
             network = self._known(name)
-            if network.phase != "ready" or network.pipeline is None:
+            if (pipeline := network.ready) is None:
                 raise RefusedError(f"network '{name}' is {network.state}: it cannot be removed now; try again when it is ready")
-            here = network.pipeline.occupancy
+            here = pipeline.occupancy
             held = here.num_waiting + here.num_held + here.num_running
             if held and when_busy == "refuse":
                 raise RefusedError(
                     f"network '{name}' has {held} requests without an answer; wait, or remove it with when_busy='drain'"
                 )
-            network.pipeline.check_thread()
+            pipeline.check_thread()
             network.phase = "draining"
         try:
-            network.pipeline.close(drain=when_busy != "fail")
+            pipeline.close(drain=when_busy != "fail")
         finally:
             self._forget(name)
 
@@ -193,9 +198,9 @@ class HostManager(Draining):
         """The pipeline of a network. Raises: UsageError: no such network. RefusedError: it is not ready."""
         with self._lock:
             network = self._known(name)
-            if network.pipeline is None or network.phase != "ready":
+            if (pipeline := network.ready) is None:
                 raise RefusedError(f"network '{name}' is {network.state}: it takes no requests")
-            return network.pipeline
+            return pipeline
 
     def submit(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> AnswerFuture:
         """Submit one request to a network; ``settings`` as in ``Pipeline.submit``.
@@ -249,11 +254,7 @@ class HostManager(Draining):
         """Devices, networks and workers as plain data, read without asking a worker; ``autosplit status`` shows them."""
         with self._lock:
             networks = dict(self._networks)
-        workers = {
-            name: network.pipeline.health()
-            for name, network in networks.items()
-            if network.pipeline is not None and network.phase == "ready"
-        }
+        workers = {name: pipeline.health() for name, network in networks.items() if (pipeline := network.ready) is not None}
         devices = {}
         for name, manager in list(self.devices.items()):
             states = {network.state for network in networks.values() if name in network.devices}
@@ -296,7 +297,7 @@ class HostManager(Draining):
 
     def _ready(self) -> dict[str, Engine]:
         with self._lock:
-            return {name: one.pipeline for name, one in self._networks.items() if one.pipeline and one.phase == "ready"}
+            return {name: pipeline for name, one in self._networks.items() if (pipeline := one.ready) is not None}
 
     def _known(self, name: str) -> Network:
         if name not in self._networks:
@@ -324,8 +325,7 @@ def _managers(machine: Machine) -> dict[str, DeviceManager]:
 
 def _network_health(network: Network) -> dict[str, Any]:
     """A network as plain data; if it is not ready, only its state."""
-    pipeline = network.pipeline
-    if pipeline is None or network.phase != "ready":
+    if (pipeline := network.ready) is None:
         return {"state": network.state}
     latency, batches, here = pipeline.latency(NUM_LATEST), pipeline.batches, pipeline.occupancy
     return {

@@ -1,7 +1,7 @@
 """Counters and gauges of running networks for Prometheus, by prometheus_client; serving them is up to the caller."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from autosplit.errors import MissingExtraError
 from autosplit.values.machine import HOST, host_of
@@ -10,13 +10,8 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 
-class Sample(NamedTuple):
-    """One sample: name without prefix, labels, value."""
-
-    name: str
-    labels: dict[str, object]
-    value: float
-
+Sample = tuple[str, dict[str, object], float]
+"""Name without prefix, labels, value."""
 
 HELP = {
     "requests_total": ("counter", "Requests that passed a worker, by outcome."),
@@ -69,9 +64,9 @@ def _samples(health: Mapping[str, Any]) -> Iterator[Sample]:
     for name, network in health["networks"].items():
         yield from _network(name, network)
     for name, device in health["devices"].items():
-        yield Sample("device_used_bytes", {"device": name}, device["used_bytes"])
+        yield "device_used_bytes", {"device": name}, device["used_bytes"]
         if device["free_bytes"] is not None:
-            yield Sample("device_free_bytes", {"device": name}, device["free_bytes"])
+            yield "device_free_bytes", {"device": name}, device["free_bytes"]
 
 
 def _worker(worker: Mapping[str, Any]) -> Iterator[Sample]:
@@ -79,13 +74,13 @@ def _worker(worker: Mapping[str, Any]) -> Iterator[Sample]:
     if (host := host_of(worker["device"])) != HOST:
         labels["host"] = host
     for outcome, key in {"done": "num_requests", "failed": "num_failed", "skipped": "num_skipped"}.items():
-        yield Sample("requests_total", {**labels, "outcome": outcome}, worker[key])
+        yield "requests_total", {**labels, "outcome": outcome}, worker[key]
     for kind in ("busy", "wait", "transfer"):
-        yield Sample("worker_seconds_total", {**labels, "kind": kind}, worker[f"{kind}_s"])
-    yield Sample("worker_queue_seconds_total", labels, worker["queue_s"])
-    yield Sample("worker_queue", labels, worker["num_queued"])
-    yield Sample("worker_resident_bytes", labels, worker["resident_bytes"])
-    yield Sample("worker_up", labels, int(worker["state"] != "dead"))
+        yield "worker_seconds_total", {**labels, "kind": kind}, worker[f"{kind}_s"]
+    yield "worker_queue_seconds_total", labels, worker["queue_s"]
+    yield "worker_queue", labels, worker["num_queued"]
+    yield "worker_resident_bytes", labels, worker["resident_bytes"]
+    yield "worker_up", labels, int(worker["state"] != "dead")
 
 
 def _network(name: str, network: Mapping[str, Any]) -> Iterator[Sample]:
@@ -93,12 +88,12 @@ def _network(name: str, network: Mapping[str, Any]) -> Iterator[Sample]:
         return
     labels: dict[str, object] = {"network": name}
     for metric in ("waiting", "held", "running"):
-        yield Sample(f"requests_{metric}", labels, network[f"num_{metric}"])
+        yield f"requests_{metric}", labels, network[f"num_{metric}"]
     if network["num_batches"]:
-        yield Sample("batches_total", labels, network["num_batches"])
+        yield "batches_total", labels, network["num_batches"]
         rows = round(network["rows_per_request"] * network["num_batches"])
         for kind, count in {"request": rows, "padding": network["num_padding"]}.items():
-            yield Sample("batch_rows_total", {**labels, "kind": kind}, count)
-    yield Sample("restarts_total", labels, network["restarts"])
+            yield "batch_rows_total", {**labels, "kind": kind}, count
+    yield "restarts_total", labels, network["restarts"]
     for quantile, key in {"0.5": "p50", "0.9": "p90", "0.99": "p99"}.items():
-        yield Sample("latency_seconds", {**labels, "quantile": quantile}, network["latency_s"][key])
+        yield "latency_seconds", {**labels, "quantile": quantile}, network["latency_s"][key]

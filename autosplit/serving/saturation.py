@@ -13,7 +13,6 @@ def saturated(stages: Sequence[StagePlacement], idle: Mapping[Device, int | None
     Each replica has, for each device of the network, a device of the same kind with the same number of cores.
 
     Args:
-        stages: the stages of the network.
         idle: the devices that no network uses, each with the bytes that it can hold; None for no limit.
     """
     num_bytes: dict[Device, int] = {}

@@ -159,9 +159,7 @@ def compare_sizes(
     """The plan beside the usual ways to run the model with the same buckets, and beside itself padded to the longest.
 
     Args:
-        family: the model.
         plan: the plan, with its ``shapes``.
-        machine: the devices.
         constraints: demands that a baseline must meet to become the plan; None keeps the plan in any case.
         traffic: how often each size comes; None for all sizes alike.
         profile: predicts the baselines.

@@ -21,6 +21,7 @@ from autosplit.errors import AutosplitError, RefusedError, StageError
 from autosplit.running.admission import Admission
 from autosplit.running.engine import Engine
 from autosplit.running.inflight import Pace
+from autosplit.running.monitor import BatchCounts
 from autosplit.running.request import Request, Tensors
 from autosplit.running.wiring import Wiring
 from autosplit.shapes.batching import MOST_LOOKED, Asked, Bucket, Grid, choose, joined, separated
@@ -77,6 +78,16 @@ class JoiningTransport:
     def restarts(self) -> int:
         """Workers that were started anew so far."""
         return self._engine.restarts
+
+    @property
+    def replanned(self) -> Sequence[str]:
+        """A sentence for each device or host that was lost and replaced."""
+        return self._engine.replanned
+
+    @property
+    def batches(self) -> BatchCounts:
+        """Batches of joined requests, which the engine counts."""
+        return self._engine.batches
 
     def start(self, admission: Admission) -> None:
         """Take requests."""
@@ -168,7 +179,7 @@ class JoiningTransport:
         else:
             if rows is not None:
                 num_rows = sum(one.asked.sizes[rows] for one in requests)
-                self._engine.batches.add(num_rows, bucket.sizes[rows] - num_rows)
+                self.batches.add(num_rows, bucket.sizes[rows] - num_rows)
         for one in requests:
             one.inputs = ()
         future.add_done_callback(partial(self._finish, requests))

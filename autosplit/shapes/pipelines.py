@@ -67,13 +67,12 @@ def open_engine(
 ) -> tuple[Engine, ExitStack]:
     """The plan as a running network of flat tensors, and the stack that closes it; see ``open_pipeline``."""
     machine = hosts.machine if hosts is not None else machine_of_plan(plan, devices)
-    engine_factory = hosts.engine_factory(model, plan, profile) if hosts is not None else Pipeline
     with ExitStack() as opened:
         workspace = opened.enter_context(Workspace())
         replan = None
-        if profile is not None and hosts is None:
-            replan = opened.enter_context(devices_left(model, plan, profile, machine))
-        host = opened.enter_context(HostManager(engine_factory=engine_factory))
+        if profile is not None:
+            replan = opened.enter_context(devices_left(model, plan, profile, machine, hosts))
+        host = opened.enter_context(HostManager(engine_factory=Pipeline if hosts is None else hosts.engine_factory()))
         engine = deploy(host, model.graph.name, model, plan, machine, workspace, replan)
         workspace.keep_files_only()
         return engine, opened.pop_all()

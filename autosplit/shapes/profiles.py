@@ -35,9 +35,7 @@ def measure_sizes(
     the bucket that counts most, and refined.
 
     Args:
-        family: the model.
         traffic: how often each size comes; None for all sizes alike.
-        machine: the devices.
         setup: as for ``measure``.
         measure: ``api.measure``.
     Raises: UsageError: sizes of the traffic that are not allowed, or too many that may not be padded; ``max_error``.

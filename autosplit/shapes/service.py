@@ -94,7 +94,6 @@ class ShapedService(Service):
         pipeline = Engine(
             lambda _: JoiningTransport(engine, family, grid, max_wait_s), engine.wiring, queue_capacity, intake=self._request
         )
-        pipeline.batches, pipeline.replanned = engine.batches, engine.replanned
         super().__init__(family.variants[0], pipeline, opened)
         self._opened.callback(pipeline.close)
 

@@ -52,7 +52,6 @@ class Application:
 
     Attributes:
         host: runs the models.
-        repository: the models.
         limits: most bytes, seconds and connections.
         token: the token that callers must send; '' for none.
         ending: set once the server ends, so that endless answers end too.
@@ -155,7 +154,7 @@ class Application:
                     {
                         "name": one.name,
                         "version": one.version,
-                        "network": one.network,
+                        "network": one.networks[0],
                         "ready": self.repository.is_ready(one),
                         "sequences": one.num_sequences,
                     }
@@ -241,7 +240,7 @@ class Application:
             if left_s <= 0:
                 raise HTTPException(504, f"no answer within {self.limits.request_s:g} s")
             try:
-                run = model.service.pipeline.run_async if model.service else partial(self.host.run_async, model.network)
+                run = model.service.pipeline.run_async if model.service else partial(self.host.run_async, model.networks[0])
                 async with asyncio.timeout(left_s):
                     tensors = await run(given.tensors, deadline_s=left_s, timeout_s=min(self.limits.queue_s, left_s))
                 break

@@ -130,7 +130,6 @@ class Completions:
     """The routes, over the models of a repository that generate.
 
     Args:
-        repository: the models.
         bodies: reads the bodies of requests within the limits of the server.
         counters: gets the counts of tokens.
     """

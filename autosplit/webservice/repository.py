@@ -23,7 +23,7 @@ from autosplit.keeping import stored_profile
 from autosplit.loadedplan import LoadedPlan, load
 from autosplit.parsing import shown
 from autosplit.running.engine import Engine
-from autosplit.running.pipeline import Replan
+from autosplit.running.wiring import Replan
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.service import ShapedService
 from autosplit.tracing.importing import same_function
@@ -44,27 +44,25 @@ class ServedModel:
     Attributes:
         name: its name in the protocol.
         version: 1 for the first plan under this name, one more for each that replaced another.
-        network: its name among the networks of the host.
+        networks: its network of the host, or one for each replica of a model that generates: a sequence stays in one.
         inputs: the tensors of a request.
         outputs: the tensors of an answer.
         kept: its resources while it runs; closed once it was unloaded.
         free: axes of inputs and outputs that may have any size up to the spec's.
         service: joins and pads requests of several sizes; None for requests of one size, which go to the network.
         generator: continues sequences, for a model that generates; the model then has no inputs and outputs.
-        replicas: the networks of its further replicas, where the model generates: a sequence stays in one.
         created_s: when it was loaded, in seconds since 1970.
     """
 
     name: str
     version: int
-    network: str
+    networks: tuple[str, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     kept: ExitStack = field(repr=False, compare=False)
     free: Free = field(default_factory=dict)
     service: ShapedService | None = None
     generator: Generator | None = None
-    replicas: tuple[str, ...] = ()
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -129,7 +127,7 @@ class Repository:
     def is_ready(self, model: ServedModel) -> bool:
         """Whether each copy of each stage of a model is at work."""
         try:
-            engines = [self._host[network] for network in (model.network, *model.replicas)]
+            engines = [self._host[network] for network in model.networks]
         except (UsageError, RefusedError):
             return False
         return all(engine.failure is None and all(worker.state != "dead" for worker in engine.health()) for engine in engines)
@@ -174,8 +172,8 @@ class Repository:
         version = next(self._versions.setdefault(name, itertools.count(1)))
         with ExitStack() as kept, ExitStack() as undone:
             workspace, engines = kept.enter_context(Workspace()), list[Engine]()
-            network, plans = f"{name}/{version}", replicas_of(loaded.plan) if generates else [loaded.plan]
-            networks = [network, *(f"{network}/{number}" for number in range(1, len(plans)))]
+            plans = replicas_of(loaded.plan) if generates else [loaded.plan]
+            networks = (f"{name}/{version}", *(f"{name}/{version}/{number}" for number in range(1, len(plans))))
             model = loaded.traced if family is None else family
             replan = None if generates else self._replan(loaded, kept)
             for its_name, plan in zip(networks, plans, strict=True):
@@ -189,9 +187,7 @@ class Repository:
             elif family is not None:
                 service, free = ShapedService(family, engines[0]), {**family.dims, **family.out_dims}
             before = self._served.get(name)
-            self._served[name] = ServedModel(
-                name, version, network, inputs, outputs, kept.pop_all(), free, service, generator, tuple(networks[1:])
-            )
+            self._served[name] = ServedModel(name, version, networks, inputs, outputs, kept.pop_all(), free, service, generator)
             undone.pop_all()
         if before is not None:
             self._remove(before)
@@ -215,5 +211,5 @@ class Repository:
     def _remove(self, model: ServedModel) -> None:
         with model.kept:
             model.close(drain=True)
-            for network in (model.network, *model.replicas):
+            for network in model.networks:
                 self._host.remove_network(network)

@@ -109,8 +109,6 @@ def read_request(
     Args:
         body: JSON, then binary data; may be written to.
         json_bytes: bytes of JSON; None if all is JSON.
-        inputs: the model's inputs.
-        outputs: the model's outputs.
         free: axes of the inputs that may have any size up to the spec's.
     Raises: UsageError: the JSON is malformed, or every fault of its tensors.
     """
@@ -171,8 +169,6 @@ def write_answer(
 
     Args:
         answer: the other fields: model, version, id.
-        outputs: the model's outputs.
-        tensors: one for each.
         wanted: as ``InferRequest.outputs``.
     Raises: UsageError: JSON cannot hold a value, such as NaN.
     """

@@ -31,8 +31,8 @@ from autosplit.clusters import runningsegment
 from autosplit.clusters.agent import ANSWERS, CONTROL, NUM_SLOTS, PROBE, PURPOSE, REQUESTS, SEGMENT, SENDER, Agent
 from autosplit.clusters.frames import BEAT, BROKEN, CANCEL, CREDIT, ERROR, REQUEST
 from autosplit.clusters.handshake import dial
+from autosplit.clusters.hoststransport import HostsPipeline
 from autosplit.clusters.listener import Listener
-from autosplit.clusters.remote import HostsPipeline
 from autosplit.clusters.segments import DRIVER, Segment
 from autosplit.errors import AutosplitError, WorkerError
 from autosplit.running.stage import StagePlacement

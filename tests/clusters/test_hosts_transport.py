@@ -10,7 +10,7 @@ from pipelines import at_widths, increment, request
 
 from autosplit.clusters.agent import Agent
 from autosplit.clusters.hostsdeployment import Lost
-from autosplit.clusters.remote import HostsPipeline
+from autosplit.clusters.hoststransport import HostsPipeline
 from autosplit.errors import WorkerError
 from autosplit.running.engine import Engine
 

@@ -1,27 +1,29 @@
 """Segments of a plan, and the requests over them, without any host."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
+from hosts import Hosts
 from pipelines import WIDTH, at_widths, double, local, request
 
 import autosplit
 from autosplit.bundling.bundler import write_bundle
-from autosplit.clusters.hostsdeployment import Answered, Events, HostsDeployment, Lost
-from autosplit.clusters.hoststransport import HostsTransport
+from autosplit.clusters import hoststransport
+from autosplit.clusters.hostsdeployment import Answered, HostsDeployment, Lost
 from autosplit.clusters.raynodes import connected
 from autosplit.clusters.segments import segments_of
-from autosplit.errors import DeviceError, PlanError, StageError, UsageError, WorkerError
+from autosplit.errors import DeviceError, PlanError, StageError, UsageError
 from autosplit.running.engine import Engine
 from autosplit.running.modules import LocalFunction
 from autosplit.running.request import AnswerFuture, Request
 from autosplit.running.stage import StagePlacement
-from autosplit.running.wiring import wire
+from autosplit.running.wiring import Replan, wire
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Process, Stage
@@ -96,16 +98,20 @@ class FakeDeployment(HostsDeployment):
         pass
 
 
-def none(lost: Lost, deployment: HostsDeployment, events: Events) -> HostsDeployment:
-    raise WorkerError(f"host '{lost.host}' was lost: {lost.reason}")
-
-
 class Bench:
-    """An engine over a fake deployment; it answers with the value ``10 * number``."""
+    """An engine over fake deployments, of which each loss takes the next one; it answers with the value ``10 * number``."""
 
-    def __init__(self, replace: Callable[[Lost, HostsDeployment, Events], HostsDeployment] = none) -> None:
-        self.events, self.deployment = Events(), FakeDeployment()
-        self.engine = Engine(lambda wiring: HostsTransport(self.deployment, self.events, replace), FakeDeployment.wiring, 8)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, replan: Replan | None = None) -> None:
+        self.deployments: list[FakeDeployment] = []
+
+        def deploy(*_: object) -> FakeDeployment:
+            self.deployments.append(FakeDeployment())
+            return self.deployments[-1]
+
+        monkeypatch.setattr(hoststransport, "HostsDeployment", deploy)
+        self.engine = Engine(partial(hoststransport.HostsTransport, Hosts(), replan=replan), FakeDeployment.wiring, 8)  # type: ignore[arg-type]
+        self.events = self.engine._transport._events  # type: ignore[attr-defined]
+        self.deployment = self.deployments[0]
 
     def submit(self, width: int = WIDTH) -> AnswerFuture:
         return self.engine.submit(request(0, width), timeout_s=0)
@@ -114,8 +120,8 @@ class Bench:
         self.events.put(Answered(number, {"y": torch.tensor(10.0 * number)}, ""))
 
 
-def test_a_request_that_runs_and_is_cancelled_is_skipped_by_the_hosts() -> None:
-    bench = Bench()
+def test_a_request_that_runs_and_is_cancelled_is_skipped_by_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
     running = [bench.submit(), bench.submit()]
     assert running[0].cancel() and bench.deployment.cancelled == [0]
     bench.answer(0)
@@ -125,14 +131,14 @@ def test_a_request_that_runs_and_is_cancelled_is_skipped_by_the_hosts() -> None:
     bench.engine.close(drain=True)
 
 
-def test_requests_run_again_on_other_hosts() -> None:
-    again, ready = FakeDeployment(), threading.Event()
+def test_requests_run_again_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = threading.Event()
 
-    def replace(lost: Lost, deployment: HostsDeployment, events: Events) -> HostsDeployment:
+    def replan(lost: str) -> Sequence[StagePlacement]:
         ready.set()
-        return again
+        return FakeDeployment.wiring.stages
 
-    bench = Bench(replace)
+    bench = Bench(monkeypatch, replan)
     futures = [bench.submit(width=width) for width in (2, WIDTH, 2)]
     bench.answer(1)
     bench.events.put(Lost("b", "it was silent"))
@@ -140,9 +146,11 @@ def test_requests_run_again_on_other_hosts() -> None:
     for number in (0, 2):
         bench.answer(number)
     assert [float(future.result(5)[0]) for future in futures] == [0.0, 10.0, 20.0]
+    again = bench.deployments[1]
     assert bench.deployment.sent == [0, 1, 2] and again.sent == [0, 2], "the request with a result does not run again"
     assert bench.deployment.variants == [1, 0, 1] and again.variants == [1, 1], "a request runs again at its own size"
     assert bench.engine.restarts == 1
+    assert bench.engine.replanned == ["host 'b' was lost: it was silent; planned anew: a on null:0"]
     bench.engine.close(drain=True)
 
 

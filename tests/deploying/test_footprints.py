@@ -1,6 +1,5 @@
 """The memory account: planner, plan, host and measurement count alike."""
 
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from autosplit.backends.workspace import Workspace
 from autosplit.deploying.comparing import compare
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.networks import deploy
-from autosplit.deploying.replanning import Replanner
+from autosplit.deploying.replanning import plan_on
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import DeviceError, PlanError
@@ -122,8 +121,7 @@ def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits() -> None:
     assert len(found.stages) == 2 and all(stage.memory is not None for stage in found.stages)
     beside = Baselines({"one device": one_stage(traced, names[0])})
     tight = machine.with_memory(dict.fromkeys(names, traced.graph.weight_bytes + 1))  # holds all weights, and nothing beside them
-    with closing(Replanner(traced, found, profile)) as replan:
-        assert len(replan(tight)) == 2
+    assert len(plan_on(tight, traced, found, profile).stages) == 2
     report = compare({1: (traced, profile)}, found, beside, capped, setup=setup, budget=Budget(num_rounds=1, num_requests=8))
     assert "device 'null:0' would hold" in report.left_out["one device"]
 

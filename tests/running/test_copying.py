@@ -6,7 +6,7 @@ from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosplit.running.copying import Copier, CopyPool
+from autosplit.running.copying import CopyPool, copier
 from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, spec_of
 from tests.running.test_ring import tensors
 
@@ -36,7 +36,7 @@ def test_a_target_takes_any_layout_of_its_shape(target: torch.Tensor, value: tor
     for dim, stride in enumerate(spec.stride):
         if stride == 0 and source.shape[dim]:
             source = source.narrow(dim, 0, 1).expand(source.shape)
-    Copier(spec).copy(made, source)
+    copier(spec)(made, source)
     assert torch.equal(made, source) and spec_of("x", made) == spec
 
 
@@ -83,5 +83,5 @@ def test_conjugated_and_negated_views_are_resolved() -> None:
     for lazy in (value, value.imag[:1]):
         spec = TensorSpec("x", tuple(lazy.shape), tuple(lazy.stride()), str(lazy.dtype).removeprefix("torch."))
         made = empty_like_spec(spec)
-        Copier(spec).copy(made, lazy)
+        copier(spec)(made, lazy)
         assert torch.equal(made, lazy.resolve_conj().resolve_neg())

@@ -243,8 +243,8 @@ def test_all_that_is_wrong_with_a_config_is_said_at_once(config: PipelineConfig)
         config.verify()
     assert str(caught.value).splitlines()[1:] == [
         "  * module input 'late.w' is left open",
-        "  * stage 'wide' reads 'a.out' as float32 [5], and stage 'a' makes it as float32 [4]",
         "  * stage 'late' reads 'x' as float32 [5], and stage 'a' reads it as float32 [4]",
+        "  * stage 'wide' reads 'a.out' as float32 [5], and stage 'a' makes it as float32 [4]",
     ]
 
 

@@ -1,7 +1,6 @@
 """Stages that run at every size in one program, on each backend that takes them."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from autosplit.backends import onnxfile
 from autosplit.backends.base import get_backend
 from autosplit.backends.workspace import Workspace
 from autosplit.bundling.driver import Bundle
-from autosplit.deploying.replanning import Replanner
+from autosplit.deploying.replanning import devices_left
 from autosplit.errors import TraceError, UsageError
 from autosplit.exporting.base import TARGETS, get_target
 from autosplit.running.modules import StageFolder
@@ -127,8 +126,9 @@ def test_stage_whose_inputs_lack_a_size_names_it_and_gets_variants(family: Famil
     assert shapes_of(family, replace(plan, stages=tuple(parts)), asked).buckets == {"batch": (1, 2, 3, 4), "seq": (2, 4, 6, 8)}
     names = ("null:0", "null:1")  # each takes one part a thousand times faster, so that a new plan has the same cut
     costs_s = {(op, name): 1.0 if (name == names[0]) == (n > joined) else 1e-3 for n, op in enumerate(ops) for name in names}
-    with closing(Replanner(family.only(asked.variants), plan, Profile.given(family.graph, costs_s))) as replan:
-        [stage] = replan(Machine.of(map(parse_device, names)))
+    machine, profile = Machine.of(map(parse_device, (*names, "null:2"))), Profile.given(family.graph, costs_s)
+    with devices_left(family.only(asked.variants), plan, profile, machine) as replan:
+        [stage] = replan("null:2")
     assert len({one.module for one in stage.at_each_size()}) == 1 and len(stage.variants) == 4 * 7 - 1
 
 

@@ -51,7 +51,7 @@ def generating(limits: ServerLimits = LIMITS, token: str = "", queue_capacity: i
             capacity = Capacity(SLOTS, LENGTH, VOCABULARY)
             generator = Generator(pipeline, BUCKETS, capacity, 2, queue_capacity=queue_capacity, texts=texts)
             kept = contextlib.ExitStack()
-            repository._served[name] = ServedModel(name, 1, name, (), (), kept, generator=generator)
+            repository._served[name] = ServedModel(name, 1, (name,), (), (), kept, generator=generator)
         application = Application(host, repository, limits, token)
         generator = repository._served["ids"].generator
         assert generator is not None
