@@ -3,16 +3,19 @@
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
+from torch import fx
 
 from autosplit.backends.base import Backend, Runnable
 from autosplit.backends.lowering import beside
 from autosplit.errors import AutosplitError, BackendError
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import NumericalError, compare
+from autosplit.tracing.programs import CHOOSES
 from autosplit.tracing.splitting import StageProgram, unsplit
 from autosplit.tracing.widening import in_f32, own_precision
 from autosplit.values.samples import Precision
@@ -57,18 +60,57 @@ class Reference:
             return self.own
         return [in_f32(self.program.module, inputs, own) for inputs, own in zip(self.work, self.own, strict=True)]
 
+    @cached_property
+    def scores(self) -> Mapping[int, fx.Node]:
+        """The scores among which outputs choose, by the number of the output."""
+        [end] = self.program.module.graph.find_nodes(op="output")
+        return {number: node.args[0] for number, node in enumerate(end.args[0]) if node.target in CHOOSES}
+
+    @cached_property
+    def by_scores(self) -> "Reference":
+        """The same with scores in place of the outputs that choose among them; itself without such outputs."""
+        if not self.scores:
+            return self
+        graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+        outputs: Any = graph.graph_copy(self.program.module.graph, copies)
+        graph.output(tuple(copies[self.scores[k]] if k in self.scores else value for k, value in enumerate(outputs)))
+        program = replace(self.program, module=fx.GraphModule(self.program.module, graph))
+        with torch.inference_mode():
+            return Reference(program, self.work, [program.module(*inputs) for inputs in self.work])
+
     def tolerance(self, precision: Precision) -> float:
         """The largest relative error against ``outputs`` that a backend may show which computes in ``precision``."""
         if precision == self.precision == "f32":
             return F32_TOLERANCE
-        found = self.own
+        right = self.by_scores
+        found = right.own
         if precision != "f32":
-            lowered = beside(self.program, precision).module
+            lowered = beside(right.program, precision).module
             with torch.inference_mode():
                 found = [lowered(*inputs) for inputs in self.work]
         least, most = TOLERANCES[self.precision if precision == "f32" else precision]
-        natural = worst(self.program, found, self.outputs).relative
+        natural = worst(right.program, found, right.outputs).relative
         return min(most, max(least, TIMES_EAGER * natural))
+
+    def error(self, found: Sequence[Sequence[torch.Tensor]]) -> NumericalError:
+        """The largest error of the outputs of its requests against ``outputs``.
+
+        A choice is off by as much as its score in f32 is below the largest one: of two near ones rounding may take either.
+        Raises: BackendError: number, shape or dtype differ.
+        """
+        right = self.by_scores
+        if right is not self:
+            worst(self.program, found, self.own)  # their shapes and dtypes
+            pairs = [list(enumerate(zip(*both, strict=True))) for both in zip(found, right.outputs, strict=True)]
+            found = [[_as_chosen(*pair) if k in self.scores else pair[0] for k, pair in each] for each in pairs]
+        return worst(right.program, found, right.outputs)
+
+
+def _as_chosen(chosen: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """The scores [rows, scores], the largest of each row replaced by that of the chosen place, or by NaN for no such place."""
+    within = (chosen >= 0) & (chosen < scores.shape[1])
+    taken = scores.gather(1, chosen.clamp(0, scores.shape[1] - 1)[:, None]).masked_fill(~within[:, None], math.nan)
+    return scores.scatter(1, scores.argmax(1, keepdim=True), taken)
 
 
 def worst(
@@ -127,7 +169,7 @@ def check(
             raise
         except Exception as failure:
             raise BackendError(f"backend '{backend.name}' failed on stage '{program.name}': {failure}") from failure
-        error = worst(program, [found], reference.own if exact else reference.outputs)
+        error = worst(program, [found], reference.own) if exact else reference.error([found])
         limit = 0.0 if exact else reference.tolerance(precision) if limit is None else limit
     if not error.relative <= limit:
         off = f"off by {error.relative:.3g} of the largest value; the tolerance is {limit:.3g}"

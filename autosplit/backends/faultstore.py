@@ -24,7 +24,7 @@ from autosplit.values.samples import BACKENDS, FROM_ONNX
 TRIED = tuple(name for name in BACKENDS if name != "eager")
 """Backends whose unknown cases are tried."""
 
-SCHEMA = 2
+SCHEMA = 3
 """Counts changes of the cases, of the values and of the translations to ONNX, after which known outcomes do not hold."""
 
 SHIPPED = Path(__file__).with_name("faults")

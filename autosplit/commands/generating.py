@@ -38,6 +38,7 @@ class Sampled(MeasuredModel):
 
     max_new_tokens: Annotated[int, typer.Option(help="Tokens after which an answer ends.")] = 64
     eos: Annotated[str, typer.Option(help="Ids of tokens that end an answer, with commas between.")] = ""
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends an answer, and is no part of it. Again for more.")] = None
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above it, tokens are drawn.")] = 0.0
     top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens with this probability together.")] = 1.0
     top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0 for all.")] = 0
@@ -88,6 +89,15 @@ class Generate(Sampled):
             return list(map(required(texts).ids, self.prompt))
         return [_ids("--prompt-ids", text) for text in self.prompt_ids or ()]
 
+    def stop_texts(self, texts: "Texts | None") -> tuple[str, ...]:
+        """The texts that end an answer. Raises: UsageError: one is empty, or answers are no texts."""
+        found = tuple(self.stop or ())
+        if found and texts is None:
+            raise UsageError("--stop is for answers in text: give --prompt TEXT, or the ids that end an answer with --eos")
+        if "" in found:
+            raise UsageError("a text of --stop is empty; leave it out")
+        return found
+
     def sequences(self, longest: int) -> Sequences:
         """The sequences to plan for, with a longest prompt of so many tokens. Raises: UsageError: they do not fit."""
         numbers = {} if self.generate is None else sequence_numbers(self.generate)
@@ -126,6 +136,7 @@ def generate(given: Generate) -> None:
     prompts, reader = given.prompts(texts), None if given.prompt_ids else texts
     if not all(map(len, prompts)):
         raise UsageError("a prompt is empty; give at least one token, such as the one that begins a text")
+    stop = given.stop_texts(reader)
     longest, ends = 1 if given.sound else max(map(len, prompts)), () if reader is None else reader.ends
     Sampling(**sampling)  # tracing takes a while
     if given.plan is not None:
@@ -153,11 +164,11 @@ def generate(given: Generate) -> None:
         if given.output is not None and opened.plan is not None and opened.graph is not None:
             write_plan(opened.plan, opened.graph, given.output, f"; autosplit serve {given.output} answers other programs")
         if len(prompts) > 1 or given.json or given.sound:
-            answers = opened.generate(prompts, **sampling | {"eos": [*sampling["eos"], *ends]})
-            told = [" ".join(map(str, one)) if reader is None else reader.decoded(one) for one in answers]
+            answers = opened.generate(prompts, stop=stop, **sampling | {"eos": [*sampling["eos"], *ends]})
+            told = [" ".join(map(str, one)) if reader is None else reader.decoded(one, stop) for one in answers]
             show(given, {"answers": answers, "texts": told if reader else None, "stats": opened.stats().to_dict()}, *told)
         elif given.prompt:
-            for text in opened.stream_text(given.prompt[0], **sampling):
+            for text in opened.stream_text(given.prompt[0], stop=stop, **sampling):
                 print(visible(text), end="", flush=True)
             print()
         else:

@@ -110,7 +110,7 @@ class Generator(Draining):
         priority: int = 0,
         deadline_s: float | None = None,
         timeout_s: float | None = None,
-        on_token: Callable[[int], None] | None = None,
+        on_token: Callable[[int], object] | None = None,
         **sampling: Any,
     ) -> "Future[list[int]]":
         """Take in one sequence and return the future of its new tokens. Cancelling the future ends it after its present step.
@@ -121,7 +121,7 @@ class Generator(Draining):
             priority: lower gets a slot sooner; then arrival counts.
             deadline_s: seconds from now after which the sequence fails.
             timeout_s: seconds to wait for room in the queue; None waits as long as it takes, 0 refuses at once.
-            on_token: called with each new token in the thread of all sequences; it must return at once.
+            on_token: called with each new token in the thread of all sequences; it must return at once. True ends the sequence.
             sampling: the fields of ``Sampling``: max_new_tokens, eos, temperature, top_p, top_k, seed, repetition_penalty.
         Raises: UsageError: with every fault of the prompt; a setting is not understood. RefusedError: there is no room, or the
             generator is closed. WorkerError: the pipeline has given up.
@@ -163,7 +163,8 @@ class Generator(Draining):
         prompts: Sequence[Sequence[int] | torch.Tensor],
         *,
         start: Sequence[int] | None = None,
-        on_token: Callable[[int, int], None] | None = None,
+        on_token: Callable[[int, int], object] | None = None,
+        stop: Sequence[str] = (),
         **sampling: Any,
     ) -> list[list[int]]:
         """The new tokens of each prompt, in their order. The prompts run side by side, and may have any lengths.
@@ -174,12 +175,13 @@ class Generator(Draining):
             prompts: as for ``submit``. Equal ones get different draws: the seed of each follows from its place.
             start: as for ``submit``, of all answers.
             on_token: as for ``submit``; it gets the place of the prompt, too, before the token.
+            stop: texts that end an answer, by the tokenizer of the checkpoint. The tokens in which one ends are the last.
             sampling: as for ``submit``.
         Raises: UsageError, RefusedError, WorkerError: as ``submit``. StageError: of the first sequence that failed, after all.
         """
         settings, generations = _sampling(sampling), list[Generation]()
         for number, prompt in enumerate(prompts):
-            note = on_token and partial(on_token, number)
+            note = self._until(stop, on_token and partial(on_token, number))
             generations.append(begun(prompt, start, settings.of(number), self.capacity, note))
         try:
             self.submit_all(generations)
@@ -191,13 +193,13 @@ class Generator(Draining):
             raise
         return [one.future.result() for one in generations]
 
-    def stream(self, prompt: Sequence[int] | torch.Tensor, **options: Any) -> Iterator[int]:
-        """The new tokens of a prompt, each as soon as it is there; arguments and errors as for ``submit``.
+    def stream(self, prompt: Sequence[int] | torch.Tensor, *, stop: Sequence[str] = (), **options: Any) -> Iterator[int]:
+        """The new tokens of a prompt, each as soon as it is there; ``stop`` as for ``generate``, all else as for ``submit``.
 
         The sequence runs at its own pace, read or not: unread tokens wait in a queue. Closing the iterator ends it.
         """
         tokens = SimpleQueue[int | None]()
-        future = self.submit(prompt, on_token=tokens.put, **options)
+        future = self.submit(prompt, on_token=self._until(stop, tokens.put), **options)
         future.add_done_callback(lambda _: tokens.put(None))
         found = _stream(tokens, future)
         next(found)
@@ -214,7 +216,7 @@ class Generator(Draining):
         """
         texts = required(self.texts)
         eos = (*texts.ends, *_sampling({"eos": options.pop("eos", ())}).ends)
-        return _text(self.stream(texts.ids(prompt), eos=eos, **options), texts.reader(stop))
+        return _text(self.stream(texts.ids(prompt), stop=stop, eos=eos, **options), texts.reader(stop))
 
     @property
     def num_waiting(self) -> int:
@@ -259,6 +261,18 @@ class Generator(Draining):
 
     def _has_room(self) -> bool:
         return not self._is_open or not self._thread.is_alive() or self.num_waiting < self._queue_capacity
+
+    def _until(self, stop: Sequence[str], note: Callable[[int], object] | None) -> Callable[[int], object] | None:
+        """The function for new tokens, which also ends the sequence at one of these texts. Raises: UsageError: no tokenizer."""
+        if not stop:
+            return note
+        reader = required(self.texts).reader(stop)
+
+        def noted(token: int) -> bool:
+            reader.add(token)
+            return (note is not None and note(token) is True) or reader.is_stopped
+
+        return noted
 
     def _run(self) -> None:
         """The thread: take answers of steps, send the next ones, resolve futures."""

@@ -13,7 +13,7 @@ import torch
 
 from autosplit.arguments import checked
 from autosplit.errors import BRIEF, UsageError, raise_faults
-from autosplit.tracing.programs import PREPARED
+from autosplit.tracing.programs import CHOOSES, PREPARED
 
 MAX_SEED = 2**53
 """Seeds travel as float64, which holds every whole number below this one."""
@@ -144,6 +144,7 @@ _operators.impl("sample", _sample, "CPU")
 _library.register_fake("autosplit::sample", _shaped, lib=_operators)
 SAMPLE = torch.ops.autosplit.sample.default
 PREPARED[SAMPLE] = _prepared
+CHOOSES.add(SAMPLE)
 
 
 def _drawn(scores: torch.Tensor, top_p: float, top_k: int, uniform: float) -> torch.Tensor:

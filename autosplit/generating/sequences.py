@@ -40,7 +40,7 @@ class Generation:
         sampling: how its next tokens are chosen, and when it ends.
         priority: lower is sooner.
         deadline_ns: monotonic nanoseconds after which it gets no further token; 0 for no deadline.
-        on_token: called with each new token; it must return at once.
+        on_token: called with each new token; it must return at once, and returns True to end the sequence.
         source: the prompt of the encoder, for the sequence's first step; None without an encoder.
         then: tokens that follow the first one that is computed, a language, before the new ones; empty where none is detected.
         future: gets the new tokens, or the reason why there are none.
@@ -48,6 +48,7 @@ class Generation:
         sent: tokens that stand in steps; ``done`` of them are in the caches for certain.
         num_under_way: steps that hold tokens of it.
         is_suspect: a step with tokens of it failed, so its next step holds no others.
+        is_ended: ``on_token`` ended it.
         failure: why it ends before its last token.
         last_step: number of the last step that it stood in.
         came_ns, first_ns, last_ns: times of its arrival, first and last new token, in monotonic nanoseconds.
@@ -58,7 +59,7 @@ class Generation:
     sampling: Sampling
     priority: int = 0
     deadline_ns: int = 0
-    on_token: Callable[[int], None] | None = None
+    on_token: Callable[[int], object] | None = None
     source: Array | None = None
     then: tuple[int, ...] = ()
     future: "Future[list[int]]" = field(default_factory=SafeFuture)
@@ -67,6 +68,7 @@ class Generation:
     done: int = 0
     num_under_way: int = 0
     is_suspect: bool = False
+    is_ended: bool = False
     failure: BaseException | None = None
     last_step: int = 0
     came_ns: int = field(default_factory=time.monotonic_ns)
@@ -92,7 +94,7 @@ class Generation:
     def is_complete(self) -> bool:
         """Whether it has its last token."""
         num_new = len(self.tokens) - self.num_prompt
-        return num_new > 0 and (num_new >= self.sampling.max_new_tokens or self.tokens[-1] in self.sampling.ends)
+        return num_new > 0 and (self.is_ended or num_new >= self.sampling.max_new_tokens or self.tokens[-1] in self.sampling.ends)
 
     def append(self, token: int) -> None:
         """Take a new token, or the language."""
@@ -104,7 +106,7 @@ class Generation:
         self.last_ns = time.monotonic_ns()
         self.first_ns = self.first_ns or self.last_ns
         if self.on_token is not None:
-            self.on_token(token)
+            self.is_ended = self.on_token(token) is True
 
 
 class Part(NamedTuple):
@@ -180,7 +182,7 @@ def begun(
     start: Sequence[int] | None,
     sampling: Sampling,
     capacity: Capacity,
-    on_token: Callable[[int], None] | None = None,
+    on_token: Callable[[int], object] | None = None,
     priority: int = 0,
     deadline_ns: int = 0,
 ) -> Generation:
@@ -191,7 +193,7 @@ def begun(
         start: ids with which an answer to a source begins; None for those of the model.
         sampling: of the sequence.
         capacity: of the caches.
-        on_token: called with each new token.
+        on_token: as for ``Generation``.
         priority: lower is sooner.
         deadline_ns: monotonic nanoseconds after which it gets no further token; 0 for no deadline.
     Raises: UsageError: with every fault.

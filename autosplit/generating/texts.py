@@ -56,9 +56,11 @@ class Texts:
         """Reads the tokens of one answer."""
         return TextReader(self, stops)
 
-    def decoded(self, ids: Sequence[int]) -> str:
-        """The text of tokens, without special ones."""
+    def decoded(self, ids: Sequence[int], stops: Sequence[str] = ()) -> str:
+        """The text of tokens, without special ones, up to the first of some texts."""
         found: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for stop in stops:
+            found = found.partition(stop)[0]
         return found
 
 

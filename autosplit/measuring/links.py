@@ -39,13 +39,20 @@ class LinkRings:
         """The descriptors that a worker on the device inherits."""
         return [fd for pair, rings in self.rings.items() if device in pair for ring in rings for fd in ring.handle.fds]
 
+    def without(self, names: Collection[str]) -> "LinkRings":
+        """Those between other devices."""
+        devices = [device for device in self.devices if device.name not in names]
+        return LinkRings(devices, {pair: rings for pair, rings in self.rings.items() if not {*names} & {*pair}})
+
 
 @contextmanager
 def open_rings(devices: Sequence[Device]) -> Iterator[LinkRings]:
-    """Rings between the host and the first ``MAX_DEVICES`` CPU core sets and accelerators, the latter first."""
-    usable = [device for device in devices if device.kind == "cpu" or is_accelerator(device)]
-    # Accelerators come first: cores are like each other, and the links of accelerators are not.
-    usable.sort(key=lambda device: not is_accelerator(device))
+    """Rings between the host and the first ``MAX_DEVICES`` CPU core sets and accelerators."""
+    there = [device for device in devices if is_accelerator(device)]
+    cores = [device for device in devices if device.kind == "cpu"]
+    # Accelerators come first: cores are like each other, and the links of accelerators are not. Two cores show those of all.
+    num_first = MAX_DEVICES - min(2, len(cores))
+    usable = [*there[:num_first], *cores, *there[num_first:]]
     names = [HOST, *(device.name for device in usable[:MAX_DEVICES])]
     spec = TensorSpec("payload", (SIZES_BYTES[-1] // 4,), (1,), "float32")
     with ExitStack() as stack:

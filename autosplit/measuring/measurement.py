@@ -142,17 +142,23 @@ class Measurement:
             return rounds.first(group, self.files[backend], eager_s)
 
     def _leave_out(self, reasons: Mapping[Setting, str]) -> None:
-        """Leave settings out, with their measurements. Raises: BackendError: no backend is left on a device."""
+        """Leave settings out, with their measurements. Raises: BackendError: no backend is left on cores, or on any device."""
         self.left_out |= reasons
         for setting, reason in reasons.items():
-            tried = [other for other in self.stamps if other.device == setting.device]
-            if all(other in self.left_out for other in tried):
-                has_eager = any(other.backend == "eager" for other in tried)
-                way_out = f". No other backend is asked for on '{setting.device}'; add eager to the backends"
-                if has_eager:
-                    is_left_out = len(self.machine.devices) > 1 and is_accelerator(self.machine[setting.device])
-                    way_out = f"; leave '{setting.device}' out: name the other devices with --devices" if is_left_out else ""
-                raise BackendError(f"{reason.removesuffix('.') if way_out else reason}{way_out}")
+            if setting.device not in self.devices_left_out:
+                continue
+            if is_accelerator(self.machine[setting.device]) and len(self.devices_left_out) < len(self.machine.devices):
+                continue
+            tried = [other.backend for other in self.stamps if other.device == setting.device]
+            if "eager" in tried:
+                raise BackendError(reason)
+            way_out = f"No other backend is asked for on '{setting.device}'; add eager to the backends"
+            raise BackendError(f"{reason.removesuffix('.')}. {way_out}")
+
+    @property
+    def devices_left_out(self) -> set[str]:
+        """The devices on which no backend is left."""
+        return {setting.device for setting in self.stamps} - {one.device for one in self.stamps if one not in self.left_out}
 
     def _keep(self, measured: Mapping[Setting, Measured]) -> None:
         """Put measurements into the profile and the store, in place of earlier ones and their stages."""
@@ -189,6 +195,7 @@ class Measurement:
             everywhere = {setting.device for setting in self.stamps if setting.backend == backend} <= set(devices)
             where = "" if everywhere else f" on {', '.join(dict.fromkeys(devices))}"
             found.append(f"{backend} is left out{where}: {reason}")
+        found += [f"{device} is left out: no backend is left there" for device in sorted(self.devices_left_out)]
         measured = {setting: one for setting, one in self.profile.measured.items() if setting not in self.left_out}
         stages = tuple(stage for stage in self.profile.stages if stage.setting in measured)
         self.profile = replace(self.profile, measured=measured, stages=stages, notes=(*self.profile.notes, *found, *notes))

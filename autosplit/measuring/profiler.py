@@ -78,11 +78,12 @@ def measure_together(
         workspace: where the models are saved and prepared, if a search or a run is to find them there.
         meanwhile: work of the caller, done once while another process prepares files, if ops are measured.
     Returns: for each model a profile whose notes say what was measured again, and why. A backend is left out with a note where it
-        refuses the model or the precision, gives wrong numbers, crashes or hangs, unless it is the only one on a device.
+        refuses the model or the precision, gives wrong numbers, crashes or hangs, unless it is the only one on cores. An
+        accelerator without another one is left out, with its links, unless there is no other device.
     Raises:
         UsageError: an argument of another type.
         DeviceError: a device that this machine does not have, or that has no cores.
-        BackendError, MissingExtraError: the only backend on a device fails, or a runtime is not installed.
+        BackendError, MissingExtraError: the only backend on cores, or on all devices, fails; or a runtime is not installed.
         WorkerError: an op failed in a worker; the store keeps all earlier measurements.
     """
     wanted, notes = wanted_settings(machine, backends, precision)
@@ -206,7 +207,7 @@ def _run(
             part.time(group, rounds)
         if links:
             steps.next()
-            parts[0].keep_links(measure_links(rings, workers, others))
+            parts[0].keep_links(measure_links(rings.without(parts[0].devices_left_out), workers, others))
         for part, rounds, group in work * num_again:
             steps.next()
             part.time_again(group, rounds)

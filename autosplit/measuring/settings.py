@@ -99,7 +99,7 @@ def piece_bytes_of(machine: Machine, weight_bytes: int) -> dict[str, int]:
 
 
 def link_stamp(stamps: Mapping[Setting, Provenance]) -> Provenance:
-    """The provenance of links measured now; they depend on all accelerators of the machine."""
+    """The provenance of links measured now, with what identifies each accelerator under its name."""
     identity = {f"{setting.device} {key}": value for setting, stamp in stamps.items() for key, value in stamp.accelerator.items()}
     return replace(next(iter(stamps.values())), accelerator=identity, calibration_s=0.0)
 

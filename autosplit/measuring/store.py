@@ -4,7 +4,7 @@
 
     profiles/ResNet-0a1b2c3d/graph.json    the model as planners see it
     profiles/ResNet-0a1b2c3d/cpu-0.json    entries by backend, threads, machine and versions
-    profiles/links/1f2e3d4c.json           links of one machine
+    profiles/links/1f2e3d4c.json           links of one machine with the same accelerators at their ends, or with none
     profiles/runs.jsonl                    a line for each plan that ran: predicted beside measured
 
 The store of a user is in the cache folder (``user_root``); below it, the store of a clone is read, and never written.
@@ -21,9 +21,10 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -166,26 +167,34 @@ class Store:
                 write_atomic(path, content, self.trusted)
 
     def links(self, provenance: Provenance) -> tuple[Link, ...]:
-        """The links measured on this machine with these accelerators; none if their file does not exist or cannot be read."""
-        found = tuple(self._read(self._links_path(provenance), partial(_links, self.trusted), []))
+        """The links measured on this machine among its cores and these accelerators; none if their files cannot be read.
+
+        A link holds for the accelerators at its own ends, whatever others are beside them.
+        """
+        names = sorted({key.partition(" ")[0] for key in provenance.accelerator})
+        paths = [self._links_path(provenance, ends) for count in range(3) for ends in combinations(names, count)]
+        found = tuple(link for path in paths for link in self._read(path, partial(_links, self.trusted), []))
         return found or (self.beneath.links(provenance) if self.beneath else ())
 
     def save_links(self, provenance: Provenance, links: Iterable[Link]) -> None:
         """Store measured links in place of older ones of the same pairs on this machine."""
-        path = self._links_path(provenance)
-        with locked(path, root=self.trusted):
-            known = {
-                (link.source, link.target): link
-                for link in (*self._read(path, partial(_links, self.trusted), [], held=True), *links)
-            }
-            data = {"schema": SCHEMA, "provenance": provenance_to_dict(provenance)}
-            write_atomic(path, _json({**data, "links": [asdict(link) for link in known.values()]}) + "\n", self.trusted)
+        by_path: dict[Path, list[Link]] = {}
+        for link in links:
+            by_path.setdefault(self._links_path(provenance, (link.source, link.target)), []).append(link)
+        for path, fresh in by_path.items():
+            with locked(path, root=self.trusted):
+                known = {
+                    (link.source, link.target): link
+                    for link in (*self._read(path, partial(_links, self.trusted), [], held=True), *fresh)
+                }
+                data = {"schema": SCHEMA, "provenance": provenance_to_dict(provenance)}
+                write_atomic(path, _json({**data, "links": [asdict(link) for link in known.values()]}) + "\n", self.trusted)
 
-    def _links_path(self, provenance: Provenance) -> Path:
+    def _links_path(self, provenance: Provenance, ends: Collection[str]) -> Path:
+        """The file of the links with these accelerators at their ends, or with none."""
         here = machine_hash(provenance)
-        if provenance.accelerator:
-            here = content_hash([here, dict(provenance.accelerator)])
-        return self.root / LINKS / f"{here[:8]}.json"
+        facts = {key: value for key, value in provenance.accelerator.items() if key.partition(" ")[0] in ends}
+        return self.root / LINKS / f"{(content_hash([here, facts]) if facts else here)[:8]}.json"
 
     def add_runs(self, runs: Iterable[Run]) -> None:
         """Append runs. The unfinished line of a writer that was killed stays a line of its own."""

@@ -57,11 +57,13 @@ def search(
         progress: called with the share of the budget that is spent, for the step ``search``.
         keep: called with the result so far, if a candidate was measured before the search is stopped by Ctrl-C or a failure.
     A backend that fails to load or run a stage is left out on devices of that kind. A device without another backend is left
-    out, and so is one that cannot be opened any more. Notes say why.
+    out, when it was measured too, and so is one that cannot be opened any more. Notes say why.
 
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing. UsageError: the journal is
         damaged, and nothing was run.
     """
+    for name, why in question.profile.left_out(question.machine).items():
+        question = _without_device(question, name, BackendError(why))
     question = with_precisions(question, traced, setup)
     while True:
         try:
@@ -95,7 +97,9 @@ def _without_device(question: Question, lost: str, failure: AutosplitError) -> Q
         question.constraints.verify(question.graph, machine)
     except (DeviceError, UsageError):
         raise failure from None
-    return replace(question, machine=machine, profile=question.profile.without([], f"{lost} is left out: {failure}"))
+    told = str(failure) if str(failure) in question.profile.notes else f"{lost} is left out: {failure}"
+    notes = tuple(dict.fromkeys((*question.profile.notes, told)))
+    return replace(question, machine=machine, profile=replace(question.profile, notes=notes))
 
 
 def _search(

@@ -128,6 +128,9 @@ PREPARED: dict[OpOverload, Callable[..., tuple[torch.Tensor, Callable[[], object
 They take memory by ``empty(shape, dtype=...)``, where it is given.
 """
 
+CHOOSES: set[OpOverload] = set()
+"""Operators that give the place of the largest score in each row of their first argument, [rows, scores]."""
+
 
 def weight(program: torch.nn.Module, name: str) -> torch.Tensor:
     """The weight of this name."""

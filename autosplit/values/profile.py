@@ -89,6 +89,11 @@ class Profile(tables.Tabular):
         measured = {setting: self.measured[setting] for setting in (*free, *kept)}
         return replace(self, measured=measured, stages=tuple(stage for stage in self.stages if stage.setting in measured))
 
+    def left_out(self, machine: Machine) -> dict[str, str]:
+        """Each device of the machine on which no backend was left, with the note that says so."""
+        names = {device.name for device in machine.devices} - {setting.device for setting in self.measured}
+        return {name: note for note in self.notes for name in names if note.startswith(f"{name} is left out: ")}
+
     def without(self, settings: Iterable[Setting], *notes: str) -> Self:
         """The measurements without those in some settings, with notes that say why."""
         dropped = set(settings)

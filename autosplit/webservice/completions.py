@@ -165,8 +165,8 @@ class Asked:
         most = max(1, room if self.is_chat else min(NUM_NEW, room))
         num_new = most if self.max_tokens is None else self.max_tokens
         if num_new > room:  # clients look for this code, or for the first words
-            message = f"This model's maximum context length is {max_length} tokens. The prompt has {num_prompt}, and "
-            message += f"{num_new} new ones are asked for; at most {max(0, room)} fit."
+            fits = f"and {num_new} new ones are asked for; at most {room} fit." if room > 0 else "so no new one fits."
+            message = f"This model's maximum context length is {max_length} tokens. The prompt has {num_prompt}, {fits}"
             raise ParameterError(message, "messages" if self.is_chat else "prompt", "context_length_exceeded")
         return Sampling(num_new, (*ends, *self.stop_ids), **self.sampling)
 

@@ -49,6 +49,18 @@ def test_text_is_streamed_and_cannot_steer_the_terminal(asked, monkeypatch):
     assert asked["prompt"] == 2
 
 
+def test_a_text_ends_each_answer_and_stands_in_none(asked, monkeypatch):
+    texts = Texts(tokenizer())
+    monkeypatch.setattr("autosplit.generating.texts.load_texts", lambda spec: texts)
+    one, other = expected([5, 6], 30), expected([7], 30)
+    words = [*SPEC, "--prompt", "w5 w6", "--stop", texts.decoded(one[3:4]), "--max-new-tokens", "30"]
+    done = CliRunner().invoke(cli.app, words)
+    assert done.stdout == texts.decoded(one[:3]) + "\n" and "1 sequences, 4 tokens" in done.stderr
+    several = [*words, "--prompt", "w7", "--stop", texts.decoded(other[1:2]), "--json"]
+    data = json.loads(CliRunner().invoke(cli.app, several).stdout)
+    assert data["answers"] == [one[:4], other[:2]] and data["texts"] == [texts.decoded(one[:3]), texts.decoded(other[:1])]
+
+
 def test_several_prompts_and_json(asked):
     words = [*SPEC, "--prompt-ids", "1 2", "--prompt-ids", "9", "--max-new-tokens", "4", "--eos", "500"]
     wanted = [expected([1, 2], 4), expected([9], 4)]
@@ -68,6 +80,7 @@ def test_several_prompts_and_json(asked):
         (["--sound", "none.wav"], "sound 'none.wav' cannot be read: "),
         (["--prompt-ids", "1,x"], "'1,x' is not ids of tokens"),
         (["--prompt-ids", "1", "--eos", "end"], "--eos 'end' is not ids"),
+        (["--prompt-ids", "1", "--stop", "end"], "--stop is for answers in text"),
         (["--prompt-ids", "1", "--temperature", "-1"], "temperature must be at least 0"),
         (["--prompt-ids", "1,2", "--generate", "max_length=8"], "max_length is 8, and the longest prompt has 2 tokens"),
         (["--prompt-ids", "1,2", "--generate", "slots=8"], "'slots=8' is not one of prompt, new"),

@@ -10,8 +10,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from autosplit.backends.checking import model_reference
 from autosplit.errors import UsageError
 from autosplit.generating.sampling import MAX_SEED, SAMPLE, Sampling
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
 
 VOCABULARY, LENGTH = 40, 12
 
@@ -112,3 +115,32 @@ def test_operator_has_a_rule_for_shapes():
         num, history = torch.empty(5, dtype=torch.int64), torch.empty(3, LENGTH, dtype=torch.int64)
         tokens = SAMPLE(torch.empty(2, VOCABULARY), history, num, num, num, torch.empty(5, 5, dtype=torch.float64))
     assert (tokens.shape, tokens.dtype) == ((2,), torch.int64)
+
+
+class Head(torch.nn.Module):
+    """Two tokens are about as likely, and a third one is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([[1.0, 0], [1.0078125, 0], [0.5, 0]]))
+        self.register_buffer("history", torch.zeros(3, LENGTH, dtype=torch.int64), persistent=False)
+
+    def forward(self, x, ids, slots, positions, sampling):
+        return SAMPLE(x @ self.weight.T, self.history, ids, slots, positions, sampling), x + 1
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.bfloat16, "f32"), (torch.float32, "bf16")])
+def test_a_token_of_bf16_may_be_another_one_of_about_the_same_score(dtype, precision):
+    """A generator in bf16 was refused on OpenVINO, where one of two tokens was another one: 'off by 0.5'."""
+    numbers = torch.arange(1, 3), torch.zeros(2, dtype=torch.int64)
+    rows = torch.tensor([Sampling().row] * 2, dtype=torch.float64)
+    inputs = torch.tensor([[1.0, 1.0], [1.0, 0.0]], dtype=dtype), torch.zeros(2, dtype=torch.int64), *numbers, rows
+    traced = trace(load_model(Head().to(dtype).eval(), inputs=inputs))
+    reference = model_reference(traced, inputs)
+    limit = reference.tolerance(precision)
+
+    def error(*tokens):
+        return reference.error([[torch.tensor(tokens), inputs[0] + 1]]).relative
+
+    assert error(1, 1) == 0 < error(1, 0) <= limit < error(2, 1) < error(-1, 1) == error(1, 3)
+    assert error(1, 1) < limit < reference.error([[torch.tensor([1, 1]), inputs[0]]]).relative

@@ -67,6 +67,11 @@ def test_a_generator_streams_text():
         assert "".join(generator.stream_text("w5 w6", max_new_tokens=6)) == texts.decoded(wanted)
         stop = texts.decoded(wanted[3:4])
         assert "".join(generator.stream_text("w5 w6", stop=[stop], max_new_tokens=70)) == texts.decoded(wanted[:3])
+        others, calls = [expected([7], 6), expected([8], 2)], []
+        note = lambda number, token: calls.append((number, token)) or number == 1  # noqa: E731
+        assert generator.generate([[7], [8]], stop=[stop], on_token=note, max_new_tokens=6) == [others[0], others[1][:1]]
+        assert generator.generate([[5, 6]], stop=[stop], max_new_tokens=70) == [wanted[:4]]
+        assert {*calls} == {(0, token) for token in others[0]} | {(1, others[1][0])} and not generator.stats().num_failed
         end = wanted[2]
         assert "".join(generator.stream_text("w5 w6", eos=end, max_new_tokens=6)) == texts.decoded(wanted[:3])
     with (

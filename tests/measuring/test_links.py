@@ -40,9 +40,12 @@ def test_pairs_that_were_not_measured_take_the_median_of_those_between_the_same_
     assert others == {(HOST, "b"): 9.0, (HOST, "c"): 9.0, **cores, **none_was}
 
 
-def test_of_many_devices_the_links_of_accelerators_are_measured() -> None:
+def test_of_many_devices_the_links_of_accelerators_and_of_two_cores_are_measured() -> None:
     with open_rings([parse_device(name) for name in [*(f"cpu:{core}" for core in range(9)), "cuda:0"]]) as rings:
         assert len(rings.fds("cuda:0")) == len(rings.fds("cpu:0")) > 0 == len(rings.fds("cpu:8"))
+    with open_rings([parse_device(f"{kind}:{number}") for kind in ("cpu", "cuda") for number in range(8)]) as rings:
+        measured = {name for pair in rings.without(["cuda:1"]).rings for name in pair}
+    assert measured == {HOST, "cpu:0", "cpu:1", "cuda:0", "cuda:2", "cuda:3"}
 
 
 def test_a_request_costs_no_less_than_it_did_in_a_pipeline() -> None:

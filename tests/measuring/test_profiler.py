@@ -401,7 +401,7 @@ def test_a_backend_with_wrong_numbers_is_left_out_by_name(traced, machine, pool)
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 @pytest.mark.parametrize("fault", ["its worker died", "the kernel is not supported"])
-def test_a_backend_that_fails_on_one_device_is_left_out_there(traced, machine, pool, tmp_path, fault) -> None:
+def test_a_backend_that_fails_on_one_device_is_left_out_there(traced, machine, pool, tmp_path, monkeypatch, fault) -> None:
     first, second = (device.name for device in machine.devices)
     pool.faults = {("openvino", second): fault}
     profile = fake_measure(traced, machine, ("eager", "openvino"), store=tmp_path)
@@ -409,6 +409,14 @@ def test_a_backend_that_fails_on_one_device_is_left_out_there(traced, machine, p
     assert profile.notes == (f"openvino is left out on {second}: {fault}",)
     assert Store(tmp_path).load(traced.graph).measured == profile.measured
     pool.faults[("eager", second)] = fault
+    with pytest.raises(BackendError, match=fault):
+        fake_measure(traced, machine, ("eager", "openvino"), remeasure=True)
+    monkeypatch.setattr("autosplit.measuring.measurement.is_accelerator", lambda device: device.name == second)
+    profile = fake_measure(traced, machine, ("eager", "openvino"), remeasure=True)
+    assert {setting.device for setting in profile.measured} == {first}
+    [*_, note] = profile.notes
+    assert note == f"{second} is left out: no backend is left there" and profile.left_out(machine) == {second: note}
+    pool.faults |= {(backend, first): fault for backend in ("eager", "openvino")}
     with pytest.raises(BackendError, match=fault):
         fake_measure(traced, machine, ("eager", "openvino"), remeasure=True)
 

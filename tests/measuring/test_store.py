@@ -355,8 +355,14 @@ def test_links_are_kept_for_each_machine(tmp_path) -> None:
     store.save_links(HERE, [faster, shared_memory_link("cpu:1", "cpu:0")])
     assert store.links(HERE) == (faster, shared_memory_link("cpu:1", "cpu:0"))
     assert store.links(replace(HERE, cpu="another")) == ()
-    assert store.links(replace(HERE, accelerator={"cuda:0 name": "a GPU"})) == ()
     [path] = (tmp_path / "links").glob("*.json")
+    one, other = ({"cuda:0 name": "a GPU"}, {"cuda:1 name": "a card"})
+    copied = [shared_memory_link(*ends) for ends in (("cpu:0", "cuda:0"), ("cuda:0", "cuda:1"))]
+    store.save_links(replace(HERE, accelerator=one | other), [faster, *copied])
+    cores = store.links(HERE)
+    assert store.links(replace(HERE, accelerator=one)) == (*cores, copied[0])
+    assert {*store.links(replace(HERE, accelerator=one | other))} == {*cores, *copied}
+    assert store.links(replace(HERE, accelerator={"cuda:0 name": "another"})) == cores
     for broken in ("{", path.read_text().replace("3.5e-05", '"fast"'), '{"schema": 1, "links": {"a": 1}}'):
         path.write_text(broken)
         assert store.links(HERE) == () and not path.exists()

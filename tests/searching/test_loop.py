@@ -106,6 +106,12 @@ def test_a_device_that_cannot_be_opened_any_more_is_left_out_and_the_others_are_
     assert [device.name for device in asked[1].machine.devices] == ["cpu:0"] and asked[1].backends == ("eager",)
     assert found.profile.notes == ("cpu:1 is left out: device 'cpu:1' cannot be used",)
     assert {name for stage in found.plan.stages for name in stage.devices} == {"cpu:0"}
+    unmeasured = {setting: one for setting, one in PROFILE.measured.items() if setting.device == "cpu:0"}
+    about = question(TWO, Constraints(), ("eager",), profile=replace(PROFILE, measured=unmeasured, notes=found.profile.notes))
+    again = search(about, TRACED)
+    assert asked[-1].machine.devices == asked[1].machine.devices and again.profile.notes == found.profile.notes
+    with pytest.raises(BackendError, match="cpu:1 is left out: device 'cpu:1' cannot be used"):
+        search(replace(about, constraints=Constraints(pins={"a0": "cpu:1"})), TRACED)
 
 
 def predicted(first_s: float, *stages: Stage) -> Plan:

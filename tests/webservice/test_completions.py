@@ -167,7 +167,7 @@ def test_programs_written_for_other_servers(server: Generating) -> None:
         ({"prompt": [1.5]}, 400, "prompt", "parameter 'prompt'"),
         ({"prompt": [[]]}, 400, None, "it is empty"),
         ({"prompt": [97]}, 400, None, "97 is no token id"),
-        ({"prompt": [1] * 62}, 400, "prompt", "maximum context length is 60 tokens. The prompt has 62"),
+        ({"prompt": [1] * 62}, 400, "prompt", "maximum context length is 60 tokens. The prompt has 62, so no new one fits."),
         ({"max_tokens": 59}, 400, "prompt", "at most 58 fit"),
         ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
         ({"n": 129}, 400, "n", "less than or equal to 128"),
