@@ -95,7 +95,8 @@ def _opened(
         profile = measure(family, machine, setup=setup, then_search=demands_of(constraints))
         found = search(family, profile, machine, constraints, setup=setup, budget=budget)
         opened, footprints = open_generator(family, found.plan, machine), Footprints(machine, None, family.variants[1:])
-        footprints.note(family.variants[0], found.plan, stats_of(opened).stages)
+        plan = opened.plan or found.plan
+        footprints.note(family.variants[0], plan, stats_of(opened).stages)
         keep_footprints(family, profile, footprints, setup)
-        opened.plan = footprints.account(family.variants[0], profile).counted(opened.plan or found.plan)
+        opened.plan = footprints.account(family.variants[0], profile).counted(plan)
         return opened

@@ -85,9 +85,8 @@ class OnnxRuntimeBackend(FileBackend):
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
         """Write the files of a stage in a process apart, and let it use the packed weights of another variant of it."""
         super().prepare(program, folder, precision)
-        for place, other in zip(piece_folders(folder), piece_folders(first) if first is not None else (), strict=False):
-            if not (place / OPTIMISED / SHARED).exists():
-                share(place / OPTIMISED / MODEL, other / OPTIMISED / MODEL)
+        if first is not None and not any(folder.rglob(f"*.{SHARED}")):
+            share(*([place / OPTIMISED / MODEL for place in piece_folders(one)] for one in (folder, first)))
 
     def load(
         self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False

@@ -6,6 +6,7 @@ from constants of one size, such as a part of the position embeddings. All other
 
 import mmap
 import os
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,46 +15,59 @@ from autosplit.backends.aligning import Blob, blobs, set_offsets, tensors_of
 from autosplit.memory.lives import aligned
 
 SHARED = "shared.data"
-"""Name of the hard link to the data file of the first variant, beside the graph of another one."""
+"""End of the name of a hard link, beside a graph, to a data file of the first variant."""
 
 
-def share(path: Path, first: Path) -> None:
-    """Let tensors of the graph ``path`` refer to equal ones of the graph ``first``, and keep the others in its own data file.
+def share(paths: Iterable[Path], firsts: Iterable[Path]) -> None:
+    """Let tensors of the graphs ``paths`` refer to equal ones of the graphs ``firsts``, and keep the others in their data files.
 
-    A graph without large tensors has no such file, and nothing to share. Both are graphs that ``align`` has seen, on
-    one disk, each with its tensors in a file of its name and '.data'.
+    A graph without large tensors has no such file, and nothing to share. All are graphs that ``align`` has seen, on one disk,
+    each with its tensors in a file of its name and '.data'.
     Raises: ValueError: an entry of a tensor has another form.
     """
     import onnx
 
-    own, others = _data_of(path), _data_of(first)
-    if not (own.exists() and others.exists()):
-        return
-    model = onnx.load(str(path), load_external_data=False)
-    known: dict[bytes, int] = {}
-    with others.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for tensor in _outside(onnx.load(str(first), load_external_data=False)):
-            known |= {_digest(data, blob): blob[0] for blob in blobs(tensor).values()}
+    known: dict[bytes, tuple[Path, int]] = {}
+    for first in filter(_has_data, firsts):
+        with _data_of(first).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for tensor in _outside(onnx.load(str(first), load_external_data=False)):
+                known |= {_digest(data, blob): (_data_of(first), blob[0]) for blob in blobs(tensor).values()}
+    for path in filter(_has_data, paths):
+        _refer(path, known)
+
+
+def _refer(path: Path, known: Mapping[bytes, tuple[Path, int]]) -> None:
+    """Let tensors of one graph refer to known ones, by their digests to the file and the offset."""
+    import onnx
+
+    own, model, links = _data_of(path), onnx.load(str(path), load_external_data=False), dict[Path, str]()
     draft = own.with_name(f".{own.name}")
     with own.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, draft.open("wb") as kept:
         for tensor in _outside(model):
             own_blobs = blobs(tensor)
-            found = {key: known.get(_digest(data, blob)) for key, blob in own_blobs.items()}
-            if None not in found.values():
-                set_offsets(tensor, {key: offset for key, offset in found.items() if offset is not None}, SHARED)
+            found = {key: known[digest] for key, blob in own_blobs.items() if (digest := _digest(data, blob)) in known}
+            if len(found) == len(own_blobs) and len(sources := {source for source, _ in found.values()}) == 1:
+                [source] = sources
+                link = links.setdefault(source, f"{len(links)}.{SHARED}")
+                set_offsets(tensor, {key: offset for key, (_, offset) in found.items()}, link)
                 continue
             offsets = {}
             for key, (offset, length) in own_blobs.items():
                 offsets[key] = kept.seek(aligned(kept.tell()))
                 kept.write(data[offset : offset + length])
             set_offsets(tensor, offsets, own.name)
-    os.link(others, path.with_name(SHARED))
+    for source, link in links.items():
+        os.link(source, path.with_name(link))
     draft.replace(own)
     path.write_bytes(model.SerializeToString())
 
 
 def _data_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.data")
+
+
+def _has_data(path: Path) -> bool:
+    return _data_of(path).exists()
 
 
 def _outside(model: Any) -> list[Any]:

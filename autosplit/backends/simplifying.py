@@ -16,12 +16,12 @@ from torch import fx
 from autosplit.backends.fewrows import FEW_ROWS
 from autosplit.backends.translating import GROUPED
 from autosplit.compat.torchparts import OpOverload, schema_of
+from autosplit.memory.stages import reads_as_stored
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.operators import defined_in
-from autosplit.tracing.programs import Observer, weight
+from autosplit.tracing.programs import Observer
 from autosplit.tracing.splitting import StageProgram, part_of
 from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, fake_mode, spec_of
-from autosplit.values.samples import MOST_ROWS
 
 ATTEND = "autosplit::attend"
 """The operator that can rotate queries and keys itself."""
@@ -70,7 +70,8 @@ def simplified(program: StageProgram) -> StageProgram:
         if is_op(node) and schema_of(node.target).name == ATTEND:
             _rotate_inside(node, shapes)
     module.graph.eliminate_dead_code()
-    _multiply_few_rows(module, specs)
+    if not program.one_form:
+        _multiply_few_rows(module, specs)
     module.recompile()
     return replace(program, module=module)
 
@@ -104,41 +105,13 @@ def _divide(node: fx.Node, root: fx.Node) -> None:
 
 
 def _multiply_few_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> None:
-    """Let ``few_rows`` compute products of at most MOST_ROWS dense float32 rows.
-
-    Where files of the runtime keep other matrices, it computes only products that custom operators feed or read: then the files
-    keep their numbers, by which variants of the stage share packed weights.
-    """
-    few = [node for node in module.graph.find_nodes(op="call_function", target=aten.linear.default) if _has_few_rows(node, specs)]
-    kept = (
-        node
-        for node in module.graph.nodes
-        if is_op(node) and not is_custom(node) and node not in few and node.target is not aten.embedding.default
-    )
-    matrices = (one for node in kept for one in node.all_input_nodes if one.op == "get_attr")
-    whole = all(weight(module, str(one.target)).dim() < 2 for one in matrices)
-    for node in few if whole else [node for node in few if _is_beside(node)]:
-        node.target = FEW_ROWS
-
-
-def _has_few_rows(node: fx.Node, specs: Mapping[str, TensorSpec]) -> bool:
-    """Whether a product has few dense float32 rows, and a weight as it is stored."""
-    rows, matrix = node.all_input_nodes[:2]
-    spec = specs[rows.name]
-    is_dense = empty_like_spec(spec).is_contiguous() and spec.torch_dtype == torch.float32
-    return is_dense and matrix.op == "get_attr" and 0 < math.prod(spec.shape[:-1]) <= MOST_ROWS
-
-
-def _is_beside(node: fx.Node) -> bool:
-    """Whether a custom operator makes the rows of a product, or all readers of its answer are custom, through views."""
-    source = node.all_input_nodes[0]
-    while source.target in VIEWS:
-        source = source.all_input_nodes[0]
-    return is_custom(source) or _is_for_custom(node)
-
-
-def _is_for_custom(node: fx.Node) -> bool:
-    return bool(node.users) and all(is_custom(one) or (one.target in VIEWS and _is_for_custom(one)) for one in node.users)
+    """Let ``few_rows`` compute products of a few dense rows with a weight as it is stored."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
+        rows, matrix = node.all_input_nodes[:2]
+        spec = specs[rows.name]
+        is_simple = matrix.op == "get_attr" and empty_like_spec(spec).is_contiguous()
+        if is_simple and reads_as_stored(str(node.target), spec.dtype, math.prod(spec.shape[:-1])):
+            node.target = FEW_ROWS
 
 
 def _rotate_inside(attend: fx.Node, shapes: Mapping[str, Sequence[int]]) -> None:

@@ -80,7 +80,7 @@ class Workspace(Closing):
             weights_of: a folder of this workspace, of a stage with the same weights, whose file it shares.
         """
         specs = [repr(spec) for spec in (*program.inputs, *program.outputs)]
-        key = content_hash([specs, program.module.code, _state(program.module)])
+        key = content_hash([specs, program.module.code, _state(program.module), program.one_form])
         if key not in self._saved:
             self._saved[key] = there or self.folder / key, program
             if there is None:

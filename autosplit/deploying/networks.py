@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +12,8 @@ from autosplit.backends.conformance import require_right
 from autosplit.backends.workspace import Workspace
 from autosplit.devices.discovering import Devices, as_machine, check_here
 from autosplit.errors import PlanError, TraceError
-from autosplit.memory.stages import count
+from autosplit.memory.account import Account
+from autosplit.memory.stages import has_one_form
 from autosplit.planning.baselines import machine_of
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
@@ -52,7 +54,8 @@ def place(
     machine = machine_of([plan], machine)
     capped = capped or any(device.memory_bytes is not None for device in machine.devices)
     if capped and any(stage.memory is None for stage in plan.stages):
-        plan = count(traced.graph, plan, values_of(traced))
+        further = () if plan.shapes is not None and plan.shapes.dynamic else family.variants[1:]
+        plan = Account(traced.graph, values_of(traced, further)).fitted(plan, machine)
     plan.verify(traced.graph, machine)
     programs = split_each_size(family, plan)
     found = []
@@ -114,7 +117,7 @@ def split_each_size(family: Family, plan: Plan) -> list[tuple[StageProgram, ...]
             continue
         for other in others:
             _require_same_weights(first, other)
-        found.append((first, *others))
+        found.append(tuple(replace(one, one_form=has_one_form(stage)) for one in (first, *others)))
     return found
 
 

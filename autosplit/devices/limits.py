@@ -60,6 +60,11 @@ def memory_limit_bytes(groups: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
     return min(limits)
 
 
+def available_bytes() -> int:
+    """Bytes of memory that a new process may take: those that the machine has free, at most ``memory_limit_bytes``."""
+    return min(psutil.virtual_memory().available, memory_limit_bytes())
+
+
 def process_limit() -> int | None:
     """Processes and threads that the user or the control group may have, or None for no limit."""
     limits = [limit for limit in resource.getrlimit(resource.RLIMIT_NPROC)[:1] if limit != resource.RLIM_INFINITY]

@@ -9,6 +9,7 @@ import torch
 from autosplit.arguments import checked
 from autosplit.backends.apart import kept
 from autosplit.devices.discovering import Devices
+from autosplit.devices.limits import available_bytes
 from autosplit.errors import UsageError
 from autosplit.generating.forecast import devices_of, replicas_of
 from autosplit.generating.generators import Generator
@@ -17,13 +18,16 @@ from autosplit.generating.sequences import Capacity
 from autosplit.generating.sidebyside import SideBySide
 from autosplit.generating.steps import StepFamily
 from autosplit.generating.texts import load_texts
+from autosplit.memory.account import Account
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
 from autosplit.shapes.pipelines import open_engine
 from autosplit.shapes.service import measured
+from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.family import Family
 from autosplit.tracing.splitting import saved_weight
 from autosplit.values.plan import Plan
+from autosplit.values.samples import FROM_ONNX
 
 
 @checked
@@ -31,11 +35,12 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -
     """A plan of ``step_family`` as a running generator.
 
     Where each stage has the same number of devices above 1, so many pipelines run side by side, each with its share of the
-    sequences.
+    sequences. Where twice the weights exceed the free memory, stages hold them in one form, which the generator's plan says.
 
     Raises: UsageError: the family has no steps. PlanError: the stages have different numbers of devices. Others as
         ``open_pipeline``.
     """
+    plan = _in_free_memory(family, plan)
     plans = replicas_of(plan)
     with kept(), ExitStack() as opened:
         found = [opened.enter_context(_opened(family, one, devices, len(plans))) for one in plans]
@@ -43,6 +48,14 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -
         generator = side_by_side(found, plan)
         generator.notes = family.notes
         return generator
+
+
+def _in_free_memory(family: Family, plan: Plan) -> Plan:
+    """The plan, in one form where twice the weights of its stages that could be in two exceed the free memory of this machine."""
+    ops = [op for stage in plan.stages if stage.backend in FROM_ONNX for op in stage.ops if op in family.graph.index]
+    if 2 * family.graph.stage_bytes(tuple(ops)) <= available_bytes():
+        return plan
+    return Account(family.graph, values_of(family.variants[0], family.variants[1:])).in_one_form(plan, plan.devices)
 
 
 def side_by_side(generators: Sequence[Generator], plan: Plan) -> Generator:

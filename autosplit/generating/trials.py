@@ -155,6 +155,7 @@ def compare_generators(
                 progress("run", 0.4 * number / len(plans), f"loading '{name}'")
                 try:
                     generator = opened.enter_context(open_generator(family, one, machine))
+                    one = generator.plan or one
                     told = forecast(one, family, machine, profile)
                     contenders[name] = _contender(generator, foretold(one, told), told, family)
                     footprints.note(family.variants[0], one, stats_of(generator).stages)

@@ -19,13 +19,16 @@ from autosplit.values.graph import Graph, Op
 from autosplit.values.machine import HOST_KINDS, Device, Machine, kind_of
 from autosplit.values.plan import Plan, Stage, StageMemory
 from autosplit.values.profile import Profile
-from autosplit.values.samples import FROM_ONNX, MOST_ROWS, Footprint, Precision, Setting, runtime_of, stage_key
+from autosplit.values.samples import FROM_ONNX, Footprint, Precision, Setting, runtime_of, stage_key
 
 LOOKUP = "aten.embedding.default"
 """The operator that reads rows of a weight as it is."""
 
 LINEAR = "aten.linear.default"
 """The operator that may read its weight as it is (``backends.fewrows``)."""
+
+MOST_ROWS = 4
+"""Most rows of a product that reads its weight as it is."""
 
 BUFFER_BYTES = {"eager": 3_900_000, "onnxruntime": 14_000_000}
 """Bytes that a backend holds once in a worker with several programs: its library's state, buffers of matrix products, free blocks
@@ -65,7 +68,7 @@ Known = Mapping[StageKey, Footprint]
 
 def key_of(plan: Plan, stage: Stage) -> StageKey:
     """The key of a stage of a plan."""
-    precision, ops = stage.precision or plan.precision, stage_key(stage.ops, stage.streams)
+    precision, ops = stage.precision or plan.precision, stage_key(stage.ops, stage.streams, has_one_form(stage))
     return StageKey(_kind(stage), stage.backend, stage.threads, precision, ops)
 
 
@@ -111,6 +114,8 @@ def stage_memories(graph: Graph, plan: Plan, values: ValueMemory | None = None, 
         graph: the model, traced for the plan's microbatch.
         values: the bytes of the values; by default those of dense tensors.
         known: measured footprints.
+
+    Stages in one form keep it, if they have weights of which they could hold two.
     """
     values = values or ValueMemory.of(graph)
     rings = _ring_bytes(graph, plan, values.num_bytes)
@@ -158,34 +163,54 @@ def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, kn
     parts = _parts(graph, stage, values) if kind in HOST_KINDS else []
     handed = {value for part in parts for value in (*part.reads, *part.writes)}
     arena_bytes = _arena_bytes(graph, stage, values, handed) * stage.streams
+    table_bytes, product_bytes = _copied_bytes(graph, stage, values)
+    if not product_bytes:
+        stage = replace(stage, memory=None)
+    one_form = has_one_form(stage)
     found, others = known.get(key_of(plan, stage)), _of(known, kind, stage.backend)
     base_bytes = 0 if plan.process == "caller" else max((one.base_bytes for one in others), default=0)
-    backend_bytes = _copied_bytes(graph, stage, values) + min((one.extra_bytes for one in others), default=0)
+    backend_bytes = table_bytes + product_bytes * (not one_form) + min((one.extra_bytes for one in others), default=0)
     if kind in HOST_KINDS:
         backend_bytes += _program_bytes(graph, stage, values, parts)
     if found is not None:
         base_bytes = found.base_bytes
         backend_bytes = max(0, found.held_bytes - weight_bytes - arena_bytes)
         arena_bytes = min(arena_bytes, max(0, found.held_bytes - weight_bytes))
-    return StageMemory(weight_bytes, arena_bytes, backend_bytes, ring_bytes, base_bytes, found is not None)
+    return StageMemory(weight_bytes, arena_bytes, backend_bytes, ring_bytes, base_bytes, found is not None, one_form)
 
 
-def _copied_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> int:
+def has_one_form(stage: Stage) -> bool:
+    """Whether the weights of a stage are in memory in one form only."""
+    return stage.memory is not None and stage.memory.one_form
+
+
+def reads_as_stored(operator: str, dtype: str, num_rows: int) -> bool:
+    """Whether an op of a stage with custom operators, on a backend of ``FROM_ONNX``, reads its weight as it is stored.
+
+    >>> [reads_as_stored(LINEAR, "float32", num_rows) for num_rows in (0, 1, 4, 5)]
+    [False, True, True, False]
+    """
+    return operator == LINEAR and dtype == "float32" and 0 < num_rows <= MOST_ROWS
+
+
+def _copied_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> tuple[int, int]:
     """Bytes of weights that are held twice, as they are stored and packed for products: tables of an embedding and a product, and
-    weights of products that have few rows at some sizes of a stage with custom operators, and more at others."""
+    other weights of products that have few rows at some sizes of a stage with custom operators, and more at others."""
     ops = [graph.ops[graph.index[name]] for name in stage.ops if stage.backend in FROM_ONNX]
     some_custom, operators = any(map(_is_custom, ops)), dict[str, set[str]]()
     for op in ops:
         for weight in op.weights:
             operators.setdefault(weight, set()).add(op.operator)
-    twice = {name for name, found in operators.items() if LOOKUP in found and len(found) > 1}
+    tables, products = {name for name, found in operators.items() if LOOKUP in found and len(found) > 1}, set[str]()
     for op in ops:
         if some_custom and op.operator == LINEAR:
-            [made] = op.outputs
-            row_bytes = graph.values[made].num_bytes // max(1, math.prod(graph.values[made].shape[:-1]))
-            rows = [some[made] // max(1, row_bytes) for some in (values.num_bytes, *values.others)]
-            twice |= set(op.weights) if min(rows) <= MOST_ROWS < max(rows) else set()
-    return sum(graph.weights[name].num_bytes for name in twice)
+            made = graph.values[op.outputs[0]]
+            row_bytes = max(1, made.num_bytes // max(1, math.prod(made.shape[:-1])))
+            sizes = (some[made.name] for some in (values.num_bytes, *values.others))
+            forms = {reads_as_stored(op.operator, made.dtype, num_bytes // row_bytes) for num_bytes in sizes}
+            products |= set(op.weights) if len(forms) > 1 else set()
+    table_bytes, product_bytes = (sum(graph.weights[name].num_bytes for name in some) for some in (tables, products - tables))
+    return table_bytes, product_bytes
 
 
 def _is_custom(op: Op) -> bool:

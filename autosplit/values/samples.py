@@ -30,9 +30,6 @@ FROM_ONNX = ("onnxruntime", "openvino")
 """Backends that load an ONNX file. A session has threads of its own, while torch has one number of threads for the whole process,
 and keeps the weights of products in another layout."""
 
-MOST_ROWS = 4
-"""Most rows of a product that reads its weight as it is stored, in stages with custom operators on backends of ``FROM_ONNX``."""
-
 
 def backends() -> Mapping[str, str]:
     """Name of each backend to its import path: autosplit's own, then entry points ``autosplit.backends`` of other packages."""
@@ -181,13 +178,13 @@ class Footprint:
             raise ValueError(f"a footprint has 0 bytes or more, but is {self}")
 
 
-def stage_key(ops: Iterable[str], streams: int = 1) -> str:
+def stage_key(ops: Iterable[str], streams: int = 1, one_form: bool = False) -> str:
     """The key of a stage in ``Measured.footprints``.
 
     >>> stage_key(["a", "b"]) == stage_key(["b", "a"]) != stage_key(["a", "b"], streams=2)
     True
     """
-    return content_hash([sorted(ops), streams])
+    return content_hash([sorted(ops), streams, *["one form"] * one_form])
 
 
 @dataclass(frozen=True)

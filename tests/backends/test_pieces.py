@@ -1,5 +1,8 @@
 """A stage with a custom operator runs in pieces, and keeps what the operator keeps."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +16,7 @@ from autosplit.errors import BackendError
 from autosplit.generating.attention import KVCache
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
-from autosplit.tracing.splitting import save_stage, unsplit
+from autosplit.tracing.splitting import load_stage, save_stage, unsplit
 
 RUNTIMES = ("onnxruntime", "openvino")
 
@@ -149,26 +152,13 @@ def test_files_whose_outputs_have_gaps_write_to_memory_that_stays(saved, monkeyp
     get_backend("onnxruntime").load(saved[1], 1)
 
 
-def test_a_variant_shares_the_packed_weights_of_each_piece(tmp_path):
-    """Steps of more rows than a product reads its weight for as it is stored."""
-    inputs = torch.arange(6), torch.tensor([1, 2]).repeat(3), torch.arange(3).repeat_interleave(2)
-    program = unsplit(trace(load_model(TwoLayers().eval(), inputs=inputs)))
-    folder, other = tmp_path / "first", tmp_path / "other"
-    for place, first in ((folder, None), (other, folder)):
-        save_stage(program, place)
-        get_backend("onnxruntime").prepare(program, place, first=first)
-    data, shared = folder.rglob("model.onnx.data"), other.rglob("shared.data")
-    files = [{path.parents[1].name: path.stat().st_ino for path in paths} for paths in (data, shared)]
-    assert files[0] == files[1] and sorted(files[0]) == ["0", "2"]  # the last piece only adds
-
-
 class WithExperts(nn.Module):
     """A product beside attention and one that is not, with a matrix of another operator if ``has_experts``."""
 
     def __init__(self, has_experts: bool) -> None:
         super().__init__()
         self.projection, self.far, self.cache = nn.Linear(16, 48), nn.Linear(16, 16), KVCache(2, 16, 2, 8)
-        self.experts = nn.Parameter(torch.rand(16, 16)) if has_experts else None
+        self.experts = nn.Parameter(torch.rand(16, 32)) if has_experts else None
 
     def forward(self, x: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         q, k, v = self.projection(x * 2).view(1, -1, 6, 8).transpose(1, 2).chunk(3, 1)
@@ -176,13 +166,37 @@ class WithExperts(nn.Module):
         return x if self.experts is None else x @ self.experts
 
 
-@pytest.mark.parametrize(("num_rows", "has_experts", "num_stored"), [(2, False, 2), (2, True, 0), (6, False, 0)])
-def test_products_of_few_rows_read_weights_as_they_are_stored(num_rows, has_experts, num_stored):
-    inputs = torch.rand(num_rows, 16), torch.arange(num_rows) % 2 + 1, torch.arange(num_rows) // 2
-    program = unsplit(trace(load_model(WithExperts(has_experts).eval(), inputs=inputs)))
-    found = simplified(program)
+def rows_of(num_rows: int) -> list[torch.Tensor]:
+    """Tokens of two sequences."""
+    return [torch.rand(num_rows, 16), torch.arange(num_rows) % 2 + 1, torch.arange(num_rows) // 2]
+
+
+@pytest.mark.parametrize(("num_rows", "one_form", "num_stored"), [(2, False, 2), (2, True, 0), (6, False, 0)])
+def test_products_of_few_rows_read_weights_as_they_are_stored_but_not_in_one_form(num_rows, one_form, num_stored, tmp_path):
+    inputs = rows_of(num_rows)
+    program = unsplit(trace(load_model(WithExperts(has_experts=False).eval(), inputs=tuple(inputs))))
+    save_stage(replace(program, one_form=one_form), tmp_path / "stage")
+    found = simplified(load_stage(tmp_path / "stage", trust=True))
     assert sum(node.target is FEW_ROWS for node in found.module.graph.nodes) == num_stored
     torch.testing.assert_close(found.module(*inputs), program.module(*inputs))
+
+
+def test_a_variant_shares_packed_weights_whatever_the_number_of_their_piece(tmp_path):
+    """With two rows, products read weights as they are stored and divide the files; a matrix of another operator stays packed."""
+    module = WithExperts(has_experts=True).eval()
+    folders, links = dict[str, Path](), dict[str, dict[str, int]]()
+    for name, num_rows in (("first", 6), ("same", 6), ("fewer", 2)):
+        program = unsplit(trace(load_model(module, inputs=tuple(rows_of(num_rows)))))
+        folders[name] = tmp_path / name
+        save_stage(program, folders[name])
+        get_backend("onnxruntime").prepare(program, folders[name], first=folders["first"] if links else None)
+        kind = "*.shared.data" if links else "model.onnx.data"
+        links[name] = {path.parents[1].name: path.stat().st_ino for path in folders[name].rglob(kind)}
+    first = links["first"]
+    assert links["same"] == first and sorted(first) == ["0", "2"] and links["fewer"] == {"6": first["2"]}
+    inputs = rows_of(2)
+    [made], [expected] = (get_backend(name).load(folders["fewer"], 1)(inputs) for name in ("onnxruntime", "eager"))
+    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_streams_are_refused(saved):

@@ -8,7 +8,7 @@ import pytest
 from autosplit.errors import InfeasibleError
 from autosplit.memory.account import Account
 from autosplit.memory.slots import NUM_CONTEXTS
-from autosplit.memory.stages import BUFFER_BYTES, OP_BYTES, StageKey, ValueMemory, count, stage_memories
+from autosplit.memory.stages import BUFFER_BYTES, OP_BYTES, StageKey, ValueMemory, count, has_one_form, key_of, stage_memories
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.question import Question
 from autosplit.values.constraints import Constraints
@@ -34,8 +34,9 @@ HOST_WORKER = Footprint(300 * MB, 320 * MB, 20 * MB)
 KNOWN = {StageKey("cpu", "eager", 1, "f32", stage_key(OPS[:2])): HOST_WORKER}
 
 
-def capped(cap_bytes: int, context_bytes: int = 0) -> Machine:
-    devices = (MACHINE["cpu:0"], replace(MACHINE["cuda:0"], memory_bytes=cap_bytes, context_bytes=context_bytes))
+def capped(cap_bytes: int | None = None, context_bytes: int = 0, cpu_bytes: int | None = None) -> Machine:
+    cuda = replace(MACHINE["cuda:0"], memory_bytes=cap_bytes, context_bytes=context_bytes)
+    devices = replace(MACHINE["cpu:0"], memory_bytes=cpu_bytes), cuda
     return replace(MACHINE, devices=devices)
 
 
@@ -70,14 +71,18 @@ def test_a_table_that_a_product_shares_counts_twice_where_weights_are_packed_and
 def test_a_weight_that_a_product_reads_as_it_is_stored_at_some_sizes_counts_twice(
     num_rows: tuple[int, int], num_twice: int
 ) -> None:
-    """With few rows beside a custom operator; ONNX Runtime packs it for more."""
+    """With few rows beside a custom operator; ONNX Runtime packs it for more. It counts once under a cap that has no room."""
     product, custom, *_ = GRAPH.ops
     ops = replace(product, operator="aten.linear.default"), replace(custom, operator="mine.custom.default")
     graph = replace(GRAPH, ops=ops, outputs=("v2",))
     sizes = [dict.fromkeys(NAMES, rows * 128) for rows in num_rows]
     plan = Plan(Source("m"), graph.hash, "", (Stage("one", tuple(OPS[:2]), ("cpu:0",), "onnxruntime"),), UNKNOWN)
-    [memory] = stage_memories(graph, plan, ValueMemory(sizes[0], others=sizes[1:]))
-    assert memory.backend_bytes // (100 * MB) == num_twice
+    account = Account(graph, ValueMemory(sizes[0], others=sizes[1:]))
+    twice, within, beyond = (account.fitted(plan, capped(cpu_bytes=cap)).stages[0] for cap in (350 * MB, 250 * MB, 150 * MB))
+    assert twice.memory is not None and twice.memory.backend_bytes // (100 * MB) == num_twice and not has_one_form(twice)
+    for stage in (within, beyond):
+        assert stage.memory is not None and stage.memory.backend_bytes < 100 * MB and has_one_form(stage) == (num_twice == 1)
+    assert ("weights in one form" in within.shown, key_of(plan, within) != key_of(plan, twice)) == (has_one_form(within),) * 2
 
 
 def test_each_program_of_a_worker_keeps_what_its_files_hand_to_custom_operators() -> None:
