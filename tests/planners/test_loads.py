@@ -20,7 +20,7 @@ from autosplit.planners.loads import empty_block, plan_of, times_of
 from autosplit.values.constraints import Demands
 
 
-@settings(max_examples=examples(40), deadline=None, derandomize=True)
+@settings(max_examples=examples(160), deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_a_growing_block_costs_what_the_evaluator_says(seed):
     """One block takes all intervals of an order in turn, so items leave it too. If an instance is not exact, it costs less."""
