@@ -320,5 +320,4 @@ def baseline_plan(
         threads = max(1, min(len(device.cores) for device in devices))
         names = tuple(device.name for device in devices)
         stages.append(Stage(f"stage{number}", ops, names, runtime, threads, precision=precision))
-    fixed = Plan(source, graph.hash, "", tuple(stages), UNKNOWN, microbatch=source.batch, method="baseline", status="manual")
-    return replace(fixed, chosen=name)
+    return Plan(source, graph.hash, "", tuple(stages), UNKNOWN, method="baseline", chosen=name, microbatch=source.batch)

@@ -234,8 +234,6 @@ def predicted(plan: Plan, judged: Judged, settings: Sequence[Setting], bound_s: 
     prediction = Prediction(
         bottleneck_s=bottleneck_s,
         latency_s=judged.latency_s,
-        bound_s=0.0,
-        gap=1.0,
         throughput_per_s=plan.microbatch / bottleneck_s if bottleneck_s > 0 else float("inf"),
     )
     stages = tuple(replace(s, load_s=float(seconds)) for s, seconds in zip(plan.stages, loads.block_s, strict=True))

@@ -101,14 +101,9 @@ class Graph(tables.Tabular):
         weights = (weight.num_bytes for name, weight in self.weights.items() if name not in tables)
         return sum(weights) + sum(value.num_bytes for value in self.values.values())
 
-    def stage_weights(self, ops: tuple[str, ...]) -> dict[str, Value]:
-        """The weights that the named ops read, each once."""
-        names = {name for op in ops for name in self.ops[self.index[op]].weights}
-        return {name: weight for name, weight in self.weights.items() if name in names}
-
     def stage_bytes(self, ops: tuple[str, ...]) -> int:
         """Bytes of the weights that the named ops read, each once."""
-        return sum(weight.num_bytes for weight in self.stage_weights(ops).values())
+        return sum(self.weights[name].num_bytes for name in {name for op in ops for name in self.ops[self.index[op]].weights})
 
     def own_bytes(self, ops: Iterable[str]) -> tuple[list[int], int]:
         """For each named op the bytes of weights that no other op reads, and the bytes of their other weights together."""

@@ -18,11 +18,7 @@ MAX_SLICES = 6000
 
 
 class Action(NamedTuple):
-    """A stage replica at work on one request, from ``start_s`` to ``end_s`` seconds after the first request came.
-
-    >>> Action("stage1", 0, 7, 0.5, 0.75, "compute").text()
-    'stage1.0 compute 7'
-    """
+    """A stage replica at work on one request, from ``start_s`` to ``end_s`` seconds after the first request came."""
 
     stage: str
     replica: int
@@ -43,16 +39,9 @@ class Action(NamedTuple):
         """Seconds from start to end."""
         return self.end_s - self.start_s
 
-    def text(self) -> str:
-        """Lane, kind and request."""
-        return f"{self.lane} {self.kind} {self.request}"
 
-
-class _Place(NamedTuple):
-    """Where a lane is in a Chrome trace."""
-
-    process: int
-    thread: int
+Places = dict[tuple[str, str], tuple[int, int]]
+"""Host and lane to their process and thread in a Chrome trace."""
 
 
 def lanes(actions: Iterable[Action], host: str = "") -> list[str]:
@@ -130,12 +119,12 @@ def chrome_trace(predicted: Iterable[Action], measured: Iterable[Action] | None 
     for run, actions in (("predicted", predicted), ("measured", measured)):
         if actions is not None:
             kept = _latest(list(actions))
-            places: dict[tuple[str, str], _Place] = {}
+            places: Places = {}
             for host in dict.fromkeys(action.host for action in kept) or [HOST]:
                 num_processes += 1
-                own = {lane: _Place(num_processes, thread) for thread, lane in enumerate(lanes(kept, host), start=1)}
+                own = {lane: thread for thread, lane in enumerate(lanes(kept, host), start=1)}
                 events += _names(num_processes, run if host == HOST else f"{run} on {host}", own)
-                places |= {(host, lane): place for lane, place in own.items()}
+                places |= {(host, lane): (num_processes, thread) for lane, thread in own.items()}
             events += [*map(partial(_slice, places), kept), *_arrows(run, places, kept)]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
@@ -148,19 +137,19 @@ def _latest(actions: list[Action]) -> list[Action]:
     return [action for action in actions if action.request > first]
 
 
-def _names(process: int, name: str, places: Mapping[str, _Place]) -> list[dict[str, Any]]:
+def _names(process: int, name: str, threads: Mapping[str, int]) -> list[dict[str, Any]]:
     """The names and the order of a process and of its lanes."""
     events = [
         _metadata(process, 0, "process_name", {"name": name}),
         _metadata(process, 0, "process_sort_index", {"sort_index": process}),
     ]
-    for lane, place in places.items():
-        events.append(_metadata(*place, "thread_name", {"name": lane}))
-        events.append(_metadata(*place, "thread_sort_index", {"sort_index": place.thread}))
+    for lane, thread in threads.items():
+        events.append(_metadata(process, thread, "thread_name", {"name": lane}))
+        events.append(_metadata(process, thread, "thread_sort_index", {"sort_index": thread}))
     return events
 
 
-def _slice(places: Mapping[tuple[str, str], _Place], action: Action) -> dict[str, Any]:
+def _slice(places: Places, action: Action) -> dict[str, Any]:
     process, thread = places[action.host, action.lane]
     return {
         "name": action.kind,
@@ -173,7 +162,7 @@ def _slice(places: Mapping[tuple[str, str], _Place], action: Action) -> dict[str
     }
 
 
-def _arrows(run: str, places: Mapping[tuple[str, str], _Place], actions: Iterable[Action]) -> list[dict[str, Any]]:
+def _arrows(run: str, places: Places, actions: Iterable[Action]) -> list[dict[str, Any]]:
     """Flow events that join the computations of each request. A viewer attaches each to the slice at its time."""
     paths: dict[int, list[Action]] = {}
     for action in sorted(actions, key=lambda one: one.start_s):
@@ -186,8 +175,8 @@ def _arrows(run: str, places: Mapping[tuple[str, str], _Place], actions: Iterabl
             "ph": "s" if action is path[0] else "f" if action is path[-1] else "t",
             "bp": "e",
             "id": f"{run}.{request}",
-            "pid": places[action.host, action.lane].process,
-            "tid": places[action.host, action.lane].thread,
+            "pid": places[action.host, action.lane][0],
+            "tid": places[action.host, action.lane][1],
             "ts": round(action.start_s * 1e6, 3),
         }
         for request, path in paths.items()
