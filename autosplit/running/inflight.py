@@ -129,11 +129,11 @@ class InFlight:
 
     def add(self, request: Request) -> None:
         """Number a request that is sent now in its lane, and write its deadline for the stages."""
+        self.num_with_waiter += request.has_waiter  # first: the transport's thread looks at it without the lock
         request.sequence = sequence = self.lanes.take()
         request.lane, request.tokens = sequence % self.lanes.num, self._num_tokens
         self._status_block.describe(sequence, request.deadline_ns, request.number)
         self._requests[sequence] = request
-        self.num_with_waiter += request.has_waiter
 
     def settle(self, done: list[Request], times: Sequence[RequestTimes]) -> list[Request]:
         """Let go of finished requests; return those without an answer yet.

@@ -163,9 +163,9 @@ class RingTransport:
 
         While ``_is_idle``, a request that a caller waits for alone wakes the thread.
         """
-        admission = self._admission
-        has_waiter = self._in_flight.num_with_waiter > 0 or admission.queue.num_waiting > 0
-        self._is_idle = self.pace.batch_to_collect > 1 and admission.num_running > 0 and not has_waiter
+        is_busy = self._lanes.num_places > 0
+        has_waiter = self._in_flight.num_with_waiter > 0 or self._admission.queue.num_waiting > 0
+        self._is_idle = self.pace.batch_to_collect > 1 and is_busy and not has_waiter
         return self.pace.batch_to_collect if self._is_idle else 1
 
     def _take_results(self) -> bool:
