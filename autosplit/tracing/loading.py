@@ -76,7 +76,7 @@ def load_model(
         seq_len: tokens of text inputs; None for the model's default.
         inputs: example inputs in place of the model's own; a module needs them.
         weights: False to make fake weights and inputs, which have shapes and take no memory: such a model can be planned, and not
-            run.
+            run. A model that cannot be made of these has its own.
         trust: True to read a ``.pt2`` file: torch unpickles parts of it, which can run code of its maker.
     Raises:
         ModelError: the spec names nothing, has unknown options, is a file that is not trusted, or the inputs do not fit.
@@ -92,8 +92,13 @@ def load_model(
     spec, note = "", ""
     if isinstance(source, str | Path):
         spec = str(source)
-        with contextlib.nullcontext() if weights else FakeTensorMode(allow_non_fake_inputs=True):
-            found, name, own_args, own_kwargs, note = _load_spec(spec, batch, seq_len, given, trust, weights)
+        try:
+            with contextlib.nullcontext() if weights else FakeTensorMode(allow_non_fake_inputs=True):
+                found, name, own_args, own_kwargs, note = _load_spec(spec, batch, seq_len, given, trust, weights)
+        except ModelError:
+            if weights:
+                raise
+            return load_model(source, batch, seq_len, inputs=inputs, trust=trust)  # fake weights refuse module.bfloat16()
     else:
         if not isinstance(source, nn.Module | ExportedProgram):
             way_out = "; a pair of a module and its inputs is given as module, inputs=inputs" if isinstance(source, tuple) else ""

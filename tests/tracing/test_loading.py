@@ -239,6 +239,15 @@ def test_function_takes_typed_options_and_batch(tmp_path, monkeypatch):
 MINE = "import torch\nfrom beside import WIDTH\ndef net(): return torch.nn.Linear(WIDTH, 3).eval(), (torch.zeros(2, WIDTH),)\n"
 
 
+def test_a_function_that_converts_its_module_needs_its_weights_also_where_none_are_asked_for(tmp_path):
+    """``autosplit evaluate`` of a plan in bf16 failed: "Couldn't swap Linear.weight"."""
+    file = tmp_path / "halved.py"
+    file.write_text("import torch\ndef halved():\n    return torch.nn.Linear(2, 2).eval().bfloat16(), (torch.ones(1, 2),)\n")
+    assert load_model(f"{file}:halved", weights=False).module.weight.dtype == torch.bfloat16
+    with pytest.raises(ModelError, match="has no function 'whole'"):
+        load_model(f"{file}:whole", weights=False)
+
+
 def test_a_function_may_be_named_by_its_file(tmp_path, monkeypatch):
     """Whatever the file is called and wherever it is, and with what it imports: neighbours, and others of its package."""
     for folder, width in ((tmp_path / "one", 3), (tmp_path / "two", 4)):
