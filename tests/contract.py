@@ -197,14 +197,13 @@ class TransportContract:
     @pytest.mark.parametrize("drain", [True, False])
     def test_close_drains_or_fails_what_it_holds(self, drain: bool) -> None:
         gate = Gate()
-        engine = self.open(gate)
-        futures = [engine.submit(request(number)) for number in range(engine.max_in_flight + ROOM)]
-        assert gate.entered.acquire(timeout=LIMIT_S)
-        opener = threading.Thread(target=lambda: (wait_until(lambda: not engine._admission.is_open), gate.opened.set()))
-        opener.start()
-        engine.close(drain=drain)
-        engine.close()
-        opener.join(LIMIT_S)
+        with self.full(gate) as (engine, futures, number):
+            futures += [engine.submit(request(number + place)) for place in range(ROOM)]
+            opener = threading.Thread(target=lambda: (wait_until(lambda: not engine._admission.is_open), gate.opened.set()))
+            opener.start()
+            engine.close(drain=drain)
+            engine.close()
+            opener.join(LIMIT_S)
         assert all(future.done() for future in futures)
         if drain:
             assert [number_of(future) for future in futures] == [number + 1 for number in range(len(futures))]

@@ -95,19 +95,19 @@ def layer(module: str) -> str:
     return place
 
 
+def statements(node: ast.AST, in_function: bool = False, typing_only: bool = False) -> Iterator[tuple[ast.AST, bool, bool]]:
+    """A node and all statements in it; whether they stand in a function, and in a block for type checkers alone."""
+    yield node, in_function, typing_only
+    in_function |= isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    checks = isinstance(node, ast.If) and "TYPE_CHECKING" in (getattr(node.test, "id", ""), getattr(node.test, "attr", ""))
+    for part in ("body", "handlers", "cases", "orelse", "finalbody"):
+        for inner in getattr(node, part, ()):
+            yield from statements(inner, in_function, typing_only or (checks and part == "body"))
+
+
 def imports(module: str, source: str) -> Iterator[Import]:
     """Every import of a module, those inside functions too."""
-    tree = ast.parse(source)
-    guarded = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
-    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    inside = {id(inner) for function in functions for inner in ast.walk(function)}
-    for node in ast.walk(tree):
+    for node, in_function, typing_only in statements(ast.parse(source)):
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -117,7 +117,7 @@ def imports(module: str, source: str) -> Iterator[Import]:
         else:
             continue
         for target in targets:
-            yield Import(module, node.lineno, target, id(node) in guarded, id(node) in inside)
+            yield Import(module, node.lineno, target, typing_only, in_function)
 
 
 @cache
