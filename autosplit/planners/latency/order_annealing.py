@@ -13,8 +13,8 @@ import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Floats, Problem, rows_of
+from autosplit.jit import allocating, inner
 from autosplit.planners.clock import now, spend
-from autosplit.planners.jit import allocating, inner
 from autosplit.planners.loads import Ints, Table, entries
 
 
