@@ -8,9 +8,8 @@ import mmap
 import os
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-from autosplit.backends.aligning import Blob, blobs, set_offsets, tensors_of
+from autosplit.backends.aligning import Blob, blobs, outside, set_offsets
 from autosplit.memory.lives import aligned
 
 SHARED = "shared.data"
@@ -32,11 +31,11 @@ def share(path: Path, first: Path) -> None:
     model = onnx.load(str(path), load_external_data=False)
     known: dict[bytes, int] = {}
     with others.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for tensor in _outside(onnx.load(str(first), load_external_data=False)):
+        for tensor in outside(onnx.load(str(first), load_external_data=False)):
             known |= {_digest(data, blob): blob[0] for blob in blobs(tensor).values()}
     draft = own.with_name(f".{own.name}")
     with own.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, draft.open("wb") as kept:
-        for tensor in _outside(model):
+        for tensor in outside(model):
             own_blobs = blobs(tensor)
             found = {key: known.get(_digest(data, blob)) for key, blob in own_blobs.items()}
             if None not in found.values():
@@ -54,11 +53,6 @@ def share(path: Path, first: Path) -> None:
 
 def _data_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.data")
-
-
-def _outside(model: Any) -> list[Any]:
-    """The tensors whose data are not in the graph itself."""
-    return [tensor for tensor in tensors_of(model.graph) if tensor.external_data]
 
 
 def _digest(data: mmap.mmap, blob: Blob) -> bytes:
