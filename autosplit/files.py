@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache
@@ -77,6 +78,18 @@ def hidden_beside(path: Path) -> Path:
     ``open`` and ``mkdir`` follow the user's umask, which ``tempfile`` does not.
     """
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+
+
+@contextlib.contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """An empty hidden folder beside ``path`` to build in. The block renames it, or moves its files; what stays is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = hidden_beside(path)
+    draft.mkdir()
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def unwritable(path: Path) -> str:

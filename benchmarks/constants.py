@@ -33,7 +33,6 @@ GIVEN = {
         planners.contiguous.downsets.MAX_ENTRIES
         planners.delays.MOST_CELLS planners.latency.cut_vertices.MOST_ASSIGNMENTS
         planners.noncontiguous.column_generation.TABLE_CELLS planners.noncontiguous.resplitting.MAX_CELLS
-        planners.jit.NUM_VERSIONS
     """,
     "seconds of this machine (two cores of an AMD EPYC)": """
         planners.clock.LOOK_S planners.clock.CELL_S planners.clock.LATEST_S planners.contiguous.linear.STEPS_OF_A_SLICE

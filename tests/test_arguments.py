@@ -10,7 +10,7 @@ import torch
 import autosplit
 from autosplit.arguments import checked
 from autosplit.errors import AutosplitError, UsageError
-from autosplit.tracing.loading import Call
+from autosplit.tracing.architectures import Given
 
 MADE = (
     "AutoResult",
@@ -78,7 +78,7 @@ PRIVATE = torch.full((3,), 7.125)
 SHOWN = ("7.125", "tensor(")
 
 
-@pytest.mark.parametrize("wrong", [PRIVATE, [PRIVATE], {"x": PRIVATE}, Call((PRIVATE,)), PRIVATE.numpy()], ids=str)
+@pytest.mark.parametrize("wrong", [PRIVATE, [PRIVATE], {"x": PRIVATE}, Given((PRIVATE,), {}), PRIVATE.numpy()], ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_no_message_holds_the_numbers_of_a_tensor(name: str, wrong: object) -> None:
     made = getattr(autosplit, name)

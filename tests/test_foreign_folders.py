@@ -161,6 +161,6 @@ def test_a_plan_beside_a_module_does_not_name_the_code_that_is_traced_again(tmp_
 def test_the_planner_takes_no_cache_from_the_current_folder(tmp_path: Path) -> None:
     """numba unpickles its cache, and a file in the current folder can name one."""
     (tmp_path / ".numba_config.yaml").write_text(f"cache_dir: {tmp_path / 'cache'}\ncache_locator_classes: 'evil.Locator'\n")
-    code = "import autosplit.planners.jit, numba; print([numba.config.CACHE_DIR, numba.config.CACHE_LOCATOR_CLASSES])"
+    code = "import autosplit.jit, numba; print([numba.config.CACHE_DIR, numba.config.CACHE_LOCATOR_CLASSES])"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "['', '']\n"

@@ -31,13 +31,13 @@ def align(path: Path) -> None:
     import onnx
 
     model = onnx.load(str(path), load_external_data=False)
-    outside = [tensor for tensor in tensors_of(model.graph) if tensor.external_data]
-    shapes = [tensor for tensor in outside if tensor.data_type == onnx.TensorProto.INT64 and len(tensor.dims) == 1]
+    tensors = outside(model)
+    shapes = [tensor for tensor in tensors if tensor.data_type == onnx.TensorProto.INT64 and len(tensor.dims) == 1]
     for tensor in shapes:
         onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
         tensor.ClearField("external_data")
         tensor.data_location = onnx.TensorProto.DEFAULT
-    tensors = [tensor for tensor in outside if tensor.external_data]
+    tensors = outside(model)
     if not shapes and all(offset % ALIGNMENT == 0 for tensor in tensors for offset, _ in blobs(tensor).values()):
         return
     beside = path.with_name(f"{path.name}.data")
@@ -48,7 +48,12 @@ def align(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def tensors_of(graph: Any) -> Iterator[Any]:
+def outside(model: Any) -> list[Any]:
+    """The tensors of a model whose data are not in the graph itself."""
+    return [tensor for tensor in _tensors_of(model.graph) if tensor.external_data]
+
+
+def _tensors_of(graph: Any) -> Iterator[Any]:
     """The tensors of a graph and of the graphs inside its nodes."""
     yield from graph.initializer
     for node in graph.node:
@@ -56,7 +61,7 @@ def tensors_of(graph: Any) -> Iterator[Any]:
             if attribute.HasField("t"):
                 yield attribute.t
             if attribute.HasField("g"):
-                yield from tensors_of(attribute.g)
+                yield from _tensors_of(attribute.g)
 
 
 def blobs(tensor: Any) -> dict[str, Blob]:

@@ -58,7 +58,6 @@ def apart(function: Callable[..., T], *arguments: object, doing: str, packages: 
 
     Args:
         function: the function to call; it and its arguments are pickled.
-        arguments: its arguments.
         doing: for messages, such as "while OpenVINO compiled stage 'stage0'".
         packages: modules that define the user's operators.
     Raises: BackendError: the process died, or took longer than ``limited`` allows (its cause is a HungError), or the function

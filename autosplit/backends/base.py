@@ -14,6 +14,8 @@ from typing import Protocol, TypeVar, cast
 import torch
 
 from autosplit.backends.apart import apart
+from autosplit.backends.limiting import Runnable as Runnable
+from autosplit.backends.limiting import check_of, with_check
 from autosplit.devices.accelerators import Accelerator, Queue, is_served
 from autosplit.devices.discovering import packages_of
 from autosplit.errors import BackendError, MissingExtraError, UsageError
@@ -26,9 +28,6 @@ from autosplit.values.samples import backend_fault, backends
 from autosplit.versions import version_of
 
 T = TypeVar("T")
-
-Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-"""One call of a stage, on one thread at a time: from inputs, which are only read, to outputs with the strides of their specs."""
 
 
 class Backend(ABC):
@@ -121,7 +120,6 @@ class FileBackend(Backend):
     """Base of backends that load files, which an exporter or a compiler writes in a process apart."""
 
     assumed: Assumed = "ids"
-    """The assumption on requests with which it computes as torch does, and which ``load`` checks."""
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32", first: Path | None = None) -> None:
         """Write the files of a stage in a process apart. A stage that is not saved in the folder is saved elsewhere for that."""
@@ -130,6 +128,17 @@ class FileBackend(Backend):
             doing = f"while {self.name} prepared stage '{program.name}'"
             saved = folder.absolute() if is_saved(folder) else None
             convert(_write, program, self.name, folder.absolute(), precision, doing=doing, saved=saved)
+
+    def load(
+        self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
+    ) -> Runnable:
+        """``open`` the files of a stage, for requests that are as ``assumed``: each one is checked."""
+        require_precision(self, precision)
+        return with_check(self.open(folder, threads, precision, shared, trust), check_of(folder, self.assumed))
+
+    @abstractmethod
+    def open(self, folder: Path, threads: int, precision: Precision, shared: bool, trust: bool) -> Runnable:
+        """Load the files of a prepared stage; arguments and errors as for ``load``."""
 
     @abstractmethod
     def is_prepared(self, folder: Path, precision: Precision) -> bool:
@@ -149,7 +158,6 @@ def convert(function: Callable[..., T], program: StageProgram, *arguments: objec
 
     Args:
         function: an exporter or a compiler, in some module.
-        program: the stage.
         arguments: further arguments; paths are absolute.
         doing: for messages, such as "while OpenVINO compiled stage 'stage0'".
         saved: where the stage is saved already.

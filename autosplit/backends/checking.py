@@ -39,7 +39,6 @@ class Reference:
     """What outputs of a stage, or of a whole model, are compared with.
 
     Attributes:
-        program: the stage.
         work: its inputs in one or several requests.
         own: the outputs of torch's eager in the dtypes of the model; exact backends give these bits.
     """
@@ -129,7 +128,7 @@ def model_reference(traced: Traced, inputs: Sequence[torch.Tensor]) -> Reference
 
 def stage_reference(program: StageProgram, inputs: Sequence[torch.Tensor], threads: int = 1) -> Reference:
     """Run a stage in eager: what to ``check`` backends against."""
-    with torch.inference_mode(), _torch_threads(threads):
+    with torch.inference_mode(), torch_threads(threads):
         return Reference(program, [inputs], [[value.clone() for value in program.module(*inputs)]])
 
 
@@ -148,11 +147,7 @@ def check(
     """Measure the largest error of a backend on one stage: of an exact one against eager's bits, else against f32.
 
     Args:
-        backend: the backend.
-        program: the stage.
-        inputs: the stage's inputs, in order.
         limit: largest relative error allowed; by default that of the precision.
-        precision: the backend's precision.
         threads: threads of the backend and of eager, which sums in another order on another number.
         runnable: the compiled stage, if there is one already.
         exact: whether the bits must equal eager's; by default for an exact backend in f32.
@@ -162,7 +157,7 @@ def check(
     run = runnable or backend.compile(program, threads, precision)
     reference = reference or stage_reference(program, inputs, threads)
     exact = (backend.exact and precision == "f32") if exact is None else exact
-    with torch.inference_mode(), _torch_threads(threads):
+    with torch.inference_mode(), torch_threads(threads):
         try:
             found = run(inputs)
         except AutosplitError:
@@ -183,7 +178,8 @@ def check(
 
 
 @contextlib.contextmanager
-def _torch_threads(threads: int) -> Iterator[None]:
+def torch_threads(threads: int) -> Iterator[None]:
+    """Let torch compute on this number of threads in a block."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

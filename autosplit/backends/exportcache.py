@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 
 from autosplit.errors import PlanError
-from autosplit.files import cache_folder, content_hash, file_hash, hidden_beside, write_atomic
+from autosplit.files import cache_folder, content_hash, drafted, file_hash, write_atomic
 from autosplit.opening import open_file
 from autosplit.tracing.splitting import WEIGHTS, saved_key
 from autosplit.versions import version_of
@@ -47,14 +47,10 @@ def take(kept: Path, folder: Path) -> bool:
         digest, content = data[: sha256().digest_size], data[sha256().digest_size :]
         if sha256(content).digest() != digest:
             return False
-        with zipfile.ZipFile(BytesIO(content)) as archive:
+        with zipfile.ZipFile(BytesIO(content)) as archive, drafted(folder / "export") as draft:
+            archive.extractall(draft)
             for name in archive.namelist():
-                draft = hidden_beside(folder / name)
-                try:
-                    draft.write_bytes(archive.read(name))
-                    draft.replace(folder / name)
-                finally:
-                    draft.unlink(missing_ok=True)
+                (draft / name).replace(folder / name)
         os.utime(kept)
     except OSError:
         return False

@@ -78,12 +78,9 @@ def _read(path: Path, backend: str, root: Path | None = None) -> dict[str, Fault
     with contextlib.suppress(OSError, *MALFORMED), open_file(path, root=root) as file:
         data = parse_json(file.read().decode())
         if data["of"] == _identity(backend):
-            return {str(key): _as_faults(one) for key, one in data["cases"].items()}
+            kinds = (REFUSED, *VALUES)
+            return {str(key): {kind: str(one[kind]) for kind in kinds if kind in one} for key, one in data["cases"].items()}
     return {}
-
-
-def _as_faults(data: Mapping[str, Any]) -> Faults:
-    return {kind: str(data[kind]) for kind in (REFUSED, *VALUES) if kind in data}
 
 
 def _keep(backend: str, fresh: Mapping[str, Faults]) -> None:

@@ -80,7 +80,7 @@ def multiply(x: Array, weight: Array, bias: Array, found: Array, start: int, end
 
 @cache
 def _compiled() -> Callable[..., None]:
-    from autosplit.planners.jit import summing  # loads numba
+    from autosplit.jit import summing  # loads numba
 
     return summing("void(f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], i8, i8)")(multiply)
 

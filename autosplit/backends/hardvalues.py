@@ -48,9 +48,6 @@ def draw(
     """A tensor of hard values.
 
     Args:
-        shape: its shape.
-        dtype: its dtype.
-        values: the kind of values.
         number: seeds the draw; modulo ``NUM_DRAWS`` it chooses the values.
         level: the size of the largest integer.
         limits: the indices that torch takes, if it is an index.

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, on_threads, require_precision
+from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, on_threads
 from autosplit.backends.eager import placed_module
-from autosplit.backends.limiting import check_of, with_check
 from autosplit.backends.lowering import in_precision
 from autosplit.backends.quiet import quiet
 from autosplit.compat.runtimes import aot_compile, open_library
@@ -74,15 +73,11 @@ class InductorBackend(FileBackend):
         with tempfile.TemporaryDirectory(dir=folder, prefix=".inductor-") as building:
             compile_library(in_precision(program, precision), Path(building)).replace(folder / LIBRARIES[precision])
 
-    def load(
-        self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
-    ) -> Runnable:
+    def open(self, folder: Path, threads: int, precision: Precision, shared: bool, trust: bool) -> Runnable:
         """Load the compiled library."""
-        require_precision(self, precision)
-        library = folder / LIBRARIES[precision]
         if not self.is_prepared(folder, precision):
             raise BackendError(f"stage folder '{folder}' is not prepared for inductor in {precision}: prepare the stage")
-        return with_check(library_runnable(library, threads), check_of(folder, self.assumed))
+        return library_runnable(folder / LIBRARIES[precision], threads)
 
     def refuses_kind(self, kind: str) -> str | None:
         """Name Triton if it is not installed."""
@@ -124,12 +119,8 @@ def compiled(program: StageProgram, options: Mapping[str, Any]) -> Any:
 
 
 def library_runnable(path: Path, threads: int, weights: Mapping[str, torch.Tensor] | None = None) -> Runnable:
-    """Load the compiled library as a function.
+    """Load the compiled library as a function. One that was compiled ``WITHOUT_WEIGHTS`` reads ``weights`` where they lie.
 
-    Args:
-        path: the library.
-        threads: threads of each call.
-        weights: for a library compiled ``WITHOUT_WEIGHTS``, all its weights by name; it reads them where they lie.
     Raises: BackendError: inductor refuses it, or a weight is missing.
     """
     try:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import torch
 
-from autosplit.backends.base import Runnable
 from autosplit.tracing.splitting import saved_limits
 from autosplit.tracing.valueranges import Assumed
+
+Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+"""One call of a stage, on one thread at a time: from inputs, which are only read, to outputs with the strides of their specs."""
 
 Check = Callable[[Sequence[torch.Tensor]], None]
 

@@ -6,12 +6,11 @@ The stage's graph is rewritten, so that its weights are converted once. OpenVINO
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
 
-from autosplit.tracing.programs import Observer
+from autosplit.tracing.programs import observed
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.tensorspec import zeros
 from autosplit.values.samples import Precision
@@ -105,13 +104,9 @@ def _cast(graph: fx.Graph, node: fx.Node, dtype: torch.dtype, owner: fx.Node) ->
 
 
 def _float_nodes(program: StageProgram) -> set[fx.Node]:
-    """The nodes whose value is an f32 tensor, found by a pass on zeros."""
-    found: set[fx.Node] = set()
-
-    def see(node: fx.Node, value: Any) -> None:
-        if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
-            found.add(node)
-
-    with torch.inference_mode():
-        Observer(program.module, see).run(*map(zeros, program.inputs))
-    return found
+    """The nodes whose value is an f32 tensor."""
+    _, specs = observed(program.module, list(map(zeros, program.inputs)), computed=False)
+    dtypes = {name: spec.torch_dtype for name, spec in specs.items()}
+    nodes = program.module.graph.nodes
+    dtypes |= {node.name: program.weights[str(node.target)].dtype for node in nodes if node.op == "get_attr"}
+    return {node for node in nodes if dtypes.get(node.name) == torch.float32}

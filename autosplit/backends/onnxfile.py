@@ -8,7 +8,6 @@ import contextlib
 import json
 import secrets
 import shlex
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from autosplit.backends.quiet import quiet
 from autosplit.backends.translating import translations
 from autosplit.compat.runtimes import kept_translations
 from autosplit.errors import BackendError
-from autosplit.files import hidden_beside
+from autosplit.files import drafted
 from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json, read_text
 from autosplit.tracing.flattening import SORT, sorts_integers
 from autosplit.tracing.freesizes import any_strides
@@ -97,8 +96,6 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True, starts: Ma
     """Export a stage to ``path``.
 
     Args:
-        program: the stage.
-        path: the ``.onnx`` file.
         dense: True for inputs and outputs in the dense shapes of their ports, False for their logical shapes.
         starts: offset in bytes of each weight in the weights file beside ``path``; if None, weights go to ``path`` + '.data'.
     Raises: BackendError: the exporter refuses ops, which the message names with the reasons.
@@ -231,7 +228,7 @@ def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
     if not (folder / PORTS).is_file():
         kept = None if program.packages else exportcache.place(folder)
         if kept is None or not exportcache.take(kept, folder):
-            files = _write_files(program, folder)
+            files = _write_files(program, folder, partial(write_onnx, program, starts=weight_starts(folder / WEIGHTS)))
             if kept is not None:
                 exportcache.keep(kept, files)
     return open_onnx(folder)
@@ -283,16 +280,13 @@ def _write_fixed(
     ir.save(model, path)
 
 
-def _write_files(program: StageProgram, folder: Path, write: Callable[[Path], None] | None = None) -> list[Path]:
-    """Export the stage to ``folder``, or ``write`` its file; the last of the files that are returned names the first one."""
+def _write_files(program: StageProgram, folder: Path, write: Callable[[Path], None]) -> list[Path]:
+    """``write`` the file of a stage to ``folder``; the last of the files that are returned names the first one."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{secrets.token_hex(4)}.onnx"  # another process may prepare the same stage
     draft = path.with_suffix(".json")
     try:
-        if write is None:
-            write_onnx(program, path, starts=weight_starts(folder / WEIGHTS))
-        else:
-            write(path)
+        write(path)
         specs = {"inputs": [asdict(s) for s in program.inputs], "outputs": [asdict(s) for s in program.outputs]}
         draft.write_text(json.dumps({"file": path.name, "free": bool(program.free), **specs}), encoding="utf-8")
         draft.replace(folder / PORTS)
@@ -325,14 +319,10 @@ def require_shared(stage: OnnxStage, runtime: str) -> None:
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to build in, which is renamed to ``path`` at the end, unless another process made ``path`` first."""
-    building = hidden_beside(path)
-    building.mkdir()
-    try:
+    with drafted(path) as building:
         yield building
         with contextlib.suppress(OSError):
             building.rename(path)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def _ports(specs: Sequence[TensorSpec]) -> tuple[Port, ...]:

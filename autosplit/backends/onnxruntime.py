@@ -26,7 +26,6 @@ import torch
 
 from autosplit.backends.aligning import align
 from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, require_precision
-from autosplit.backends.limiting import check_of, with_check
 from autosplit.backends.onnxfile import (
     ELEMENT_TYPES,
     ONNX,
@@ -88,11 +87,8 @@ class OnnxRuntimeBackend(FileBackend):
         if first is not None and not any(folder.rglob(f"*.{SHARED}")):
             share(*([place / OPTIMISED / MODEL for place in piece_folders(one)] for one in (folder, first)))
 
-    def load(
-        self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
-    ) -> Runnable:
+    def open(self, folder: Path, threads: int, precision: Precision, shared: bool, trust: bool) -> Runnable:
         """Open a session on the optimised file of each piece."""
-        require_precision(self, precision)
 
         def opened(place: Path) -> Runnable:
             return session_runnable(open_optimised(place), threads, shared)
@@ -100,7 +96,7 @@ class OnnxRuntimeBackend(FileBackend):
         def linked(place: Path, inputs: Sequence[torch.Tensor], memory: Memory) -> Linked | None:
             return linked_session(open_optimised(place), threads, shared, inputs, memory)
 
-        return with_check(in_pieces(folder, opened, threads, trust, linked), check_of(folder, self.assumed))
+        return in_pieces(folder, opened, threads, trust, linked)
 
     def refuses_kind(self, kind: str) -> str | None:
         """Name the provider that this build of ONNX Runtime lacks."""
@@ -140,11 +136,7 @@ def optimise(source: Path, target: Path) -> None:
     for packed in ("1", "0"):
         options = _writing_options(target)
         options.add_session_config_entry("session.save_external_prepacked_constant_initializers", packed)
-        try:
-            _open_session(source, options)
-        except BackendError as failure:
-            require_room(target, source)
-            raise failure
+        _write_graph(source, target, options)
         with contextlib.suppress(ValueError):
             return align(target)
     raise BackendError(f"the file that ONNX Runtime {version_of('onnxruntime')} optimised from '{source}' cannot be read")
@@ -160,11 +152,7 @@ def fuse(source: Path, target: Path) -> None:
 
     options = _writing_options(target)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    try:
-        _open_session(source, options, disabled=["ConstantFolding"])
-    except BackendError as failure:
-        require_room(target, source)
-        raise failure
+    _write_graph(source, target, options, disabled=["ConstantFolding"])
     align(target)
 
 
@@ -177,14 +165,18 @@ def _writing_options(target: Path) -> Any:
     return options
 
 
-def require_room(target: Path, source: Path) -> None:
-    """Raise OSError if the disk has no room for a copy of the files beside ``source``.
+def _write_graph(source: Path, target: Path, options: Any, disabled: Sequence[str] | None = None) -> None:
+    """Open a session that writes its graph.
 
-    ONNX Runtime says of a full disk only that it failed to write.
+    Raises: BackendError: as ``_open_session``. OSError: the disk is full, of which ONNX Runtime says only that writing failed.
     """
-    needed_bytes = sum(path.stat().st_size for path in source.parent.glob("*") if path.is_file())
-    if shutil.disk_usage(target.parent).free < needed_bytes:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    try:
+        _open_session(source, options, disabled=disabled)
+    except BackendError:
+        needed_bytes = sum(path.stat().st_size for path in source.parent.glob("*") if path.is_file())
+        if shutil.disk_usage(target.parent).free < needed_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+        raise
 
 
 def _open_session(
@@ -198,6 +190,14 @@ def _open_session(
         return onnxruntime.InferenceSession(path, options, providers=chosen, disabled_optimizers=disabled)
     except Exception as failure:
         raise BackendError(f"ONNX Runtime refuses the stage: {_reason(str(failure), path)}") from failure
+
+
+def _told(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call ONNX Runtime. Raises: RuntimeError: it fails, in its own words."""
+    try:
+        return call(*arguments)
+    except Exception as failure:
+        raise RuntimeError(_reason(str(failure))) from None
 
 
 def _reason(text: str, path: Path | None = None) -> str:
@@ -250,10 +250,7 @@ def linked_session(stage: OnnxStage, threads: int, shared: bool, inputs: Sequenc
     copied = [one for one in made if one[0].copied]
 
     def run() -> None:
-        try:
-            binding.run()
-        except Exception as failure:
-            raise RuntimeError(_reason(str(failure))) from None
+        _told(binding.run)
         for port, value, copy in copied:
             port.restore(value, copy)
 
@@ -289,11 +286,7 @@ def free_runnable(session: Any, stage: OnnxStage) -> Runnable:
     outputs = [port.name for port in stage.outputs]
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        try:
-            made = session.run(outputs, stage.arrays(inputs))
-        except Exception as failure:
-            raise RuntimeError(_reason(str(failure))) from None
-        return stage.restored(made)
+        return stage.restored(_told(session.run, outputs, stage.arrays(inputs)))
 
     return run
 
@@ -320,10 +313,7 @@ def bound_runnable(session: Any, stage: OnnxStage, device: torch.device) -> Runn
             source.read(dense(value))
         for target in targets:
             target.renew()
-        try:
-            binding.run()
-        except Exception as failure:
-            raise RuntimeError(_reason(str(failure))) from None
+        _told(binding.run)
         outputs = [target.own() for target in targets]
         return [port.restore(value) for port, value in zip(stage.outputs, outputs, strict=True)] if restoring else outputs
 

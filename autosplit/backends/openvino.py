@@ -21,7 +21,7 @@ import torch
 
 from autosplit.backends.base import Backend, Done, FileBackend, Precision, Runnable, StreamingBackend, Streams, require_precision
 from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
-from autosplit.backends.limiting import check_of, with_check
+from autosplit.backends.limiting import check_of
 from autosplit.backends.onnxfile import ONNX, OnnxStage, missing_packages, open_onnx, prepare_onnx, require_shared
 from autosplit.backends.pieces import in_pieces, piece_folders, write_pieces
 from autosplit.backends.ports import BoundMemory
@@ -71,16 +71,13 @@ class OpenVinoBackend(FileBackend, StreamingBackend):
             compiled_model(prepare_onnx(piece, place), settings(1, precision))
         (folder / TRIED.format(precision)).touch()
 
-    def load(
-        self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True, trust: bool = False
-    ) -> Runnable:
+    def open(self, folder: Path, threads: int, precision: Precision, shared: bool, trust: bool) -> Runnable:
         """Compile the ONNX file of each piece."""
-        require_precision(self, precision)
 
         def opened(place: Path) -> Runnable:
-            return compiled_runnable(compiled_model(open_onnx(place), settings(threads, precision)))
+            return request_of(compiled_model(open_onnx(place), settings(threads, precision)))
 
-        return with_check(in_pieces(folder, opened, threads, trust), check_of(folder, self.assumed))
+        return in_pieces(folder, opened, threads, trust)
 
     def load_streams(self, folder: Path, threads: int, streams: int, precision: Precision = "f32") -> Streams:
         """Compile the ONNX file for ``streams`` requests at once."""
@@ -156,9 +153,11 @@ class OpenVinoRequest:
             bound.renew()
 
     @_told
-    def infer(self) -> None:
-        """Compute the request that was bound."""
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Compute one request."""
+        self.bind(inputs)
         self.request.infer()
+        return self.outputs()
 
     def start(self, inputs: Sequence[torch.Tensor], done: Done) -> None:
         """Bind and start a request. ``done`` runs in the callback thread of the compiled model, which computes nothing itself.
@@ -212,7 +211,8 @@ class FreeRequest(OpenVinoRequest):
         return self._stage.restored(self.request.get_output_tensor(k).data.copy() for k in range(len(self._stage.outputs)))
 
 
-def _request(compiled: Compiled) -> OpenVinoRequest:
+def request_of(compiled: Compiled) -> OpenVinoRequest:
+    """A compiled stage as a function, which works on one request at a time."""
     return FreeRequest(compiled) if compiled.stage.free else OpenVinoRequest(compiled)
 
 
@@ -242,7 +242,7 @@ class OpenVinoStreams:
     """A stage that computes ``streams`` requests at once; one more is queued, so that no stream waits for the caller."""
 
     def __init__(self, compiled: Compiled, streams: int) -> None:
-        self.contexts = [_request(compiled) for _ in range(streams + 1)]
+        self.contexts = [request_of(compiled) for _ in range(streams + 1)]
         self._turns = cycle(self.contexts)
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> OpenVinoRequest:
@@ -355,18 +355,6 @@ def _reason(text: str) -> str:
     lines = [line.strip().removeprefix("-- ") for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith(("Exception from", "Check '")) and not line.endswith((":", "."))]
     return " ".join((telling or lines)[:2])[:300]
-
-
-def compiled_runnable(compiled: Compiled) -> Runnable:
-    """A compiled stage as a function."""
-    context = _request(compiled)
-
-    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        context.bind(inputs)
-        context.infer()
-        return context.outputs()
-
-    return run
 
 
 BACKEND: Backend = OpenVinoBackend()

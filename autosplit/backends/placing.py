@@ -104,9 +104,7 @@ class PlacedStage:
     """A stage on an accelerator as a function of host tensors; ``begin`` is the first half of a call.
 
     Attributes:
-        accelerator: the device.
         contexts: one for each request that can be in progress.
-        computing: the queue that computes.
         note: the reason if it is not one recorded graph, or ''.
     """
 
@@ -162,12 +160,6 @@ def place_runnable(
 ) -> PlacedStage:
     """Put a stage on an accelerator, warm up its contexts, and record them as graphs if that works.
 
-    Args:
-        accelerator: the device.
-        place: the backend's function that puts the stage there.
-        inputs: the stage's inputs, in order.
-        outputs: its outputs, in order.
-        record: False to record no graphs.
     Raises: BackendError: the backend refuses the stage. An error of the stage on zeros is left to the first request.
     """
     computing = accelerator.queue()

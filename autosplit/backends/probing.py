@@ -2,17 +2,14 @@
 
 import errno
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch import fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from autosplit.backends.opcases import Case, case_of, probe_program
-from autosplit.compat.torchparts import pytree
 from autosplit.tracing.flattening import is_op
-from autosplit.tracing.programs import Observer
 from autosplit.tracing.splitting import StageProgram
-from autosplit.tracing.tensorspec import zeros
+from autosplit.tracing.tensorspec import fake_mode, zeros
 
 Convert = Callable[[torch.nn.Module, Sequence[torch.Tensor]], object]
 """Converts a module with its example inputs, or raises."""
@@ -24,16 +21,9 @@ def refused_ops(program: StageProgram, convert: Convert) -> dict[str, str]:
     Ops that are one case (see ``opcases``) are tried once. Halving costs about log2(cases) conversions for each refused case.
     Raises: OSError: the disk is full, or no more files may be open, which says nothing about ops.
     """
-    seen: dict[fx.Node, Any] = {}
-
-    def see(node: fx.Node, value: Any) -> None:
-        seen[node] = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), value)
-
     with torch.no_grad():
-        Observer(program.module, see).run(*map(zeros, program.inputs))
-    for node, value in seen.items():
-        node.meta["val"] = value
-    cases = {node.name: case for node in seen if is_op(node) and (case := case_of(node)) is not None}
+        FakeTensorProp(program.module, fake_mode([])).propagate(*map(zeros, program.inputs))  # into ``meta["val"]``
+    cases = {node.name: case for node in filter(is_op, program.module.graph.nodes) if (case := case_of(node)) is not None}
     reasons = _refused(list({case.key: case for case in cases.values()}.values()), convert)
     return {name: reasons[case.key] for name, case in cases.items() if case.key in reasons}
 

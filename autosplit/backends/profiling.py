@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from autosplit.backends.base import Runnable
 from autosplit.backends.onnxfile import open_onnx
 from autosplit.backends.pieces import Call, Piece, in_pieces, piece_folders
 from autosplit.compat.torchparts import OpOverload, schema_of
@@ -27,6 +28,7 @@ from autosplit.values.samples import Precision
 FX_NODE = "pkg.torch.onnx.fx_node"
 KERNEL = "_kernel_time"
 MICRO = 1e-6
+_GENERATED_SUFFIX = re.compile(r"(_nchwc|_quantized)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,16 @@ class RuntimeNode:
     kind: str
     samples_s: tuple[float, ...]
     origins: tuple[str, ...] = ()
+
+    def ops(self, names: Mapping[str, str]) -> list[str]:
+        """The ops whose ``names`` the node kept."""
+        found = []
+        for name in self.origins or (self.name,):
+            for piece in (name, *re.split(r"[/ ]", name)):
+                if op := names.get(piece) or names.get(_GENERATED_SUFFIX.sub("", piece)):
+                    found.append(op)
+                    break
+        return list(dict.fromkeys(found))
 
 
 class Probe(Protocol):
@@ -152,20 +164,19 @@ class OpenVinoProbe:
 
 
 class PiecesProbe:
-    """A stage in pieces, each file under its runtime's profiler.
-
-    Args:
-        folder: the prepared stage.
-        threads: its threads.
-        of_file: the profiler of the file in a folder.
-    """
+    """A stage in pieces, each file under its runtime's profiler, which ``of_file`` makes."""
 
     def __init__(self, folder: Path, threads: int, of_file: Callable[[Path], Probe]) -> None:
         self._parts = list[Callable[[], list[RuntimeNode]]]()
 
-        def opened(place: Path) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+        def opened(place: Path) -> Runnable:
             found = of_file(place)
-            self._parts.append(lambda: [_by_ops(node, place.name, onnx_names(place)) for node in found.nodes()])
+
+            def nodes() -> list[RuntimeNode]:
+                names = onnx_names(place)  # of this piece alone: others have the same names
+                return [replace(one, name=f"{place.name}:{one.kind}", origins=tuple(one.ops(names))) for one in found.nodes()]
+
+            self._parts.append(nodes)
             return found.sample
 
         def watched(piece: Piece, call: Call) -> Call:
@@ -184,13 +195,6 @@ class PiecesProbe:
     def nodes(self) -> list[RuntimeNode]:
         """The nodes of the files, by their ops, and between them one for each piece of custom operators."""
         return [node for part in self._parts for node in part()]
-
-
-def _by_ops(node: RuntimeNode, place: str, names: Mapping[str, str]) -> RuntimeNode:
-    """A node of a piece, whose names other pieces have too, with those of its ops that are known."""
-    words = [word for name in node.origins or (node.name,) for word in (name, *re.split("[/ ]", name))]
-    ops = dict.fromkeys(names[word] for word in words if word in names)
-    return replace(node, name=f"{place}:{node.kind}", origins=tuple(ops))
 
 
 def _origins(node: Any) -> tuple[str, ...]:

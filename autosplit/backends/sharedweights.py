@@ -9,9 +9,8 @@ import os
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-from autosplit.backends.aligning import Blob, blobs, set_offsets, tensors_of
+from autosplit.backends.aligning import Blob, blobs, outside, set_offsets
 from autosplit.memory.lives import aligned
 
 SHARED = "shared.data"
@@ -30,7 +29,7 @@ def share(paths: Iterable[Path], firsts: Iterable[Path]) -> None:
     known: dict[bytes, tuple[Path, int]] = {}
     for first in filter(_has_data, firsts):
         with _data_of(first).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for tensor in _outside(onnx.load(str(first), load_external_data=False)):
+            for tensor in outside(onnx.load(str(first), load_external_data=False)):
                 known |= {_digest(data, blob): (_data_of(first), blob[0]) for blob in blobs(tensor).values()}
     for path in filter(_has_data, paths):
         _refer(path, known)
@@ -43,7 +42,7 @@ def _refer(path: Path, known: Mapping[bytes, tuple[Path, int]]) -> None:
     own, model, links = _data_of(path), onnx.load(str(path), load_external_data=False), dict[Path, str]()
     draft = own.with_name(f".{own.name}")
     with own.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, draft.open("wb") as kept:
-        for tensor in _outside(model):
+        for tensor in outside(model):
             own_blobs = blobs(tensor)
             found = {key: known[digest] for key, blob in own_blobs.items() if (digest := _digest(data, blob)) in known}
             if len(found) == len(own_blobs) and len(sources := {source for source, _ in found.values()}) == 1:
@@ -68,11 +67,6 @@ def _data_of(path: Path) -> Path:
 
 def _has_data(path: Path) -> bool:
     return _data_of(path).exists()
-
-
-def _outside(model: Any) -> list[Any]:
-    """The tensors whose data are not in the graph itself."""
-    return [tensor for tensor in tensors_of(model.graph) if tensor.external_data]
 
 
 def _digest(data: mmap.mmap, blob: Blob) -> bytes:

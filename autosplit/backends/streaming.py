@@ -27,8 +27,6 @@ class WeightStream:
     """The copies of the parts of a stage, in the order in which ops need them.
 
     Args:
-        accelerator: the device.
-        computing: the queue that computes.
         parts: the weights of each part, by name.
         following: the part that comes into the buffer of a part after it.
     """

@@ -78,9 +78,7 @@ def faults(program: StageProgram, run: Runnable, values: Values, ops: Sequence[s
     """Op name to the difference between backend and eager on one kind of values, in words; '' for none.
 
     Args:
-        program: a probe program.
         run: the program on the backend.
-        values: the kind of values.
         ops: all ops of the program, or the one that gets values that torch refuses.
     Raises: any exception of the backend on values that torch takes.
     """

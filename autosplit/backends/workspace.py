@@ -10,7 +10,7 @@ from torch import fx
 
 from autosplit.backends.apart import end_idle
 from autosplit.backends.base import Precision, convert, get_backend, require_device
-from autosplit.backends.checking import Reference
+from autosplit.backends.checking import Reference, torch_threads
 from autosplit.backends.onnxfile import fix_sizes
 from autosplit.closing import Closing
 from autosplit.compat.torchparts import num_writes
@@ -41,17 +41,13 @@ def threaded_reference(traced: Traced, threads: Mapping[str, int]) -> Reference:
     eager = _Threaded(traced, threads)
     first, *others = distinct_inputs(traced.example_inputs, NUM_DISTINCT)
     work, expected = [first], list[Microbatch]()
-    before = torch.get_num_threads()
     start = time.perf_counter()
-    try:
-        with torch.inference_mode():
-            expected.append(tuple(eager.run(*first)))
-            for inputs in others[:1] if time.perf_counter() - start > SLOW_S else others:
-                with suppress(Exception):  # it may take integers in one order only, such as offsets
-                    expected.append(tuple(eager.run(*inputs)))
-                    work.append(inputs)
-    finally:
-        torch.set_num_threads(before)
+    with torch.inference_mode(), torch_threads(torch.get_num_threads()):  # ``eager`` changes it
+        expected.append(tuple(eager.run(*first)))
+        for inputs in others[:1] if time.perf_counter() - start > SLOW_S else others:
+            with suppress(Exception):  # it may take integers in one order only, such as offsets
+                expected.append(tuple(eager.run(*inputs)))
+                work.append(inputs)
     return Reference(unsplit(traced), work, expected)
 
 
@@ -75,7 +71,6 @@ class Workspace(Closing):
         """The folder of a stage, saved if it was not.
 
         Args:
-            program: the stage.
             there: where it is saved already, to be left there.
             weights_of: a folder of this workspace, of a stage with the same weights, whose file it shares.
         """

@@ -27,7 +27,6 @@ class BundlePart(Module):
         folder: the folder; its manifest was read, and its files were compared with it.
         weights_key, weights_bytes: key and size of the weights file.
         part: the row of the table, at the sizes of one variant; a part that ``is_free`` is whole.
-        precision: of the network.
         same_machine: whether processor and versions are equal to the maker's.
         trust: whether the user trusts the maker of the bundle, so that the part may call every operator.
     """
@@ -93,9 +92,7 @@ class BundlePart(Module):
         blob = self.folder / part.files[BLOB] if self.same_machine and BLOB in part.files else None
         chosen = openvino.settings(threads, self.precision, streams)
         compiled = openvino.open_ir(stage, self.folder / WEIGHTS, chosen, blob)._replace(turned=turned)
-        if streams > 1:
-            return openvino.OpenVinoStreams(compiled, streams)
-        return openvino.compiled_runnable(compiled)
+        return openvino.OpenVinoStreams(compiled, streams) if streams > 1 else openvino.request_of(compiled)
 
     def _place(self, accelerator: Any, device: str) -> "Runnable":
         from autosplit.backends.placing import place_runnable

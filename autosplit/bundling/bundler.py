@@ -12,14 +12,14 @@ import torch
 
 from autosplit.arguments import checked
 from autosplit.bundling.drafting import Draft, draft_each_size, written
-from autosplit.bundling.manifest import Manifest, Network, Part, Ranges, file_of, write_manifest
+from autosplit.bundling.manifest import File, Manifest, Network, Part, Ranges, write_manifest
 from autosplit.bundling.nativedriver import write_native_driver
 from autosplit.bundling.packing import pack
 from autosplit.bundling.weightpool import WeightPool
 from autosplit.deploying.networks import split_each_size
 from autosplit.devices.discovering import cpu_name, versions
 from autosplit.errors import UsageError
-from autosplit.files import hidden_beside, unwritable
+from autosplit.files import drafted, file_hash, unwritable
 from autosplit.progress import Progress, quiet
 from autosplit.scratch import scratch_folder
 from autosplit.tracing.capturing import Traced
@@ -55,7 +55,6 @@ def write_bundle(
     """
     path = Path(path)
     require_absent(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with _whole(path, zipped) as folder:
         return fill_bundle(networks, folder, progress, trust=trust)
 
@@ -97,7 +96,7 @@ def fill_bundle(
         backends = sorted({stage.backend for _, plan in networks.values() for stage in plan.stages})
         manifest = Manifest(
             networks=made,
-            files={file.name: file_of(file) for file in sorted(folder.iterdir())},
+            files={file.name: File(file.stat().st_size, file_hash(file)) for file in sorted(folder.iterdir())},
             weights_key=key,
             versions={"python": platform.python_version(), **versions(backends)},
             cpu=cpu_name(),
@@ -153,21 +152,14 @@ def _network(family: Family, plan: Plan, answer: Mapping[str, Any], parts: Seque
 @contextmanager
 def _whole(path: Path, zipped: bool) -> Iterator[Path]:
     """A hidden folder beside ``path`` to build in, which becomes the bundle at the end."""
-    building = hidden_beside(path)
-    building.mkdir()
-    try:
+    with drafted(path) as building:
         yield building
-        if zipped:
-            packed = hidden_beside(path)
-            try:
-                pack(building, packed)
-                packed.rename(path)
-            finally:
-                packed.unlink(missing_ok=True)
-        else:
+        if not zipped:
             building.rename(path)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+            return
+        with drafted(path) as packed:
+            pack(building, packed / path.name)
+            (packed / path.name).rename(path)
 
 
 def output_containers(traced: Traced) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import torch
 
 from autosplit.backends import inductor, openvino
-from autosplit.backends.aligning import tensors_of
+from autosplit.backends.aligning import blobs, outside, set_offsets
 from autosplit.backends.apart import apart
 from autosplit.backends.base import Precision, convert, get_backend, require_precision, require_streams
 from autosplit.backends.channels import last
@@ -124,17 +124,13 @@ def _onnxruntime(program: StageProgram, stage: Stage, precision: Precision, pool
 
     convert(_write_fused, program, scratch, doing=_doing(program, stage))
     model = onnx.load(str(scratch / "fused.onnx"), load_external_data=False)
-    outside = [tensor for tensor in tensors_of(model.graph) if tensor.external_data]
-    data = _mapped(scratch / "fused.onnx.data") if outside else b""
-    contents = []
-    for tensor in outside:
-        fields = {entry.key: entry.value for entry in tensor.external_data}
-        contents.append(_add(pool, data, int(fields.get("offset", 0)), int(fields["length"])))
+    tensors = outside(model)
+    data = _mapped(scratch / "fused.onnx.data") if tensors else b""
+    contents = [{key: _add(pool, data, *blob) for key, blob in blobs(tensor).items()} for tensor in tensors]
 
     def finish(folder: Path, stem: str, starts: Mapping[str, int]) -> dict[str, str]:
-        for tensor, content in zip(outside, contents, strict=True):
-            for entry in tensor.external_data:
-                entry.value = {"location": WEIGHTS, "offset": str(starts[content])}.get(entry.key, entry.value)
+        for tensor, held in zip(tensors, contents, strict=True):
+            set_offsets(tensor, {key: starts[content] for key, content in held.items()}, WEIGHTS)
         (folder / f"{stem}.onnx").write_bytes(model.SerializeToString())
         return {ONNX: f"{stem}.onnx"}
 

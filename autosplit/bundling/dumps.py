@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from autosplit.bundling.manifest import Network
 from autosplit.bundling.openbundle import OpenBundle
 from autosplit.errors import BundleError, UsageError
-from autosplit.files import hidden_beside, read_mapping
+from autosplit.files import drafted, read_mapping
 from autosplit.parsing import MALFORMED
 from autosplit.tracing.differing import compare
 from autosplit.tracing.tensorspec import zeros
@@ -76,12 +76,11 @@ def write_dump(bundle: OpenBundle, policy: str, inputs: Mapping[str, torch.Tenso
         raise UsageError("the bundle was loaded without its cuts; give load_bundle(..., cuts=True)")
     made = zip(wanted, bundle.run(inputs), strict=True)
     values = {name: value.clone(memory_format=torch.contiguous_format) for name, value in [*inputs.items(), *made]}
-    draft = hidden_beside(folder)
-    draft.mkdir(parents=True)
-    save_file(values, draft / VALUES)
     table = {"graph": network.graph, "policy": policy, "inputs": network.inputs, "parts": parts}
-    (draft / TABLE).write_text(json.dumps({"schema": SCHEMA, **table}, indent=1), encoding="utf-8")
-    draft.rename(folder)
+    with drafted(folder) as draft:
+        save_file(values, draft / VALUES)
+        (draft / TABLE).write_text(json.dumps({"schema": SCHEMA, **table}, indent=1), encoding="utf-8")
+        draft.rename(folder)
 
 
 def read_dump(folder: Path) -> Dump:

@@ -13,7 +13,7 @@ from autosplit.bundling.bundlecheck import MANIFEST as MANIFEST
 from autosplit.bundling.bundlecheck import SCHEMA, file_faults, manifest_faults
 from autosplit.bundling.bundlecheck import WEIGHTS as WEIGHTS
 from autosplit.errors import BundleError, DeviceError, raise_faults
-from autosplit.files import content_hash, file_hash, from_plain, read_mapping
+from autosplit.files import content_hash, from_plain, read_mapping
 from autosplit.parsing import shown
 from autosplit.tracing.tensorspec import TensorSpec, spec_fault
 from autosplit.values.machine import parse_device
@@ -62,7 +62,6 @@ class Part(Form):
     """A stage of a plan, ready to run; its own values and files are those of variant 0, the largest.
 
     Attributes:
-        name: the stage's name.
         backend: the backend that its files are for.
         devices: the devices of the plan, one for each replica; ``mapped_devices`` finds devices of the loading machine for them.
         threads, streams, load_s: as in the plan's stage.
@@ -119,7 +118,6 @@ class Network:
     """One plan of the bundle: an entry point.
 
     Attributes:
-        source: the spec from which the model was made.
         graph, plan: the hashes of the graph and of the plan.
         precision, microbatch, queue_depth: as in the plan.
         inputs, outputs: the names of the values that a request gives and gets, in order.
@@ -146,7 +144,6 @@ class Manifest:
     """The contents of a bundle.
 
     Attributes:
-        networks: the entry points by name.
         files: every other file of the bundle by name.
         weights_key: the key that the weights file names, so that another one in its place is noticed.
         versions: package to version, of the machine that made the bundle.
@@ -194,11 +191,6 @@ def read_manifest(folder: Path) -> Manifest:
         raise BundleError(f"bundle file '{path}' is damaged: {failure}. Make the bundle again.") from None
     raise_faults(BundleError, f"bundle file '{path}' does not fit together", list(_faults(manifest)))
     return manifest
-
-
-def file_of(path: Path) -> File:
-    """Size and hash of a file."""
-    return File(path.stat().st_size, file_hash(path))
 
 
 def check_files(folder: Path, files: Mapping[str, File], hashed: bool) -> None:

@@ -6,8 +6,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -19,6 +18,7 @@ from autosplit.bundling.driver import Fitter
 from autosplit.bundling.manifest import WEIGHTS, Manifest, Network, Part, check_files
 from autosplit.bundling.packing import unpacked
 from autosplit.bundling.partchain import as_one_stage
+from autosplit.closing import Closing
 from autosplit.devices.discovering import PACKAGES, Devices, as_machine, cpu_name, discover
 from autosplit.devices.limits import affinity
 from autosplit.errors import BundleError, MissingExtraError, PlanError, UsageError, raise_faults
@@ -32,7 +32,7 @@ from autosplit.versions import version_of
 Policy = Literal["serial", "threads", "processes"]
 
 
-class OpenBundle:
+class OpenBundle(Closing):
     """A network of a bundle that runs; open until ``close``, best used in a ``with`` block.
 
     ``engine`` takes requests as a Pipeline does: ``run``, ``run_many``, ``stream`` and ``submit`` of flat tensors, which have the
@@ -76,12 +76,6 @@ class OpenBundle:
         """End the engine and remove the files that were unpacked."""
         self._opened.close()
 
-    def __enter__(self) -> "OpenBundle":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._opened.__exit__(kind, value, trace)
-
     def __repr__(self) -> str:
         return f"OpenBundle({self.name!r}, {len(self.network.parts)} parts)"
 
@@ -119,7 +113,8 @@ def load_bundle(
     Raises: BundleError: the bundle is damaged, of another version, or needs native code or custom operators. BackendError: a
         runtime refuses a part. MissingExtraError: a runtime is not installed. DeviceError: a device is not here.
     """
-    policy = policy_of(policy)
+    if policy not in get_args(Policy):
+        raise UsageError(f"policy must be one of {', '.join(get_args(Policy))}, but is {policy!r}")
     with ExitStack() as stack:
         folder, manifest = stack.enter_context(unpacked(Path(path)))
         name = manifest.network(network)
@@ -139,13 +134,6 @@ def load_bundle(
             run = Pipeline if stage.module.isolated else InProcess
             engine = stack.enter_context(run([stage], chosen.inputs, outputs))
         return OpenBundle(manifest, name, engine, stack.pop_all())
-
-
-def policy_of(text: str) -> Policy:
-    """The policy of this name. Raises: UsageError: there is none."""
-    if text not in get_args(Policy):
-        raise UsageError(f"policy must be one of {', '.join(get_args(Policy))}, but is {text!r}")
-    return cast(Policy, text)
 
 
 def require_runtimes(network: Network) -> None:
@@ -180,15 +168,8 @@ def place_parts(folder: Path, manifest: Manifest, name: str, devices: Devices | 
     same = manifest.cpu == cpu_name() and installed.items() <= manifest.versions.items()
 
     def module(part: Part) -> BundlePart:
-        return BundlePart(
-            folder=folder.resolve(),
-            weights_key=manifest.weights_key,
-            weights_bytes=manifest.files[WEIGHTS].num_bytes,
-            part=part,
-            precision=network.precision,
-            same_machine=same,
-            trust=trust,
-        )
+        weights_bytes = manifest.files[WEIGHTS].num_bytes
+        return BundlePart(folder.resolve(), manifest.weights_key, weights_bytes, part, network.precision, same, trust)
 
     def placement(part: Part, on: tuple[Device, ...]) -> StagePlacement:
         forms = part.at_each_size()

@@ -19,6 +19,9 @@ Step = Callable[[dict[str, torch.Tensor]], None]
 """Runs a part: adds its outputs to the values of a request, and drops those that no later part reads."""
 
 
+Shapes = tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class PartChain(Module):
     """Parts in topological order, joined by the names of their values: a module for the caller's process or for one worker.
@@ -59,11 +62,10 @@ class PartChain(Module):
     def load(self, threads: int, device: str, shared: bool, streams: int = 1) -> "Runnable":
         """Load every part, each for its own number of threads. Raises: BackendError: a runtime refuses one."""
         steps = self._steps(threads, device, shared)
-        variants = {tuple(spec.shape for spec in specs): number for number, specs in reversed(list(enumerate(self.inputs)))}
 
         def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             values = self._named(inputs)
-            for part, step in steps[variants[tuple(tuple(value.shape) for value in inputs)]]:
+            for part, step in steps[_shapes(inputs)]:
                 try:
                     step(values)
                 except Exception as failure:
@@ -74,9 +76,8 @@ class PartChain(Module):
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Run the parts anew up to the one that raises; return its failing op."""
-        values, shapes = self._named(inputs), [tuple(value.shape) for value in inputs]
-        variant = next(k for k, specs in enumerate(self.inputs) if [spec.shape for spec in specs] == shapes)
-        for part, step in self._steps(1, "cpu:0", True)[variant]:
+        values = self._named(inputs)
+        for part, step in self._steps(1, "cpu:0", True)[_shapes(inputs)]:
             given = [values[spec.name] for spec in part.inputs]
             try:
                 step(values)
@@ -87,8 +88,8 @@ class PartChain(Module):
     def _named(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         return {spec.name: value for spec, value in zip(self.inputs[0], inputs, strict=True)}
 
-    def _steps(self, threads: int, device: str, shared: bool) -> list[list[tuple[StagePlacement, Step]]]:
-        """For each variant the parts, each with its step, which drops the values that nothing after it needs."""
+    def _steps(self, threads: int, device: str, shared: bool) -> dict[Shapes, list[tuple[StagePlacement, Step]]]:
+        """By the shapes of each variant the parts, each with its step, which drops the values that nothing after it needs."""
         last = {spec.name: number for number, part in enumerate(self.parts) for spec in part.inputs}
         found: list[list[tuple[StagePlacement, Step]]] = [[] for _ in self.inputs]
         for number, part in enumerate(self.parts):
@@ -100,7 +101,11 @@ class PartChain(Module):
                     run = one.module.load(part.threads or threads, device, shared, part.streams)
                     loaded.append((one.module, run))
                 steps.append((one, _step(one, run, dropped)))
-        return found
+        return dict(reversed([*zip(map(_shapes, self.inputs), found, strict=True)]))
+
+
+def _shapes(values: Sequence[torch.Tensor | TensorSpec]) -> Shapes:
+    return tuple(tuple(value.shape) for value in values)
 
 
 def _step(part: StagePlacement, run: "Runnable", dropped: Sequence[str]) -> Step:

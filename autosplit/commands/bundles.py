@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -37,7 +37,7 @@ class Bundle(Output):
         ),
     ] = False
     network: Annotated[str | None, typer.Option(help="For run: the entry point, if there are several.")] = None
-    policy: Annotated[str, typer.Option(help="For run: serial, threads or processes.")] = "serial"
+    policy: Annotated[Literal["serial", "threads", "processes"], typer.Option(help="For run: who computes.")] = "serial"
     devices: Annotated[str | None, typer.Option(help="For run: devices, as for the other commands; default: the plan's.")] = None
     inputs: Annotated[Path | None, typer.Option(help="For run: a dump with the inputs; default: random ones, seed 0.")] = None
     dump: Annotated[Path | None, typer.Option(help="For run: a new folder for every tensor on a cut.")] = None
@@ -56,7 +56,7 @@ def bundle(given: Bundle) -> None:
         raise UsageError(
             f"'bundle {action}' takes {NUM_WORDS[action]} name{'s' * (NUM_WORDS[action] > 1)}, and {len(rest)} are given"
         )
-    actions: dict[str, Callable[..., None]] = {"show": _show, "verify": _verify, "run": _run, "compare": _compare}
+    actions: dict[str, Callable[..., None]] = {"show": _show, "verify": _show, "run": _run, "compare": _compare}
     return actions[action](given, *map(Path, rest))
 
 
@@ -83,25 +83,21 @@ def _make(given: Bundle, plans: list[str], path: Path) -> None:
 
 
 def _show(given: Bundle, path: Path) -> None:
-    from autosplit.bundling.packing import unpacked
-
-    with unpacked(path) as (_, manifest):
-        _show_manifest(given, path, manifest)
-
-
-def _verify(given: Bundle, path: Path) -> None:
     from autosplit.bundling.manifest import check_files
     from autosplit.bundling.packing import unpacked
 
+    verify = given.words[0] == "verify"
     with unpacked(path) as (folder, manifest):
-        check_files(folder, manifest.files, hashed=True)
+        if verify:
+            check_files(folder, manifest.files, hashed=True)
     _show_manifest(given, path, manifest)
-    say(f"every file of '{path}' has the size and the hash that the manifest says")
+    if verify:
+        say(f"every file of '{path}' has the size and the hash that the manifest says")
 
 
 def _run(given: Bundle, path: Path) -> None:
     from autosplit.bundling.dumps import example_inputs, read_dump, write_dump
-    from autosplit.bundling.openbundle import load_bundle, policy_of
+    from autosplit.bundling.openbundle import load_bundle
 
     kept = read_dump(given.inputs) if given.inputs else None
     with bars(err) as progress:
@@ -110,7 +106,7 @@ def _run(given: Bundle, path: Path) -> None:
         with load_bundle(
             path,
             network=given.network,
-            policy=policy_of(given.policy),
+            policy=given.policy,
             devices=given.devices,
             trust=given.trust,
             cuts=given.dump is not None,

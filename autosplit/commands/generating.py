@@ -22,7 +22,6 @@ from autosplit.values.sequences import Sequences, sequence_numbers
 if TYPE_CHECKING:
     import torch
 
-    from autosplit.deploying.setup import Budget
     from autosplit.generating.generators import Generator
     from autosplit.generating.texts import Texts
 
@@ -109,17 +108,6 @@ class Generate(Sampled):
             )
         return Sequences(**{"prompt": longest, "new": self.max_new_tokens} | numbers)
 
-    @property
-    def constraints(self) -> Constraints:
-        """The demands on the plan."""
-        return Constraints(num_stages=self.stages)
-
-    def spending(self) -> "Budget":
-        """Limits of time for the planner."""
-        from autosplit.deploying.setup import Budget
-
-        return Budget(planner_s=None if self.time_limit is None else seconds(self.time_limit))
-
 
 def generate(given: Generate) -> None:
     """Generate tokens: trace, measure and plan a language model, open it, and continue the prompts."""
@@ -128,6 +116,7 @@ def generate(given: Generate) -> None:
     if Path(given.model).is_dir():  # else a prompt of text would be refused for want of a tokenizer
         raise UsageError(f"model '{given.model}' is a folder; a checkpoint is named as 'transformers:{given.model}'")
     start(lambda: given.backends)
+    from autosplit.deploying.setup import Budget
     from autosplit.generating.sampling import Sampling
     from autosplit.generating.texts import load_texts
     from autosplit.generation import generator
@@ -150,11 +139,11 @@ def generate(given: Generate) -> None:
             else generator(
                 given.model,
                 machine,
-                given.constraints,
+                Constraints(num_stages=given.stages),
                 **given.sequences(longest).given,
                 prompts=prompts,
                 setup=given.setup(progress, log(given)),
-                budget=given.spending(),
+                budget=Budget(planner_s=None if given.time_limit is None else seconds(given.time_limit)),
             )
         )
     with opened:

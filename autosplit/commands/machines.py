@@ -35,7 +35,6 @@ def opened_machine(
     """Yield the devices that a command names, and the hosts that they are on, if it names a cluster.
 
     Args:
-        given: the command's options.
         devices: names of the devices to use if the options name none.
         here: as for ``machine_for``.
         timed: whether the times of a device that is not here must be known.

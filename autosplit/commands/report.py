@@ -26,14 +26,7 @@ FIGURE = re.compile(r"(.*\()([\d.]+)( [^()]*\))")
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str = "", below: str = "", hide: Sequence[str] = ()) -> Group:
-    """Any rows as a table. The name of a column says its unit, and numbers stand at the right.
-
-    Args:
-        rows: mappings with the same keys.
-        title: a line above the table.
-        below: text after the table.
-        hide: columns to leave out.
-    """
+    """Rows with the same keys as a table. The name of a column says its unit, and numbers stand at the right."""
     columns = tuple(_column(name, [row[name] for row in rows]) for name in (rows[0] if rows else ()) if name not in hide)
     made = [Columns(columns)] if columns else []
     # rich leaves some control characters of a Text out, so they are escaped before

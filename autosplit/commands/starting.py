@@ -8,9 +8,6 @@ import psutil
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.preloading import load
 
-LOADED = ("autosplit.api", "autosplit.compat.exporter")
-"""Modules that such a command needs in any case."""
-
 
 def start(backends: Callable[[], Sequence[str]]) -> float:
     """Start the fork server, which imports torch, and load meanwhile the modules that the command needs.
@@ -25,5 +22,5 @@ def start(backends: Callable[[], Sequence[str]]) -> float:
     from autosplit.backends.warming import begin_loading
 
     begin_loading(backends())
-    load(*LOADED)
+    load("autosplit.api", "autosplit.compat.exporter")  # such a command needs them in any case
     return time.time() - psutil.Process().create_time()

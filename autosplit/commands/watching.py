@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
+from autosplit.closing import Closing
 from autosplit.commands.console import out, show
 from autosplit.commands.options import Output
 from autosplit.commands.report import table
@@ -80,7 +80,7 @@ def watched(console: Console, watch: bool) -> Iterator[tuple[Progress, Callable[
             yield progress, None
 
 
-class Watcher:
+class Watcher(Closing):
     """Shows the tables of a host every second while a block runs; in a terminal, new tables replace old ones."""
 
     def __init__(self, console: Console) -> None:
@@ -90,6 +90,8 @@ class Watcher:
         self._ended = threading.Event()
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._thread = threading.Thread(target=self._watch, name="autosplit-watcher", daemon=True)
+        self._live.start()
+        self._thread.start()
 
     def observe(self, host: Any) -> None:
         """Show this host from now on."""
@@ -99,12 +101,8 @@ class Watcher:
         """Keep the name of the step, which the line above the table shows."""
         self._doing = f"{share:4.0%}  {text}"
 
-    def __enter__(self) -> "Watcher":
-        self._live.start()
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Take the tables away."""
         self._ended.set()
         self._thread.join()
         self._live.stop()

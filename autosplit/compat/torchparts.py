@@ -14,29 +14,16 @@ from torch.export import ExportedProgram
 from autosplit.compat.tried import needs
 
 with needs("torch"):
-    from torch._C._functorch import is_functorch_wrapped_tensor
-    from torch._guards import detect_fake_mode
+    from torch._C._functorch import is_functorch_wrapped_tensor as is_functorch_wrapped_tensor
+    from torch._guards import detect_fake_mode as detect_fake_mode
     from torch._library.custom_ops import OPDEFS
     from torch._library.simple_registry import singleton
-    from torch._ops import OpOverload
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-    from torch.utils import _pytree as pytree
+    from torch._ops import OpOverload as OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch.utils import _pytree
 
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "OpOverload",
-    "custom_source",
-    "detect_fake_mode",
-    "expression_of",
-    "is_functorch_wrapped_tensor",
-    "num_writes",
-    "pytree",
-    "renamed",
-    "schema_of",
-    "stores_of",
-    "with_graph",
-]
+pytree = _pytree
 
 
 def schema_of(operator: OpOverload) -> Any:

@@ -44,7 +44,6 @@ def with_weights(graph: Graph, modules: dict[str, int], devices: dict[str, int],
     """The map with modules joined where everything in them is on one device, and with weights that no named module holds.
 
     Args:
-        graph: the model.
         modules: module path to device number.
         devices: op name to device number.
         unread: weights that no op reads. accelerate wants a device for them too: that of a module beside them.

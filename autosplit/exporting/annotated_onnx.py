@@ -23,13 +23,7 @@ PROVIDERS = {"cpu": "cpu", "cuda": "gpu"}
 def annotated_model(
     paths: Sequence[Path], programs: Sequence[StageProgram], inputs: Sequence[str], outputs: Sequence[str]
 ) -> Any:
-    """One model of all stages, each node with the name of its stage.
-
-    Args:
-        paths: the ONNX file of each stage.
-        programs: the stages.
-        inputs, outputs: names of the model's inputs and outputs.
-    """
+    """One model of all stages, each node with the name of its stage; ``paths`` are the files of the stages."""
     from onnxscript import ir
 
     values, functions, opsets = dict[str, Any](), dict[Any, Any](), dict[str, int]()

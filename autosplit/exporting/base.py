@@ -4,7 +4,6 @@ import contextlib
 import importlib
 import json
 import platform
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +13,7 @@ from typing import Any, cast
 from autosplit.backends.base import convert
 from autosplit.backends.onnxfile import write_onnx
 from autosplit.errors import MissingExtraError, TraceError, UsageError, close_names, raise_faults
-from autosplit.files import hidden_beside, unwritable
+from autosplit.files import drafted, unwritable
 from autosplit.planning.predicting import predict
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.family import Family
@@ -38,8 +37,6 @@ class Job:
     """A plan to export, with its model and machine.
 
     Attributes:
-        traced: the model.
-        plan: its plan.
         profile: measured ops, from which the cost of a target's rules is computed; None if nothing was measured.
         family: the model at several sizes, for a plan of such requests.
     """
@@ -87,7 +84,6 @@ class Target:
     """A runtime that a plan is written for.
 
     Attributes:
-        name: the name on the command line.
         writes: the files that it writes, in words.
         lacks: the parts of a plan that it cannot express, in words.
         checked: how the tests check the written files, in words.
@@ -223,26 +219,19 @@ def filled(folder: Path) -> Iterator[Path]:
     A folder that is there stays the same one, for it may be a link, a mount or the current one; ``export.json`` comes last.
     """
     there = folder.exists()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = hidden_beside(folder / "export" if there else folder)
-    building.mkdir()
-    try:
+    with drafted(folder / "export" if there else folder) as building:
         yield building
         if there:
             for part in sorted(building.iterdir(), key=lambda part: part.name == ABOUT):
                 part.rename(folder / part.name)
         else:
             building.replace(folder)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def relabelled(job: Job, places: Mapping[str, int]) -> Plan:
     """The plan with each op on another stage's device, as consecutive runs of ops; each run has the settings of that stage.
 
-    Args:
-        job: the plan and its model.
-        places: op name to the number of the stage whose device it runs on.
+    ``places``: op name to the number of the stage whose device it runs on.
     """
     graph, stages = job.traced.graph, job.plan.stages
     runs = graph.runs(places, places)
@@ -254,7 +243,6 @@ def loss_note(job: Job, moved: Plan, rule: str) -> str:
     """The cost of a target's rules: the plan as the target can express it, compared with the plan itself, both predicted.
 
     Args:
-        job: the plan and its model.
         moved: the plan as the target runs it.
         rule: the rule in words, such as "cuts only between modules".
     """

@@ -89,10 +89,8 @@ def _labels(
     """Op name to the number of its file; a sentence for each op that is in no file or would go backwards joins ``faults``.
 
     Args:
-        graph, files: as in ``from_onnx_stages``.
         homes: weight to the files that hold it for certain.
         perhaps: weight to the first file with its content, which other weights have too.
-        faults: sentences so far.
     """
     label: dict[str, int] = {}
     for op in graph.ops:

@@ -14,12 +14,7 @@ import openvino
 
 
 def compile_whole(folder: str | Path | None = None, devices: str | None = None) -> Any:
-    """The whole model, compiled.
-
-    Args:
-        folder: the exported folder.
-        devices: the devices to compile for, such as ``HETERO:GPU.0,CPU``; by default the devices of the table.
-    """
+    """The whole model, compiled for ``devices`` such as ``HETERO:GPU.0,CPU``; by default for those of the table."""
     folder = Path(folder) if folder is not None else Path(__file__).resolve().parent
     core = openvino.Core()
     model = core.read_model(folder / "model.xml")

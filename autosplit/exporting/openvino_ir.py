@@ -61,7 +61,6 @@ def write_whole(
     Args:
         stages: of each stage its file, OpenVINO's name of its device, and its ``port_names``.
         inputs, outputs: names of the model's inputs and outputs.
-        path: the file of the whole model.
     """
     reader = core()
     import openvino

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,8 @@ def write(job: Job, folder: Path) -> list[str]:
                 "device": "cpu" if device.kind == "cpu" else device.name,
                 "cores": list(device.cores),
                 "threads": stage.threads,
-                "inputs": _described(inputs),
-                "outputs": _described(outputs),
+                "inputs": [asdict(spec) for spec in inputs],
+                "outputs": [asdict(spec) for spec in outputs],
             }
         )
     write_json(folder / RANKS, {"schema": 1, "ranks": ranks})
@@ -101,10 +101,6 @@ def crossing(programs: Sequence[StageProgram], inputs: Sequence[str], outputs: S
         later = {spec.name for other in programs[number + 1 :] for spec in other.inputs} | set(outputs)
         borders.append(tuple(name for name in there if name in later))
     return [*borders, tuple(outputs)]
-
-
-def _described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-    return [{"name": spec.name, "shape": list(spec.shape), "stride": list(spec.stride), "dtype": spec.dtype} for spec in specs]
 
 
 TARGET = Target(

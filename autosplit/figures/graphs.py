@@ -43,7 +43,6 @@ def plot_graph(graph: Graph, plan: Plan | None = None, seconds: Mapping[str, flo
     to another line leaves at the right and comes in at the left.
 
     Args:
-        graph: the model.
         plan: colours the ops by stage; without it all have one colour.
         seconds: op name to seconds; an op's area grows with it.
     """
@@ -142,12 +141,12 @@ def plot_op_costs(graph: Graph, seconds: Mapping[str, float], subject: str = "")
     """Seconds of each op in graph order, and of all ops of each operator.
 
     Args:
-        graph: the model.
         seconds: op name to seconds, for instance a profile's corrected ones.
         subject: where this was measured, for the title.
     Raises: UsageError: an op has no seconds.
     """
-    _require_seconds(graph, seconds)
+    if absent := [op.name for op in graph.ops if op.name not in seconds]:
+        raise UsageError(f"{len(absent)} ops of '{graph.name}' have no seconds, such as '{absent[0]}'; give seconds for every op")
     totals: dict[str, float] = {}
     for op in graph.ops:
         totals[op.operator] = totals.get(op.operator, 0.0) + seconds[op.name]
@@ -212,9 +211,3 @@ def elided(name: str) -> str:
     for long, short in SHORT_NAMES.items():
         name = name.replace(long, short)
     return name if len(name) <= 2 * ELIDED + 1 else f"{name[:ELIDED]}…{name[-ELIDED:]}"
-
-
-def _require_seconds(graph: Graph, seconds: Mapping[str, float]) -> None:
-    absent = [op.name for op in graph.ops if op.name not in seconds]
-    if absent:
-        raise UsageError(f"{len(absent)} ops of '{graph.name}' have no seconds, such as '{absent[0]}'; give seconds for every op")

@@ -34,12 +34,7 @@ class GraphLayout:
 
 
 def lay_out(graph: Graph, columns: int | None = None) -> GraphLayout:
-    """Places for every op.
-
-    Args:
-        graph: the model.
-        columns: columns of a line at most; by default a sheet is about three times as wide as high.
-    """
+    """Places for every op, with at most ``columns`` in a line; by default a sheet is about three times as wide as high."""
     depth = depths(graph)
     slots = _slots(graph, depth)
     num_levels = max(depth.values()) + 1

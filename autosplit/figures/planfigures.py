@@ -32,12 +32,7 @@ PARTS: tuple[tuple[str, str], ...] = (("", ""), ("", "////"), (PALE, ""))
 
 
 def plot_stage_balance(plan: Plan, stats: RunStats | None = None) -> Picture:
-    """Predicted busy time of each stage for each request, beside the measured one.
-
-    Args:
-        plan: the plan.
-        stats: the measurements of a run; a stage's bar is the mean of its replicas' medians.
-    """
+    """Predicted busy time of each stage for each request, beside the measured one: the mean of its replicas' medians."""
     measured = {stage.name: _measured_parts(stats, stage.name) for stage in plan.stages} if stats else {}
     factor, unit = time_unit(max([stage.load_s for stage in plan.stages] + [sum(parts) for parts in measured.values()]))
     figure, axes = sheet(width=max(6.0, 2.4 * len(plan.stages) + 1.0), height=4.2)
@@ -89,8 +84,6 @@ def _measured_parts(stats: RunStats, stage: str) -> tuple[float, float, float]:
 def plot_plans(plans: Mapping[str, Plan]) -> Picture:
     """The predicted load of each device under each plan, by stage, on one scale.
 
-    Args:
-        plans: name to plan.
     Raises: UsageError: there are no plans.
     """
     if not plans:
@@ -216,7 +209,6 @@ def plot_tradeoff(ways: Mapping[str, tuple[float, float]], chosen: str, subject:
     Args:
         ways: name to seconds of a request alone, and items per second.
         chosen: the name of the way that is marked with a star.
-        subject: the title.
     Raises: UsageError: there is no way of this name.
     """
     if chosen not in ways:

@@ -24,12 +24,7 @@ def plot_baselines(report: RunReport) -> Picture:
 
 
 def plot_run(report: RunReport, graph: Graph) -> Picture:
-    """The chosen way drawn over the model's graph, above the figures of every way to run the model.
-
-    Args:
-        report: the run, with its baselines.
-        graph: the model, traced for the chosen way.
-    """
+    """The chosen way drawn over the model's graph, as traced for it, above the figures of every way to run the model."""
     plan, layout = report.best.plan, layout_of(graph)
     width, height = size_of(layout, graph, plan)
     figure = Picture(figsize=(max(9.0, width), height + _height(report)), layout="constrained")

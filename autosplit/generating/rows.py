@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from autosplit.planners.jit import summing
+from autosplit.jit import summing
 
 Array = np.ndarray[Any, Any]
 

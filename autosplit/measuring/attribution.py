@@ -21,7 +21,6 @@ MATCHED_LEAST = 0.5
 WAITED_LIMIT = 0.03
 """A worker that waited longer than this share of its time for its core was not alone there."""
 
-_GENERATED_SUFFIX = re.compile(r"(_nchwc|_quantized)$")
 _HOW = re.compile(r"^(skip|fused|bias|fast|quick|simplified|embed(?=layer)|reduce|global|safe)+(?=.)|[123]d(withindices)?$")
 """Parts of a kind's name that say how the work is done, not which work."""
 _SHORT = {"normalization": "norm", "average": "avg", "deconvolution": "convtranspose", "convolution": "conv"}
@@ -53,8 +52,6 @@ def measured_of(graph: Graph, backend: str, timed: Timed, names: Mapping[str, st
 
     Args:
         graph: the ops that were timed.
-        backend: the backend that ran them.
-        timed: the passes.
         names: a name that the runtime may have kept (of a node or a value in the file it loaded) to an op's name.
         eager_s: op name to the seconds that eager took, by which fused ops share their time.
     """
@@ -81,7 +78,7 @@ def attribute(
     ``nodes`` are in the order of execution; the other arguments are those of ``measured_of``.
     """
     passes = min((len(node.samples_s) for node in nodes), default=0)
-    found = [_named(node, names) for node in nodes]
+    found = [node.ops(names) for node in nodes]
     usual_s = [median(node.samples_s) if passes else 0.0 for node in nodes]  # one stretched sample must not outweigh the rest
     matched = sum(seconds for seconds, ops in zip(usual_s, found, strict=True) if ops)
     if not passes or matched < MATCHED_LEAST * sum(usual_s):
@@ -119,17 +116,6 @@ def value_names(graph: Graph) -> dict[str, str]:
 def rounded(seconds: Iterable[float]) -> Samples:
     """Samples to five significant digits: a clock gives no more, and people read the files."""
     return Samples(tuple(float(f"{value:.5g}") for value in seconds))
-
-
-def _named(node: RuntimeNode, names: Mapping[str, str]) -> list[str]:
-    """The ops whose names the node kept."""
-    found = []
-    for name in node.origins or (node.name,):
-        for piece in (name, *re.split(r"[/ ]", name)):
-            if op := names.get(piece) or names.get(_GENERATED_SUFFIX.sub("", piece)):
-                found.append(op)
-                break
-    return list(dict.fromkeys(found))
 
 
 def _placed(graph: Graph, nodes: Sequence[RuntimeNode], found: Sequence[list[str]]) -> list[list[str]]:

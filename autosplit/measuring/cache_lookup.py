@@ -16,17 +16,12 @@ from autosplit.values.samples import Footprint, Measured, Provenance, Setting
 
 
 def look_up(traced: Traced, machine: Machine, store: Store, stamps: Mapping[Setting, Provenance]) -> Profile:
-    """The stored measurements of the wanted settings on devices that are as fast as then.
-
-    Args:
-        traced: the model.
-        machine: the devices.
-        store: where measurements are kept.
-        stamps: wanted setting to the provenance of a measurement made now.
-    """
+    """The stored measurements of the wanted settings on devices that are as fast as then. ``stamps`` tell of now."""
     stored = _load(traced.graph, store, stamps)
     refused = cache(lambda backend: conformance.refused(traced, backend))
-    kept, notes = {}, [note for note in stored.notes if _concerns(note, stamps)]
+    # notes of the store on wanted settings, and on whole files
+    wanted = tuple(f"{setting}: " for setting in stamps)
+    kept, notes = {}, [note for note in stored.notes if ": stored, but" not in note or note.startswith(wanted)]
     now_s = _calibrations_s(machine, stamps, stored)
     for setting, stamp in stamps.items():
         if setting not in stored.measured:
@@ -83,8 +78,3 @@ def _calibrations_s(machine: Machine, stamps: Mapping[Setting, Provenance], stor
         if setting in stored.measured and setting.device not in now_s:
             then_s.setdefault(setting.device, []).append(stored.measured[setting].provenance.calibration_s)
     return now_s | {device: kernel_now_s(machine[device].cores, min(seconds)) for device, seconds in then_s.items()}
-
-
-def _concerns(note: str, stamps: Mapping[Setting, Provenance]) -> bool:
-    """Whether a note of the store is about a wanted setting or a whole file."""
-    return ": stored, but" not in note or any(note.startswith(f"{setting}: ") for setting in stamps)

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from autosplit.backends.checking import torch_threads
 from autosplit.backends.placing import StagedTensor
 from autosplit.devices.accelerators import Accelerator
 from autosplit.running.ring import Ring, RingEnd, RingHandle
@@ -103,15 +104,11 @@ def play(end: LinkEnd, place: OnCores | OnAccelerator, rings: tuple[Ring, Ring] 
     data, token = RingEnd(forth, sends=sends), RingEnd(back, sends=not sends)
     exchange = _send if sends else _receive
     medians, sequence = [], count()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as stages and host copy and read messages: further threads would wait for the other end's core
-    try:
-        with torch.inference_mode():
-            for size, messages in zip(SIZES_BYTES, end.messages, strict=True):
-                times = [exchange(data, token, place, size, next(sequence)) for _ in range(messages + WARM_UP)]
-                medians.append([statistics.median(column) for column in zip(*times[WARM_UP:], strict=True)])
-    finally:
-        torch.set_num_threads(threads)
+    # as stages and host copy and read messages on one thread: further ones would wait for the other end's core
+    with torch.inference_mode(), torch_threads(1):
+        for size, messages in zip(SIZES_BYTES, end.messages, strict=True):
+            times = [exchange(data, token, place, size, next(sequence)) for _ in range(messages + WARM_UP)]
+            medians.append([statistics.median(column) for column in zip(*times[WARM_UP:], strict=True)])
     return EndTimes(*zip(*medians, strict=True))
 
 

@@ -71,7 +71,6 @@ def measure_links(opened: LinkRings, workers: Workers, others: Sequence[Device] 
     On an accelerator the data begins and ends in its memory, so its share holds the copy through staging memory.
 
     Args:
-        opened: the rings.
         workers: idle workers that inherited ``opened.fds``.
         others: further devices, whose links are taken to be similar.
     Returns: links with ``a + bytes * b`` seconds for each share, fitted to the medians by relative least squares; ``a`` is at

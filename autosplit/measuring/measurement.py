@@ -125,7 +125,7 @@ class Measurement:
         """
         eager_s, device, model = _eager_s(self.profile, group), self.machine[group[0].device], rounds.model
         if device.name in self.piece_bytes and not files.refused:
-            files = model.in_pieces(group[0].backend, [device], self.piece_bytes[device.name])
+            files = model.in_pieces(group[0].backend, device, self.piece_bytes[device.name])
             rounds.notes.append(
                 f"{group[0].backend} on {device.name}: measured in {len(files.subgraphs)} pieces, since the model does not fit"
             )

@@ -23,7 +23,7 @@ from autosplit.errors import AutosplitError, BackendError, HungError, one_line
 from autosplit.measuring.accelerator_timer import AcceleratorTimer
 from autosplit.measuring.calibration import kernel_s
 from autosplit.measuring.link_ends import EndTimes, LinkEnd, OnAccelerator, OnCores, play
-from autosplit.measuring.stage_timer import LoadedStage, PassBudget, Timed, Timer, cut_s, eager_op_s
+from autosplit.measuring.stage_timer import LoadedStage, OpTimer, PassBudget, Timed, Timer, cut_s
 from autosplit.tracing.splitting import load_stage
 from autosplit.tracing.tensorspec import zeros
 from autosplit.values.machine import Device
@@ -86,9 +86,6 @@ class MeasuringWorker:
 
         Args:
             folder: the stage, prepared, with its inputs.
-            backend: the backend of the model.
-            threads: its threads.
-            precision: the precision of the backend.
             eager: also time every op in eager.
             keep: keep the stages that were prepared before.
         Raises: BackendError: the backend fails or gives wrong numbers.
@@ -106,7 +103,7 @@ class MeasuringWorker:
         program, inputs = stage.program, stage.inputs
         if self._accelerator is None:
             # Outside the try: a model that fails in eager is no fault of the backend.
-            eager_s = eager_op_s(stage, threads) if eager else {}
+            eager_s = OpTimer(program.module, threads).least_s(inputs) if eager else {}
             if (folder, threads) not in self._references:
                 self._references[folder, threads] = stage_reference(program, inputs, threads)
         try:
@@ -180,7 +177,6 @@ class Workers(Closing):
     """A worker on every device, best used in a ``with`` block. Calls on one device run in order, those on several at once.
 
     Args:
-        devices: the devices.
         fds: the descriptors that the worker on a device inherits, by its name.
         packages: modules that define the user's operators.
     """

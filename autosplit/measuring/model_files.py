@@ -51,16 +51,7 @@ class BackendFiles:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model saved in a workspace, for backends that compute in one precision.
-
-    Attributes:
-        traced: the model.
-        program: all of it as one stage.
-        folder: where that stage is saved.
-        cut: the typical cut, or None if none is timed.
-        precision: the precision of the backends.
-        workspace: where stages are saved.
-    """
+    """A model saved in a workspace, for backends that compute in one precision; ``cut`` is None if none is timed."""
 
     traced: Traced
     program: StageProgram
@@ -114,15 +105,9 @@ class ModelFiles:
         stages = self.traced.graph.runs(label, label)
         return BackendFiles(self._subgraphs(backend, stages, lambda ops: label[ops[0]] == "accepted"), refused)
 
-    def in_pieces(self, backend: str, devices: Sequence[Device], most_bytes: int) -> BackendFiles:
-        """Save the model in pieces for accelerators without room for all of it; an op with more weights is a piece of its own.
-
-        Args:
-            backend: the backend there.
-            devices: the accelerators.
-            most_bytes: bytes of weights of a piece.
-        """
-        return BackendFiles(self._subgraphs(backend, pieces_of(self.traced.graph, most_bytes), devices=devices))
+    def in_pieces(self, backend: str, device: Device, most_bytes: int) -> BackendFiles:
+        """Save the model in ``pieces_of`` it, for an accelerator without room for all weights."""
+        return BackendFiles(self._subgraphs(backend, pieces_of(self.traced.graph, most_bytes), devices=[device]))
 
     def _subgraphs(
         self,

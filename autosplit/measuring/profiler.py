@@ -65,7 +65,6 @@ def measure_together(
     are measured one after the other.
 
     Args:
-        traces: the models.
         machine: the devices; CPU core sets and CUDA devices.
         backends: names, eager first if it is among them.
         store: where measurements are kept and reused; None keeps nothing.

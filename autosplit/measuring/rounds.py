@@ -38,14 +38,9 @@ class Rounds:
     """Times groups of settings: one backend on several devices at once.
 
     Attributes:
-        workers: a worker on every device.
-        machine: the devices.
-        model: the model as the workers load it.
         stamps: setting to the provenance of a measurement made now.
         calibration_s: device name to seconds of the calibration kernel.
-        round_s: seconds of one round.
         keep: whether workers keep a stage for its later rounds; otherwise they load it again.
-        notes: remarks on the measurements.
     """
 
     workers: Workers

@@ -144,6 +144,12 @@ class OpTimer(fx.Interpreter):
         """Every op with one sample for each pass."""
         return [RuntimeNode(name, "op", tuple(samples)) for name, samples in self._samples_s.items()]
 
+    def least_s(self, inputs: Sequence[torch.Tensor]) -> dict[str, float]:
+        """Op name to its least seconds over a few passes, by which a backend that fuses shares its time out."""
+        for _ in range(NUM_EAGER_PASSES):
+            self.sample(inputs)
+        return {name: min(samples) for name, samples in self._samples_s.items()}
+
 
 class Timer:
     """A stage on one backend, loaded and warm. ``outputs`` are those of its first pass, to be checked."""
@@ -169,7 +175,6 @@ class Timer:
         """Passes of the whole stage, without the time slices of other processes.
 
         Args:
-            budget: the passes.
             ops: make a profiled pass after each; possible once, since reading the profiler ends it.
             wake: make one pass first that is not counted, unless it is long; after a pause of seconds a short one takes up to a
                 third longer.
@@ -232,19 +237,10 @@ def cut_s(stages: Sequence[tuple[Runnable, Sequence[torch.Tensor]]], budget: Pas
     return max(0.0, statistics.median(extra))
 
 
-def eager_op_s(stage: LoadedStage, threads: int) -> dict[str, float]:
-    """Op name to its least seconds in eager over a few passes, by which a backend that fuses shares its time out."""
-    timed = OpTimer(stage.program.module, threads)
-    for _ in range(NUM_EAGER_PASSES):
-        timed.sample(stage.inputs)
-    return {node.name: min(node.samples_s) for node in timed.nodes()}
-
-
 def run_queue_s(threads: int) -> float:
     """Seconds that this process was ready to run while others had its cores; 0 where the kernel does not say.
 
-    Args:
-        threads: its threads that work at a time. Waits of one thread add up; of several at once the longest counts.
+    Waits of one thread add up; of several ``threads`` that work at a time the longest counts.
     """
     waits = thread_times_s("self", 1)
     return sum(waits) if threads == 1 else max(waits, default=0.0)

@@ -114,10 +114,8 @@ class Store:
         """The newest stored entry of each setting of a model.
 
         Args:
-            graph: the model.
             here: backend name to the provenance of a measurement made now. Entries of another machine or other versions are left
                 out with a note. None takes entries of any machine.
-            precision: the precision of the backends.
             of: words in the name of the processor or the accelerator; entries of other machines are left out.
         Returns: a profile whose notes name the entries left out and the files set aside.
         Raises: ProfileError: the store is refused, because a folder is a link or belongs to another user.

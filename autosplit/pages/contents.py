@@ -86,17 +86,7 @@ def contents_of(
     front: Sequence[tuple[Plan, int]] = (),
     runs: Iterable[Run] = (),
 ) -> Contents:
-    """Collect the contents of a page.
-
-    Args:
-        report: the plan beside its baselines, measured.
-        graph: the model, as the chosen way cuts it.
-        profile: gives each op its times.
-        constraints: the user's demands, named where they decide the place of an op.
-        candidates: the trials of a search, as rows.
-        front: the planner's front, each plan with the bytes of its fullest device.
-        runs: stored runs of the model, oldest first.
-    """
+    """Collect the contents of a page; ``front`` has each plan of the planner's front with the bytes of its fullest device."""
     plan = report.best.plan
     demands: dict[str, list[str]] = {}
     for (op, _), words in constraints.placement(graph, machine).barred.items():

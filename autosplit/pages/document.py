@@ -72,7 +72,8 @@ def report_page(contents: Contents) -> str:
     report = contents.report
     facts = "".join(f"<tr><th>{escape(name)}</th><td>{_text(value)}</td></tr>" for name, value in contents.header.items())
     body = "".join(
-        f"<section><h2>{escape(title)}</h2>{_hint(hint)}{drawn}</section>" for title, hint, drawn in _sections(contents)
+        f"<section><h2>{escape(title)}</h2>{_hint(hint)}{made if isinstance(made, str) else _chart(made, title)}</section>"
+        for title, hint, made in _sections(contents)
     )
     name = escape(report.model)
     return (
@@ -85,23 +86,19 @@ def report_page(contents: Contents) -> str:
     )
 
 
-def _sections(contents: Contents) -> Iterator[tuple[str, str, str]]:
+def _sections(contents: Contents) -> Iterator[tuple[str, str, str | Picture]]:
     """Title, hint and content of each section."""
     report, plan = contents.report, contents.plan
-    yield "Ways compared", WAYS, _chart(plot_baselines(report), "Ways compared")
+    yield "Ways compared", WAYS, plot_baselines(report)
     yield "The chosen way on the model's graph", GRAPH, graph_drawing(contents)
     yield "Stages of the chosen way", "", _table(_stages(contents))
     if any(contents.schedules.values()):
-        yield (
-            "Schedule",
-            SCHEDULE,
-            _chart(plot_schedule(contents.schedules["predicted"], contents.schedules["measured"]), "Schedule"),
-        )
-    yield "Where the time goes", TIME, _chart(plot_stage_balance(plan, report.best.stats), "Where the time goes")
-    yield "Memory", MEMORY, _chart(plot_memory(report), "Memory")
+        yield "Schedule", SCHEDULE, plot_schedule(contents.schedules["predicted"], contents.schedules["measured"])
+    yield "Where the time goes", TIME, plot_stage_balance(plan, report.best.stats)
+    yield "Memory", MEMORY, plot_memory(report)
     ways = {report.label(name): (one.latency.p50_s, median(one.rounds_per_s)) for name, one in report.distinct().items()}
     chosen = next(report.label(name) for name in report.distinct() if report.chosen in name.split(" = "))
-    yield "Throughput and latency, measured", TRADE, _chart(plot_tradeoff(ways, chosen, "Measured"), "Throughput and latency")
+    yield "Throughput and latency, measured", TRADE, plot_tradeoff(ways, chosen, "Measured")
     if contents.front:
         yield "What other plans trade", FRONT, _front(contents) + _table(contents.front)
     if plan.why is not None:
@@ -114,7 +111,7 @@ def _sections(contents: Contents) -> Iterator[tuple[str, str, str]]:
         yield "The rules of other tools", PEERS, _table(peers)
     pairs = [(1 / run.predicted_per_s, 1 / run.measured_per_s) for run in contents.runs if run.predicted_per_s > 0]
     if pairs:
-        yield "Accuracy of predictions", ACCURACY, _chart(plot_accuracy({"stored runs": pairs}), "Accuracy of predictions")
+        yield "Accuracy of predictions", ACCURACY, plot_accuracy({"stored runs": pairs})
     yield "Notes", "", _list([report.call, *report.notes])
     yield "Details", "", _table([{"what": name, "value": text} for name, text in contents.details.items()])
 

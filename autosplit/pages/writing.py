@@ -34,8 +34,6 @@ def write_report(
     """Write the result of ``auto`` as one HTML page that loads nothing (``.html``), or as its run file (``.json``).
 
     Args:
-        result: the result of ``auto``.
-        path: the file.
         constraints: the demands, named where they decide the place of an op.
         store: the folder of the profile store, whose runs show how good predictions were.
     Returns: the path.

@@ -20,5 +20,5 @@ All folders share these modules:
     wired            plans for several hosts, whose values share network cards
     feasibility      necessary conditions of a plan, checked without a search and without a solver
     infeasible       small sets of constraints that cannot hold together, in words
-    jit, warming     compilation of the inner loops, on the first call or ahead of time
+    warming          compilation of the inner loops ahead of time (``autosplit.jit``)
 """

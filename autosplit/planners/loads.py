@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats, Problem, rows_of
+from autosplit.jit import inlined, inner
 from autosplit.planners.device_usage import Usage
-from autosplit.planners.jit import inlined, inner
 
 Ints = NDArray[np.int64]
 

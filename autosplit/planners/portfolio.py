@@ -6,11 +6,12 @@ from math import inf
 
 import numpy as np
 
+from autosplit import jit
 from autosplit.costs.judge import Solution
 from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
-from autosplit.planners import clock, feasibility, infeasible, jit
+from autosplit.planners import clock, feasibility, infeasible
 from autosplit.planners.clock import LEAST_S, halfway, now
 from autosplit.planners.clusters import forced_clusters, kept_together
 from autosplit.planners.contiguous.chains import improve_chains, offer_first_chain, start_with_chain

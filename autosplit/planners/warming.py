@@ -8,8 +8,8 @@ from time import monotonic
 
 import numpy as np
 
+from autosplit import jit
 from autosplit.costs.problem import Block, Net, Problem, Transfers
-from autosplit.planners import jit
 from autosplit.planners.contiguous import downsets, linear
 from autosplit.planners.contiguous.downset_table import grown, new_sets
 from autosplit.planners.instance import contract

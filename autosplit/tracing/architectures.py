@@ -6,11 +6,11 @@ No weights are fetched. The seed is fixed, so a spec has the same weights in eve
 import contextlib
 import inspect
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -22,7 +22,13 @@ from autosplit.examples.batch_norm import calibrate_batch_norm, tracking_norms
 from autosplit.tables import bytes_text
 from autosplit.tracing.modelspec import typed_options
 
-Given = tuple[Sequence[Any], Mapping[str, Any]]
+
+class Given(NamedTuple):
+    """Example inputs of a model: positional ones and those by name."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
 
 DEFAULT_SEQ_LEN = 128
 DEFAULT_IMAGE_SIZE = 224
@@ -162,7 +168,9 @@ class Shapes:
         try:
             self.signature.bind(**found)
         except TypeError as failure:
-            if missing := self._required() - found.keys():
+            named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+            required = {name for name, one in self.parameters.items() if one.kind in named and one.default is one.empty}
+            if missing := required - found.keys():
                 raise self._no_example(*sorted(missing)) from None
             raise ModelError(f"{self.subject} cannot be called with {', '.join(found)}: {failure}. {WAY_OUT}") from None
         return found
@@ -188,11 +196,6 @@ class Shapes:
         if not sizes:
             raise self._no_example("input_features")
         return NUM_FRAMES, sizes[0]
-
-    def _required(self) -> set[str]:
-        """The parameters that every call gives."""
-        named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-        return {name for name, one in self.parameters.items() if one.kind in named and one.default is one.empty}
 
     def _no_example(self, *names: str) -> ModelError:
         listed = ", ".join(f"'{name}'" for name in names)

@@ -29,7 +29,6 @@ def bind(
     """The call in the form of the trace: the same parameters positional, the same by name, defaults filled in.
 
     Args:
-        signature: the parameters of the module.
         traced_args: the positional arguments of the trace.
         traced_names: the parameters that the trace gave by name.
         args, kwargs: the call, positional, by name, or mixed.
@@ -54,8 +53,5 @@ def leaf_places(in_spec: pytree.TreeSpec, signature: inspect.Signature | None) -
     args, kwargs = pytree.tree_unflatten(range(in_spec.num_leaves), in_spec)
     known = list(signature.parameters) if signature is not None else []
     named = {known[place] if place < len(known) else f"argument {place}": arg for place, arg in enumerate(args)}
-    return [f"'{name}'{pytree.keystr(path)}" for name, part in {**named, **kwargs}.items() for path in _paths(part)]
-
-
-def _paths(part: Any) -> list[Any]:
-    return [path for path, _ in pytree.tree_flatten_with_path(part)[0]]
+    parts = {name: pytree.tree_flatten_with_path(part)[0] for name, part in {**named, **kwargs}.items()}
+    return [f"'{name}'{pytree.keystr(path)}" for name, leaves in parts.items() for path, _ in leaves]

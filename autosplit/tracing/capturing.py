@@ -50,7 +50,6 @@ class Traced:
     """A model as one graph, for planning (``graph``) and for running (``program``).
 
     Attributes:
-        graph: the torch-free graph.
         program: the same graph as a flat fx program. Its placeholders are ``graph.inputs``, its node names are the names of ops
             and values, its get_attr nodes read the weights, and it returns a tuple of ``graph.outputs``.
         in_spec, out_spec: the pytree containers of the model's inputs and outputs.
@@ -111,7 +110,7 @@ class Traced:
         faults = [
             f"{name} was {BRIEF.repr(leaf.value)} in the trace and is {BRIEF.repr(value)} now"
             for name, leaf, value in zip(leaf_places(self.in_spec, self.signature), self.in_leaves, given, strict=True)
-            if isinstance(leaf, Fixed) and not _same_constant(leaf.value, value)
+            if isinstance(leaf, Fixed) and not (type(leaf.value) is type(value) and bool(leaf.value == value))
         ]
         return [value for leaf, value in zip(self.in_leaves, given, strict=True) if not isinstance(leaf, Fixed)], faults
 
@@ -393,7 +392,3 @@ def _leaves(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str, Any
             f"given are {len(args)} and [{', '.join(kwargs)}], or the containers differ"
         )
     return leaves
-
-
-def _same_constant(traced: Any, given: Any) -> bool:
-    return type(traced) is type(given) and bool(traced == given)

@@ -7,11 +7,10 @@ import contextlib
 import ctypes
 import inspect
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -35,7 +34,7 @@ def load_checkpoint(
     seq_len: int | None,
     given: Given | None,
     weights: bool = True,
-) -> tuple[nn.Module, str, Sequence[Any], Mapping[str, Any], str]:
+) -> tuple[nn.Module, str, Given, str]:
     """The model of a checkpoint in eval mode, in its own dtypes.
 
     Args:
@@ -43,7 +42,7 @@ def load_checkpoint(
         origin: the user's name for it, for messages.
         options: config fields as text, and ``image_size`` even if the config has none.
         batch, seq_len, given, weights: as for ``architectures.build``.
-    Returns: the model, its name, inputs that were made up for it, in order and by name, and a note on its weights.
+    Returns: the model, its name, inputs that were made up for it, and a note on its weights.
     Raises: ModelError: it is not a checkpoint, lacks weights, or its class is not one of transformers. MissingExtraError: no
         transformers.
     """
@@ -87,7 +86,7 @@ def load_checkpoint(
         num_bytes = bytes_text(sum(one.st_size for one in sizes))
         note = f"weights: those of '{origin}' ({names[0]}, {num_bytes} in {len(files)} safetensors files, written {written})"
     shapes = architectures.Shapes(subject, made, inspect.signature(module.forward), input_options)
-    return module.eval(), names[0], (), shapes.inputs(module, batch, seq_len) if given is None else {}, note
+    return module.eval(), names[0], Given((), shapes.inputs(module, batch, seq_len) if given is None else {}), note
 
 
 def fetch(name: str) -> Path:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram, ShapesCollection
@@ -37,12 +37,11 @@ At = Mapping[str, int]
 """One size for each dimension."""
 
 
-class Make(Protocol):
-    """Traces the model at given sizes, and compares it with the module on ``num_draws`` inputs."""
+Make = Callable[..., Traced]
+"""``make(sizes, num_draws=0)`` traces the model at these sizes, and compares it with the module on so many inputs.
 
-    def __call__(self, sizes: At, num_draws: int = 0) -> Traced:
-        """Raises: TraceError: the model has other ops there, or the graph computes something else."""
-
+Raises: TraceError: the model has other ops there, or the graph computes something else.
+"""
 
 MASK = "attention_mask"
 """The parameter that marks padding for models of transformers."""

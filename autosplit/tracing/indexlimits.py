@@ -27,12 +27,7 @@ def base_name(node: fx.Node) -> str:
 
 
 def index_limits(node: fx.Node, shape: Shape) -> dict[fx.Node, Limits]:
-    """The integer arguments of an op that torch checks, with the values that it takes.
-
-    Args:
-        node: the op.
-        shape: the shape of an argument.
-    """
+    """The integer arguments of an op that torch checks, with the values that it takes."""
     args: Any = node.args
     match base_name(node):
         case "embedding" | "embedding_bag" | "_embedding_bag":

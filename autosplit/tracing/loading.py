@@ -9,7 +9,7 @@ an ``fx.GraphModule`` or an ``ExportedProgram``.
 import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.export.graph_signature import InputKind
 from autosplit.compat.torchparts import FakeTensorMode, pytree
 from autosplit.errors import BRIEF, ModelError, one_line, raise_faults
 from autosplit.tracing import architectures, checkpoints
+from autosplit.tracing.architectures import Given
 from autosplit.tracing.importing import import_function
 from autosplit.tracing.modelspec import parse_options, typed_options
 from autosplit.tracing.tensorspec import is_dense, kind_of
@@ -30,15 +31,7 @@ from autosplit.values.plan import PYTHON_OBJECT, Source
 WITHOUT_WEIGHTS = "no weights were loaded, and nothing was computed: this trace can be planned, and not run"
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Example inputs of a model: positional ones and those by name."""
-
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | Call
+Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | Given
 """Example inputs: positional (a tensor or a sequence), by name (a mapping), or both."""
 
 
@@ -94,7 +87,7 @@ def load_model(
         spec = str(source)
         try:
             with contextlib.nullcontext() if weights else FakeTensorMode(allow_non_fake_inputs=True):
-                found, name, own_args, own_kwargs, note = _load_spec(spec, batch, seq_len, given, trust, weights)
+                found, name, own, note = _load_spec(spec, batch, seq_len, given, trust, weights)
         except ModelError:
             if weights:
                 raise
@@ -107,10 +100,11 @@ def load_model(
             raise ModelError(
                 f"a model is a spec, a module or an ExportedProgram, but here it is {BRIEF.repr(source):.60}{way_out}"
             )
-        found, name, own_args, own_kwargs = source, _class_name(source), (), {}
+        kind = type(source.graph_module if isinstance(source, ExportedProgram) else source)
+        found, name, own = source, kind.__name__, Given((), {})
     if isinstance(found, ExportedProgram) and given is None:
-        own_args, own_kwargs = _with_batch(found, batch, _exported_inputs(name, found))
-    args, kwargs = given or (tuple(own_args), dict(own_kwargs))
+        own = _with_batch(found, batch, _exported_inputs(name, found))
+    args, kwargs = given or own
     if not args and not kwargs:
         raise ModelError(f"model '{name}' comes without example inputs; give them as inputs=(tensor, ...)")
     if weights:
@@ -126,12 +120,12 @@ def load_model(
 
 
 def _load_spec(
-    spec: str, batch: int, seq_len: int | None, given: architectures.Given | None, trust: bool, weights: bool
-) -> tuple[nn.Module | ExportedProgram, str, Sequence[Any], Mapping[str, Any], str]:
+    spec: str, batch: int, seq_len: int | None, given: Given | None, trust: bool, weights: bool
+) -> tuple[nn.Module | ExportedProgram, str, Given, str]:
     """The model, its name, its example inputs, and a note on weights that the spec chose."""
     target, options = parse_options(spec)
     if target.endswith(".pt2"):
-        return _load_program(Path(target), options, trust), Path(target).stem, (), {}, ""
+        return _load_program(Path(target), options, trust), Path(target).stem, Given((), {}), ""
     place, colon, attribute = target.partition(":")
     if not (colon and place and attribute):
         what = "give 'transformers:ClassName', 'hub:org/name', 'file.py:function', 'package.module:function' or a path "
@@ -150,10 +144,9 @@ def _load_spec(
         if "/" in attribute:
             raise ModelError(f"model '{target}': there is no folder '{attribute}'")
         module, named = architectures.build(attribute, options, batch, seq_len, given, weights)
-        return module, attribute, (), named, architectures.RANDOM.format(attribute)
+        return module, attribute, Given((), named), architectures.RANDOM.format(attribute)
     made, inputs = _call(place, attribute, options, batch, seq_len)
-    args, kwargs = _given(inputs)
-    return made, attribute, args, kwargs, ""
+    return made, attribute, _given(inputs), ""
 
 
 def _load_program(path: Path, options: Mapping[str, str], trust: bool) -> ExportedProgram:
@@ -215,15 +208,15 @@ def call_of(args: Any, kwargs: Mapping[str, Any] | None, inputs: Inputs | None) 
     if isinstance(args, int | float | str):
         raise ModelError(f"args are the positional example inputs, not {args!r}; a batch size is given as batch={args!r}")
     positional = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
-    return Call(positional, dict(kwargs or {}))
+    return Given(positional, dict(kwargs or {}))
 
 
-def _given(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Call):
-        return inputs.args, dict(inputs.kwargs)
+def _given(inputs: Inputs) -> Given:
+    if isinstance(inputs, Given):
+        return inputs
     if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs), {}
+        return Given((), dict(inputs))
+    return Given((inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs), {})
 
 
 def _require_dense(name: str, inputs: Any) -> None:
@@ -267,13 +260,13 @@ def frozen_dimensions(found: nn.Module | ExportedProgram, inputs: Sequence[torch
     )
 
 
-def _exported_inputs(name: str, program: ExportedProgram) -> Call:
+def _exported_inputs(name: str, program: ExportedProgram) -> Given:
     """The example inputs that an exported program came with, none if it has none. Raises: ModelError: they are something else."""
     match program.example_inputs:
         case None:
-            return Call()
+            return Given((), {})
         case [list() | tuple() as args, dict() as kwargs] if all(isinstance(key, str) for key in kwargs):
-            return Call(tuple(args), kwargs)
+            return Given(tuple(args), kwargs)
         case _:
             raise ModelError(
                 f"model '{name}' holds example inputs that are not a pair of a tuple and a dict with names; export it again, or "
@@ -281,17 +274,16 @@ def _exported_inputs(name: str, program: ExportedProgram) -> Call:
             )
 
 
-def _with_batch(program: ExportedProgram, batch: int, inputs: Call) -> tuple[Any, Any]:
+def _with_batch(program: ExportedProgram, batch: int, inputs: Given) -> Given:
     """The program's own example inputs, repeated to ``batch`` items (if it is not 1) where the first dimension is dynamic."""
-    leaves, spec = pytree.tree_flatten((inputs.args, dict(inputs.kwargs)))
+    leaves, spec = pytree.tree_flatten((inputs.args, inputs.kwargs))
     tensors = iter(dense_inputs(program).values())
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and batch != 1:
             expected = next(tensors, leaf)
             if expected.dim() and leaf.dim() and len(leaf) and is_dense(leaf) and not isinstance(expected.shape[0], int):
                 leaves[place] = leaf[torch.arange(batch) % len(leaf)]
-    repeated: tuple[Any, Any] = pytree.tree_unflatten(leaves, spec)
-    return repeated
+    return Given(*pytree.tree_unflatten(leaves, spec))
 
 
 def _require_exported_shapes(name: str, program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -328,7 +320,3 @@ def _require_eval(name: str, module: nn.Module | ExportedProgram) -> None:
             f"model '{name}' is in training mode, where dropout is random and batch norms change at each call. "
             "Call its eval() first."
         )
-
-
-def _class_name(source: nn.Module | ExportedProgram) -> str:
-    return type(source.graph_module if isinstance(source, ExportedProgram) else source).__name__

@@ -47,7 +47,6 @@ class Resizable:
     """A decomposed export with symbolic sizes.
 
     Attributes:
-        exported: the export.
         symbols: dimension to its symbol.
         arguments: op name to its arguments with a ``Size`` in place of each number that depends on sizes; other ops are left out.
         renamed: input of the flat program to its name in the export.

@@ -29,7 +29,7 @@ from torch import fx
 
 from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.errors import PlanError, raise_faults
-from autosplit.files import content_hash, hidden_beside, read_mapping
+from autosplit.files import content_hash, drafted, read_mapping
 from autosplit.parsing import MALFORMED
 from autosplit.tables import bytes_text
 from autosplit.tracing import programs
@@ -103,9 +103,7 @@ class StageProgram:
 def split(traced: Traced, stages: Sequence[Sequence[str]]) -> list[StageProgram]:
     """Make one program for each stage; in sequence they equal ``traced.program`` bit for bit.
 
-    Args:
-        traced: the model.
-        stages: the names of the ops of each stage, in any order within the stage; a stage reads values of earlier stages only.
+    ``stages`` are the names of the ops of each, in any order within one; a stage reads values of earlier stages only.
     Returns: programs named 'stage0', 'stage1', ... that share the weights of ``traced``.
     Raises: PlanError: ops are unknown, missing or placed twice, a stage is empty, or a value flows backwards.
     """
@@ -141,7 +139,8 @@ def _program(
 
     module = part_of(traced.program, filter(is_inside, traced.program.graph.nodes), inputs, outputs, name.capitalize())
     limits = assumed_limits(traced.program, inputs) if traced.source.values == "finite" else {}
-    return StageProgram(name, module, _specs(traced, inputs), _specs(traced, outputs), limits)
+    specs = traced.specs.__getitem__
+    return StageProgram(name, module, tuple(map(specs, inputs)), tuple(map(specs, outputs)), limits)
 
 
 def part_of(
@@ -163,10 +162,6 @@ def part_of(
     graph.output(tuple(copies[value] for value in outputs))
     weights = {weight: programs.weight(program, weight) for weight in programs.weight_names(graph)}
     return fx.GraphModule(weights, graph, class_name=name)
-
-
-def _specs(traced: Traced, values: Sequence[str]) -> tuple[TensorSpec, ...]:
-    return tuple(traced.specs[value] for value in values)
 
 
 def save_stage(program: StageProgram, folder: Path, weights_of: Path | None = None) -> None:
@@ -195,10 +190,7 @@ def save_stage(program: StageProgram, folder: Path, weights_of: Path | None = No
     }
     key = content_hash(description)
     folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = hidden_beside(folder)
-    draft.mkdir()
-    try:
+    with drafted(folder) as draft:
         file = {"weights_key": key, "weights_file_bytes": 0}
         if weights_of is None:
             kept = [spec for spec in specs if spec.name not in program.states]
@@ -210,8 +202,6 @@ def save_stage(program: StageProgram, folder: Path, weights_of: Path | None = No
         text = json.dumps({"schema": SCHEMA, "key": key, **file, **description, "lines": lines}, indent=1)
         (draft / "stage.json").write_text(text, encoding="utf-8")
         _replace(folder, draft)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _replace(folder: Path, draft: Path) -> None:
@@ -240,9 +230,7 @@ def _replace(folder: Path, draft: Path) -> None:
 def load_stage(folder: Path, *, trust: bool = False) -> StageProgram:
     """Load the stage in ``folder``; its weights are mapped, and read on first use.
 
-    Args:
-        folder: the folder.
-        trust: whether the stage may call operators that are not known to be safe in a stranger's graph (see ``operators``).
+    With ``trust`` it may call operators that are not known to be safe in a stranger's graph (see ``operators``).
     Raises: PlanError: the folder is missing, truncated, of another version, not a stage, its files are of different stages, or it
         calls an operator that is not allowed.
     """

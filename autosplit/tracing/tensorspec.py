@@ -141,13 +141,7 @@ def storage_bytes(spec: TensorSpec) -> int:
 
 
 def view_storage(buffer: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The tensor of this spec inside ``buffer``.
-
-    Args:
-        buffer: uint8, one dimension, at least ``storage_bytes(spec)`` long, starting on a 64-byte boundary.
-        spec: the layout.
-    Returns: a view: writing to it writes to the buffer.
-    """
+    """A view inside ``buffer``: uint8, one dimension, at least ``storage_bytes(spec)`` long, on a 64-byte boundary."""
     start = spec.offset_bytes
     elements = buffer[start : start + extent_bytes(spec)].view(spec.torch_dtype)
     return elements.as_strided(spec.shape, spec.stride, elements.storage_offset())
@@ -181,7 +175,6 @@ def is_laid_out(tensor: torch.Tensor, spec: TensorSpec, *, anywhere: bool = Fals
 
     Args:
         tensor: dense (see ``is_dense``), with the spec's shape and dtype: outputs and requests were checked before.
-        spec: the layout.
         anywhere: take any distance from a 64-byte boundary, for readers that copy.
     """
     return (

@@ -76,12 +76,7 @@ def shape_of(node: fx.Node) -> Sequence[int]:
 
 
 def ranges(program: fx.GraphModule, assumed: Assumed) -> dict[fx.Node, Range]:
-    """The values of each tensor of a graph whose nodes carry shapes and dtypes in ``meta["val"]``.
-
-    Args:
-        program: the graph.
-        assumed: the ranges of the inputs, as far as they are known.
-    """
+    """The values of each tensor of a graph whose nodes carry shapes and dtypes in ``meta["val"]``."""
     limits = {} if assumed == "any" else input_limits(program.graph)
     found: dict[fx.Node, Range] = {}
     constants: dict[fx.Node, Any] = {}

@@ -84,11 +84,8 @@ def verify(
     """Compare a graph with its module.
 
     Args:
-        name: the model's name, for messages.
         module: the user's module; attributes that its calls assign are put back.
         run: the graph, called in the same way.
-        args: positional example inputs.
-        kwargs: example inputs by name.
         found: the graph's outputs on the example inputs.
         num_draws: the example inputs, and fresh ones; with 1 the module is called once.
     Returns: the largest error over all draws, and sentences that the user should read.
@@ -128,27 +125,27 @@ def _largest_error(
         start = time.perf_counter()
         own = call(module, draws[0])
         is_slow = time.perf_counter() - start > SLOW_S
-        if len(draws) > 1 and not is_slow and (fault := _fault(call(module, draws[0]), own, REPEAT_TOLERANCE)):
+        if len(draws) > 1 and not is_slow and (fault := _compared(call(module, draws[0]), own, REPEAT_TOLERANCE)[0]):
             raise TraceError(
                 f"model '{name}' gives other outputs when it is called again with the same inputs: {fault}. It keeps state or "
                 "draws random numbers: take the state as an input and return it as an output, or make the noise an input."
             )
-        if fault := _fault(found, own):
+        fault, worst = _compared(found, own)
+        if fault:
             raise TraceError(f"the graph of model '{name}' computes something else than the model: {fault}. {_why_other(module)}")
-        worst = _error(found, own)
         for draw in draws[1 : 2 if is_slow else None]:
             try:
                 own = call(module, draw)
             except Exception:  # integers may be valid in one order only, such as offsets
                 continue
-            found = call(run, draw)
-            if fault := _fault(found, own):
+            fault, error = _compared(call(run, draw), own)
+            if fault:
                 raise TraceError(
                     f"on other inputs of the same shapes the graph of model '{name}' computes something else than the model: "
                     f"{fault}. A value of the example inputs became a constant of the graph, or the model keeps state: compute "
                     "with tensors instead of Python numbers and branches, and keep no tensors between calls."
                 )
-            worst = larger(worst, _error(found, own))
+            worst = larger(worst, error)
     return worst
 
 
@@ -183,36 +180,32 @@ def _why_other(module: Any) -> str:
     return "It may behave otherwise while it is traced, or depend on Python state; export it yourself and give the program."
 
 
-def _error(found: Any, own: Any) -> NumericalError:
-    worst = NumericalError(0.0, 0.0, "")
-    for position, (ours, theirs) in enumerate(zip(pytree.tree_leaves(found), pytree.tree_leaves(own), strict=True)):
-        if isinstance(theirs, torch.Tensor):
-            worst = larger(worst, NumericalError(*difference(ours, theirs), f"output {position}"))
-    return worst
+def _compared(found: Any, own: Any, tolerance: float = RELATIVE_TOLERANCE) -> tuple[str, NumericalError]:
+    """The first difference between two outputs of a model in words, or '', and the largest error before it.
+
+    Integers and Python values must be equal.
+    """
+    leaves, worst = [pytree.tree_leaves(one) for one in (found, own)], NumericalError(0.0, 0.0, "")
+    if len(leaves[0]) != len(leaves[1]):
+        return f"it returns {len(leaves[0])} values in place of {len(leaves[1])}", worst
+    for position, (ours, theirs) in enumerate(zip(*leaves, strict=True)):
+        name = f"output {position}"
+        if not isinstance(theirs, torch.Tensor):
+            with suppress(Exception):  # equality of Python values may not be defined
+                if ours is not theirs and not bool(ours == theirs):
+                    return f"{name} is {BRIEF.repr(ours):.40} in place of {BRIEF.repr(theirs):.40}", worst
+        elif unlike := differences([spec_of(name, theirs)], [ours]):
+            return unlike[0], worst
+        else:
+            error = NumericalError(*difference(ours, theirs), name)
+            limit = tolerance if theirs.is_floating_point() or theirs.is_complex() else 0.0
+            if not error.relative <= limit:
+                return f"{name} is {_words(error, limit)}", worst
+            worst = larger(worst, error)
+    return "", worst
 
 
-def _fault(found: Any, own: Any, tolerance: float = RELATIVE_TOLERANCE) -> str:
-    """The difference between two outputs of a model in words, or '': integers and Python values must be equal."""
-    ours, theirs = pytree.tree_leaves(found), pytree.tree_leaves(own)
-    if len(ours) != len(theirs):
-        return f"it returns {len(ours)} values in place of {len(theirs)}"
-    return next(filter(None, map(_leaf_fault, range(len(ours)), ours, theirs, [tolerance] * len(ours))), "")
-
-
-def _leaf_fault(position: int, ours: Any, own: Any, tolerance: float) -> str:
-    name = f"output {position}"
-    if not isinstance(own, torch.Tensor):
-        with suppress(Exception):  # equality of Python values may not be defined
-            return (
-                "" if ours is own or bool(ours == own) else f"{name} is {BRIEF.repr(ours):.40} in place of {BRIEF.repr(own):.40}"
-            )
-        return ""
-    if unlike := differences([spec_of(name, own)], [ours]):
-        return unlike[0]
-    absolute, relative = difference(ours, own)
-    limit = tolerance if own.is_floating_point() or own.is_complex() else 0.0
-    if relative <= limit:
-        return ""
-    if math.isinf(relative):
-        return f"{name} is {'NaN or infinite in other places' if math.isinf(absolute) else 'not 0 where the model gives 0 only'}"
-    return f"{name} is off by {relative:.3g} of the largest value, and {limit:.3g} is allowed"
+def _words(error: NumericalError, limit: float) -> str:
+    if math.isinf(error.relative):
+        return "NaN or infinite in other places" if math.isinf(error.absolute) else "not 0 where the model gives 0 only"
+    return f"off by {error.relative:.3g} of the largest value, and {limit:.3g} is allowed"

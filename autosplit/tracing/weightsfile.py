@@ -43,9 +43,7 @@ def write_weights(path: Path, key: str, weights: Mapping[str, torch.Tensor], spe
     """Write the file and return its size in bytes.
 
     Args:
-        path: the file.
         key: the key of the stage or bundle that has these weights.
-        weights: tensors by name.
         specs: the layout of each, with an offset of 0.
     """
     metadata, entries = {STAGE: key}, dict[str, Any]()
@@ -78,12 +76,7 @@ def map_weights(
 ) -> dict[str, torch.Tensor]:
     """Map the weights from the file: they are read on first use, and all processes that map the file share them.
 
-    Args:
-        path: the file.
-        key: as it was written.
-        num_bytes: size of the file.
-        specs: the weights to map.
-        stored: weight name to its name in the file, where these differ.
+    ``key`` and ``num_bytes`` are those of ``write_weights``; ``stored`` has the names in the file, where these differ.
     Raises: PlanError: the file is missing, truncated, of another stage or bundle, or lacks a weight.
     """
     try:

@@ -16,12 +16,12 @@ from numba.core.caching import IndexDataCacheFile
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch.export import exported_program
 
+from autosplit import jit
 from autosplit.backends.inductor import WITHOUT_WEIGHTS
 from autosplit.compat import models, numbacache, raysettings, runtimes, torchparts
 from autosplit.compat.futures import DoneFuture, SafeFuture
 from autosplit.compat.tried import TRIED, needs
 from autosplit.errors import MissingExtraError
-from autosplit.planners import jit
 from autosplit.planners.contiguous import downset_enumeration
 from autosplit.planners.loads import add
 
@@ -96,7 +96,7 @@ def test_a_part_that_is_gone_is_an_error_with_a_way_out() -> None:
 
 
 def test_numba_keeps_machine_code_by_our_stamp() -> None:
-    stamp = jit.source_stamp(Path(jit.__file__).parent)
+    stamp = jit.source_stamp(Path(jit.__file__).with_name("planners"))
     for function in (add, downset_enumeration.run):
         assert function._cache._cache_file._source_stamp == stamp
 

@@ -12,7 +12,7 @@ from torch import nn
 from autosplit.backends.base import get_backend
 from autosplit.backends.profiling import probe
 from autosplit.measuring import stage_timer
-from autosplit.measuring.stage_timer import LoadedStage, OpTimer, PassBudget, Timer, eager_op_s, run_queue_s
+from autosplit.measuring.stage_timer import LoadedStage, OpTimer, PassBudget, Timer, run_queue_s
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import StageProgram, save_stage, split
@@ -153,7 +153,7 @@ def test_of_a_long_model_few_passes_are_made(traced: Traced, program: StageProgr
 
 def test_eager_times_are_positive(traced: Traced, program: StageProgram) -> None:
     with torch.inference_mode():
-        seconds = eager_op_s(LoadedStage(program, Path(), traced.example_inputs), 1)
+        seconds = OpTimer(program.module).least_s(traced.example_inputs)
     assert set(seconds) == {op.name for op in traced.graph.ops} and min(seconds.values()) > 0
 
 

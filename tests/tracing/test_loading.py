@@ -12,7 +12,8 @@ from autosplit.compat.torchparts import FakeTensorMode
 from autosplit.errors import MissingExtraError, ModelError
 from autosplit.examples.mlp import mlp
 from autosplit.tracing import architectures
-from autosplit.tracing.loading import Call, call_of, load_model
+from autosplit.tracing.architectures import Given
+from autosplit.tracing.loading import call_of, load_model
 
 TEXT = "hidden_size=32&num_hidden_layers=1&num_attention_heads=2&intermediate_size=64&vocab_size=100"
 SPECS = {
@@ -403,9 +404,9 @@ def test_tensors_inside_torch_func_are_refused():
 
 def test_example_inputs_are_given_as_to_torch_export():
     x, y = torch.zeros(1), torch.ones(1)
-    assert call_of((x,), {"y": y}, None) == Call((x,), {"y": y})
+    assert call_of((x,), {"y": y}, None) == Given((x,), {"y": y})
     assert call_of(None, None, {"y": y}) == {"y": y}
-    model = load_model(nn.Identity().eval(), inputs=Call((x,), {"y": y}))
+    model = load_model(nn.Identity().eval(), inputs=Given((x,), {"y": y}))
     assert (model.args, model.kwargs) == ((x,), {"y": y})
     assert load_model(nn.Identity().eval(), inputs=x).args == load_model(nn.Identity().eval(), inputs=call_of(x, None, None)).args
     with pytest.raises(ModelError, match="given twice"):

@@ -11,6 +11,7 @@ Candidates are the items that are ready: the last set's, and those that the last
 
 import numpy as np
 
+from autosplit.jit import compiled, inner, whole
 from autosplit.planners.contiguous.downset_table import BEST, NUM_SETS, SIZE
 from autosplit.planners.contiguous.linear import alive_usages
 from autosplit.planners.contiguous.pruning import (
@@ -24,7 +25,6 @@ from autosplit.planners.contiguous.pruning import (
     must_fill,
     must_take,
 )
-from autosplit.planners.jit import compiled, inner, whole
 from autosplit.planners.loads import ROUNDING, add, entries, price, remove, reset, shift, widest_load
 
 DONE, PAUSED, FULL, HOPELESS = range(4)

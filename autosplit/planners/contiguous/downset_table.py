@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.jit import compiled
+from autosplit.jit import compiled
 from autosplit.planners.loads import Ints
 
 Words = NDArray[np.uint64]

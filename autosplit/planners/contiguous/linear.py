@@ -12,11 +12,11 @@ from random import Random
 import numpy as np
 
 from autosplit.costs.problem import Floats
+from autosplit.jit import compiled, inner, whole
 from autosplit.planners.clock import halfway, now
 from autosplit.planners.clusters import topological_order
 from autosplit.planners.device_usage import Usage
 from autosplit.planners.instance import MANY_ITEMS, Instance
-from autosplit.planners.jit import compiled, inner, whole
 from autosplit.planners.loads import (
     ROUNDING,
     Costs,

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from autosplit.costs.problem import HOST, Floats
+from autosplit.jit import inner
 from autosplit.planners.contiguous.downset_table import DownSetTable, Words
 from autosplit.planners.device_usage import Usage
 from autosplit.planners.instance import Instance
-from autosplit.planners.jit import inner
 from autosplit.planners.loads import ROUNDING, Costs, GrowingBlock, Ints, Table, bytes_with, load_of, load_with, opens
 
 NUM_READY, NUM_TAKEN, NUM_ALIVE = range(3)

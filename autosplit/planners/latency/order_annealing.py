@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from autosplit.costs.problem import Block, Problem
+from autosplit.jit import allocating, inner
 from autosplit.planners.clock import now, spend
-from autosplit.planners.jit import allocating, inner
 from autosplit.planners.loads import Ints, OrderPlan, Times, entries, plan_of, row_latency_s, times_of
 
 MOVE_S = 2e-7

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.jit import allocating
+from autosplit.jit import allocating
 from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.sweeps import Sweep
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from autosplit.costs.problem import Floats
+from autosplit.jit import allocating
 from autosplit.planners.clock import CELL_S, spend
 from autosplit.planners.instance import Instance
-from autosplit.planners.jit import allocating
 from autosplit.planners.loads import Ints
 from autosplit.planners.noncontiguous.sweeps import Sweep, narrow_order, sweep_of
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Floats
+from autosplit.jit import allocating
 from autosplit.planners.instance import Instance
-from autosplit.planners.jit import allocating
 from autosplit.planners.loads import Ints
 
 

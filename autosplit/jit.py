@@ -1,6 +1,6 @@
-"""Compile the inner loops with numba and cache the machine code in the user's cache folder, which all installations share.
+"""Compile inner loops with numba and cache the machine code in the user's cache folder, which all installations share.
 
-``python -m autosplit.planners.warming`` compiles everything ahead of time. Without it, the first call compiles and says so.
+``python -m autosplit.planners.warming`` compiles those of the planner ahead of time. Else their first call compiles and says so.
 """
 
 import logging
@@ -27,6 +27,8 @@ from autosplit.files import cache_folder
 from autosplit.opening import opened_folder
 
 Function = TypeVar("Function", bound=Callable[..., object])
+
+PACKAGE = Path(__file__).parent
 
 NUM_VERSIONS = 8
 """Versions of the sources whose machine code is kept, 5 MB each; the others were not used for the longest time."""
@@ -55,7 +57,7 @@ def summing(signature: str) -> Callable[[Function], Function]:
     """
 
     def compile_now(function: Function) -> Function:
-        found: Any = _cached(function, Path(function.__code__.co_filename).parent, _nrt=False, fastmath={"reassoc", "contract"})
+        found: Any = _cached(function, _nrt=False, fastmath={"reassoc", "contract"})
         found.compile(signature)
         found.disable_compile()
         return cast(Function, found)
@@ -88,20 +90,20 @@ def interruptible() -> Iterator[None]:
         raise
 
 
-def _cached(function: Function, folder: Path = Path(__file__).parent, **options: Any) -> Function:
+def _cached(function: Function, **options: Any) -> Function:
     dispatcher: Any = numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True, **options)(function)
-    stamp = source_stamp(folder)
+    stamp = source_stamp(PACKAGE / Path(dispatcher.py_func.__code__.co_filename).relative_to(PACKAGE).parts[0])
     stamp_cache(dispatcher, stamp, code_folder(stamp))
     return cast(Function, dispatcher)
 
 
 @cache
 def source_stamp(folder: Path) -> str:
-    """A digest of all compiled modules below the folder; where it changes, the machine code is compiled anew."""
+    """A digest of the compiled modules of a folder; where it changes, the machine code of all its functions is made anew."""
     digest = sha256()
     for path in sorted(folder.rglob("*.py")):
         source = path.read_bytes()
-        if b"planners.jit import" in source:
+        if b"autosplit.jit import" in source:
             digest.update(source)
     return digest.hexdigest()
 
