@@ -12,6 +12,7 @@ from autosplit.commands.machines import opened_machine
 from autosplit.commands.options import MeasuredModel, seconds
 from autosplit.commands.starting import start
 from autosplit.errors import UsageError
+from autosplit.preloading import settle
 from autosplit.progress import Progress, bars
 from autosplit.terminal import visible
 from autosplit.values.constraints import Constraints
@@ -146,6 +147,7 @@ def generate(given: Generate) -> None:
                 budget=Budget(planner_s=None if given.time_limit is None else seconds(given.time_limit)),
             )
         )
+    settle()  # of a plan file the model and its traces were loaded for the stages alone
     with opened:
         opened.stats(clear=True)  # the time of opening is not that of the answers
         say_notes(opened.notes)

@@ -9,14 +9,16 @@ import pytest
 
 import autosplit
 from autosplit.errors import InfeasibleError, UsageError
+from autosplit.generating import opening
 from autosplit.generating.bounds import phase_rows
 from autosplit.generating.forecast import forecast
 from autosplit.generating.phases import mixed_phases, traffic_on
 from autosplit.generating.trials import GENERATE, NO_PLAN, _generated
 from autosplit.measuring.store import open_store
-from autosplit.memory.stages import count, footprints_of
+from autosplit.memory.stages import count, footprints_of, has_one_form
 from autosplit.tracing.aliasing import values_of
 from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.samples import Samples
 from autosplit.values.sequences import Sequences
 from tests.generating.decodermodels import decoder, generated, prompts
@@ -217,6 +219,16 @@ def test_plans_for_the_time_per_token_and_within_limits(family, found):
     assert searched(easy).plan.sequences == easy
     with pytest.raises(InfeasibleError, match=r"at most 1\.0 us from a token to the next one \(at best .*, or fewer sequences"):
         searched(replace(SEQUENCES, per_token_s=1e-6))
+
+
+def test_stages_hold_weights_in_one_form_where_two_exceed_the_free_memory(family, monkeypatch):
+    stage = Stage("all", tuple(op.name for op in family.graph.ops), ("cpu:0",), "onnxruntime")
+    plan = Plan(family.variants[0].source, family.graph.hash, "", (stage,), UNKNOWN)
+    found = []
+    for num_bytes in (2 * family.graph.weight_bytes, 2 * family.graph.weight_bytes - 1):
+        monkeypatch.setattr(opening, "available_bytes", lambda num_bytes=num_bytes: num_bytes)
+        found.append(has_one_form(opening._in_free_memory(family, plan).stages[0]))
+    assert found == [False, True]
 
 
 def test_what_a_generator_has_not_is_refused(family, found):
