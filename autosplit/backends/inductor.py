@@ -34,9 +34,6 @@ OPTIONS: Mapping[str, Any] = {
     # Precompiled headers take 100 MB of torch's cache for each set of options, and save a second.
     "aot_inductor.precompile_headers": False,
     "cpp_cache_precompile_headers": False,
-    # For debuggers and sampling profilers: a seventh of the compiler's time, and a third of a small library.
-    "aot_inductor.enable_line_tables": False,
-    "aot_inductor.enable_frame_pointer": False,
 }
 
 WITHOUT_WEIGHTS: Mapping[str, Any] = {

@@ -48,14 +48,11 @@ def fold_constants(model: Any) -> None:
 def aot_compile(module: Any, examples: tuple[torch.Tensor, ...], options: Mapping[str, Any]) -> Any:
     """Compile an exported module by AOTInductor: the path of a library, or with ``aot_inductor.package`` the files of one.
 
-    The public ``aoti_compile_and_package`` writes an archive of them, see ``open_library``. Options that this torch does not have
-    are left out: earlier ones lack some that only save time.
+    The public ``aoti_compile_and_package`` writes an archive of them, see ``open_library``.
     """
     with needs("torch"):
         from torch._inductor import aot_compile as compile_module
-        from torch._inductor import list_options
-    known = {*list_options()}
-    return compile_module(module, examples, options={name: value for name, value in options.items() if name in known})
+    return compile_module(module, examples, options=dict(options))
 
 
 def open_library(path: Path) -> Any:
