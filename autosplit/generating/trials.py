@@ -21,7 +21,6 @@ from autosplit.generating.forecast import forecast, foretold, host_text
 from autosplit.generating.generators import Generator
 from autosplit.generating.opening import capacity_of, open_generator
 from autosplit.generating.phases import PhaseProfile
-from autosplit.generating.sidebyside import SideBySide
 from autosplit.generating.sources import STRIDE, Source
 from autosplit.generating.steps import StepFamily
 from autosplit.planning.baselines import (
@@ -239,8 +238,7 @@ def _start_of(generator: Generator) -> list[int] | None:
 
 def stats_of(generator: Generator) -> RunStats:
     """The workers of a generator."""
-    parts = generator.generators if isinstance(generator, SideBySide) else (generator,)
-    found = [one.pipeline.stats() for one in parts if isinstance(one.pipeline, Engine)]
+    found = [one.stats() for one in generator.pipelines if isinstance(one, Engine)]
     return replace(found[0], stages=tuple(stage for one in found for stage in one.stages))
 
 

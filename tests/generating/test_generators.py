@@ -141,6 +141,20 @@ def test_full_caches_and_a_full_queue():
     pipeline.close()
 
 
+def test_lower_priority_gets_a_slot_sooner_and_late_sequences_end():
+    pipeline, came, many = Pipeline(SLOTS, LENGTH, holds=True), [], range(2 * SLOTS)
+    with opened(pipeline) as generator:
+        with generator._changed:  # so that all of them are there before the first step
+            late = generator.submit([1], deadline_s=1e-6)
+            ones = [generator.submit([one], max_new_tokens=2, priority=-one, on_token=came.append) for one in many]
+        with pytest.raises(DeadlineError, match="after 0 new tokens"):
+            late.result()
+        pipeline.release()
+        assert [future.result() for future in ones] == [expected([one], 2) for one in many]
+    assert sorted(came[:SLOTS]) == sorted(expected([one], 1)[0] for one in many[SLOTS:])
+    pipeline.close()
+
+
 def test_cancelled_and_late_sequences_free_their_slots():
     pipeline = Pipeline(SLOTS, LENGTH, holds=True)
     with opened(pipeline) as generator:
