@@ -362,15 +362,16 @@ class Generator(Draining):
         self._take_turns()
 
     def _take(self, number: int, step: Step, future: "Future[Any]") -> None:
-        failure = RefusedError("a step was cancelled") if future.cancelled() else future.exception()
         scheduler = self._schedulers[number]
-        if failure is None:
-            scheduler.finish(step, future.result()[0].tolist())
-            return
-        scheduler.finish(step, failure=failure)
-        if not isinstance(failure, StageError | WorkerError) or self.pipelines[number].failure is not None:
-            self._is_open, self._failure = False, failure
-            self._fail_all(failure)
+        try:
+            [found] = future.result()
+        except Exception as failure:
+            scheduler.finish(step, failure=failure)
+            if not isinstance(failure, StageError | WorkerError) or self.pipelines[number].failure is not None:
+                self._is_open, self._failure = False, failure
+                self._fail_all(failure)
+        else:
+            scheduler.finish(step, found.tolist())
 
     def _give_up(self, failure: BaseException) -> None:
         """Fail every sequence after an error in a turn."""

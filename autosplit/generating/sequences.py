@@ -1,6 +1,7 @@
 """A sequence, from its prompt to its last token, and the steps that compute it."""
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -16,9 +17,6 @@ from autosplit.errors import DeadlineError, RefusedError, UsageError, raise_faul
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.sources import Array, Source, id_faults, ids_of
 from autosplit.running.request import MatchingTensors
-
-GREEDY = Sampling()
-"""How the language of a sound is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,25 +160,23 @@ class Step:
 
         The tokens that give a next one stand first, in the order of their parts. Zeros fill the rest: slot 0 has no owner.
         """
-        # numpy, because torch takes four times as long
-        count = self.num_tokens - self.num_rows
-        rows, sampling = np.zeros((3, count), np.int64), _zeros(count)
+        count, sampling = self.num_tokens - self.num_rows, _zeros(self.num_tokens - self.num_rows)
         giving = [(one, end - 1) for one, _, end, gives_next in self.parts if gives_next]
-        columns = [(one.tokens[at], one.slot, at) for one, at in giving]
+        rows = [(one.tokens[at], one.slot, at) for one, at in giving]
         for one, start, end, gives_next in self.parts:
             if end - start > gives_next:
-                columns += [(one.tokens[at], one.slot, at) for at in range(start, end - gives_next)]
-        rows[:, : len(columns)] = np.array(columns).T
+                rows += [(one.tokens[at], one.slot, at) for at in range(start, end - gives_next)]
+        padding = [0] * (count - len(rows))
+        columns = [array("q", [*column, *padding]) for column in zip(*rows, strict=True)]
         if not all(one.then or one.sampling.takes_largest for one, _ in giving):
             sampling = sampling.clone()
-            sampling[: len(giving)] = torch.tensor(
-                [(GREEDY if one.then else one.sampling).row for one, _ in giving], dtype=torch.float64
-            )
-        sources = () if self.source is None else self._sources(self.source, rows[1])
-        ids, slots, positions, *others = map(torch.from_numpy, (*rows, *sources))
-        return MatchingTensors((ids, slots, positions, sampling, *others))
+            chosen = [[0.0] * 5 if one.then else one.sampling.row for one, _ in giving]
+            sampling[: len(giving)] = torch.tensor(chosen, dtype=torch.float64)
+        sources = () if self.source is None else map(torch.from_numpy, self._sources(self.source, columns[1]))
+        # beside stages whose data fill the caches, numpy takes twice as long for a few numbers, and torch.tensor longer still
+        return MatchingTensors((*[torch.frombuffer(column, dtype=torch.int64) for column in columns], sampling, *sources))
 
-    def _sources(self, source: Source, slots: Array) -> tuple[Array, ...]:
+    def _sources(self, source: Source, slots: Sequence[int]) -> tuple[Array, ...]:
         """The inputs ``seen`` [N], ``source``, ``source_slots``, ``source_positions`` (see ``encoders``); or a row of slot 0."""
         owners = [(part.generation.slot, part.generation.source) for part in self.parts]
         num_seen = {slot: len(rows) for slot, rows in owners if rows is not None}
@@ -192,7 +188,7 @@ class Step:
                 values[at:end] = part.generation.source
                 places[0, at:end], places[1, at:end] = part.generation.slot, np.arange(part.num_rows)
                 at = end
-        return np.array([num_seen.get(slot, 1) for slot in slots.tolist()]), values, *places
+        return np.array([num_seen.get(slot, 1) for slot in slots]), values, *places
 
 
 @cache

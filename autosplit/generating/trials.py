@@ -208,14 +208,8 @@ def _contender(generator: Generator, plan: Plan, predicted: TokenRates | None, f
     new = family.sequences.new
     prompts = random_prompts(family, 0)[:NUM_CHECKED]
     tokens = generator.generate(prompts, start=_start_of(generator), max_new_tokens=min(new, MOST_CHECKED))
-    return _Contender(
-        plan,
-        partial(asked_at_once, generator, new),
-        partial(stats_of, generator),
-        tokens,
-        family.sequences.max_sequences,
-        predicted,
-    )
+    run, stats = partial(asked_at_once, generator, new), partial(stats_of, generator)
+    return _Contender(plan, run, stats, tokens, family.sequences.max_sequences, predicted)
 
 
 def asked_at_once(generator: Generator, new: int, prompts: Prompts) -> Times:
