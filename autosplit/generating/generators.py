@@ -266,7 +266,7 @@ class Generator(Draining):
         with self._changed:
             self._is_open = False
             if not drain:
-                self._fail_all(RefusedError("the generator was closed"))
+                self._fail(self._schedulers, RefusedError("the generator was closed"))
             self._calls.put(True)
         self._thread.join()
         atexit.unregister(self.close)
@@ -279,11 +279,11 @@ class Generator(Draining):
     def _has_room(self) -> bool:
         return not self._is_open or not self._thread.is_alive() or self.num_waiting < self._queue_capacity
 
-    def _fail_all(self, failure: BaseException, *, at_once: bool = False) -> None:
-        """End every sequence, as ``Scheduler.fail_all`` does, and those that wait in the next turn (the lock is held)."""
+    def _fail(self, schedulers: Sequence[Scheduler], failure: BaseException, *, at_once: bool = False) -> None:
+        """End the sequences of some pipelines as ``fail_all`` does, and in the next turn those that wait (the lock is held)."""
         for _, _, generation in self._waiting:
             generation.failure = generation.failure or failure
-        for scheduler in self._schedulers:
+        for scheduler in schedulers:
             scheduler.fail_all(failure, at_once=at_once)
 
     def _run(self) -> None:
@@ -369,7 +369,7 @@ class Generator(Draining):
             scheduler.finish(step, failure=failure)
             if not isinstance(failure, StageError | WorkerError) or self.pipelines[number].failure is not None:
                 self._is_open, self._failure = False, failure
-                self._fail_all(failure)
+                self._fail([scheduler], failure)
         else:
             scheduler.finish(step, found.tolist())
 
@@ -377,7 +377,7 @@ class Generator(Draining):
         """Fail every sequence after an error in a turn."""
         with self._changed:
             self._is_open, self._failure, self._turner = False, failure, 0
-            self._fail_all(failure, at_once=True)
+            self._fail(self._schedulers, failure, at_once=True)
             ended = [*self._admit(), *(one for scheduler in self._schedulers for one in scheduler.ended)]
             self._calls.put(False)
             self._changed.notify_all()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from pipelines import wait_until
 
-from autosplit.errors import PlanError
+from autosplit.errors import PlanError, WorkerError
 from autosplit.generating.forecast import between, host_text, replicas_of, simulated
 from autosplit.generating.generators import Generator
 from autosplit.generating.phases import PhaseProfile, mixed_phases, stored_phases, traffic_on
@@ -153,6 +153,11 @@ def test_sequences_go_to_the_pipeline_with_the_fewest():
     assert side.generate([[7], [8, 9]], max_new_tokens=2) == [expected([7], 2), expected([8, 9], 2)]
     assert list(side.stream([5], max_new_tokens=2)) == expected([5], 2)
     assert (side.capacity.max_sequences, side.stats(clear=True).num_tokens, side.stats().num_tokens) == (4, 24, 0)
+    pipelines[1].failure = gone = WorkerError("gone")
+    pipelines[1].outcome = lambda *_: gone
+    with side._changed:  # so that each pipeline has one at once
+        good, bad = (side.submit([number], max_new_tokens=3) for number in (1, 2))
+    assert (good.result(), bad.exception()) == (expected([1], 3), gone)
     side.close()
     assert not side._thread.is_alive()
     for one in pipelines:

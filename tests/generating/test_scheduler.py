@@ -96,8 +96,7 @@ def test_each_sequence_gets_its_own_tokens_whatever_comes_beside_it(happens, num
 
 def test_as_many_groups_are_under_way_as_stages():
     host = Host(num_stages=3)
-    for number in range(3):
-        host.scheduler.add(sequence([number], 5))
+    host.waiting += [sequence([number], 5) for number in range(3)]
     steps = [host.send(), host.send(), host.send(), host.send()]
     assert [len(step.parts) for step in steps[:3]] == [1, 1, 1]
     assert steps[3] is None
@@ -187,8 +186,7 @@ def test_rooms_take_the_fewest_seconds_of_all_orders_of_rooms(units, some, large
 def test_only_the_sequence_that_fails_alone_fails():
     host = Host(num_stages=1)
     good, bad = sequence([5, 6], 3), sequence([7, POISON], 3)
-    host.scheduler.add(good)
-    host.scheduler.add(bad)
+    host.waiting += [good, bad]
     host.run()
     assert (good.failure, good.new_tokens) == (None, expected([5, 6], 3))
     assert isinstance(bad.failure, StageError)
@@ -208,8 +206,7 @@ def test_a_sequence_alone_goes_on_after_one_failed_step_and_ends_after_two():
 def test_failure_of_the_pipeline_is_that_of_its_sequences():
     host = Host()
     running = [sequence([one]) for one in range(3)]
-    for one in running:
-        host.scheduler.add(one)
+    host.waiting += running
     step = host.send()
     host.scheduler.finish(step, failure=WorkerError("gone"))
     host.scheduler.fail_all(WorkerError("gone"))
