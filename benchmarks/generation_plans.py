@@ -33,7 +33,6 @@ from autosplit.generating.bounds import state_bytes
 from autosplit.generating.forecast import devices_of, forecast, replicas_of, stage_seconds
 from autosplit.generating.generators import Generator
 from autosplit.generating.phases import PhaseProfile
-from autosplit.generating.sidebyside import SideBySide
 from autosplit.generating.steps import StepFamily
 from autosplit.generating.trials import asked_at_once, random_prompts, stats_of
 from autosplit.memory.stages import count
@@ -209,8 +208,8 @@ def run_part(model: str, part: str, backend: str, num_rounds: int) -> dict[str, 
 
 def processor_s(generator: Generator) -> list[float]:
     """The processor time so far of the host, and of each worker."""
-    parts = generator.generators if isinstance(generator, SideBySide) else (generator,)
-    workers = [psutil.Process(pid).cpu_times() for one in parts if isinstance(one.pipeline, Engine) for pid in one.pipeline.pids]
+    engines = [one for one in generator.pipelines if isinstance(one, Engine)]
+    workers = [psutil.Process(pid).cpu_times() for one in engines for pid in one.pids]
     return [time.process_time(), *(one.user + one.system for one in workers)]
 
 

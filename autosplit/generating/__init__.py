@@ -20,7 +20,6 @@
     forecast   the rates and times of a plan: the scheduler in simulated time
     bounds     the bottleneck of each phase: computing, reading weights or caches, sending, the host
     choosing   the plan with the best forecast within the limits of the sequences
-    sidebyside SideBySide: the replicas of a plan as one generator
     opening    open_generator: a plan as a running generator
     trials     a plan beside the usual ways, in rounds of the same sequences
 """

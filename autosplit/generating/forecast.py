@@ -17,7 +17,7 @@ from autosplit.errors import PlanError
 from autosplit.generating.phases import PhaseProfile
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.scheduler import Scheduler
-from autosplit.generating.sequences import Generation, Step, num_giving
+from autosplit.generating.sequences import Generation, Step
 from autosplit.generating.sources import Source
 from autosplit.generating.steps import TOKENS, StepFamily
 from autosplit.planning.predicting import predict
@@ -202,7 +202,7 @@ def simulated(
                 answers.append((told_s, work.step))
         while answers and answers[0][0] <= now_s:
             step = answers.popleft()[1]
-            scheduler.finish(step, [0] * num_giving(step.parts))
+            scheduler.finish(step, [0] * len(step.parts))
 
 
 @dataclass(eq=False, slots=True)

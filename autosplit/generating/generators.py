@@ -3,15 +3,23 @@
 ::
 
     submit -> Scheduler -> a step of tokens of several sequences -> pipeline -> their next tokens -> Scheduler -> future, stream
+
+The thread of a pipeline that brings the answer of a step sends the next step, too. A thread for that alone would have to be woken
+for each step, on a core where a stage computes.
 """
 
 import atexit
+import heapq
+import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,12 +28,12 @@ import torch
 from autosplit.arguments import checked
 from autosplit.closing import Draining
 from autosplit.compat.futures import SafeCondition
-from autosplit.errors import AutosplitError, RefusedError, StageError, UsageError, WorkerError, raise_faults
-from autosplit.generating.sampling import Sampling
+from autosplit.errors import AutosplitError, RefusedError, StageError, UsageError, WorkerError
+from autosplit.generating.sampling import Sampling, sampling_of
 from autosplit.generating.scheduler import Scheduler
 from autosplit.generating.sequences import Capacity, Generation, Step, begun
 from autosplit.generating.tallies import GenerationStats, Tally
-from autosplit.generating.texts import TextReader, Texts, required
+from autosplit.generating.texts import Texts, required
 from autosplit.running.request import MatchingTensors, monotonic_deadline
 from autosplit.shapes.batching import Bucket
 from autosplit.values.graph import Graph
@@ -36,9 +44,7 @@ from autosplit.values.plan import Plan
 class StepPipeline(Protocol):
     """The part of ``Engine`` that a generator uses."""
 
-    def submit_unbounded(
-        self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0, variant: int = 0
-    ) -> "Future[Any]":
+    def submit_unbounded(self, inputs: Sequence[torch.Tensor], *, variant: int = 0) -> "Future[Any]":
         """Take in the tensors of a step; the result is one tensor with its next tokens."""
 
     @property
@@ -61,12 +67,14 @@ class Generator(Draining):
         pipeline: runs steps: ``(ids, slots, positions, sampling) -> tokens``.
         buckets: its variants, by their number of tokens.
         capacity: the sizes of its caches.
-        num_stages: steps under way at most.
+        num_stages: steps under way in a pipeline at most.
+        beside: further pipelines with the same weights and caches of their own, and the variants of each. A sequence goes to the
+            one with the most free slots, and stays there.
         queue_capacity: sequences that may wait for a slot before ``submit`` blocks or refuses.
         plan: the stages of the pipeline, and the sequences for which it was made, whose limit on the time per token counts.
         graph: the graph that the plan divides; ``write_plan(generator.plan, generator.graph, path)`` keeps both.
         texts: the tokenizer of the model; None if there is none at hand.
-        opened: closes the pipeline and its resources; None if others close them.
+        opened: closes the pipelines and their resources; None if others close them.
     """
 
     notes: tuple[str, ...] = ()
@@ -79,6 +87,7 @@ class Generator(Draining):
         capacity: Capacity,
         num_stages: int,
         *,
+        beside: Sequence[tuple[StepPipeline, Sequence[Bucket]]] = (),
         queue_capacity: int = 256,
         plan: Plan | None = None,
         graph: Graph | None = None,
@@ -87,16 +96,27 @@ class Generator(Draining):
     ) -> None:
         if queue_capacity < 1:
             raise UsageError(f"queue_capacity must be at least 1 sequence, but is {queue_capacity}")
-        self.pipeline, self.capacity, self.plan, self.graph, self.texts = pipeline, capacity, plan, graph, texts
+        self.pipelines = (pipeline, *(one for one, _ in beside))
+        self.capacity = replace(capacity, max_sequences=len(self.pipelines) * capacity.max_sequences)
+        self.plan, self.graph, self.texts = plan, graph, texts
         self._queue_capacity, self._opened = queue_capacity, opened or ExitStack()
         sequences = None if plan is None else plan.sequences
         per_token_s = None if sequences is None else sequences.per_token_s
-        self._scheduler = Scheduler(buckets, capacity.max_sequences, num_stages, per_token_s, capacity.source)
-        self._answers = deque[tuple[Step, "Future[Any]"]]()
-        self._tally = Tally(self._scheduler.counts)
+        self._schedulers = [
+            Scheduler(variants, capacity.max_sequences, num_stages, per_token_s, capacity.source)
+            for variants in (buckets, *(variants for _, variants in beside))
+        ]
+        self._waiting: list[tuple[int, int, Generation]] = []
+        self._arrivals = itertools.count()
+        self._answers = deque[tuple[int, Step, "Future[Any]"]]()
+        self._tally = Tally([one.counts for one in self._schedulers])
         self._is_open = True
         self._failure: BaseException | None = None
         self._changed = SafeCondition()
+        self._turner: int | None = None
+        """The thread that takes a turn; 0 after an error in one, as no thread takes another one."""
+        self._calls = SimpleQueue[bool]()
+        """Of the thread: a turn for each True, the end with False."""
         self._thread = threading.Thread(target=self._run, name="autosplit-generator", daemon=True)
         self._thread.start()
         if opened is not None:
@@ -121,14 +141,15 @@ class Generator(Draining):
             priority: lower gets a slot sooner; then arrival counts.
             deadline_s: seconds from now after which the sequence fails.
             timeout_s: seconds to wait for room in the queue; None waits as long as it takes, 0 refuses at once.
-            on_token: called with each new token in the thread of all sequences; it must return at once. True ends the sequence.
+            on_token: called with each new token in the thread that brings the answer of a step; it must return at once. True ends
+                the sequence.
             sampling: the fields of ``Sampling``: max_new_tokens, eos, temperature, top_p, top_k, seed, repetition_penalty.
         Raises: UsageError: with every fault of the prompt; a setting is not understood. RefusedError: there is no room, or the
             generator is closed. WorkerError: the pipeline has given up.
             In the future: DeadlineError. StageError: the logits are not finite, or a stage failed on this sequence alone.
             WorkerError: workers died again and again at a step of this sequence alone.
         """
-        settings, deadline_ns = _sampling(sampling), monotonic_deadline(deadline_s)
+        settings, deadline_ns = sampling_of(sampling), monotonic_deadline(deadline_s)
         generation = begun(prompt, start, settings, self.capacity, on_token, priority, deadline_ns)
         self.submit_all([generation], timeout_s)
         return generation.future
@@ -139,7 +160,7 @@ class Generator(Draining):
         ``timeout_s`` counts for each of them. After an error, those before it run until their futures are cancelled.
         Raises: RefusedError, WorkerError: as ``submit``.
         """
-        here = threading.current_thread() is self._thread  # a callback, for which no place becomes free while it waits
+        here = threading.get_ident() == self._turner  # a callback, for which no place becomes free while it waits
         with self._changed:
             for generation in generations:
                 room = self._changed.wait_for(self._has_room, 0 if here else timeout_s)
@@ -155,8 +176,8 @@ class Generator(Draining):
                         f"{self.num_running} have a place in the caches (limit {self.capacity.max_sequences}); "
                         "submit later"
                     )
-                self._scheduler.add(generation)
-                self._changed.notify_all()
+                heapq.heappush(self._waiting, (generation.priority, next(self._arrivals), generation))
+                self._calls.put(True)
 
     def generate(
         self,
@@ -179,7 +200,7 @@ class Generator(Draining):
             sampling: as for ``submit``.
         Raises: UsageError, RefusedError, WorkerError: as ``submit``. StageError: of the first sequence that failed, after all.
         """
-        settings, generations = _sampling(sampling), list[Generation]()
+        settings, generations = sampling_of(sampling), list[Generation]()
         for number, prompt in enumerate(prompts):
             note = self._until(stop, on_token and partial(on_token, number))
             generations.append(begun(prompt, start, settings.of(number), self.capacity, note))
@@ -215,42 +236,41 @@ class Generator(Draining):
         Raises: UsageError: there is no tokenizer at hand; others as ``stream``.
         """
         texts = required(self.texts)
-        eos = (*texts.ends, *_sampling({"eos": options.pop("eos", ())}).ends)
-        return _text(self.stream(texts.ids(prompt), stop=stop, eos=eos, **options), texts.reader(stop))
+        eos = (*texts.ends, *Sampling(eos=options.pop("eos", ())).ends)
+        return texts.reader(stop).read(self.stream(texts.ids(prompt), stop=stop, eos=eos, **options))
+
+    @property
+    def pipeline(self) -> StepPipeline:
+        """The first pipeline."""
+        return self.pipelines[0]
 
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for a slot."""
-        return self._scheduler.num_waiting
+        return len(self._waiting)
 
     @property
     def num_running(self) -> int:
         """Sequences that have a slot."""
-        return self._scheduler.num_running
+        return sum(one.num_running for one in self._schedulers)
 
     def stats(self, *, clear: bool = False) -> GenerationStats:
         """Times and tokens of the sequences that ended since the start, or since the last call with ``clear``."""
-        with self.tallies() as (first, *others):
-            return first.stats(*others, clear=clear)
-
-    @contextmanager
-    def tallies(self) -> Iterator[Sequence[Tally]]:
-        """The counts of sequences, which do not change meanwhile."""
         with self._changed:
-            yield [self._tally]
+            return self._tally.stats(clear=clear)
 
     def close(self, *, drain: bool = True) -> None:
         """Finish the sequences that were taken in (``drain``) or fail them, then end every worker.
 
         Raises: UsageError: called in a callback of a future or of a token.
         """
-        if threading.current_thread() is self._thread:
+        if threading.get_ident() == self._turner:
             raise UsageError("a callback of a sequence cannot close its generator; close it in another thread")
         with self._changed:
             self._is_open = False
             if not drain:
-                self._scheduler.fail_all(RefusedError("the generator was closed"))
-            self._changed.notify_all()
+                self._fail(self._schedulers, RefusedError("the generator was closed"))
+            self._calls.put(True)
         self._thread.join()
         atexit.unregister(self.close)
         self._opened.close()
@@ -274,8 +294,24 @@ class Generator(Draining):
 
         return noted
 
+    def _fail(self, schedulers: Sequence[Scheduler], failure: BaseException, *, at_once: bool = False) -> None:
+        """End the sequences of some pipelines as ``fail_all`` does, and in the next turn those that wait (the lock is held)."""
+        for _, _, generation in self._waiting:
+            generation.failure = generation.failure or failure
+        for scheduler in schedulers:
+            scheduler.fail_all(failure, at_once=at_once)
+
     def _run(self) -> None:
-        """The thread: take answers of steps, send the next ones, resolve futures."""
+        """The thread: take turns for sequences that come; their further tokens come in turns of other threads."""
+        while self._calls.get():
+            self._take_turns()
+
+    def _take_turns(self) -> None:
+        """Take turns while there is anything to do. One thread at a time does; it looks for new answers before it ends."""
+        with self._changed:
+            if self._turner is not None:
+                return
+            self._turner = threading.get_ident()
         try:
             while self._turn():
                 pass
@@ -284,80 +320,84 @@ class Generator(Draining):
             raise
 
     def _turn(self) -> bool:
-        """One turn of the thread; False after the last one."""
+        """Take answers of steps, send the next ones, resolve futures; False if there was nothing to do."""
+        steps: list[tuple[int, Step]] = []
         with self._changed:
             while self._answers:
                 self._take(*self._answers.popleft())
-            step = self._scheduler.next_step()
-            ended, self._scheduler.ended = self._scheduler.ended, []
+            ended = self._admit()
+            for number, scheduler in enumerate(self._schedulers):
+                if (step := scheduler.next_step()) is not None:
+                    steps.append((number, step))
+                ended += scheduler.ended
+                scheduler.ended.clear()
             for generation in ended:
                 self._tally.add(generation)
-            idle = step is None and not ended
-            if idle:
-                if not self._is_open and not self.num_running and not self.num_waiting and not self._scheduler.num_under_way:
-                    return False
-                self._changed.wait()
-            else:
-                self._changed.notify_all()
+            goes_on = bool(steps or ended)
+            if not goes_on:
+                self._turner = None
+                if not (self._is_open or self._waiting or self.num_running or any(one.num_under_way for one in self._schedulers)):
+                    self._calls.put(False)
+            self._changed.notify_all()
         try:
-            if step is not None:
-                self._send(step)
+            for number, step in steps:
+                self._send(number, step)
         finally:
-            _resolve(ended)
-        return True
+            for generation in ended:
+                generation.resolve()
+        return goes_on
 
-    def _send(self, step: Step) -> None:
+    def _admit(self) -> list[Generation]:
+        """Give free slots to sequences that wait; return those that ended before (the lock is held)."""
+        if not self._waiting:
+            return []
+        now_ns = time.monotonic_ns()
+        ended = [entry for entry in self._waiting if entry[2].has_failed(now_ns)]
+        if ended:
+            self._waiting = sorted(set(self._waiting) - set(ended))  # a sorted list is a heap
+        while self._waiting and (scheduler := max(self._schedulers, key=attrgetter("num_free"))).num_free:
+            scheduler.add(heapq.heappop(self._waiting)[2])
+        return [generation for _, _, generation in ended]
+
+    def _send(self, number: int, step: Step) -> None:
+        """Hand a step to a pipeline."""
         inputs, table = step.inputs(), self.capacity.table
         if table is not None:
             inputs = MatchingTensors((*inputs, table.index_select(0, inputs[0])))
         try:
-            future = self.pipeline.submit_unbounded(inputs, variant=step.variant)
+            future = self.pipelines[number].submit_unbounded(inputs, variant=step.variant)
         except AutosplitError as failure:
             future = Future()
             future.set_exception(failure)
-        future.add_done_callback(partial(self._arrive, step))
+        future.add_done_callback(partial(self._arrive, number, step))
 
-    def _arrive(self, step: Step, future: "Future[Any]") -> None:
-        """In any thread: keep the answer of a step for the thread of the generator."""
-        with self._changed:
-            self._answers.append((step, future))
-            self._changed.notify_all()
+    def _arrive(self, number: int, step: Step, future: "Future[Any]") -> None:
+        """In any thread: take the answer of a step, and go on with its sequences."""
+        self._answers.append((number, step, future))
+        self._take_turns()
 
-    def _take(self, step: Step, future: "Future[Any]") -> None:
-        failure = RefusedError("a step was cancelled") if future.cancelled() else future.exception()
-        if failure is None:
-            self._scheduler.finish(step, future.result()[0].tolist())
-            return
-        self._scheduler.finish(step, failure=failure)
-        if not isinstance(failure, StageError | WorkerError) or self.pipeline.failure is not None:
-            self._is_open, self._failure = False, failure
-            self._scheduler.fail_all(failure)
+    def _take(self, number: int, step: Step, future: "Future[Any]") -> None:
+        scheduler = self._schedulers[number]
+        try:
+            [found] = future.result()
+        except Exception as failure:
+            scheduler.finish(step, failure=failure)
+            if not isinstance(failure, StageError | WorkerError) or self.pipelines[number].failure is not None:
+                self._is_open, self._failure = False, failure
+                self._fail([scheduler], failure)
+        else:
+            scheduler.finish(step, found.tolist())
 
     def _give_up(self, failure: BaseException) -> None:
-        """Fail every sequence after an error in the thread itself."""
+        """Fail every sequence after an error in a turn."""
         with self._changed:
-            self._is_open, self._failure = False, failure
-            self._scheduler.abandon(failure)
+            self._is_open, self._failure, self._turner = False, failure, 0
+            self._fail(self._schedulers, failure, at_once=True)
+            ended = [*self._admit(), *(one for scheduler in self._schedulers for one in scheduler.ended)]
+            self._calls.put(False)
             self._changed.notify_all()
-        _resolve(self._scheduler.ended)
-
-
-def _sampling(options: dict[str, Any]) -> Sampling:
-    """The sampling of a call. Raises: UsageError: an option is unknown, or its value is not understood."""
-    known = Sampling.__dataclass_fields__
-    faults = [f"there is no option '{name}'; there are {', '.join(known)}" for name in options if name not in known]
-    raise_faults(UsageError, "the sampling is not understood", faults)
-    return Sampling(**options)
-
-
-def _resolve(ended: Sequence[Generation]) -> None:
-    """Give the futures of sequences that have ended their results."""
-    for generation in ended:
-        with suppress(InvalidStateError):  # it was cancelled
-            if generation.failure is None:
-                generation.future.set_result(generation.new_tokens)
-            else:
-                generation.future.set_exception(generation.failure)
+        for generation in ended:
+            generation.resolve()
 
 
 def _stream(tokens: "SimpleQueue[int | None]", future: "Future[list[int]]") -> Iterator[int]:
@@ -369,14 +409,3 @@ def _stream(tokens: "SimpleQueue[int | None]", future: "Future[list[int]]") -> I
     finally:
         future.cancel()
     future.result()
-
-
-def _text(tokens: Iterator[int], reader: TextReader) -> Iterator[str]:
-    """The text of tokens as they come."""
-    for token in tokens:
-        if text := reader.add(token):
-            yield text
-        if reader.is_stopped:
-            return
-    if text := reader.end():
-        yield text

@@ -15,7 +15,6 @@ from autosplit.generating.forecast import devices_of, replicas_of
 from autosplit.generating.generators import Generator
 from autosplit.generating.sampling import SAMPLE
 from autosplit.generating.sequences import Capacity
-from autosplit.generating.sidebyside import SideBySide
 from autosplit.generating.steps import StepFamily
 from autosplit.generating.texts import load_texts
 from autosplit.memory.account import Account
@@ -40,12 +39,15 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -
     Raises: UsageError: the family has no steps. PlanError: the stages have different numbers of devices. Others as
         ``open_pipeline``.
     """
-    plan = _in_free_memory(family, plan)
-    plans = replicas_of(plan)
+    capacity_of(family)  # before any process starts
+    plan, engines, its = _in_free_memory(family, plan), list[Engine](), ExitStack()
     with kept(), ExitStack() as opened:
-        found = [opened.enter_context(_opened(family, one, devices, len(plans))) for one in plans]
-        opened.pop_all()  # from here on the caller closes them
-        generator = side_by_side(found, plan)
+        for one in replicas_of(plan):
+            engine, resources = open_engine(family, one, devices)
+            opened.push(resources)
+            engines.append(engine)
+        generator = generator_on(engines, family, plan, its)
+        its.push(opened.pop_all())  # not before: a generator that cannot be made leaves its engines to this block
         generator.notes = family.notes
         return generator
 
@@ -58,29 +60,14 @@ def _in_free_memory(family: Family, plan: Plan) -> Plan:
     return Account(family.graph, values_of(family.variants[0], family.variants[1:])).in_one_form(plan, plan.devices)
 
 
-def side_by_side(generators: Sequence[Generator], plan: Plan) -> Generator:
-    """The generators of a plan's replicas as one."""
-    return generators[0] if len(generators) == 1 else SideBySide(generators, plan)
-
-
-def _opened(family: Family, plan: Plan, devices: Devices | None, num_replicas: int) -> Generator:
-    """One pipeline as a generator."""
-    capacity_of(family)  # before any process starts
-    engine, opened = open_engine(family, plan, devices)
-    its = ExitStack()
-    with opened:
-        generator = generator_on(engine, family, plan, num_replicas, its)
-        its.push(opened.pop_all())  # not before: a generator that cannot be made leaves its engine to this block
-        return generator
-
-
-def generator_on(engine: Engine, family: Family, plan: Plan, num_replicas: int = 1, opened: ExitStack | None = None) -> Generator:
-    """A generator over a network that runs one of a plan's replicas; ``opened`` closes it, by default others do."""
+def generator_on(engines: Sequence[Engine], family: Family, plan: Plan, opened: ExitStack | None = None) -> Generator:
+    """A generator over networks that run one of a plan's replicas each; ``opened`` closes them, by default others do."""
     capacity, texts = capacity_of(family), load_texts(plan.source.spec)
-    table = _mapped(engine, family.table) if isinstance(family, StepFamily) and family.table else None
-    capacity = replace(capacity, max_sequences=-(-capacity.max_sequences // num_replicas), table=table)
-    buckets, num_devices = measured(family, engine), len(devices_of(plan))
-    return Generator(engine, buckets, capacity, num_devices, plan=plan, graph=family.graph, texts=texts, opened=opened)
+    table = _mapped(engines[0], family.table) if isinstance(family, StepFamily) and family.table else None
+    capacity = replace(capacity, max_sequences=-(-capacity.max_sequences // len(engines)), table=table)
+    (engine, buckets), *beside = [(one, measured(family, one)) for one in engines]
+    num_devices, graph = len(devices_of(replicas_of(plan)[0])), family.graph
+    return Generator(engine, buckets, capacity, num_devices, beside=beside, plan=plan, graph=graph, texts=texts, opened=opened)
 
 
 def _mapped(engine: Engine, name: str) -> torch.Tensor:

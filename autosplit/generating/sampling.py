@@ -6,6 +6,7 @@ The last stage samples, so that token ids travel back to the host and logits do 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,15 +68,28 @@ class Sampling:
         """The sampling of a sequence of a call with several: equal prompts get different draws."""
         return replace(self, seed=self.seed if number == 0 else _hash(self.seed, -number) % MAX_SEED)
 
-    @property
+    @cached_property
     def ends(self) -> Sequence[int]:
         """``eos`` as a sequence."""
         return (self.eos,) if isinstance(self.eos, int) else self.eos
 
-    @property
+    @cached_property
+    def takes_largest(self) -> bool:
+        """Whether the next token is the one with the largest logit, as the operator takes it for a row of zeros, too."""
+        return self.temperature == 0 and self.repetition_penalty == 1
+
+    @cached_property
     def row(self) -> list[float]:
         """The five numbers that the operator reads for a token of the sequence."""
         return [self.temperature, self.top_p, float(self.top_k), float(self.seed), self.repetition_penalty]
+
+
+def sampling_of(options: dict[str, Any]) -> Sampling:
+    """The sampling of a call. Raises: UsageError: an option is unknown, or its value is not understood."""
+    known = Sampling.__dataclass_fields__
+    faults = [f"there is no option '{name}'; there are {', '.join(known)}" for name in options if name not in known]
+    raise_faults(UsageError, "the sampling is not understood", faults)
+    return Sampling(**options)
 
 
 def _sample(

@@ -2,7 +2,7 @@
 
 ::
 
-    waiting  -- a slot is free -->  prompt in chunks  -- last chunk -->  one token a step  -- last token -->  slot is free
+    add: takes a slot  -->  prompt in chunks  -- last chunk -->  one token a step  -- last token -->  slot is free
 
 Sequences enter and leave at every step. As many steps are under way as there are stages, each with its share of the sequences,
 so that no stage waits. Chunks of prompts stand beside single tokens in a step (Agrawal et al., Sarathi-Serve, OSDI 2024). Where
@@ -16,9 +16,10 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 
-from autosplit.errors import DeadlineError, RefusedError, StageError, WorkerError
-from autosplit.generating.sequences import Generation, Part, Step, num_giving
+from autosplit.errors import StageError, WorkerError
+from autosplit.generating.sequences import Generation, Part, Step
 from autosplit.generating.sources import Source
 from autosplit.generating.steps import TOKENS
 from autosplit.shapes.batching import Bucket
@@ -43,7 +44,7 @@ model of 25 M parameters, 16 sequences that follow each other, answers of 32 to 
 
 
 class Scheduler:
-    """The sequences of one pipeline. Not for several threads at once.
+    """The sequences in the caches of one pipeline. Not for several threads at once.
 
     Args:
         buckets: the variants of a step with their seconds.
@@ -68,14 +69,13 @@ class Scheduler:
         source: Source | None = None,
     ) -> None:
         self._buckets = sorted(buckets, key=lambda bucket: bucket.sizes[TOKENS])
-        largest, self._source = self._buckets[-1].sizes[TOKENS], source
-        self._most = largest if source is None else source.num_beside
-        self._most_rows = largest - self._most
+        self._sizes = [bucket.sizes[TOKENS] for bucket in self._buckets]
+        self._source = source
+        self._most = self._sizes[-1] if source is None else source.num_beside
         self._num_stages, self._per_token_s = num_stages, per_token_s
         self._free = list(range(1, max_sequences + 1))
-        self._waiting: list[tuple[int, int, Generation]] = []
         self._running: list[Generation] = []
-        self._arrivals, self._steps = itertools.count(), itertools.count(1)
+        self._steps = itertools.count(1)
         self._rooms: dict[int, list[int]] = {}
         """Number of single tokens to the tokens of prompts that the next step takes beside them, where 1, 2, ... wait."""
         self._credit_s = 0.0
@@ -85,9 +85,9 @@ class Scheduler:
         self.counts = Counter[str]()
 
     @property
-    def num_waiting(self) -> int:
-        """Sequences without a slot."""
-        return len(self._waiting)
+    def num_free(self) -> int:
+        """Slots without a sequence."""
+        return len(self._free)
 
     @property
     def num_running(self) -> int:
@@ -95,49 +95,54 @@ class Scheduler:
         return len(self._running)
 
     def add(self, generation: Generation) -> None:
-        """Let a sequence wait for a slot."""
-        heapq.heappush(self._waiting, (generation.priority, next(self._arrivals), generation))
+        """Give a sequence one of the free slots."""
+        generation.slot = heapq.heappop(self._free)
+        self._running.append(generation)
 
-    def fail_all(self, failure: BaseException) -> None:
-        """End every sequence, those with steps under way once these are finished."""
-        while self._waiting:
-            self._end(heapq.heappop(self._waiting)[2], failure)
-        for generation in list(self._running):
-            self._end(generation, failure)
-
-    def abandon(self, failure: BaseException) -> None:
-        """End every sequence at once: no step is answered any more."""
-        self.num_under_way = 0
-        for generation in self._running:
-            generation.num_under_way = 0
-        self.fail_all(failure)
+    def fail_all(self, failure: BaseException, *, at_once: bool = False) -> None:
+        """End every sequence, those with steps under way once these are finished, or ``at_once`` if nobody answers steps."""
+        for generation in self._running.copy():
+            generation.failure = generation.failure or failure
+            if at_once or not generation.num_under_way:
+                self._leave(generation)
 
     def next_step(self) -> Step | None:
         """The next step, which counts as under way from now on; None if nothing is ready, or no stage is free."""
-        self._drop()
-        while self._free and self._waiting:
-            generation = heapq.heappop(self._waiting)[2]
-            generation.slot = heapq.heappop(self._free)
-            self._running.append(generation)
         if self.num_under_way >= self._num_stages:
             return None
-        ready = [generation for generation in self._running if generation.is_ready]
-        suspect = next((generation for generation in ready if generation.is_suspect), None)
-        parts = [_part(suspect, self._most)] if suspect is not None else self._parts(ready)
+        now_ns, num_decoding = time.monotonic_ns(), 0
+        decoding: list[Generation] = []
+        prompts: list[Generation] = []
+        suspects: list[Generation] = []
+        for generation in self._running.copy():  # one pass: a stage may wait for this step
+            decodes = generation.is_decoding
+            num_decoding += decodes
+            if not generation.is_ready:
+                continue
+            if generation.has_failed(now_ns):
+                if not generation.num_under_way:
+                    self._leave(generation)
+            else:
+                (suspects if generation.is_suspect else decoding if decodes else prompts).append(generation)
+        if suspects:
+            parts = [_part(suspects[0], self._most)]
+            bucket = self._bucket(parts)
+        else:
+            parts, bucket = self._parts(decoding, prompts, num_decoding)
         if not parts:
             return None
-        bucket, num_rows = self._bucket(parts), sum(part.num_rows for part in parts)
-        num_tokens = sum(part.end - part.start for part in parts) + num_rows
-        self.num_under_way += 1
-        self.counts.update(
-            steps=1, prompt=num_tokens - num_giving(parts), new=num_giving(parts), padding=bucket.sizes[TOKENS] - num_tokens
-        )
-        number = next(self._steps)
-        for generation, _, end, _ in parts:
+        number, num_rows, num_new = next(self._steps), self._num_rows(parts), 0
+        num_tokens = num_rows
+        for generation, start, end, gives_next in parts:
+            num_tokens += end - start
+            num_new += gives_next
             generation.sent, generation.last_step = end, number
             generation.num_under_way += 1
+        self.num_under_way += 1
         size = bucket.sizes[TOKENS]
-        return Step(tuple(parts), bucket.variant, size, self._source, size - self._most if num_rows else 0, suspect is not None)
+        for name, count in (("steps", 1), ("prompt", num_tokens - num_new), ("new", num_new), ("padding", size - num_tokens)):
+            self.counts[name] += count
+        return Step(tuple(parts), bucket.variant, size, self._source, size - self._most if num_rows else 0, bool(suspects))
 
     def finish(self, step: Step, tokens: Sequence[int] = (), failure: BaseException | None = None) -> None:
         """Take the answer of a step.
@@ -149,10 +154,10 @@ class Scheduler:
                 only one whose second step fails too ends.
         """
         self.num_under_way -= 1
-        row = 0
+        row, runs_again = 0, not step.is_retry and isinstance(failure, StageError | WorkerError)
         for generation, start, end, gives_next in step.parts:
             generation.num_under_way -= 1
-            if isinstance(failure, StageError | WorkerError) and not step.is_retry:
+            if runs_again:
                 generation.is_suspect = True
             elif failure is not None:
                 generation.failure = generation.failure or failure
@@ -181,71 +186,56 @@ class Scheduler:
             except Exception as failure:  # of the caller's function for new tokens
                 generation.failure = failure
 
-    def _drop(self) -> None:
-        """End sequences that were cancelled, or whose deadline has passed."""
-        now_ns = time.monotonic_ns()
-        for generation in [*self._running, *(entry[2] for entry in self._waiting)]:
-            if generation.future.cancelled():
-                self._end(generation, RefusedError("the sequence was cancelled"))
-            elif 0 < generation.deadline_ns <= now_ns:
-                num_new = len(generation.tokens) - generation.num_prompt
-                self._end(generation, DeadlineError(f"the sequence's deadline passed after {num_new} new tokens"))
-
-    def _end(self, generation: Generation, failure: BaseException) -> None:
-        """End a sequence before its last token."""
-        generation.failure = generation.failure or failure
-        if not generation.num_under_way:
-            self._leave(generation)
-
     def _leave(self, generation: Generation) -> None:
         """Let a sequence without steps under way go."""
-        if generation.slot:
-            self._running.remove(generation)
-            heapq.heappush(self._free, generation.slot)
-        else:
-            self._waiting = [entry for entry in self._waiting if entry[2] is not generation]
-            heapq.heapify(self._waiting)
+        self._running.remove(generation)
+        heapq.heappush(self._free, generation.slot)
         self.ended.append(generation)
 
-    def _parts(self, ready: Sequence[Generation]) -> list[Part]:
-        """One token of each sequence of a group that decodes, and beside them chunks of prompts."""
-        num_decoding = sum(generation.is_decoding for generation in self._running)
+    def _parts(
+        self, decoding: Sequence[Generation], prompts: Sequence[Generation], num_decoding: int
+    ) -> tuple[list[Part], Bucket]:
+        """One token of each sequence of a group that decodes, and beside them chunks of prompts; and the variant for both.
+
+        Args:
+            decoding, prompts: sequences that are ready.
+            num_decoding: sequences that decode, those in steps under way among them.
+        """
         group = min(self._most, -(-num_decoding // self._num_stages))
-        longest_ago = sorted(ready, key=lambda generation: generation.last_step)
-        decoding = [generation for generation in longest_ago if generation.is_decoding][:group]
-        parts = [_part(generation, 1) for generation in sorted(decoding, key=lambda one: one.slot)]  # as attention likes them
-        alone_s = self._bucket(parts).seconds if parts else 0.0
-        if not num_decoding or self._credit_s >= 0:
-            parts += self._prompts(ready, len(parts))
+        longest_ago = sorted(decoding, key=attrgetter("last_step"))[:group]
+        longest_ago.sort(key=attrgetter("slot"))  # as attention likes them
+        parts = [Part(one, one.sent, one.sent + 1, True) for one in longest_ago]
+        bucket = self._bucket(parts)
+        alone_s = bucket.seconds if parts else 0.0
+        if prompts and (not num_decoding or self._credit_s >= 0):
+            parts += self._prompts(prompts, len(parts), num_decoding)
+            bucket = self._bucket(parts)
         if parts:
-            step_s = self._bucket(parts).seconds
             share = PROMPT_SHARE if self._per_token_s is None else max(0.0, 1 - alone_s / self._per_token_s)
-            self._credit_s += share * step_s - (step_s - alone_s)
+            self._credit_s += share * bucket.seconds - (bucket.seconds - alone_s)
         if not num_decoding or self._credit_s > 0:
             self._credit_s = 0.0
-        return parts
+        return parts, bucket
 
-    def _prompts(self, ready: Sequence[Generation], num_beside: int) -> list[Part]:
+    def _prompts(self, prompts: Sequence[Generation], num_beside: int, num_decoding: int) -> list[Part]:
         """Chunks of prompts, or whole sources, for a step beside single tokens.
 
         The steps count with all of their seconds: where only the seconds beyond single tokens counted, many small chunks looked
         cheap, and sequences whose prompts wait decode nothing (25 M parameters: 562 tokens/s in place of 899).
         """
-        waiting = [_part(generation, self._most) for generation in sorted(ready, key=_urgency) if not generation.is_decoding]
+        waiting = [_part(generation, self._most) for generation in sorted(prompts, key=attrgetter("priority", "came_ns"))]
         rows, free, free_rows = [part.num_rows for part in waiting if part.num_rows], self._most - num_beside, 0
         if rows:
-            rooms = [(one.sizes[TOKENS] - self._most, one.seconds) for one in self._buckets]
-            free_rows = best_rooms(rows, rooms)[-1]
-        elif waiting and free:
+            free_rows = best_rooms(rows, [(one.sizes[TOKENS] - self._most, one.seconds) for one in self._buckets])[-1]
+        elif free:
             if num_beside not in self._rooms:
                 rooms = [(one.sizes[TOKENS] - num_beside, one.seconds) for one in self._buckets]
                 self._rooms[num_beside] = best_rooms([1] * (2 * free), [room for room in rooms if room[0] <= free])
-            num_waiting = sum(len(generation.tokens) - generation.sent for generation, *_ in waiting)
+            num_waiting = sum(len(generation.tokens) - generation.sent for generation in prompts)
             free = self._rooms[num_beside][min(num_waiting, 2 * free) - 1]
-            others_decode = sum(one.is_decoding for one in self._running) == len(self._running) - 1
-            if num_beside and others_decode and self._num_stages > 1:
-                sizes = (one.sizes[TOKENS] for one in self._buckets)
-                free = min(free, next((size for size in sizes if size >= ALONE * num_beside), self._most) - num_beside)
+            if num_beside and num_decoding == len(self._running) - 1 and self._num_stages > 1:
+                small = next((size for size in self._sizes if size >= ALONE * num_beside), self._most)
+                free = min(free, small - num_beside)
         parts = list[Part]()
         for generation, *_ in waiting:
             part = _part(generation, free)
@@ -254,11 +244,15 @@ class Scheduler:
                 free, free_rows = free - (part.end - part.start), free_rows - part.num_rows
         return parts
 
+    def _num_rows(self, parts: Sequence[Part]) -> int:
+        """The rows of sources in a step."""
+        return 0 if self._source is None else sum(part.num_rows for part in parts)
+
     def _bucket(self, parts: Sequence[Part]) -> Bucket:
         """The smallest variant that takes these parts."""
-        num_tokens, num_rows = sum(part.end - part.start for part in parts), sum(part.num_rows for part in parts)
-        least = self._most + num_rows if num_rows else num_tokens
-        return next(one for one in self._buckets if one.sizes[TOKENS] >= least)
+        num_rows = self._num_rows(parts)
+        least = self._most + num_rows if num_rows else sum(end - start for _, start, end, _ in parts)
+        return self._buckets[bisect_left(self._sizes, least)]
 
 
 def best_rooms(units: Sequence[int], rooms: Sequence[tuple[int, float]]) -> list[int]:
@@ -282,10 +276,6 @@ def best_rooms(units: Sequence[int], rooms: Sequence[tuple[int, float]]) -> list
         left_s.append(seconds)
         found.append(-size)
     return found
-
-
-def _urgency(generation: Generation) -> tuple[int, int]:
-    return generation.priority, generation.came_ns
 
 
 def _part(generation: Generation, most: int) -> Part:

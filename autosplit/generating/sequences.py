@@ -1,16 +1,19 @@
 """A sequence, from its prompt to its last token, and the steps that compute it."""
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from autosplit.compat.futures import SafeFuture
-from autosplit.errors import UsageError, raise_faults
+from autosplit.errors import DeadlineError, RefusedError, UsageError, raise_faults
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.sources import Array, Source, id_faults, ids_of
 from autosplit.running.request import MatchingTensors
@@ -96,6 +99,15 @@ class Generation:
         num_new = len(self.tokens) - self.num_prompt
         return num_new > 0 and (self.is_ended or num_new >= self.sampling.max_new_tokens or self.tokens[-1] in self.sampling.ends)
 
+    def has_failed(self, now_ns: int) -> bool:
+        """Whether it ends before its last token, also because it was cancelled or its deadline has passed."""
+        if self.future.cancelled():
+            self.failure = self.failure or RefusedError("the sequence was cancelled")
+        elif 0 < self.deadline_ns <= now_ns:
+            late = DeadlineError(f"the sequence's deadline passed after {len(self.new_tokens)} new tokens")
+            self.failure = self.failure or late
+        return self.failure is not None
+
     def append(self, token: int) -> None:
         """Take a new token, or the language."""
         self.tokens.append(token)
@@ -107,6 +119,14 @@ class Generation:
         self.first_ns = self.first_ns or self.last_ns
         if self.on_token is not None:
             self.is_ended = self.on_token(token) is True
+
+    def resolve(self) -> None:
+        """Give the future its result, once the sequence has ended."""
+        with suppress(InvalidStateError):  # it was cancelled
+            if self.failure is None:
+                self.future.set_result(self.new_tokens)
+            else:
+                self.future.set_exception(self.failure)
 
 
 class Part(NamedTuple):
@@ -142,22 +162,23 @@ class Step:
 
         The tokens that give a next one stand first, in the order of their parts. Zeros fill the rest: slot 0 has no owner.
         """
-        giving = [(part, part.end - 1, part.end) for part in self.parts if part.gives_next]
-        spans = [*giving, *((part, part.start, part.end - part.gives_next) for part in self.parts)]
-        # numpy, because torch takes four times as long
-        count = self.num_tokens - self.num_rows
-        rows, sampling = np.zeros((3, count), np.int64), np.zeros((count, 5))
-        columns = [
-            (part.generation.tokens[at], part.generation.slot, at) for part, start, end in spans for at in range(start, end)
-        ]
-        rows[:, : len(columns)] = np.array(columns).T
-        if giving:
-            rows_of = [Sampling() if part.generation.then else part.generation.sampling for part, _, _ in giving]
-            sampling[: len(giving)] = [one.row for one in rows_of]
-        sources = () if self.source is None else self._sources(self.source, rows[1])
-        return MatchingTensors(map(torch.from_numpy, (*rows, sampling, *sources)))
+        count, sampling = self.num_tokens - self.num_rows, _zeros(self.num_tokens - self.num_rows)
+        giving = [(one, end - 1) for one, _, end, gives_next in self.parts if gives_next]
+        rows = [(one.tokens[at], one.slot, at) for one, at in giving]
+        for one, start, end, gives_next in self.parts:
+            if end - start > gives_next:
+                rows += [(one.tokens[at], one.slot, at) for at in range(start, end - gives_next)]
+        padding = [0] * (count - len(rows))
+        columns = [array("q", [*column, *padding]) for column in zip(*rows, strict=True)]
+        if not all(one.then or one.sampling.takes_largest for one, _ in giving):
+            sampling = sampling.clone()
+            chosen = [[0.0] * 5 if one.then else one.sampling.row for one, _ in giving]
+            sampling[: len(giving)] = torch.tensor(chosen, dtype=torch.float64)
+        sources = () if self.source is None else map(torch.from_numpy, self._sources(self.source, columns[1]))
+        # beside stages whose data fill the caches, numpy takes twice as long for a few numbers, and torch.tensor longer still
+        return MatchingTensors((*[torch.frombuffer(column, dtype=torch.int64) for column in columns], sampling, *sources))
 
-    def _sources(self, source: Source, slots: Array) -> tuple[Array, ...]:
+    def _sources(self, source: Source, slots: Sequence[int]) -> tuple[Array, ...]:
         """The inputs ``seen`` [N], ``source``, ``source_slots``, ``source_positions`` (see ``encoders``); or a row of slot 0."""
         owners = [(part.generation.slot, part.generation.source) for part in self.parts]
         num_seen = {slot: len(rows) for slot, rows in owners if rows is not None}
@@ -169,12 +190,13 @@ class Step:
                 values[at:end] = part.generation.source
                 places[0, at:end], places[1, at:end] = part.generation.slot, np.arange(part.num_rows)
                 at = end
-        return np.array([num_seen.get(slot, 1) for slot in slots.tolist()]), values, *places
+        return np.array([num_seen.get(slot, 1) for slot in slots]), values, *places
 
 
-def num_giving(parts: Sequence[Part]) -> int:
-    """The number of next tokens of a step."""
-    return sum(part.gives_next for part in parts)
+@cache
+def _zeros(count: int) -> torch.Tensor:
+    """The input ``sampling`` [count, 5] of tokens with the largest logits, which nobody writes to."""
+    return torch.zeros(count, 5, dtype=torch.float64)
 
 
 def begun(

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,43 +55,42 @@ class Tally:
     """Counts sequences that have ended. Not for several threads at once.
 
     Args:
-        counts: the counters of the scheduler; cleared with the rest.
+        counts: the counters of the schedulers; cleared with the rest.
     """
 
-    def __init__(self, counts: Counter[str]) -> None:
-        self._counts, self._first_s, self._per_token_s = counts, deque[float](maxlen=NUM_TIMES), deque[float](maxlen=NUM_TIMES)
-        self._clear()
+    def __init__(self, counts: Sequence[Counter[str]]) -> None:
+        self._ended = Counter[str]()
+        self._counts = (self._ended, *counts)
+        self._first_s, self._per_token_s = deque[float](maxlen=NUM_TIMES), deque[float](maxlen=NUM_TIMES)
+        self._since_s = time.monotonic()
 
     def add(self, generation: Generation) -> None:
         """Count a sequence that has ended."""
         num_new = len(generation.new_tokens)
-        self._counts.update(ended=1, failed=generation.failure is not None, tokens=num_new)
+        self._ended.update(ended=1, failed=generation.failure is not None, tokens=num_new)
         if num_new:
             self._first_s.append((generation.first_ns - generation.came_ns) / 1e9)
         if num_new > 1:
             self._per_token_s.append((generation.last_ns - generation.first_ns) / 1e9 / (num_new - 1))
 
-    def stats(self, *others: "Tally", clear: bool) -> GenerationStats:
-        """The counts of this tally and others since the start, or since the last call with ``clear``."""
-        tallies, counts = (self, *others), Counter[str]()
-        for tally in tallies:
-            counts.update(tally._counts)
+    def stats(self, *, clear: bool) -> GenerationStats:
+        """The counts since the start, or since the last call with ``clear``."""
+        counts = sum(self._counts, Counter[str]())
         found = GenerationStats(
             counts["ended"] - counts["failed"],
             counts["failed"],
             counts["tokens"],
             time.monotonic() - self._since_s,
-            LatencyStats.of([seconds for tally in tallies for seconds in tally._first_s]),
-            LatencyStats.of([seconds for tally in tallies for seconds in tally._per_token_s]),
+            LatencyStats.of(list(self._first_s)),
+            LatencyStats.of(list(self._per_token_s)),
             counts["steps"],
             counts["prompt"] + counts["new"],
             counts["padding"],
         )
-        for tally in tallies if clear else ():
-            tally._clear()
+        if clear:
+            for counted in self._counts:
+                counted.clear()
+            self._first_s.clear()
+            self._per_token_s.clear()
+            self._since_s = time.monotonic()
         return found
-
-    def _clear(self) -> None:
-        for kept in (self._counts, self._first_s, self._per_token_s):
-            kept.clear()
-        self._since_s = time.monotonic()

@@ -1,6 +1,6 @@
 """Text to token ids and back: the tokenizer in the folder of a checkpoint, and text that grows with its tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,16 @@ class TextReader:
         self._ids: list[int] = []
         self._held = ""
         self.is_stopped = False
+
+    def read(self, tokens: Iterator[int]) -> Iterator[str]:
+        """The text of tokens as they come."""
+        for token in tokens:
+            if text := self.add(token):
+                yield text
+            if self.is_stopped:
+                return
+        if text := self.end():
+            yield text
 
     def add(self, token: int) -> str:
         """The further text after a token."""

@@ -21,7 +21,6 @@ from autosplit.generating.forecast import forecast, foretold, host_text
 from autosplit.generating.generators import Generator
 from autosplit.generating.opening import capacity_of, open_generator
 from autosplit.generating.phases import PhaseProfile
-from autosplit.generating.sidebyside import SideBySide
 from autosplit.generating.sources import STRIDE, Source
 from autosplit.generating.steps import StepFamily
 from autosplit.planning.baselines import (
@@ -210,14 +209,8 @@ def _contender(generator: Generator, plan: Plan, predicted: TokenRates | None, f
     new = family.sequences.new
     prompts = random_prompts(family, 0)[:NUM_CHECKED]
     tokens = generator.generate(prompts, start=_start_of(generator), max_new_tokens=min(new, MOST_CHECKED))
-    return _Contender(
-        plan,
-        partial(asked_at_once, generator, new),
-        partial(stats_of, generator),
-        tokens,
-        family.sequences.max_sequences,
-        predicted,
-    )
+    run, stats = partial(asked_at_once, generator, new), partial(stats_of, generator)
+    return _Contender(plan, run, stats, tokens, family.sequences.max_sequences, predicted)
 
 
 def asked_at_once(generator: Generator, new: int, prompts: Prompts) -> Times:
@@ -240,8 +233,7 @@ def _start_of(generator: Generator) -> list[int] | None:
 
 def stats_of(generator: Generator) -> RunStats:
     """The workers of a generator."""
-    parts = generator.generators if isinstance(generator, SideBySide) else (generator,)
-    found = [one.pipeline.stats() for one in parts if isinstance(one.pipeline, Engine)]
+    found = [one.stats() for one in generator.pipelines if isinstance(one, Engine)]
     return replace(found[0], stages=tuple(stage for one in found for stage in one.stages))
 
 

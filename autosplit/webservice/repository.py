@@ -18,7 +18,7 @@ from autosplit.deploying.setup import Setup
 from autosplit.errors import RefusedError, UsageError, raise_faults
 from autosplit.generating.forecast import replicas_of
 from autosplit.generating.generators import Generator
-from autosplit.generating.opening import generator_on, side_by_side
+from autosplit.generating.opening import generator_on
 from autosplit.keeping import stored_profile
 from autosplit.loadedplan import LoadedPlan, load
 from autosplit.parsing import shown
@@ -182,8 +182,7 @@ class Repository:
             workspace.keep_files_only()
             service, free, generator = None, FIXED, None
             if family is not None and generates:
-                pairs = zip(engines, plans, strict=True)
-                generator = side_by_side([generator_on(one, family, plan, len(plans)) for one, plan in pairs], loaded.plan)
+                generator = generator_on(engines, family, loaded.plan)
             elif family is not None:
                 service, free = ShapedService(family, engines[0]), {**family.dims, **family.out_dims}
             before = self._served.get(name)

@@ -4,13 +4,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from pipelines import wait_until
 
-from autosplit.errors import PlanError
+from autosplit.errors import PlanError, WorkerError
 from autosplit.generating.forecast import between, host_text, replicas_of, simulated
 from autosplit.generating.generators import Generator
 from autosplit.generating.phases import PhaseProfile, mixed_phases, stored_phases, traffic_on
 from autosplit.generating.sequences import Capacity
-from autosplit.generating.sidebyside import SideBySide
 from autosplit.generating.steps import TOKENS
 from autosplit.reports.outcomes import TokenRates
 from autosplit.values.links import Link
@@ -143,16 +143,22 @@ def test_a_phase_that_no_store_holds_gives_no_profile(monkeypatch):
 
 def test_sequences_go_to_the_pipeline_with_the_fewest():
     pipelines = [Pipeline(2, 80, holds=True) for _ in range(2)]
-    side = SideBySide([Generator(one, BUCKETS, Capacity(2, 80, VOCABULARY), 1) for one in pipelines], PLAN)
+    side = Generator(pipelines[0], BUCKETS, Capacity(2, 80, VOCABULARY), 1, beside=[(pipelines[1], BUCKETS)], plan=PLAN)
     futures = [side.submit([number], max_new_tokens=3) for number in range(6)]
-    assert [one.num_running + one.num_waiting for one in side.generators] == [3, 3]
+    wait_until(lambda: (side.num_running, side.num_waiting) == (4, 2))
+    assert [one.num_running for one in side._schedulers] == [2, 2]
     for one in pipelines:
         one.release()
     assert [future.result() for future in futures] == [expected([number], 3) for number in range(6)]
     assert side.generate([[7], [8, 9]], max_new_tokens=2) == [expected([7], 2), expected([8, 9], 2)]
     assert list(side.stream([5], max_new_tokens=2)) == expected([5], 2)
     assert (side.capacity.max_sequences, side.stats(clear=True).num_tokens, side.stats().num_tokens) == (4, 24, 0)
+    pipelines[1].failure = gone = WorkerError("gone")
+    pipelines[1].outcome = lambda *_: gone
+    with side._changed:  # so that each pipeline has one at once
+        good, bad = (side.submit([number], max_new_tokens=3) for number in (1, 2))
+    assert (good.result(), bad.exception()) == (expected([1], 3), gone)
     side.close()
-    assert all(not one._thread.is_alive() for one in side.generators)
+    assert not side._thread.is_alive()
     for one in pipelines:
         one.close()

@@ -141,6 +141,20 @@ def test_full_caches_and_a_full_queue():
     pipeline.close()
 
 
+def test_lower_priority_gets_a_slot_sooner_and_late_sequences_end():
+    pipeline, many = Pipeline(SLOTS, LENGTH, holds=True), range(2 * SLOTS)
+    with opened(pipeline) as generator:
+        with generator._changed:  # so that all of them are there before the first step
+            late = generator.submit([1], deadline_s=1e-6)
+            ones = [generator.submit([one], max_new_tokens=2, priority=-one) for one in many]
+        with pytest.raises(DeadlineError, match="after 0 new tokens"):
+            late.result()
+        assert [one.tokens[0] for one in generator._schedulers[0]._running] == [5, 4, 3]
+        pipeline.release()
+        assert [future.result() for future in ones] == [expected([one], 2) for one in many]
+    pipeline.close()
+
+
 def test_cancelled_and_late_sequences_free_their_slots():
     pipeline = Pipeline(SLOTS, LENGTH, holds=True)
     with opened(pipeline) as generator:
@@ -157,7 +171,8 @@ def test_a_pipeline_that_gives_up_fails_all(pipeline):
     with opened(pipeline) as generator:
         pipeline.failure = WorkerError("gone")
         pipeline.outcome = lambda inputs, variant: pipeline.failure
-        futures = [generator.submit([number]) for number in range(2 * SLOTS)]
+        with generator._changed:  # so that all of them are there before the first step
+            futures = [generator.submit([number]) for number in range(2 * SLOTS)]
         assert {type(future.exception()) for future in futures} == {WorkerError}
         with pytest.raises(WorkerError, match="gone"):
             generator.submit([1])

@@ -133,7 +133,7 @@ def test_replicas_give_the_same_tokens_and_share_the_sequences(found, llama, fam
     asked = prompts(3, 9, 6, 2)
     with autosplit.open_generator(family, replace(found.plan, stages=(stage,))) as generator:
         assert generator.generate(asked, max_new_tokens=4) == [generated(llama, prompt, 4) for prompt in asked]
-        assert [one.capacity.max_sequences for one in generator.generators] == [1, 1]
+        assert (len(generator.pipelines), generator.capacity.max_sequences) == (2, 2)
 
 
 def test_a_generator_in_the_process_of_its_caller(found, llama, family):

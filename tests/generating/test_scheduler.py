@@ -8,7 +8,7 @@ from generating.caches import BUCKETS, NOT_FINITE, POISON, Caches, expected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosplit.errors import DeadlineError, StageError, WorkerError
+from autosplit.errors import StageError, WorkerError
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.scheduler import PROMPT_SHARE, Scheduler, best_rooms
 from autosplit.generating.sequences import Generation
@@ -23,13 +23,15 @@ def sequence(prompt, num_new=4, eos=(), **options):
 
 
 class Host:
-    """A scheduler with caches, whose steps are computed when sent and answered when asked for."""
+    """A scheduler with caches, whose steps are computed when sent and answered when asked for; further sequences wait."""
 
     def __init__(self, num_stages=2, buckets=BUCKETS):
         self.scheduler, self.caches = Scheduler(buckets, SLOTS, num_stages), Caches(SLOTS, LENGTH)
-        self.under_way = []
+        self.waiting, self.under_way = [], []
 
     def send(self):
+        while self.waiting and self.scheduler.num_free:
+            self.scheduler.add(self.waiting.pop(0))
         step = self.scheduler.next_step()
         if step is not None:
             owners = [one.slot for one in self.scheduler._running]
@@ -46,7 +48,7 @@ class Host:
 
     def run(self):
         for _ in range(2000):
-            if self.send() is None and not self.under_way:
+            if self.send() is None and not self.under_way and not self.waiting:
                 return
             if len(self.under_way) == 2 or self.scheduler.num_under_way:
                 self.answer()
@@ -71,14 +73,14 @@ def test_each_sequence_gets_its_own_tokens_whatever_comes_beside_it(happens, num
     for kind, *values in happens:
         if kind == "add":
             added.append(sequence(values[0], values[1], tuple(values[2])))
-            host.scheduler.add(added[-1])
+            host.waiting.append(added[-1])
         elif kind == "cancel" and values[0] < len(added) and added[values[0]].future.cancel():
             cancelled.add(added[values[0]])
         elif kind in ("send", "answer"):
             getattr(host, kind)()
     host.run()
     assert sorted(map(id, host.scheduler.ended)) == sorted(map(id, added))
-    assert host.scheduler.num_running == host.scheduler.num_waiting == 0
+    assert (host.scheduler.num_running, host.scheduler.num_free) == (0, SLOTS)
     for one in added:
         prompt = one.tokens[: one.num_prompt]
         wanted = expected(prompt, one.sampling.max_new_tokens, one.sampling.ends)
@@ -94,8 +96,7 @@ def test_each_sequence_gets_its_own_tokens_whatever_comes_beside_it(happens, num
 
 def test_as_many_groups_are_under_way_as_stages():
     host = Host(num_stages=3)
-    for number in range(3):
-        host.scheduler.add(sequence([number], 5))
+    host.waiting += [sequence([number], 5) for number in range(3)]
     steps = [host.send(), host.send(), host.send(), host.send()]
     assert [len(step.parts) for step in steps[:3]] == [1, 1, 1]
     assert steps[3] is None
@@ -185,8 +186,7 @@ def test_rooms_take_the_fewest_seconds_of_all_orders_of_rooms(units, some, large
 def test_only_the_sequence_that_fails_alone_fails():
     host = Host(num_stages=1)
     good, bad = sequence([5, 6], 3), sequence([7, POISON], 3)
-    host.scheduler.add(good)
-    host.scheduler.add(bad)
+    host.waiting += [good, bad]
     host.run()
     assert (good.failure, good.new_tokens) == (None, expected([5, 6], 3))
     assert isinstance(bad.failure, StageError)
@@ -205,28 +205,13 @@ def test_a_sequence_alone_goes_on_after_one_failed_step_and_ends_after_two():
 
 def test_failure_of_the_pipeline_is_that_of_its_sequences():
     host = Host()
-    running, waiting = [sequence([one]) for one in range(3)], sequence([9])
-    for one in [*running, waiting]:
-        host.scheduler.add(one)
+    running = [sequence([one]) for one in range(3)]
+    host.waiting += running
     step = host.send()
     host.scheduler.finish(step, failure=WorkerError("gone"))
     host.scheduler.fail_all(WorkerError("gone"))
-    assert {type(one.failure) for one in [*running, waiting]} == {WorkerError}
-    assert len(host.scheduler.ended) == 4
-
-
-def test_lower_priority_gets_a_slot_sooner_and_late_sequences_end():
-    host = Host()
-    ones = [sequence([number], 2, priority=-number) for number in range(6)]
-    for one in ones:
-        host.scheduler.add(one)
-    late = sequence([1], deadline_ns=1)
-    host.scheduler.add(late)
-    host.send()
-    assert [bool(one.slot) for one in ones] == [False, False, False, True, True, True]
-    assert host.scheduler.ended == [late]
-    with pytest.raises(DeadlineError, match="after 0 new tokens"):
-        raise late.failure
+    assert {type(one.failure) for one in running} == {WorkerError}
+    assert len(host.scheduler.ended) == 3
 
 
 def test_whole_sources_stand_in_a_step_beside_the_first_tokens_of_their_answers():

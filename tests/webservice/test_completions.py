@@ -240,7 +240,7 @@ def test_a_caller_that_leaves_frees_its_slot(server: Generating, stream: bool) -
     for caller in callers:
         caller.close()
     left = len(server.pipeline.steps) + 2 * SLOTS  # steps that are under way may end
-    wait_until(lambda: all(generation.future.cancelled() for generation in server.generator._scheduler._running))
+    wait_until(lambda: all(generation.future.cancelled() for generation in server.generator._schedulers[0]._running))
     server.pipeline.release()
     wait_until(lambda: not server.generator.num_running and not server.generator.num_waiting)
     assert len(server.pipeline.steps) <= left
