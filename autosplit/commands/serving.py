@@ -12,6 +12,7 @@ import typer
 from autosplit.commands.console import LogLines, err
 from autosplit.commands.options import Output, Profiles, seconds
 from autosplit.errors import MissingExtraError, UsageError
+from autosplit.preloading import settle
 from autosplit.progress import bars
 from autosplit.values.machine import parse_bytes
 from autosplit.webservice.limits import ServerLimits
@@ -96,6 +97,7 @@ def serve(given: Serve) -> None:
             for number, name in enumerate(plans):
                 progress("load", number / len(plans), f"loading model '{name}'")
                 repository.load(name).result()
+        settle()  # of the models and their traces, which were loaded for the stages alone
         requests = logging.getLogger("autosplit.webservice")
         requests.addHandler(LogLines())
         requests.setLevel(logging.INFO if given.verbose else logging.WARNING)

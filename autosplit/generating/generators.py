@@ -33,7 +33,7 @@ from autosplit.generating.sampling import Sampling, sampling_of
 from autosplit.generating.scheduler import Scheduler
 from autosplit.generating.sequences import Capacity, Generation, Step, begun
 from autosplit.generating.tallies import GenerationStats, Tally
-from autosplit.generating.texts import Texts, required
+from autosplit.generating.texts import Texts, required, until
 from autosplit.running.request import MatchingTensors, monotonic_deadline
 from autosplit.shapes.batching import Bucket
 from autosplit.values.graph import Graph
@@ -202,7 +202,7 @@ class Generator(Draining):
         """
         settings, generations = sampling_of(sampling), list[Generation]()
         for number, prompt in enumerate(prompts):
-            note = self._until(stop, on_token and partial(on_token, number))
+            note = until(self.texts, stop, on_token and partial(on_token, number))
             generations.append(begun(prompt, start, settings.of(number), self.capacity, note))
         try:
             self.submit_all(generations)
@@ -220,7 +220,7 @@ class Generator(Draining):
         The sequence runs at its own pace, read or not: unread tokens wait in a queue. Closing the iterator ends it.
         """
         tokens = SimpleQueue[int | None]()
-        future = self.submit(prompt, on_token=self._until(stop, tokens.put), **options)
+        future = self.submit(prompt, on_token=until(self.texts, stop, tokens.put), **options)
         future.add_done_callback(lambda _: tokens.put(None))
         found = _stream(tokens, future)
         next(found)
@@ -281,18 +281,6 @@ class Generator(Draining):
 
     def _has_room(self) -> bool:
         return not self._is_open or not self._thread.is_alive() or self.num_waiting < self._queue_capacity
-
-    def _until(self, stop: Sequence[str], note: Callable[[int], object] | None) -> Callable[[int], object] | None:
-        """The function for new tokens, which also ends the sequence at one of these texts. Raises: UsageError: no tokenizer."""
-        if not stop:
-            return note
-        reader = required(self.texts).reader(stop)
-
-        def noted(token: int) -> bool:
-            reader.add(token)
-            return (note is not None and note(token) is True) or reader.is_stopped
-
-        return noted
 
     def _fail(self, schedulers: Sequence[Scheduler], failure: BaseException, *, at_once: bool = False) -> None:
         """End the sequences of some pipelines as ``fail_all`` does, and in the next turn those that wait (the lock is held)."""

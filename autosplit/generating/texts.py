@@ -1,6 +1,6 @@
 """Text to token ids and back: the tokenizer in the folder of a checkpoint, and text that grows with its tokens."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,19 @@ def required(texts: Texts | None) -> Texts:
             f"folder with {FILE}"
         )
     return texts
+
+
+def until(texts: Texts | None, stops: Sequence[str], note: Callable[[int], object] | None) -> Callable[[int], object] | None:
+    """The function for new tokens, True also at the end of a sequence at one of these texts. Raises: UsageError: no tokenizer."""
+    if not stops:
+        return note
+    reader = required(texts).reader(stops)
+
+    def noted(token: int) -> bool:
+        reader.add(token)
+        return (note is not None and note(token) is True) or reader.is_stopped
+
+    return noted
 
 
 def _overlap(text: str, stop: str) -> int:
