@@ -370,10 +370,7 @@ def _one_by_one(model_of: Callable[[At], Model], largest: At, symbolic_failure: 
         try:
             found = trace(there, num_draws=max(num_draws, 1))
         except TraceError as failure:
-            raise TraceError(
-                f"model '{there.name}' does not compute at other sizes ({apart}): {failure}. Give only sizes at which it "
-                "does, with commas between"
-            ) from failure
+            raise TraceError(f"model '{there.name}' does not compute at other sizes ({apart}): {failure}") from failure
         if fault := _other_ops(first, found):
             raise TraceError(
                 f"model '{there.name}' computes with other ops at other sizes ({apart}): {fault}. Give only sizes at which it "
