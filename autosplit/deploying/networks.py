@@ -54,7 +54,9 @@ def place(
     machine = machine_of([plan], machine)
     capped = capped or any(device.memory_bytes is not None for device in machine.devices)
     if capped and any(stage.memory is None for stage in plan.stages):
-        further = () if plan.shapes is not None and plan.shapes.dynamic else family.variants[1:]
+        # A generator may hold weights in two forms, by its sizes. Elsewhere the largest counts, as in ``most_variants``.
+        each_size = plan.sequences is not None and plan.shapes is not None and not plan.shapes.dynamic
+        further = family.variants[1:] if each_size else ()
         plan = Account(traced.graph, values_of(traced, further)).fitted(plan, machine)
     plan.verify(traced.graph, machine)
     programs = split_each_size(family, plan)
