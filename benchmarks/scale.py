@@ -103,7 +103,7 @@ def program_s(problem: Problem, seconds: float) -> tuple[float, float, tuple[Blo
     """
     items, random = contract(problem, Demands()), Random(0)
     bound_s = items.compute_bound_s
-    after = [items.after[item].tolist() for item in range(items.num_items)]
+    after = [items.after.row(item).tolist() for item in range(items.num_items)]
     given = np.array([ops[0] for ops in items.ops])
     found: list[tuple[float, tuple[Block, ...]]] = []
     deadline = inf
