@@ -122,6 +122,7 @@ def measure(name: str, given: argparse.Namespace, kept: dict[str, Any], until_s:
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
         entry["weight_bytes"], entry["threads"] = save_model(MODELS[name], folder), given.threads
+        entry["num_alone"] = NUM_ALONE
         entry["cpu"] = describe().facts["cpu"]
         ways = {}
         for way in [one for one in (*OURS, *WAYS) if not given.ways or one in given.ways]:
@@ -190,7 +191,8 @@ def section(name: str, entry: dict[str, Any]) -> list[str]:
     counts = [f"decode tokens/s, {batch} sequence{'s' * (batch > 1)}" for batch in BATCHES]
     titles = ["way", "prefill tokens/s", "first token, ms", *counts, f"time per token at {BATCHES[-1]}, ms"]
     titles += [f"all of {BATCHES[-1]}, s", "of the bound", "memory, MB", "same tokens", f"spread at {BATCHES[-1]}"]
-    lines = [f"## {name}", "", f"{len(rounds)} interleaved rounds on {entry['threads']} of the cores of {entry['cpu']}. "]
+    lines = [f"## {name}", "", f"{len(rounds)} interleaved rounds on {entry['threads']} of the cores of {entry['cpu']}, "]
+    lines[-1] += f"each with {(alone := entry.get('num_alone', 1))} request{'s' * (alone > 1)} of one sequence. "
     lines[-1] += f"Memory is read at {bandwidth / 1e9:.1f} GB/s, so one sequence decodes at most {bound:.1f} tokens/s."
     lines += ["", table(titles, rows), ""]
     if set(OURS) & set(names):
@@ -229,7 +231,7 @@ def page(kept: dict[str, Any]) -> str:
     )
     lines[-1] += f"those of {next(iter(WAYS))} before the first that differs, with one sequence."
     lines[-1] += " A decode rate counts the tokens of the time in which all sequences have their first token and none its last."
-    lines[-1] += f" With one sequence, a round has {NUM_ALONE} requests, and their medians count."
+    lines[-1] += " Of several requests of one sequence in a round, the medians count."
     lines[-1] += " Memory is that of the last round, of a way with all its processes."
     for name, entry in kept.items():
         if entry["rounds"]:
