@@ -32,9 +32,12 @@ def private_folder(parent: Path, name: str) -> Path:
     """
     uid = os.getuid()
     folder = parent / f"autosplit-{uid}-{name}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
+    found = None
+    while found is None:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        with contextlib.suppress(FileNotFoundError):  # a process that ended took the empty folder with it
+            found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
         raise UsageError(
             f"'{folder}' is not a folder of user {uid} with mode 0700, so autosplit does not trust it; remove it or set TMPDIR"

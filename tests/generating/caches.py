@@ -1,5 +1,6 @@
 """A pipeline of steps whose next token is a function of the tokens that a slot holds, so a wrong token shows."""
 
+import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -54,17 +55,18 @@ class Caches:
 
 
 class Pipeline(Caches):
-    """The caches as a pipeline; answers come from another thread, or ``held`` until ``release``."""
+    """The caches as a pipeline; answers come from another thread after ``step_s``, or are ``held`` until ``release``."""
 
-    def __init__(self, max_sequences, max_length, *, holds=False):
+    def __init__(self, max_sequences, max_length, *, holds=False, step_s=0.0):
         super().__init__(max_sequences, max_length)
-        self.held, self._holds = deque(), holds
+        self.held, self._holds, self._step_s = deque(), holds, step_s
         self._thread = ThreadPoolExecutor(1)
 
     def submit_unbounded(self, inputs, *, priority=0, deadline_ns=0, variant=0):
         future, outcome = Future(), self.outcome(inputs, variant)
 
         def answer():
+            time.sleep(self._step_s)
             if isinstance(outcome, Exception):
                 future.set_exception(outcome)
             else:

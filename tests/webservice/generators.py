@@ -44,7 +44,7 @@ class Generating(Served):
 @contextlib.contextmanager
 def generating(limits: ServerLimits = LIMITS, token: str = "", queue_capacity: int = 2) -> Iterator[Generating]:
     """The server; ``pipeline._holds`` keeps every answer back."""
-    pipelines = [Pipeline(SLOTS, LENGTH) for _ in range(2)]
+    pipelines = [Pipeline(SLOTS, LENGTH, step_s=0.001) for _ in range(2)]  # a stop word is seen long before 50 tokens are there
     with HostManager() as host:
         repository = Repository(host, {})
         for pipeline, name, texts in zip(pipelines, ("ids", "words"), (None, Texts(tokenizer())), strict=True):

@@ -237,10 +237,11 @@ def test_a_caller_that_leaves_frees_its_slot(server: Generating, stream: bool) -
     wait_until(lambda: (server.generator.num_running, server.generator.num_waiting) == (SLOTS, 2))
     (shown,) = [one["sequences"] for one in first_event(server.url)["models"] if one["name"] == "ids"]
     assert shown == {"num_waiting": 2, "num_running": SLOTS}
+    taken_in = [*server.generator._schedulers[0]._running, *(one for _, _, one in server.generator._waiting)]
     for caller in callers:
         caller.close()
     left = len(server.pipeline.steps) + 2 * SLOTS  # steps that are under way may end
-    wait_until(lambda: all(generation.future.cancelled() for generation in server.generator._schedulers[0]._running))
+    wait_until(lambda: all(generation.future.cancelled() for generation in taken_in))
     server.pipeline.release()
     wait_until(lambda: not server.generator.num_running and not server.generator.num_waiting)
     assert len(server.pipeline.steps) <= left
