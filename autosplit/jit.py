@@ -19,7 +19,7 @@ os.environ.setdefault("NUMBA_CACHE_LOCATOR_CLASSES", "")
 
 import numba
 import numpy as np
-from numba.core import event
+from numba.core import event, types
 
 from autosplit.compat.numbacache import stamp_cache
 from autosplit.errors import is_interrupt
@@ -53,11 +53,11 @@ def allocating(function: Function) -> Function:
 def summing(signature: str) -> Callable[[Function], Function]:
     """Like ``compiled``, at once and for these types, for sums of floats in any order, which run several times as fast.
 
-    NaN and infinity keep their meaning.
+    NaN and infinity keep their meaning, and a division by zero gives them.
     """
 
     def compile_now(function: Function) -> Function:
-        found: Any = _cached(function, _nrt=False, fastmath={"reassoc", "contract"})
+        found: Any = _cached(function, _nrt=False, fastmath={"reassoc", "contract"}, error_model="numpy")
         found.compile(signature)
         found.disable_compile()
         return cast(Function, found)
@@ -73,6 +73,30 @@ def inner(function: Function) -> Function:
 def inlined(function: Function) -> Function:
     """Put the body of a function into compiled code that calls it: so it may return part of an array, which ``inner`` may not."""
     return _cached(function, _nrt=False, no_cpython_wrapper=True, inline="always")
+
+
+_types: Any = types  # numba has no types for the checker
+_intrinsic: Any = numba.extending.intrinsic
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def floats_at(_: Any, address: Any) -> Any:
+    """In compiled code: the pointer to the float32 at an address."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return _types.CPointer(_types.float32)(_types.int64), code
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def from_bits(_: Any, bits: Any) -> Any:
+    """In compiled code: the float32 with the bits of an int32."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(_types.float32))
+
+    return _types.float32(_types.int32), code
 
 
 @contextmanager

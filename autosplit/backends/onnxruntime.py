@@ -36,7 +36,7 @@ from autosplit.backends.onnxfile import (
     require_shared,
     whole_folder,
 )
-from autosplit.backends.pieces import Linked, Memory, in_pieces, piece_folders, write_pieces
+from autosplit.backends.pieces import Linked, Memory, Step, in_pieces, piece_folders, write_pieces
 from autosplit.backends.ports import BoundMemory, Port
 from autosplit.backends.sharedweights import SHARED, share
 from autosplit.compat.runtimes import Binding
@@ -254,7 +254,7 @@ def linked_session(stage: OnnxStage, threads: int, shared: bool, inputs: Sequenc
         for port, value, copy in copied:
             port.restore(value, copy)
 
-    return Linked([port.restore(value, copy) for port, value, copy in made], run)
+    return Linked([port.restore(value, copy) for port, value, copy in made], [Step([], run)])
 
 
 def _session(stage: OnnxStage, threads: int, shared: bool, optimised: bool, in_one_arena: bool = False) -> Any:

@@ -17,6 +17,7 @@ from torch import fx
 
 from autosplit.backends.base import Runnable, on_threads
 from autosplit.backends.eager import program_runnable
+from autosplit.backends.instructions import together
 from autosplit.backends.onnxfile import open_onnx, whole_folder
 from autosplit.backends.simplifying import VIEWS, is_custom, simplified, specs_of
 from autosplit.tracing.flattening import is_op, is_pick
@@ -133,11 +134,18 @@ class Memory:
                 self._free.setdefault(key, []).append(value)
 
 
+class Step(NamedTuple):
+    """A call, and the names of the ops that it computes; none for a file."""
+
+    ops: Sequence[str]
+    call: Call
+
+
 class Linked(NamedTuple):
-    """A piece whose inputs and outputs stay where they are: ``run`` reads the former and writes the latter."""
+    """A piece whose inputs and outputs stay where they are: its steps read the former and write the latter."""
 
     outputs: Sequence[torch.Tensor]
-    run: Call
+    steps: Sequence[Step]
 
 
 def in_pieces(
@@ -146,35 +154,39 @@ def in_pieces(
     threads: int,
     trust: bool,
     link: Callable[[Path, Sequence[torch.Tensor], Memory], Linked | None] = lambda place, inputs, memory: None,
-    watch: Callable[[Piece, Call], Call] = lambda piece, call: call,
+    watch: Callable[[Sequence[str], Call], Call] | None = None,
 ) -> Runnable:
     """The stage in ``folder`` as a function; ``load`` opens the files of a folder. Raises: as ``load`` and ``load_stage``.
 
     Pieces hand each other memory that stays for all calls, because binding and calls of torch take long where the processor's
     caches are full of weights: ``link`` opens the files of a folder over the memory of its inputs, with outputs in a ``Memory``,
-    or gives None where it cannot. ``watch`` gives the function to call in place of a piece that torch runs. Files and such pieces
-    are opened in the order of calls.
+    or gives None where it cannot. ``watch`` gives the function to call in place of ops that no file holds. Files are opened, and
+    such ops watched, in the order of calls.
     """
     if not (folder / PIECES).is_dir():
         return load(folder)
     program = load_stage(folder / PIECES / SIMPLIFIED, trust=trust)
     sources = [empty_like_spec(spec) for spec in program.inputs]
     values = dict(zip((spec.name for spec in program.inputs), sources, strict=True))
-    calls, memory, wanted = list[Call](), Memory(), [spec.name for spec in program.outputs]
+    steps, memory, wanted = list[Step](), Memory(), [spec.name for spec in program.outputs]
     found = pieces(program.module.graph)
     last = {name: number for number, piece in enumerate(found) for name in piece.inputs} | dict.fromkeys(wanted, len(found))
     for number, piece in enumerate(found):
         inputs, place = [values[name] for name in piece.inputs], folder / PIECES / str(number)
-        linked = _prepared(program, piece, values, memory) if piece.custom else link(place, inputs, memory)
+        needed = {name: value for name, value in values.items() if last.get(name, -1) >= number}
+        linked = _prepared(program, piece, needed, memory) if piece.custom else link(place, inputs, memory)
         if linked is None and piece.custom:
             module = program_runnable(StageProgram(place.name, _module(program, piece), (), ()), threads)
             specs = specs_of(program)
-            linked = _copied(module, inputs, [specs[name] for name in piece.outputs], memory)
+            linked = _copied(module, piece, inputs, [specs[name] for name in piece.outputs], memory)
         elif linked is None:
-            linked = _copied(load(place), inputs, [port.spec for port in open_onnx(place).outputs], memory)
+            linked = _copied(load(place), piece, inputs, [port.spec for port in open_onnx(place).outputs], memory)
         values |= zip(piece.outputs, linked.outputs, strict=True)
-        calls.append(watch(piece, linked.run) if piece.custom else linked.run)
+        steps += (
+            [step._replace(call=watch(step.ops, step.call)) for step in linked.steps] if watch and piece.custom else linked.steps
+        )
         memory.free(values[name] for name in values if last.get(name, -1) > number)
+    calls = [step.call for step in steps] if watch else together((step.call for step in steps), threads)
 
     def run(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         for source, value in zip(sources, given, strict=True):
@@ -188,30 +200,30 @@ def in_pieces(
 
 def _prepared(program: StageProgram, piece: Piece, values: Mapping[str, torch.Tensor], memory: Memory) -> Linked | None:
     """A piece of ops that can be prepared, of views, and of constants."""
-    known, calls = dict(values), list[Call]()
+    known, steps, names = dict(values), list[Step](), list[str]()
+    last = {source.name: number for number, node in enumerate(piece.nodes) for source in node.all_input_nodes}
 
     def tensor(source: fx.Node) -> torch.Tensor:
         return weight(program.module, str(source.target)) if source.op == "get_attr" else known[source.name]
 
-    for node in piece.nodes:
+    for number, node in enumerate(piece.nodes):
         args, kwargs = fx.map_arg(node.args, tensor), fx.map_arg(node.kwargs, tensor)
         target = cast(Callable[..., Any], node.target)
+        names.append(node.name)
         if target in PREPARED:
             known[node.name], call = PREPARED[target](*args, empty=memory.empty, **kwargs)
-            calls.append(call)
+            steps.append(Step(names, call))
+            names = []
         elif target in VIEWS or _is_constant(node):
             known[node.name] = target(*args, **kwargs)
         else:
             return None
-
-    def run() -> None:
-        for call in calls:
-            call()
-
-    return Linked([known[name] for name in piece.outputs], calls[0] if len(calls) == 1 else run)
+        needed = {*values, *piece.outputs, *(name for name, reader in last.items() if reader > number)}
+        memory.free(value for name, value in known.items() if name in needed)
+    return Linked([known[name] for name in piece.outputs], steps)
 
 
-def _copied(call: Runnable, inputs: Sequence[torch.Tensor], specs: Sequence[TensorSpec], memory: Memory) -> Linked:
+def _copied(call: Runnable, piece: Piece, inputs: Sequence[torch.Tensor], specs: Sequence[TensorSpec], memory: Memory) -> Linked:
     """A piece whose outputs are copied to memory that stays."""
     outputs = [memory.empty(spec.shape, spec.torch_dtype, spec.stride) for spec in specs]
 
@@ -219,7 +231,7 @@ def _copied(call: Runnable, inputs: Sequence[torch.Tensor], specs: Sequence[Tens
         for output, made in zip(outputs, call(inputs), strict=True):
             copy_into(output, made)
 
-    return Linked(outputs, run)
+    return Linked(outputs, [Step([node.name for node in piece.nodes], run)])
 
 
 def _module(program: StageProgram, piece: Piece) -> fx.GraphModule:

@@ -2,7 +2,7 @@
 
 ONNX Runtime writes a trace of every kernel. OpenVINO counts time in each compiled node, and lists the names that a node was fused
 from. Both start from the ONNX file, whose nodes carry the name of their fx node. Of a stage in pieces, each file is profiled, and
-the custom operators between two files are timed together.
+each custom operator between two files is timed.
 """
 
 import json
@@ -19,7 +19,7 @@ import torch
 
 from autosplit.backends.base import Runnable
 from autosplit.backends.onnxfile import open_onnx
-from autosplit.backends.pieces import Call, Piece, in_pieces, piece_folders
+from autosplit.backends.pieces import Call, in_pieces, piece_folders
 from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.tracing.flattening import is_op
 from autosplit.tracing.splitting import load_stage
@@ -179,9 +179,9 @@ class PiecesProbe:
             self._parts.append(nodes)
             return found.sample
 
-        def watched(piece: Piece, call: Call) -> Call:
-            samples_s, ops = list[float](), tuple(node.name for node in piece.nodes)
-            self._parts.append(lambda: [RuntimeNode(ops[0], "", tuple(samples_s), ops)])
+        def watched(ops: Sequence[str], call: Call) -> Call:
+            samples_s = list[float]()
+            self._parts.append(lambda: [RuntimeNode(ops[0], "", tuple(samples_s), tuple(ops))])
 
             def timed() -> None:
                 begun_s = time.perf_counter()
@@ -193,7 +193,7 @@ class PiecesProbe:
         self.sample = in_pieces(folder, opened, threads, trust=True, watch=watched)
 
     def nodes(self) -> list[RuntimeNode]:
-        """The nodes of the files, by their ops, and between them one for each piece of custom operators."""
+        """The nodes of the files, by their ops, and between them one for each custom operator."""
         return [node for part in self._parts for node in part()]
 
 

@@ -2,24 +2,25 @@
 
 Repeated ops are merged: layers repeat views of the same positions, which would be a value between pieces for each layer.
 Norms get the form that ONNX Runtime fuses. Rotations of queries and keys become a part of ``autosplit::attend``. Products of a
-few rows become ``autosplit::few_rows``.
+few rows become ``autosplit::few_rows``, and ops between them ``autosplit::on_rows``.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from autosplit.backends.fewrows import FEW_ROWS
+from autosplit.backends.fewrows import FEW_ROWS, ON_ROWS
+from autosplit.backends.instructions import strides
 from autosplit.backends.translating import GROUPED
 from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.memory.stages import reads_as_stored
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.operators import defined_in
-from autosplit.tracing.programs import Observer
+from autosplit.tracing.programs import Observer, weight
 from autosplit.tracing.splitting import StageProgram, part_of
 from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, fake_mode, spec_of
 
@@ -36,6 +37,22 @@ VIEWS = (
     aten.unsqueeze.default,
 )
 """Ops that give another view of the same memory."""
+
+
+OF_TWO = {aten.add.Tensor: "add", aten.sub.Tensor: "sub", aten.mul.Tensor: "mul", aten.div.Tensor: "div"}
+OF_ONE = {
+    aten.neg.default: "neg",
+    aten.relu.default: "relu",
+    aten.sqrt.default: "sqrt",
+    aten.rsqrt.default: "rsqrt",
+    aten.sigmoid.default: "sigmoid",
+    aten.silu.default: "silu",
+    aten.tanh.default: "tanh",
+}
+"""Ops that ``on_rows`` computes, and its names for them."""
+
+MOST_ELEMENTS = 1 << 16
+"""Most elements that ``on_rows`` makes, on one thread: a runtime has several."""
 
 
 class Rotation(NamedTuple):
@@ -56,6 +73,7 @@ def simplified(program: StageProgram) -> StageProgram:
         roots = [source for source in node.all_input_nodes if source.target is aten.rsqrt.default]
         if roots and len(node.all_input_nodes) == 2:
             _divide(node, roots[0])
+    specs = specs_of(replace(program, module=module))
     first: dict[tuple[str, ...], fx.Node] = {}
     for node in list(module.graph.nodes):
         if not is_op(node) or is_custom(node) or node.name in outputs:
@@ -64,14 +82,13 @@ def simplified(program: StageProgram) -> StageProgram:
         if kept is not node:
             node.replace_all_uses_with(kept)
             module.graph.erase_node(node)
-    specs = specs_of(program)
     shapes = {name: spec.shape for name, spec in specs.items()}
     for node in module.graph.nodes:
         if is_op(node) and schema_of(node.target).name == ATTEND:
             _rotate_inside(node, shapes)
     module.graph.eliminate_dead_code()
-    if not program.one_form:
-        _multiply_few_rows(module, specs)
+    if not program.one_form and _multiply_few_rows(module, specs):
+        _work_on_rows(module, specs, set(outputs))
     module.recompile()
     return replace(program, module=module)
 
@@ -104,14 +121,70 @@ def _divide(node: fx.Node, root: fx.Node) -> None:
     node.target, node.args = aten.div.Tensor, (factor, divisor)
 
 
-def _multiply_few_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> None:
-    """Let ``few_rows`` compute products of a few dense rows with a weight as it is stored."""
+def _multiply_few_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> bool:
+    """Let ``few_rows`` compute products of a few dense rows with a weight as it is stored; whether there are any."""
+    found = False
     for node in module.graph.find_nodes(op="call_function", target=aten.linear.default):
         rows, matrix = node.all_input_nodes[:2]
         spec = specs[rows.name]
         is_simple = matrix.op == "get_attr" and empty_like_spec(spec).is_contiguous()
         if is_simple and reads_as_stored(str(node.target), spec.dtype, math.prod(spec.shape[:-1])):
-            node.target = FEW_ROWS
+            node.target, found = FEW_ROWS, True
+    return found
+
+
+def _work_on_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec], outputs: Collection[str]) -> None:
+    """Let ``on_rows`` compute the functions of few elements that it can."""
+    for node in module.graph.nodes:
+        spec = specs.get(node.name)
+        if not is_op(node) or spec is None or node.name in outputs or not _is_small(spec):
+            continue
+        arguments = _on_rows(node)
+        if arguments is None:
+            continue
+        values = [_like(module, one, specs) for one in arguments[1:3] if isinstance(one, fx.Node)]
+        shape = values[0].shape if arguments[0] == "mean" else spec.shape
+        if all(one.dtype == torch.float32 and strides(one, shape) for one in values) and _by_rows(values[0], shape):
+            node.target, node.args, node.kwargs = ON_ROWS, arguments, {}
+
+
+def _is_small(spec: TensorSpec) -> bool:
+    """Whether a value is dense float32 of few elements."""
+    return spec.dtype == "float32" and 0 < math.prod(spec.shape) <= MOST_ELEMENTS and empty_like_spec(spec).is_contiguous()
+
+
+def _like(module: fx.GraphModule, node: fx.Node, specs: Mapping[str, TensorSpec]) -> torch.Tensor:
+    """A tensor without contents that lies as the value of a node."""
+    if node.op == "get_attr":
+        return weight(module, str(node.target))
+    spec = specs[node.name]
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.torch_dtype, device="meta")
+
+
+def _by_rows(value: torch.Tensor, shape: Sequence[int]) -> bool:
+    """Whether the elements of a row lie side by side."""
+    found = strides(value, shape)
+    return found is not None and found[1] == 1
+
+
+def _on_rows(node: fx.Node) -> tuple[Any, ...] | None:
+    """The arguments of ``on_rows`` for an op: a function, one or two values, or one and a number."""
+    match node:
+        case fx.Node(target=target, args=(fx.Node() as x, fx.Node() as y), kwargs={**rest}) if target in OF_TWO and not rest:
+            return OF_TWO[target], x, y
+        case fx.Node(target=target, args=(fx.Node() as x, int() | float() as number), kwargs={**rest}) if (
+            target in OF_TWO and not rest
+        ):
+            return OF_TWO[target], x, None, float(number)
+        case fx.Node(target=target, args=(fx.Node() as x,), kwargs={**rest}) if target in OF_ONE and not rest:
+            return OF_ONE[target], x
+        case fx.Node(target=aten.gelu.default, args=(fx.Node() as x,), kwargs={"approximate": "tanh"}):
+            return "gelu", x
+        case fx.Node(target=aten.pow.Tensor_Scalar, args=(fx.Node() as x, 2 | 3 as power)):
+            return ("mul", x, x) if power == 2 else ("cube", x)
+        case fx.Node(target=aten.mean.dim, args=(fx.Node() as x, [-1], True)):
+            return "mean", x
+    return None
 
 
 def _rotate_inside(attend: fx.Node, shapes: Mapping[str, Sequence[int]]) -> None:

@@ -190,7 +190,7 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
     from autosplit.generating.rows import attend_rows  # loads numba
 
     num_slots, _, length, _ = given.state_keys.shape
-    powers, count, kept = np.empty(length, np.float32), len(given.slots), given.kept
+    count, kept = len(given.slots), given.kept
     nothing, num_rows = np.empty((max(count, len(kept[0]), given.q.shape[1]), 0), np.float32), (count, count, given.q.shape[1])
     call: Callable[..., int] = attend_rows
     return partial(
@@ -206,8 +206,6 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
         turned[0].numpy(),
         np.empty(num_slots, np.int64),
         np.empty(length, np.float32),
-        powers,
-        powers.view(np.int32),
         found.detach().numpy(),
     )
 

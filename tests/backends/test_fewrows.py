@@ -1,12 +1,28 @@
-"""Products of a few rows equal torch's, at every edge of the blocks in which they are computed."""
+"""Operators on a few rows equal torch's, at every edge of the blocks in which they are computed."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
-from autosplit.backends.fewrows import FEW_ROWS
+from autosplit.backends.fewrows import FEW_ROWS, ON_ROWS, prepare_on_rows
+from autosplit.backends.instructions import strides, together
 
 sizes = st.integers(1, 9)
+ONE = {
+    "neg": torch.neg,
+    "relu": torch.relu,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "cube": lambda x: x**3,
+    "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+    "gelu": lambda x: functional.gelu(x, approximate="tanh"),
+    "mean": lambda x: x.mean(-1, keepdim=True),
+}
+TWO = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
 
 
 @settings(max_examples=50, deadline=None)
@@ -16,6 +32,43 @@ def test_products_equal_linear(rows, features, size, has_bias, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        torch.testing.assert_close(FEW_ROWS(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
+        torch.testing.assert_close(FEW_ROWS(x, weight, bias), functional.linear(x, weight, bias))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("function", ONE)
+def test_functions_of_one_value_equal_torch(function):
+    values = [-float("inf"), -200.0, -88.5, -1e-3, -0.0, 0.0, 1e-30, 0.3, 5.0, 89.0, 1e30, float("inf"), float("nan")]
+    x = torch.tensor([values, values[::-1]])
+    made = ON_ROWS(function, x[:, :-1] if function == "mean" else x)
+    torch.testing.assert_close(made, ONE[function](x[:, :-1] if function == "mean" else x), equal_nan=True)
+    part = torch.randn(3, 2, 40)[:, :, 5:38]
+    torch.testing.assert_close(ON_ROWS(function, part), ONE[function](part), equal_nan=True)
+
+
+@pytest.mark.parametrize("function", TWO)
+@pytest.mark.parametrize("shape", [(3, 2, 7), (7,), (3, 2, 1), (1, 1, 1)])
+def test_functions_of_two_values_equal_torch(function, shape):
+    x, y = torch.randn(3, 2, 7), torch.randn(shape)
+    torch.testing.assert_close(ON_ROWS(function, x, y), TWO[function](x, y))
+    torch.testing.assert_close(ON_ROWS(function, x, None, 0.3), TWO[function](x, 0.3))
+
+
+def test_values_whose_rows_are_not_equally_far_apart_have_no_strides():
+    value = torch.empty(2, 4, 3)
+    assert strides(value, value.shape) == (3, 1)
+    assert strides(value[:, :2], (2, 2, 3)) is None
+    assert strides(value.transpose(1, 2), (2, 3, 4)) is None
+    assert strides(torch.empty(3), (2, 2, 3)) == (0, 1)
+
+
+def test_instructions_in_a_row_are_one_call():
+    x, done = torch.ones(2, 3), list[float]()
+    first, second = (prepare_on_rows("add", x, None, number) for number in (1.0, 2.0))
+    calls = together([first[1], second[1], lambda: done.append(float(first[0].sum())), first[1]], 1)
+    assert len(calls) == 3
+    for call in calls:
+        call()
+    assert done == [12.0]
+    assert second[0].tolist() == [[3.0] * 3] * 2

@@ -193,7 +193,7 @@ def test_a_variant_shares_packed_weights_whatever_the_number_of_their_piece(tmp_
         kind = "*.shared.data" if links else "model.onnx.data"
         links[name] = {path.parents[1].name: path.stat().st_ino for path in folders[name].rglob(kind)}
     first = links["first"]
-    assert links["same"] == first and sorted(first) == ["0", "2"] and links["fewer"] == {"6": first["2"]}
+    assert links["same"] == first and sorted(first) == ["0", "2"] and [*links["fewer"].values()] == [first["2"]]
     inputs = rows_of(2)
     [made], [expected] = (get_backend(name).load(folders["fewer"], 1)(inputs) for name in ("onnxruntime", "eager"))
     torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
