@@ -33,7 +33,6 @@ from autosplit.backends.onnxfile import (
     missing_packages,
     open_onnx,
     prepare_onnx,
-    require_shared,
     whole_folder,
 )
 from autosplit.backends.pieces import Linked, Memory, in_pieces, piece_folders, write_pieces
@@ -281,8 +280,10 @@ def _make_arena() -> None:
 
 
 def free_runnable(session: Any, stage: OnnxStage) -> Runnable:
-    """A session as a function of tensors of every size, which takes and makes arrays of numpy."""
-    require_shared(stage, "ONNX Runtime")
+    """A session as a function of tensors of every size, which takes and makes arrays of numpy. Raises: BackendError: it cannot."""
+    for one in (*stage.inputs, *stage.outputs):
+        if _element_type(one) and not one.spec.in_numpy:
+            raise BackendError(f"ONNX Runtime cannot take '{one.name}' at every size: numpy has no {one.dtype}")
     outputs = [port.name for port in stage.outputs]
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -189,7 +189,7 @@ class OpenVinoRequest:
 
 
 class FreeRequest(OpenVinoRequest):
-    """An infer request for tensors of every size: it reads inputs in place, and its outputs are copied."""
+    """An infer request for tensors of every size: it reads inputs in place, and its outputs are copied, also those of bf16."""
 
     @_told
     def __init__(self, compiled: Compiled) -> None:
