@@ -280,7 +280,7 @@ def _make_arena() -> None:
 
 
 def free_runnable(session: Any, stage: OnnxStage) -> Runnable:
-    """A session as a function of tensors of every size, which takes and makes arrays of numpy. Raises: BackendError: it cannot."""
+    """A session as a function of tensors of every size, by arrays of numpy. Raises: BackendError: numpy lacks a dtype."""
     for one in (*stage.inputs, *stage.outputs):
         if _element_type(one) and not one.spec.in_numpy:
             raise BackendError(f"ONNX Runtime cannot take '{one.name}' at every size: numpy has no {one.dtype}")

@@ -86,13 +86,9 @@ class TextReader:
         self._held = ""
         self.is_stopped = False
 
-    def read(self, tokens: Iterator[int]) -> Iterator[str]:
-        """The text of tokens as they come."""
-        for token in tokens:
-            if text := self.add(token):
-                yield text
-            if self.is_stopped:
-                return
+    def whole(self, pieces: Iterator[str]) -> Iterator[str]:
+        """The texts of all tokens as they were added, and what was held back, but no empty ones."""
+        yield from filter(None, pieces)
         if text := self.end():
             yield text
 
