@@ -16,9 +16,9 @@ from autosplit.closing import Draining
 from autosplit.errors import UsageError
 from autosplit.generating.sampling import Sampling, sampling_of
 from autosplit.generating.scheduler import Scheduler
-from autosplit.generating.sequences import Capacity, Generation, begun
+from autosplit.generating.sequences import Capacity, Generation, new_generation
 from autosplit.generating.tallies import GenerationStats
-from autosplit.generating.texts import Texts, required, until
+from autosplit.generating.texts import Texts, required, with_stops
 from autosplit.generating.turns import StepPipeline, Turns
 from autosplit.running.request import monotonic_deadline
 from autosplit.shapes.batching import Bucket
@@ -111,12 +111,12 @@ class Generator(Draining):
             WorkerError: workers died again and again at a step of this sequence alone.
         """
         settings, deadline_ns = sampling_of(sampling), monotonic_deadline(deadline_s)
-        generation = begun(prompt, start, settings, self.capacity, on_token, priority, deadline_ns)
+        generation = new_generation(prompt, start, settings, self.capacity, on_token, priority, deadline_ns)
         self.submit_all([generation], timeout_s)
         return generation.future
 
     def submit_all(self, generations: Sequence[Generation], timeout_s: float | None = None) -> None:
-        """Take in sequences of ``begun`` at once: the first step may hold tokens of all for which the queue has room.
+        """Take in sequences of ``new_generation`` at once: the first step may hold tokens of all for which the queue has room.
 
         ``timeout_s`` counts for each of them. After an error, those before it run until their futures are cancelled.
         Raises: RefusedError, WorkerError: as ``submit``.
@@ -146,8 +146,8 @@ class Generator(Draining):
         """
         settings, generations = sampling_of(sampling), list[Generation]()
         for number, prompt in enumerate(prompts):
-            note = until(self.texts, stop, on_token and partial(on_token, number))
-            generations.append(begun(prompt, start, settings.of(number), self.capacity, note))
+            note = with_stops(self.texts, stop, on_token and partial(on_token, number))
+            generations.append(new_generation(prompt, start, settings.of(number), self.capacity, note))
         try:
             self.submit_all(generations)
             for one in generations:
@@ -164,7 +164,7 @@ class Generator(Draining):
         The sequence runs at its own pace, read or not: unread tokens wait in a queue. Closing the iterator ends it.
         """
         tokens = SimpleQueue[int | None]()
-        return self._stream(prompt, until(self.texts, stop, tokens.put), tokens, options)
+        return self._stream(prompt, with_stops(self.texts, stop, tokens.put), tokens, options)
 
     def stream_text(self, prompt: str, *, stop: Sequence[str] = (), **options: Any) -> Iterator[str]:
         """The text after a prompt, as it comes, by the tokenizer of the checkpoint, up to a token that ends its texts.

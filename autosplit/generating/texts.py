@@ -161,8 +161,8 @@ def required(texts: Texts | None) -> Texts:
     return texts
 
 
-def until(texts: Texts | None, stops: Sequence[str], note: Callable[[int], object] | None) -> Callable[[int], object] | None:
-    """The function for new tokens, True also at the end of a sequence at one of these texts. Raises: UsageError: no tokenizer."""
+def with_stops(texts: Texts | None, stops: Sequence[str], note: Callable[[int], object] | None) -> Callable[[int], object] | None:
+    """The function for new tokens, which also ends a sequence at one of these texts. Raises: UsageError: no tokenizer."""
     if not stops:
         return note
     reader = required(texts).reader(stops)

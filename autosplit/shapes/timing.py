@@ -268,11 +268,10 @@ def most_variants(family: Family, machine: Machine, backend: str) -> tuple[int, 
     two, three = (found.stages[0].memory for found in counts)
     assert two is not None and three is not None
     program_bytes = three.backend_bytes - two.backend_bytes
-    shared_bytes = two.backend_bytes - 2 * program_bytes
     capped = [device for device in machine.devices if device.memory_bytes is not None]
     free = min((device.memory_bytes or 0 for device in capped), default=0) * len(capped)
     if not capped:
         free = round(MEMORY_SHARE * psutil.virtual_memory().available / len(machine.devices))
     own_bytes = program_bytes + two.arena_bytes + two.ring_bytes + (0 if backend in SHARING else two.weight_bytes)
-    most = (free - two.weight_bytes - shared_bytes * max(1, len(capped))) // max(own_bytes, 1)
+    most = (free - two.weight_bytes - max(1, len(capped)) * (two.backend_bytes - 2 * program_bytes)) // max(own_bytes, 1)
     return max(1, min(MOST_VARIANTS, most)), f"a variant takes {own_bytes / 1e6:.0f} MB on {backend}"

@@ -175,7 +175,7 @@ def test_the_buffers_of_several_programs_count_as_the_plan_that_holds_them_count
         for sized in (free, plan):
             assert place(family, sized, capped[1], workspace)
         assert place(family, free, capped[0], workspace)
-        with pytest.raises(PlanError, match="3.8 MiB beside them"):
+        with pytest.raises(PlanError, match=r"3\.8 MiB beside them"):
             place(family, plan, capped[0], workspace)
 
 
