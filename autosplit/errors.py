@@ -51,6 +51,10 @@ class ModelError(AutosplitError):
     """A model cannot be loaded, its example inputs do not fit it, or its requests cannot be cut into microbatches."""
 
 
+class ModelCodeError(ModelError):
+    """The code that makes a model failed: the function of a spec, or a class of transformers."""
+
+
 class TraceError(AutosplitError):
     """The model cannot be captured as one graph."""
 

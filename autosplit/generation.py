@@ -16,7 +16,7 @@ from autosplit.generating.generators import Generator
 from autosplit.generating.opening import capacity_of, open_generator
 from autosplit.generating.phases import demands_of, require_caches_here
 from autosplit.generating.sampling import Sampling
-from autosplit.generating.sequences import begun
+from autosplit.generating.sequences import new_generation
 from autosplit.generating.trials import stats_of
 from autosplit.keeping import keep_footprints
 from autosplit.preloading import settle
@@ -91,7 +91,7 @@ def _opened(
         family = trace(model, generate=sequences)
         progress("trace", 1.0, "done")
         for one in prompts:
-            begun(one, None, Sampling(max_new_tokens=1), capacity_of(family))
+            new_generation(one, None, Sampling(max_new_tokens=1), capacity_of(family))
         profile = measure(family, machine, setup=setup, then_search=demands_of(constraints))
         found = search(family, profile, machine, constraints, setup=setup, budget=budget)
         opened, footprints = open_generator(family, found.plan, machine), Footprints(machine, None, family.variants[1:])

@@ -10,7 +10,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from autosplit.arguments import checked
-from autosplit.errors import BRIEF, AutosplitError, ModelError, UsageError, names
+from autosplit.errors import BRIEF, ModelError, UsageError, names
 from autosplit.generating.steps import StepFamily, step_family
 from autosplit.tracing import capturing, loading
 from autosplit.tracing.capturing import Traced
@@ -156,10 +156,7 @@ def _spec_axes(model: loading.Model, allowed: Mapping[str, Sizes]) -> Places:
     batch, seq_len = other.get("batch", model.source.batch), other.get("seq", model.source.seq_len)
     if len(set(other.values())) < len(other):
         seq_len = (seq_len or 0) + 1
-    try:
-        small = loading.load_model(model.source.spec, batch, seq_len, trust=True, weights=False)
-    except AutosplitError:  # the function of the model computes with values
-        small = loading.load_model(model.source.spec, batch, seq_len, trust=True)
+    small = loading.load_model(model.source.spec, batch, seq_len, trust=True, weights=False)
     pairs = {"batch": (model.source.batch, batch), "seq": (model.source.seq_len, seq_len)}
     found = {}
     for (name, tensor), (_, its) in zip(named_tensors(model), named_tensors(small), strict=True):

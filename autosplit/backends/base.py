@@ -14,8 +14,7 @@ from typing import Protocol, TypeVar, cast
 import torch
 
 from autosplit.backends.apart import apart
-from autosplit.backends.limiting import Runnable as Runnable
-from autosplit.backends.limiting import check_of, with_check
+from autosplit.backends.limiting import check_of
 from autosplit.devices.accelerators import Accelerator, Queue, is_served
 from autosplit.devices.discovering import packages_of
 from autosplit.errors import BackendError, MissingExtraError, UsageError
@@ -28,6 +27,9 @@ from autosplit.values.samples import backend_fault, backends
 from autosplit.versions import version_of
 
 T = TypeVar("T")
+
+Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+"""One call of a stage, on one thread at a time: from inputs, which are only read, to outputs with the strides of their specs."""
 
 
 class Backend(ABC):
@@ -134,7 +136,15 @@ class FileBackend(Backend):
     ) -> Runnable:
         """``open`` the files of a stage, for requests that are as ``assumed``: each one is checked."""
         require_precision(self, precision)
-        return with_check(self.open(folder, threads, precision, shared, trust), check_of(folder, self.assumed))
+        run, check = self.open(folder, threads, precision, shared, trust), check_of(folder, self.assumed)
+        if check is None:
+            return run
+
+        def checked(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            check(inputs)
+            return run(inputs)
+
+        return checked
 
     @abstractmethod
     def open(self, folder: Path, threads: int, precision: Precision, shared: bool, trust: bool) -> Runnable:

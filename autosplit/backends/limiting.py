@@ -11,9 +11,6 @@ import torch
 from autosplit.tracing.splitting import saved_limits
 from autosplit.tracing.valueranges import Assumed
 
-Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-"""One call of a stage, on one thread at a time: from inputs, which are only read, to outputs with the strides of their specs."""
-
 Check = Callable[[Sequence[torch.Tensor]], None]
 
 
@@ -33,15 +30,3 @@ def check_of(folder: Path, assumed: Assumed) -> Check | None:
                     raise IndexError(f"input '{name}' holds {value}, and {low} to {high} are computed right here")
 
     return check
-
-
-def with_check(run: Runnable, check: Check | None) -> Runnable:
-    """The function with a check of its inputs before it."""
-    if check is None:
-        return run
-
-    def checking(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        check(inputs)
-        return run(inputs)
-
-    return checking

@@ -77,9 +77,9 @@ class OnnxStage:
         return {port.name: port.dense(value).numpy() for port, value in zip(self.inputs, inputs, strict=True)}
 
     def restored(self, arrays: Iterable[Any]) -> list[torch.Tensor]:
-        """Outputs of any size in the order of their logical shapes, from dense arrays of numpy."""
-        pairs = zip(self.outputs, map(torch.from_numpy, arrays), strict=True)
-        return [value if port.natural else value.permute(port.inverse) for port, value in pairs]
+        """Outputs of any size in the order of their logical shapes, from dense arrays of numpy with their bits."""
+        pairs = [(one, torch.from_numpy(array).view(one.dtype)) for one, array in zip(self.outputs, arrays, strict=True)]
+        return [value if one.natural else value.permute(one.inverse) for one, value in pairs]
 
 
 def missing_packages(what: str, modules: Sequence[str], package: str) -> str | None:
@@ -310,10 +310,10 @@ def open_onnx(folder: Path) -> OnnxStage:
 
 
 def require_shared(stage: OnnxStage, runtime: str) -> None:
-    """Raises: BackendError: a value has a dtype that ONNX lacks, or numpy, by whose arrays a stage of every size is called."""
+    """Raises: BackendError: a value has a dtype that ONNX lacks."""
     for one in (*stage.inputs, *stage.outputs):
-        if one.dtype not in ELEMENT_TYPES or (stage.free and one.dtype == torch.bfloat16):
-            raise BackendError(f"{runtime} cannot share '{one.name}' with torch: numpy has no {one.dtype}")
+        if one.dtype not in ELEMENT_TYPES:
+            raise BackendError(f"{runtime} cannot share '{one.name}' with torch: ONNX has no {one.dtype}")
 
 
 @contextlib.contextmanager

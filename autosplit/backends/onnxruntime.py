@@ -33,7 +33,6 @@ from autosplit.backends.onnxfile import (
     missing_packages,
     open_onnx,
     prepare_onnx,
-    require_shared,
     whole_folder,
 )
 from autosplit.backends.pieces import Linked, Memory, Step, in_pieces, piece_folders, write_pieces
@@ -192,8 +191,8 @@ def _open_session(
         raise BackendError(f"ONNX Runtime refuses the stage: {_reason(str(failure), path)}") from failure
 
 
-def _told(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ONNX Runtime. Raises: RuntimeError: it fails, in its own words."""
+def _call(call: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a call of ONNX Runtime. Raises: RuntimeError: it fails, in its own words."""
     try:
         return call(*arguments)
     except Exception as failure:
@@ -250,7 +249,7 @@ def linked_session(stage: OnnxStage, threads: int, shared: bool, inputs: Sequenc
     copied = [one for one in made if one[0].copied]
 
     def run() -> None:
-        _told(binding.run)
+        _call(binding.run)
         for port, value, copy in copied:
             port.restore(value, copy)
 
@@ -281,12 +280,14 @@ def _make_arena() -> None:
 
 
 def free_runnable(session: Any, stage: OnnxStage) -> Runnable:
-    """A session as a function of tensors of every size, which takes and makes arrays of numpy."""
-    require_shared(stage, "ONNX Runtime")
+    """A session as a function of tensors of every size, by arrays of numpy. Raises: BackendError: numpy lacks a dtype."""
+    for one in (*stage.inputs, *stage.outputs):
+        if _element_type(one) and not one.spec.in_numpy:
+            raise BackendError(f"ONNX Runtime cannot take '{one.name}' at every size: numpy has no {one.dtype}")
     outputs = [port.name for port in stage.outputs]
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return stage.restored(_told(session.run, outputs, stage.arrays(inputs)))
+        return stage.restored(_call(session.run, outputs, stage.arrays(inputs)))
 
     return run
 
@@ -313,7 +314,7 @@ def bound_runnable(session: Any, stage: OnnxStage, device: torch.device) -> Runn
             source.read(dense(value))
         for target in targets:
             target.renew()
-        _told(binding.run)
+        _call(binding.run)
         outputs = [target.own() for target in targets]
         return [port.restore(value) for port, value in zip(stage.outputs, outputs, strict=True)] if restoring else outputs
 

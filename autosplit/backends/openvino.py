@@ -10,6 +10,7 @@ import math
 import sys
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, wraps
@@ -111,7 +112,7 @@ class Compiled(NamedTuple):
     turned: Collection[int] = ()
 
 
-def _told(function: Callable[..., T]) -> Callable[..., T]:
+def _with_plain_errors(function: Callable[..., T]) -> Callable[..., T]:
     """The function, whose failures in OpenVINO are told without the places in its sources."""
 
     @wraps(function)
@@ -124,35 +125,25 @@ def _told(function: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
-class OpenVinoRequest:
-    """An infer request of OpenVINO, with memory of its own for all but large tensors: see ``COPIED_BYTES``."""
+class OpenVinoRequest(ABC):
+    """An infer request of OpenVINO, for one request at a time."""
 
     _done: Done | None = None
     _calls_back = False
 
-    @_told
+    @_with_plain_errors
     def __init__(self, compiled: Compiled) -> None:
-        self.request = compiled.model.create_infer_request()
-        self._turned = compiled.turned
-        self._stage = stage = compiled.stage
-        self._restores = bool(compiled.turned) or any(port.copied or not port.natural for port in stage.outputs)
-        shapes = [last(port.dense_shape) if k in self._turned else port.dense_shape for k, port in enumerate(stage.outputs)]
-        self._inputs = [_bound(self.request.set_input_tensor, k, p.dense_shape, p.dtype) for k, p in enumerate(stage.inputs)]
-        pairs = enumerate(zip(shapes, stage.outputs, strict=True))
-        self._outputs = [_bound(self.request.set_output_tensor, k, shape, port.dtype) for k, (shape, port) in pairs]
+        self.request, self._stage = compiled.model.create_infer_request(), compiled.stage
 
-    @_told
+    @abstractmethod
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Hand over the inputs, and memory for the outputs."""
-        stage = self._stage
-        if stage.check is not None:
-            stage.check(inputs)
-        for bound, port, value in zip(self._inputs, stage.inputs, inputs, strict=True):
-            bound.read(port.dense(value))
-        for bound in self._outputs:
-            bound.renew()
+        """Hand over the inputs."""
 
-    @_told
+    @abstractmethod
+    def outputs(self) -> Sequence[torch.Tensor]:
+        """The outputs of the last request."""
+
+    @_with_plain_errors
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Compute one request."""
         self.bind(inputs)
@@ -171,13 +162,39 @@ class OpenVinoRequest:
         self._done = done
         self.request.start_async()
 
-    @_told
+    @_with_plain_errors
     def wait(self, most_s: float = math.inf) -> bool:
         """Block until it is computed, or for ``most_s`` seconds (in whole milliseconds); return whether it is computed."""
         if most_s < math.inf:
             return bool(self.request.wait_for(math.ceil(most_s * 1000)))
         self.request.wait()
         return True
+
+
+class BoundRequest(OpenVinoRequest):
+    """A request for tensors of one size, with memory of its own for all but large ones: see ``COPIED_BYTES``."""
+
+    @_with_plain_errors
+    def __init__(self, compiled: Compiled) -> None:
+        super().__init__(compiled)
+        self._turned = compiled.turned
+        stage = compiled.stage
+        self._restores = bool(compiled.turned) or any(port.copied or not port.natural for port in stage.outputs)
+        shapes = [last(port.dense_shape) if k in self._turned else port.dense_shape for k, port in enumerate(stage.outputs)]
+        self._inputs = [_bound(self.request.set_input_tensor, k, p.dense_shape, p.dtype) for k, p in enumerate(stage.inputs)]
+        pairs = enumerate(zip(shapes, stage.outputs, strict=True))
+        self._outputs = [_bound(self.request.set_output_tensor, k, shape, port.dtype) for k, (shape, port) in pairs]
+
+    @_with_plain_errors
+    def bind(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Hand over the inputs, and memory for the outputs."""
+        stage = self._stage
+        if stage.check is not None:
+            stage.check(inputs)
+        for bound, port, value in zip(self._inputs, stage.inputs, inputs, strict=True):
+            bound.read(port.dense(value))
+        for bound in self._outputs:
+            bound.renew()
 
     def outputs(self) -> Sequence[torch.Tensor]:
         """The outputs of the last request."""
@@ -189,15 +206,11 @@ class OpenVinoRequest:
 
 
 class FreeRequest(OpenVinoRequest):
-    """An infer request for tensors of every size: it reads inputs in place, and its outputs are copied."""
+    """A request for tensors of every size: it reads inputs in place, and its outputs are copied."""
 
-    @_told
-    def __init__(self, compiled: Compiled) -> None:
-        self.request = compiled.model.create_infer_request()
-        self._stage = compiled.stage
-        self._given: list[torch.Tensor] = []
+    _given: Sequence[torch.Tensor] = ()
 
-    @_told
+    @_with_plain_errors
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
         """Hand over the inputs, which are kept until the next ones."""
         if self._stage.check is not None:
@@ -213,7 +226,7 @@ class FreeRequest(OpenVinoRequest):
 
 def request_of(compiled: Compiled) -> OpenVinoRequest:
     """A compiled stage as a function, which works on one request at a time."""
-    return FreeRequest(compiled) if compiled.stage.free else OpenVinoRequest(compiled)
+    return FreeRequest(compiled) if compiled.stage.free else BoundRequest(compiled)
 
 
 def _bound(bind: Callable[[int, Any], None], position: int, shape: Sequence[int], dtype: torch.dtype) -> BoundMemory:

@@ -62,11 +62,11 @@ class Probe(Protocol):
 
 
 def probe(backend: str, folder: Path, threads: int, precision: Precision = "f32") -> Probe | None:
-    """The prepared stage under its backend's profiler; None if there is none, or numpy lacks a dtype of its files."""
+    """The prepared stage under its backend's profiler; None if there is none, or it cannot take a dtype of the files."""
     if backend not in ("onnxruntime", "openvino"):
         return None
     ports = (port for place in piece_folders(folder) for stage in [open_onnx(place)] for port in (*stage.inputs, *stage.outputs))
-    if not all(port.spec.in_numpy for port in ports):
+    if backend == "onnxruntime" and not all(port.spec.in_numpy for port in ports):  # its profiler is called by arrays of numpy
         return None
 
     def of_file(place: Path) -> Probe:
@@ -137,24 +137,23 @@ class OpenVinoProbe:
     """A compiled model with performance counters."""
 
     def __init__(self, folder: Path, threads: int, precision: Precision) -> None:
-        from autosplit.backends.openvino import core, settings
+        from autosplit.backends.openvino import Compiled, FreeRequest, core, settings
 
-        self._stage = open_onnx(folder)
-        chosen = {**settings(threads, precision), "PERF_COUNT": True}
-        compiled = core().compile_model(core().read_model(self._stage.path), "CPU", chosen)
+        stage, chosen = open_onnx(folder), {**settings(threads, precision), "PERF_COUNT": True}
+        compiled = core().compile_model(core().read_model(stage.path), "CPU", chosen)
         self._origins = {node.get_friendly_name(): _origins(node) for node in compiled.get_runtime_model().get_ordered_ops()}
-        self._request = compiled.create_infer_request()
+        self._run = FreeRequest(Compiled(stage, compiled))
         self._samples: dict[str, list[float]] = {}
         self._kinds: dict[str, str] = {}
 
     def sample(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """One profiled pass, and its outputs."""
-        made = self._request.infer(list(self._stage.arrays(inputs).values()))
-        for node in self._request.profiling_info:
+        made = self._run(inputs)
+        for node in self._run.request.profiling_info:
             if str(node.status).endswith("EXECUTED"):
                 self._samples.setdefault(node.node_name, []).append(node.real_time.total_seconds())
                 self._kinds[node.node_name] = node.node_type
-        return self._stage.restored(made.values())
+        return made
 
     def nodes(self) -> list[RuntimeNode]:
         """The executed nodes in the order of OpenVINO's runtime model."""

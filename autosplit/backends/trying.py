@@ -92,7 +92,7 @@ def faults(program: StageProgram, run: Runnable, values: Values, ops: Sequence[s
         answers = _answers(program, drawn, run)
         for trial, made in zip(trials, drawn, strict=True):
             pairs = zip(trial.outputs, made.right, strict=True) if made is not None else ()
-            told = (_otherwise(answers[node.name], right, made.inputs, values) for node, right in pairs)  # type: ignore[union-attr]
+            told = (_difference_text(answers[node.name], right, made.inputs, values) for node, right in pairs)  # type: ignore[union-attr]
             found[trial.node.name] = found[trial.node.name] or next(filter(None, told), "")
     return found
 
@@ -157,7 +157,7 @@ def _outside(program: StageProgram, trials: Sequence[Trial], usual: Sequence[Dra
     return ""
 
 
-def _otherwise(found: torch.Tensor, right: torch.Tensor, inputs: Mapping[fx.Node, torch.Tensor], values: Values) -> str:
+def _difference_text(found: torch.Tensor, right: torch.Tensor, inputs: Mapping[fx.Node, torch.Tensor], values: Values) -> str:
     """How a value differs from torch's, with an element of it; '' if it does not. In `signed` ones the signs of zeros count."""
     if found.shape != right.shape or found.dtype != right.dtype:
         return f"torch gives {right.dtype} {tuple(right.shape)}, and it gives {found.dtype} {tuple(found.shape)}"

@@ -102,12 +102,14 @@ def annotate(given: Annotate) -> None:
 def memory(given: Memory) -> None:
     """Show the memory of each stage of a plan: weights, values, its backend, slots of rings, its process."""
     from autosplit.deploying.footprints import Footprints
+    from autosplit.deploying.networks import further_sizes
     from autosplit.memory.stages import stage_memories
     from autosplit.tracing.aliasing import values_of
+    from autosplit.tracing.family import as_family
 
     with bars(err) as progress:
         loaded = load_plan(given.plan, given.model, progress, weights=given.measure)
-        variants = loaded.family.variants[1:] if loaded.family is not None and loaded.plan.sequences is not None else ()
+        variants = further_sizes(as_family(loaded.family or loaded.traced), loaded.plan)
         plan, footprints = loaded.plan, Footprints(loaded.machine, None, variants)
         counted = stage_memories(loaded.traced.graph, plan, values_of(loaded.traced, variants))
         known = [stage.memory or one for stage, one in zip(plan.stages, counted, strict=True)]

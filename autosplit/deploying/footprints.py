@@ -3,7 +3,7 @@
 from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from autosplit.backends.workspace import Workspace
@@ -12,7 +12,7 @@ from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import absent_devices
 from autosplit.errors import AutosplitError
 from autosplit.memory.account import Account
-from autosplit.memory.stages import StageKey, footprints_of, key_of, stage_memories
+from autosplit.memory.stages import StageKey, footprints_of, key_of, stage_memories, uncapped
 from autosplit.reports.results import StageStats
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
@@ -85,12 +85,11 @@ class Footprints:
         known = all(key_of(plan, stage) in self.of(traced) for stage, _ in cores)
         if foreign or counted or known or plan.process == "caller":
             return
-        free = replace(self.machine, devices=tuple(replace(device, memory_bytes=None) for device in self.machine.devices))
         with ExitStack() as opened:
             workspace = self.workspace or opened.enter_context(Workspace())
             host = opened.enter_context(HostManager())
             opened.enter_context(suppress(AutosplitError, OSError))  # a run of the plan reports the failure
-            engine = deploy(host, traced.graph.name, as_family(traced, self.variants), plan, free, workspace)
+            engine = deploy(host, traced.graph.name, as_family(traced, self.variants), plan, uncapped(self.machine), workspace)
             for one in (traced, *self.variants):
                 engine.run_many([one.example_inputs] * (NUM_WINDOWS * engine.max_in_flight))
             self.note(traced, plan, engine.stats().stages)

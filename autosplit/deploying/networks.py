@@ -54,10 +54,7 @@ def place(
     machine = machine_of([plan], machine)
     capped = capped or any(device.memory_bytes is not None for device in machine.devices)
     if capped and any(stage.memory is None for stage in plan.stages):
-        # A generator may hold weights in two forms, by its sizes. Elsewhere the largest counts, as in ``most_variants``.
-        each_size = plan.sequences is not None and plan.shapes is not None and not plan.shapes.dynamic
-        further = family.variants[1:] if each_size else ()
-        plan = Account(traced.graph, values_of(traced, further)).fitted(plan, machine)
+        plan = Account(traced.graph, values_of(traced, further_sizes(family, plan))).fitted(plan, machine)
     plan.verify(traced.graph, machine)
     programs = split_each_size(family, plan)
     found = []
@@ -99,6 +96,13 @@ def place(
     return found
 
 
+def further_sizes(family: Family, plan: Plan) -> Sequence[Traced]:
+    """The model at the sizes below the largest for which a stage of the plan has a program of its own."""
+    dynamic = () if plan.shapes is None else plan.shapes.dynamic
+    further: Sequence[Traced] = () if {stage.backend for stage in plan.stages} <= {*dynamic} else family.variants[1:]
+    return further
+
+
 def split_each_size(family: Family, plan: Plan) -> list[tuple[StageProgram, ...]]:
     """The program of each stage at the sizes of each variant, the largest first; of a stage that takes all sizes, one program.
 
@@ -108,7 +112,7 @@ def split_each_size(family: Family, plan: Plan) -> list[tuple[StageProgram, ...]
     dynamic, symbolic = () if plan.shapes is None or len(family.sizes) == 1 else plan.shapes.dynamic, family.symbolic
     if dynamic and symbolic is None:
         raise TraceError(f"model '{family.graph.name}' has no export with symbolic sizes, so a stage takes one size")
-    traced = family.variants[:1] if {stage.backend for stage in plan.stages} <= set(dynamic) else family.variants
+    traced = (family.variants[0], *further_sizes(family, plan))
     for one in traced:
         require_right(one, plan)
     found = list[tuple[StageProgram, ...]]()

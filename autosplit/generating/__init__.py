@@ -14,7 +14,8 @@
     scheduler  which tokens of which sequences run in the next step
     tallies    times of the sequences of a generator
     texts      text to token ids and back, by the tokenizer in the folder of a checkpoint
-    generators Generator: takes sequences from any thread, as futures, lists or streams
+    turns      sequences become steps of pipelines, one thread at a time
+    generators Generator: takes sequences from any thread, as futures, lists, streams or texts
     hostcost   the host's time for a step, measured with a stage that only reads memory
     phases     the ops of a step, measured in both phases: decoding and prompts
     forecast   the rates and times of a plan: the scheduler in simulated time

@@ -1,55 +1,29 @@
-"""Generator: a running model that continues any number of sequences at once.
-
-::
-
-    submit -> Scheduler -> a step of tokens of several sequences -> pipeline -> their next tokens -> Scheduler -> future, stream
-
-The thread of a pipeline that brings the answer of a step sends the next step, too. A thread for that alone would have to be woken
-for each step, on a core where a stage computes.
-"""
+"""Generator: a running model that continues any number of sequences at once, as futures, lists, streams of tokens, or texts."""
 
 import atexit
-import heapq
-import itertools
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from queue import SimpleQueue
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
 from autosplit.arguments import checked
 from autosplit.closing import Draining
-from autosplit.compat.futures import SafeCondition
-from autosplit.errors import AutosplitError, RefusedError, StageError, UsageError, WorkerError
+from autosplit.errors import UsageError
 from autosplit.generating.sampling import Sampling, sampling_of
 from autosplit.generating.scheduler import Scheduler
-from autosplit.generating.sequences import Capacity, Generation, Step, begun
-from autosplit.generating.tallies import GenerationStats, Tally
-from autosplit.generating.texts import Texts, required, until
-from autosplit.running.request import MatchingTensors, monotonic_deadline
+from autosplit.generating.sequences import Capacity, Generation, new_generation
+from autosplit.generating.tallies import GenerationStats
+from autosplit.generating.texts import Texts, required, with_stops
+from autosplit.generating.turns import StepPipeline, Turns
+from autosplit.running.request import monotonic_deadline
 from autosplit.shapes.batching import Bucket
 from autosplit.values.graph import Graph
 from autosplit.values.plan import Plan
-
-
-@runtime_checkable
-class StepPipeline(Protocol):
-    """The part of ``Engine`` that a generator uses."""
-
-    def submit_unbounded(self, inputs: Sequence[torch.Tensor], *, variant: int = 0) -> "Future[Any]":
-        """Take in the tensors of a step; the result is one tensor with its next tokens."""
-
-    @property
-    def failure(self) -> AutosplitError | None:
-        """Why no step runs any more."""
 
 
 @checked
@@ -98,27 +72,14 @@ class Generator(Draining):
             raise UsageError(f"queue_capacity must be at least 1 sequence, but is {queue_capacity}")
         self.pipelines = (pipeline, *(one for one, _ in beside))
         self.capacity = replace(capacity, max_sequences=len(self.pipelines) * capacity.max_sequences)
-        self.plan, self.graph, self.texts = plan, graph, texts
-        self._queue_capacity, self._opened = queue_capacity, opened or ExitStack()
+        self.plan, self.graph, self.texts, self._opened = plan, graph, texts, opened or ExitStack()
         sequences = None if plan is None else plan.sequences
         per_token_s = None if sequences is None else sequences.per_token_s
-        self._schedulers = [
+        schedulers = [
             Scheduler(variants, capacity.max_sequences, num_stages, per_token_s, capacity.source)
             for variants in (buckets, *(variants for _, variants in beside))
         ]
-        self._waiting: list[tuple[int, int, Generation]] = []
-        self._arrivals = itertools.count()
-        self._answers = deque[tuple[int, Step, "Future[Any]"]]()
-        self._tally = Tally([one.counts for one in self._schedulers])
-        self._is_open = True
-        self._failure: BaseException | None = None
-        self._changed = SafeCondition()
-        self._turner: int | None = None
-        """The thread that takes a turn; 0 after an error in one, as no thread takes another one."""
-        self._calls = SimpleQueue[bool]()
-        """Of the thread: a turn for each True, the end with False."""
-        self._thread = threading.Thread(target=self._run, name="autosplit-generator", daemon=True)
-        self._thread.start()
+        self._turns = Turns(self.pipelines, schedulers, self.capacity, queue_capacity)
         if opened is not None:
             atexit.register(self.close, drain=False)
 
@@ -150,34 +111,17 @@ class Generator(Draining):
             WorkerError: workers died again and again at a step of this sequence alone.
         """
         settings, deadline_ns = sampling_of(sampling), monotonic_deadline(deadline_s)
-        generation = begun(prompt, start, settings, self.capacity, on_token, priority, deadline_ns)
+        generation = new_generation(prompt, start, settings, self.capacity, on_token, priority, deadline_ns)
         self.submit_all([generation], timeout_s)
         return generation.future
 
     def submit_all(self, generations: Sequence[Generation], timeout_s: float | None = None) -> None:
-        """Take in sequences of ``begun`` at once: the first step may hold tokens of all for which the queue has room.
+        """Take in sequences of ``new_generation`` at once: the first step may hold tokens of all for which the queue has room.
 
         ``timeout_s`` counts for each of them. After an error, those before it run until their futures are cancelled.
         Raises: RefusedError, WorkerError: as ``submit``.
         """
-        here = threading.get_ident() == self._turner  # a callback, for which no place becomes free while it waits
-        with self._changed:
-            for generation in generations:
-                room = self._changed.wait_for(self._has_room, 0 if here else timeout_s)
-                if self._failure is not None:
-                    raise self._failure
-                if not self._is_open or not self._thread.is_alive():
-                    raise RefusedError(
-                        "the sequence was refused: the generator is closed, or was opened in the parent of this process"
-                    )
-                if not room:
-                    raise RefusedError(
-                        f"the sequence was refused: {self.num_waiting} sequences are waiting (limit {self._queue_capacity}) and "
-                        f"{self.num_running} have a place in the caches (limit {self.capacity.max_sequences}); "
-                        "submit later"
-                    )
-                heapq.heappush(self._waiting, (generation.priority, next(self._arrivals), generation))
-                self._calls.put(True)
+        self._turns.put(generations, timeout_s)
 
     def generate(
         self,
@@ -202,8 +146,8 @@ class Generator(Draining):
         """
         settings, generations = sampling_of(sampling), list[Generation]()
         for number, prompt in enumerate(prompts):
-            note = until(self.texts, stop, on_token and partial(on_token, number))
-            generations.append(begun(prompt, start, settings.of(number), self.capacity, note))
+            note = with_stops(self.texts, stop, on_token and partial(on_token, number))
+            generations.append(new_generation(prompt, start, settings.of(number), self.capacity, note))
         try:
             self.submit_all(generations)
             for one in generations:
@@ -220,11 +164,7 @@ class Generator(Draining):
         The sequence runs at its own pace, read or not: unread tokens wait in a queue. Closing the iterator ends it.
         """
         tokens = SimpleQueue[int | None]()
-        future = self.submit(prompt, on_token=until(self.texts, stop, tokens.put), **options)
-        future.add_done_callback(lambda _: tokens.put(None))
-        found = _stream(tokens, future)
-        next(found)
-        return found
+        return self._stream(prompt, with_stops(self.texts, stop, tokens.put), tokens, options)
 
     def stream_text(self, prompt: str, *, stop: Sequence[str] = (), **options: Any) -> Iterator[str]:
         """The text after a prompt, as it comes, by the tokenizer of the checkpoint, up to a token that ends its texts.
@@ -237,7 +177,27 @@ class Generator(Draining):
         """
         texts = required(self.texts)
         eos = (*texts.ends, *Sampling(eos=options.pop("eos", ())).ends)
-        return texts.reader(stop).read(self.stream(texts.ids(prompt), stop=stop, eos=eos, **options))
+        reader, pieces = texts.reader(stop), SimpleQueue[str | None]()
+
+        def noted(token: int) -> bool:
+            pieces.put(reader.add(token))
+            return reader.is_stopped
+
+        return reader.whole(self._stream(texts.ids(prompt), noted, pieces, {**options, "eos": eos}))
+
+    def _stream(
+        self,
+        prompt: Sequence[int] | torch.Tensor,
+        on_token: Callable[[int], object] | None,
+        queue: SimpleQueue[Any],
+        options: dict[str, Any],
+    ) -> Iterator[Any]:
+        """What ``on_token`` puts into the queue, until the sequence ends."""
+        future = self.submit(prompt, on_token=on_token, **options)
+        future.add_done_callback(lambda _: queue.put(None))
+        found = _read(queue, future)
+        next(found)
+        return found
 
     @property
     def pipeline(self) -> StepPipeline:
@@ -247,31 +207,23 @@ class Generator(Draining):
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for a slot."""
-        return len(self._waiting)
+        return self._turns.num_waiting
 
     @property
     def num_running(self) -> int:
         """Sequences that have a slot."""
-        return sum(one.num_running for one in self._schedulers)
+        return self._turns.num_running
 
     def stats(self, *, clear: bool = False) -> GenerationStats:
         """Times and tokens of the sequences that ended since the start, or since the last call with ``clear``."""
-        with self._changed:
-            return self._tally.stats(clear=clear)
+        return self._turns.stats(clear=clear)
 
     def close(self, *, drain: bool = True) -> None:
         """Finish the sequences that were taken in (``drain``) or fail them, then end every worker.
 
         Raises: UsageError: called in a callback of a future or of a token.
         """
-        if threading.get_ident() == self._turner:
-            raise UsageError("a callback of a sequence cannot close its generator; close it in another thread")
-        with self._changed:
-            self._is_open = False
-            if not drain:
-                self._fail(self._schedulers, RefusedError("the generator was closed"))
-            self._calls.put(True)
-        self._thread.join()
+        self._turns.close(drain=drain)
         atexit.unregister(self.close)
         self._opened.close()
 
@@ -279,121 +231,13 @@ class Generator(Draining):
         sizes = f"{self.capacity.max_sequences} sequences of {self.capacity.max_length} tokens"
         return f"Generator({sizes}, {self.num_running} running, {self.num_waiting} waiting)"
 
-    def _has_room(self) -> bool:
-        return not self._is_open or not self._thread.is_alive() or self.num_waiting < self._queue_capacity
 
-    def _fail(self, schedulers: Sequence[Scheduler], failure: BaseException, *, at_once: bool = False) -> None:
-        """End the sequences of some pipelines as ``fail_all`` does, and in the next turn those that wait (the lock is held)."""
-        for _, _, generation in self._waiting:
-            generation.failure = generation.failure or failure
-        for scheduler in schedulers:
-            scheduler.fail_all(failure, at_once=at_once)
-
-    def _run(self) -> None:
-        """The thread: take turns for sequences that come; their further tokens come in turns of other threads."""
-        while self._calls.get():
-            self._take_turns()
-
-    def _take_turns(self) -> None:
-        """Take turns while there is anything to do. One thread at a time does; it looks for new answers before it ends."""
-        with self._changed:
-            if self._turner is not None:
-                return
-            self._turner = threading.get_ident()
-        try:
-            while self._turn():
-                pass
-        except BaseException as failure:
-            self._give_up(failure)
-            raise
-
-    def _turn(self) -> bool:
-        """Take answers of steps, send the next ones, resolve futures; False if there was nothing to do."""
-        steps: list[tuple[int, Step]] = []
-        with self._changed:
-            while self._answers:
-                self._take(*self._answers.popleft())
-            ended = self._admit()
-            for number, scheduler in enumerate(self._schedulers):
-                if (step := scheduler.next_step()) is not None:
-                    steps.append((number, step))
-                ended += scheduler.ended
-                scheduler.ended.clear()
-            for generation in ended:
-                self._tally.add(generation)
-            goes_on = bool(steps or ended)
-            if not goes_on:
-                self._turner = None
-                if not (self._is_open or self._waiting or self.num_running or any(one.num_under_way for one in self._schedulers)):
-                    self._calls.put(False)
-            self._changed.notify_all()
-        try:
-            for number, step in steps:
-                self._send(number, step)
-        finally:
-            for generation in ended:
-                generation.resolve()
-        return goes_on
-
-    def _admit(self) -> list[Generation]:
-        """Give free slots to sequences that wait; return those that ended before (the lock is held)."""
-        if not self._waiting:
-            return []
-        now_ns = time.monotonic_ns()
-        ended = [entry for entry in self._waiting if entry[2].has_failed(now_ns)]
-        if ended:
-            self._waiting = sorted(set(self._waiting) - set(ended))  # a sorted list is a heap
-        while self._waiting and (scheduler := max(self._schedulers, key=attrgetter("num_free"))).num_free:
-            scheduler.add(heapq.heappop(self._waiting)[2])
-        return [generation for _, _, generation in ended]
-
-    def _send(self, number: int, step: Step) -> None:
-        """Hand a step to a pipeline."""
-        inputs, table = step.inputs(), self.capacity.table
-        if table is not None:
-            inputs = MatchingTensors((*inputs, table.index_select(0, inputs[0])))
-        try:
-            future = self.pipelines[number].submit_unbounded(inputs, variant=step.variant)
-        except AutosplitError as failure:
-            future = Future()
-            future.set_exception(failure)
-        future.add_done_callback(partial(self._arrive, number, step))
-
-    def _arrive(self, number: int, step: Step, future: "Future[Any]") -> None:
-        """In any thread: take the answer of a step, and go on with its sequences."""
-        self._answers.append((number, step, future))
-        self._take_turns()
-
-    def _take(self, number: int, step: Step, future: "Future[Any]") -> None:
-        scheduler = self._schedulers[number]
-        try:
-            [found] = future.result()
-        except Exception as failure:
-            scheduler.finish(step, failure=failure)
-            if not isinstance(failure, StageError | WorkerError) or self.pipelines[number].failure is not None:
-                self._is_open, self._failure = False, failure
-                self._fail([scheduler], failure)
-        else:
-            scheduler.finish(step, found.tolist())
-
-    def _give_up(self, failure: BaseException) -> None:
-        """Fail every sequence after an error in a turn."""
-        with self._changed:
-            self._is_open, self._failure, self._turner = False, failure, 0
-            self._fail(self._schedulers, failure, at_once=True)
-            ended = [*self._admit(), *(one for scheduler in self._schedulers for one in scheduler.ended)]
-            self._calls.put(False)
-            self._changed.notify_all()
-        for generation in ended:
-            generation.resolve()
-
-
-def _stream(tokens: "SimpleQueue[int | None]", future: "Future[list[int]]") -> Iterator[int]:
-    """0 at once, then the tokens from a queue, up to None; then the error of the sequence, if it has one."""
+def _read(queue: SimpleQueue[Any], future: "Future[list[int]]") -> Iterator[Any]:
+    """0 at once, then what is in the queue, up to None; then the error of the sequence, if it has one."""
     try:
         yield 0  # from here on the end of the iterator cancels the sequence, also before its first token
-        while (token := tokens.get()) is not None:
-            yield token
+        while (one := queue.get()) is not None:
+            yield one
     finally:
         future.cancel()
     future.result()

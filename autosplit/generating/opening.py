@@ -1,6 +1,6 @@
 """``open_generator``: a plan of steps as a running generator."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -39,17 +39,32 @@ def open_generator(family: Family, plan: Plan, devices: Devices | None = None) -
     Raises: UsageError: the family has no steps. PlanError: the stages have different numbers of devices. Others as
         ``open_pipeline``.
     """
-    capacity_of(family)  # before any process starts
-    plan, engines, its = _in_free_memory(family, plan), list[Engine](), ExitStack()
+    its = ExitStack()
     with kept(), ExitStack() as opened:
-        for one in replicas_of(plan):
+
+        def opened_engine(one: Plan) -> Engine:
             engine, resources = open_engine(family, one, devices)
             opened.push(resources)
-            engines.append(engine)
-        generator = generator_on(engines, family, plan, its)
+            return engine
+
+        generator = generator_on(opened_engine, family, plan, its)
         its.push(opened.pop_all())  # not before: a generator that cannot be made leaves its engines to this block
         generator.notes = family.notes
         return generator
+
+
+def generator_on(open_one: Callable[[Plan], Engine], family: Family, plan: Plan, opened: ExitStack | None = None) -> Generator:
+    """A generator over networks that run one of a plan's replicas each, in one form of the weights where two have no room.
+
+    ``open_one`` opens a replica; ``opened`` closes all, by default others do. Raises: UsageError: the family has no steps.
+    """
+    capacity, texts, plan = capacity_of(family), load_texts(plan.source.spec), _in_free_memory(family, plan)
+    engines = list(map(open_one, replicas_of(plan)))
+    table = _mapped(engines[0], family.table) if isinstance(family, StepFamily) and family.table else None
+    capacity = replace(capacity, max_sequences=-(-capacity.max_sequences // len(engines)), table=table)
+    (engine, buckets), *beside = [(one, measured(family, one)) for one in engines]
+    num_devices, graph = len(devices_of(replicas_of(plan)[0])), family.graph
+    return Generator(engine, buckets, capacity, num_devices, beside=beside, plan=plan, graph=graph, texts=texts, opened=opened)
 
 
 def _in_free_memory(family: Family, plan: Plan) -> Plan:
@@ -58,16 +73,6 @@ def _in_free_memory(family: Family, plan: Plan) -> Plan:
     if 2 * family.graph.stage_bytes(tuple(ops)) <= available_bytes():
         return plan
     return Account(family.graph, values_of(family.variants[0], family.variants[1:])).in_one_form(plan, plan.devices)
-
-
-def generator_on(engines: Sequence[Engine], family: Family, plan: Plan, opened: ExitStack | None = None) -> Generator:
-    """A generator over networks that run one of a plan's replicas each; ``opened`` closes them, by default others do."""
-    capacity, texts = capacity_of(family), load_texts(plan.source.spec)
-    table = _mapped(engines[0], family.table) if isinstance(family, StepFamily) and family.table else None
-    capacity = replace(capacity, max_sequences=-(-capacity.max_sequences // len(engines)), table=table)
-    (engine, buckets), *beside = [(one, measured(family, one)) for one in engines]
-    num_devices, graph = len(devices_of(replicas_of(plan)[0])), family.graph
-    return Generator(engine, buckets, capacity, num_devices, beside=beside, plan=plan, graph=graph, texts=texts, opened=opened)
 
 
 def _mapped(engine: Engine, name: str) -> torch.Tensor:

@@ -45,7 +45,7 @@ class Generation:
         deadline_ns: monotonic nanoseconds after which it gets no further token; 0 for no deadline.
         on_token: called with each new token; it must return at once, and returns True to end the sequence.
         source: the prompt of the encoder, for the sequence's first step; None without an encoder.
-        then: tokens that follow the first one that is computed, a language, before the new ones; empty where none is detected.
+        forced: tokens that follow the first one that is computed, a language, before the new ones; empty where none is detected.
         future: gets the new tokens, or the reason why there are none.
         slot: its place in the caches; 0 while it waits for one.
         sent: tokens that stand in steps; ``done`` of them are in the caches for certain.
@@ -64,7 +64,7 @@ class Generation:
     deadline_ns: int = 0
     on_token: Callable[[int], object] | None = None
     source: Array | None = None
-    then: tuple[int, ...] = ()
+    forced: tuple[int, ...] = ()
     future: "Future[list[int]]" = field(default_factory=SafeFuture)
     slot: int = 0
     sent: int = 0
@@ -111,9 +111,9 @@ class Generation:
     def append(self, token: int) -> None:
         """Take a new token, or the language."""
         self.tokens.append(token)
-        if self.then:
-            self.tokens += self.then
-            self.num_prompt, self.then = len(self.tokens), ()
+        if self.forced:
+            self.tokens += self.forced
+            self.num_prompt, self.forced = len(self.tokens), ()
             return
         self.last_ns = time.monotonic_ns()
         self.first_ns = self.first_ns or self.last_ns
@@ -170,9 +170,9 @@ class Step:
                 rows += [(one.tokens[at], one.slot, at) for at in range(start, end - gives_next)]
         padding = [0] * (count - len(rows))
         columns = [array("q", [*column, *padding]) for column in zip(*rows, strict=True)]
-        if not all(one.then or one.sampling.takes_largest for one, _ in giving):
+        if not all(one.forced or one.sampling.takes_largest for one, _ in giving):
             sampling = sampling.clone()
-            chosen = [[0.0] * 5 if one.then else one.sampling.row for one, _ in giving]
+            chosen = [[0.0] * 5 if one.forced else one.sampling.row for one, _ in giving]
             sampling[: len(giving)] = torch.tensor(chosen, dtype=torch.float64)
         sources = () if self.source is None else map(torch.from_numpy, self._sources(self.source, columns[1]))
         # beside stages whose data fill the caches, numpy takes twice as long for a few numbers, and torch.tensor longer still
@@ -199,7 +199,7 @@ def _zeros(count: int) -> torch.Tensor:
     return torch.zeros(count, 5, dtype=torch.float64)
 
 
-def begun(
+def new_generation(
     prompt: Sequence[int] | torch.Tensor,
     start: Sequence[int] | None,
     sampling: Sampling,
@@ -234,8 +234,8 @@ def begun(
         )
     rows, ids = source.rows(prompt), [0 if token is None else token for token in wanted]
     num_known = next((place for place, token in enumerate(wanted) if token is None), len(ids))
-    first, then = _first_ids(ids, sampling, capacity)[:num_known], tuple(ids[num_known + 1 :])
-    return Generation(first, len(first), sampling, priority, deadline_ns, on_token, rows, then)
+    first, forced = _first_ids(ids, sampling, capacity)[:num_known], tuple(ids[num_known + 1 :])
+    return Generation(first, len(first), sampling, priority, deadline_ns, on_token, rows, forced)
 
 
 def _first_ids(ids: list[int], sampling: Sampling, capacity: Capacity) -> list[int]:

@@ -86,13 +86,9 @@ class TextReader:
         self._held = ""
         self.is_stopped = False
 
-    def read(self, tokens: Iterator[int]) -> Iterator[str]:
-        """The text of tokens as they come."""
-        for token in tokens:
-            if text := self.add(token):
-                yield text
-            if self.is_stopped:
-                return
+    def whole(self, pieces: Iterator[str]) -> Iterator[str]:
+        """The texts of all tokens as they were added, and what was held back, but no empty ones."""
+        yield from filter(None, pieces)
         if text := self.end():
             yield text
 
@@ -165,8 +161,8 @@ def required(texts: Texts | None) -> Texts:
     return texts
 
 
-def until(texts: Texts | None, stops: Sequence[str], note: Callable[[int], object] | None) -> Callable[[int], object] | None:
-    """The function for new tokens, True also at the end of a sequence at one of these texts. Raises: UsageError: no tokenizer."""
+def with_stops(texts: Texts | None, stops: Sequence[str], note: Callable[[int], object] | None) -> Callable[[int], object] | None:
+    """The function for new tokens, which also ends a sequence at one of these texts. Raises: UsageError: no tokenizer."""
     if not stops:
         return note
     reader = required(texts).reader(stops)

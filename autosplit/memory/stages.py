@@ -155,9 +155,16 @@ def within(machine: Machine, taken: Mapping[str, int]) -> Machine:
     return machine.with_memory(caps)
 
 
+def uncapped(machine: Machine) -> Machine:
+    """The machine without caps, on which plans are measured that may turn out too large for them."""
+    return replace(machine, devices=tuple(replace(device, memory_bytes=None) for device in machine.devices))
+
+
 def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, known: Known, ring_bytes: int) -> StageMemory:
     stage = plan.stages[number]
     weight_bytes, kind = graph.stage_bytes(stage.ops), _kind(stage)
+    if plan.shapes is not None and stage.backend in plan.shapes.dynamic:
+        values = replace(values, others=())
     if stage.resident_bytes is not None:
         weight_bytes = min(weight_bytes, stage.resident_bytes)
     parts = _parts(graph, stage, values) if kind in HOST_KINDS else []

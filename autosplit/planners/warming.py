@@ -35,9 +35,9 @@ def small_problem() -> Problem:
 
 def chains() -> None:
     """Compile chains along one order and over all orders, which every search for throughput asks for."""
-    items = contract(small_problem(), Demands())
-    linear.best_chain(items, inf, inf)
-    downsets.best_chain(items, inf, inf)
+    instance = contract(small_problem(), Demands())
+    linear.best_chain(instance, inf, inf)
+    downsets.best_chain(instance, inf, inf)
     grown(new_sets(4, 5, 2))
 
 

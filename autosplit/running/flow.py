@@ -29,20 +29,20 @@ class Flow:
         self._replicas = [len(stage.devices) for stage in wiring.stages]
         self._first = [sum(self._replicas[:stage]) for stage in range(len(self._replicas))]
 
-    def places(self, block: StatusBlock) -> list[Position]:
+    def positions(self, block: StatusBlock) -> list[Position]:
         """The position of each worker now."""
         found = (block.status(number) for number in range(len(self._workers)))
         return [Position(status[statusblock.STATE], status[statusblock.SEQUENCE]) for status in found]
 
-    def num_queued(self, number: int, places: Sequence[Position], nexts: Sequence[int]) -> int:
+    def num_queued(self, number: int, positions: Sequence[Position], nexts: Sequence[int]) -> int:
         """Requests that lie ready for a worker, all their inputs there.
 
         Args:
             number: the worker.
-            places: of all workers.
+            positions: of all workers.
             nexts: for each lane, the request that the host will send next.
         """
-        state, sequence = places[number]
+        state, sequence = positions[number]
         if state in (statusblock.STARTING, statusblock.PAUSED):
             return 0
         stage, _ = self._workers[number]
@@ -51,32 +51,32 @@ class Flow:
         sources = {channel.source for channel in self._wiring.channels if channel.target == stage}
         count = 0
         while count < self._wiring.most_in_flight and all(
-            self._handed_over(source, first + count * every, places, nexts) for source in sources
+            self._handed_over(source, first + count * every, positions, nexts) for source in sources
         ):
             count += 1
         return count
 
-    def at_fault(self, number: int, places: Sequence[Position], nexts: Sequence[int]) -> bool:
+    def at_fault(self, number: int, positions: Sequence[Position], nexts: Sequence[int]) -> bool:
         """Whether only this worker can advance its request: it runs the request, or waits although the request is ready."""
-        state, sequence = places[number]
+        state, sequence = positions[number]
         match state:
             case statusblock.WAITING:
-                return self.num_queued(number, places, nexts) > 0
+                return self.num_queued(number, positions, nexts) > 0
             case statusblock.SENDING:
-                return not self._blocked(self._workers[number][0], sequence, places)
+                return not self._blocked(self._workers[number][0], sequence, positions)
             case _:
                 return state != statusblock.STARTING
 
-    def _handed_over(self, source: int, sequence: int, places: Sequence[Position], nexts: Sequence[int]) -> bool:
+    def _handed_over(self, source: int, sequence: int, positions: Sequence[Position], nexts: Sequence[int]) -> bool:
         if source == HOST:
             return sequence < nexts[sequence % len(nexts)]
-        return places[self._worker(source, sequence)].sequence > sequence
+        return positions[self._worker(source, sequence)].sequence > sequence
 
-    def _blocked(self, stage: int, sequence: int, places: Sequence[Position]) -> bool:
+    def _blocked(self, stage: int, sequence: int, positions: Sequence[Position]) -> bool:
         """Whether a ring for the outputs of this request is full, as its slot still holds an older request."""
         targets = (channel for channel in self._wiring.channels if channel.source == stage and channel.target != HOST)
         return any(
-            places[self._worker(channel.target, sequence)].sequence <= sequence - channel.num_slots * channel.every
+            positions[self._worker(channel.target, sequence)].sequence <= sequence - channel.num_slots * channel.every
             for channel in targets
         )
 

@@ -45,7 +45,7 @@ NUM_USUAL = 3
 """A core that is lent to another process makes one request slow, and seldom three in a row."""
 
 
-class _Loaded(NamedTuple):
+class _LoadedVariant(NamedTuple):
     """The stage at the sizes of one variant.
 
     ``contexts`` compute requests in threads of the runtime; there are none without such threads. ``sources`` are positions and
@@ -80,19 +80,19 @@ class LocalStage:
         before_bytes, begun_s = anonymous_bytes(os.getpid()), time.perf_counter()
         try:
             stage.module.import_packages()
-            self._loaded = list[_Loaded]()
+            self._variants = list[_LoadedVariant]()
             with states_in({}):
                 loaded = stage.load_each_size(replica, shared=len(stage.devices) > 1)
             most, outputs = 4 * wiring.most_in_flight, zip(*(one.outputs for one, _, _ in loaded), strict=True)
             pools = [CopyPool(specs, most) for specs in outputs]
             for one, run, is_new in loaded:
-                same = None if is_new else next(found for found in self._loaded if found.stage.module == one.module)
-                self._loaded.append(_loaded(one, run, wiring, pools, same))
+                same = None if is_new else next(found for found in self._variants if found.stage.module == one.module)
+                self._variants.append(_loaded_variant(one, run, wiring, pools, same))
         except AutosplitError:
             raise
         except Exception as failure:
             raise BackendError(f"stage '{stage.name}' could not be loaded in the caller's process: {failure}") from failure
-        self.ready = Ready(before_bytes, time.perf_counter() - begun_s, str(getattr(self._loaded[0].run, "note", "")))
+        self.ready = Ready(before_bytes, time.perf_counter() - begun_s, str(getattr(self._variants[0].run, "note", "")))
         self._words[statusblock.STATE] = statusblock.WAITING
         self._words[statusblock.SINCE_NS] = self._idle_ns = time.monotonic_ns()
 
@@ -113,7 +113,7 @@ class LocalStage:
             flag = SKIPPED
         else:
             try:
-                outputs = self._loaded[request.variant].run(self._inputs(request))
+                outputs = self._variants[request.variant].run(self._inputs(request))
                 ran = time.monotonic_ns()
                 self._take(request, outputs)
             except Exception:
@@ -126,11 +126,11 @@ class LocalStage:
 
     def places(self) -> "list[tuple[Context, ...]]":
         """Places for requests that threads of the runtime compute, each a context for each variant; none without such threads."""
-        return list(zip(*[one.contexts for one in self._loaded], strict=True))
+        return list(zip(*[one.contexts for one in self._variants], strict=True))
 
     def thread_place(self, inbox: Inbox) -> "tuple[Context, ...]":
         """A place for requests that the thread of an inbox computes."""
-        return tuple(ThreadContext(one.run, inbox) for one in self._loaded)
+        return tuple(ThreadContext(one.run, inbox) for one in self._variants)
 
     def start(self, request: Request, context: "Context", done: "Done") -> None:
         """Start a request in an idle context; ``done`` runs later, in another thread. Raises: why it cannot start."""
@@ -168,16 +168,16 @@ class LocalStage:
 
     def _inputs(self, request: Request) -> list[torch.Tensor]:
         """The inputs of the stage, laid out as it was traced."""
-        given, sources = request.inputs, self._loaded[request.variant].sources
+        given, sources = request.inputs, self._variants[request.variant].sources
         if given.__class__ is MatchingTensors:
             return [given[at] for at, _ in sources]
         return [laid_out(given[at], spec) for at, spec in sources]
 
     def _take(self, request: Request, outputs: Sequence[torch.Tensor]) -> None:
         """Check outputs and make them the request's own. Raises: ValueError: they are not as announced."""
-        loaded = self._loaded[request.variant]
-        check_outputs(outputs, loaded.announced)
-        for (name, copies), value in zip(loaded.targets, outputs, strict=True):
+        variant = self._variants[request.variant]
+        check_outputs(outputs, variant.announced)
+        for (name, copies), value in zip(variant.targets, outputs, strict=True):
             request.values[name] = value if copies is None else copies.copy(value, request.variant)
         for name, position in self._passed:
             request.values[name] = request.inputs[position].clone()
@@ -208,18 +208,20 @@ class LocalStage:
 
     def unload(self) -> None:
         """Let go of the weights; there are no more requests. The threads of the runtime have returned from Python by then."""
-        for context in itertools.chain.from_iterable(one.contexts for one in self._loaded):
+        for context in itertools.chain.from_iterable(one.contexts for one in self._variants):
             with contextlib.suppress(Exception):
                 context.wait()
-        self._loaded = []
+        self._variants = []
 
     def _explain(self, request: Request, trace: str) -> str:
-        loaded = self._loaded[request.variant]
-        inputs = [request.inputs[at] for at, _ in loaded.sources]
-        return loaded.stage.failure_text(self.replica, request.number, inputs, trace)
+        variant = self._variants[request.variant]
+        inputs = [request.inputs[at] for at, _ in variant.sources]
+        return variant.stage.failure_text(self.replica, request.number, inputs, trace)
 
 
-def _loaded(stage: StagePlacement, run: "Runnable", wiring: Wiring, pools: Sequence[CopyPool], same: _Loaded | None) -> _Loaded:
+def _loaded_variant(
+    stage: StagePlacement, run: "Runnable", wiring: Wiring, pools: Sequence[CopyPool], same: _LoadedVariant | None
+) -> _LoadedVariant:
     """Warm up the stage at the sizes of one variant.
 
     ``pools`` has memory for copies of each output at all sizes, and ``same`` is a variant with the same function.
@@ -232,7 +234,7 @@ def _loaded(stage: StagePlacement, run: "Runnable", wiring: Wiring, pools: Seque
     stage.warm_up(run)
     shared = _shared_outputs(run, stage) if stage.module.warms_up else [True] * len(stage.outputs)
     targets = [(spec.name, pool if used else None) for spec, pool, used in zip(stage.outputs, pools, shared, strict=True)]
-    return _Loaded(stage, run, contexts, sources, targets, announced(stage.outputs))
+    return _LoadedVariant(stage, run, contexts, sources, targets, announced(stage.outputs))
 
 
 class ThreadContext:

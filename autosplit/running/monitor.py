@@ -93,9 +93,9 @@ def worker_health(
 def health_of(deployment: Deployment, lanes: Lanes) -> list[WorkerHealth]:
     """The state and the sums of each worker of a deployment, read from shared memory without asking it."""
     found, flow = [], Flow(deployment.wiring)
-    places = flow.places(deployment.status_block)
+    positions = flow.positions(deployment.status_block)
     for number, (config, worker) in enumerate(zip(deployment.worker_configs, deployment.workers, strict=True)):
-        status, num_queued = deployment.status_block.status(number), flow.num_queued(number, places, lanes.nexts)
+        status, num_queued = deployment.status_block.status(number), flow.num_queued(number, positions, lanes.nexts)
         found.append(worker_health(config.stage, config.replica, worker.pid, worker.alive(), status, num_queued))
     return found
 

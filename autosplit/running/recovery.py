@@ -106,19 +106,19 @@ class Recovery:
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + self.look_s
-        places = self._flow.places(self._deployment.status_block)
+        positions = self._flow.positions(self._deployment.status_block)
         for number, limit_s in enumerate(self._limits_s):
-            if limit_s is None or not self._flow.at_fault(number, places, nexts):
+            if limit_s is None or not self._flow.at_fault(number, positions, nexts):
                 self._seen.pop(number, None)
                 continue
-            mark = places[number].state, self._deployment.status_block.status(number)[statusblock.SINCE_NS]
+            mark = positions[number].state, self._deployment.status_block.status(number)[statusblock.SINCE_NS]
             if self._seen.get(number, (None,))[0] != mark:
                 self._seen[number] = mark, now_s
             age_s = now_s - self._seen[number][1]
             if age_s > limit_s:
                 worker, doing = self._deployment.workers[number], statusblock.STATES[mark[0]]
                 self._hung[number] = f"hung: it was killed after {doing} for {age_s:.1f} s (limit {limit_s:g} s)"
-                request = self._deployment.status_block.number(places[number].sequence)
+                request = self._deployment.status_block.number(positions[number].sequence)
                 log.warning("%s is %s at request %d for %.1f s and is killed", worker.name, doing, request, age_s)
                 worker.kill()
 

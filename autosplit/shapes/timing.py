@@ -12,7 +12,8 @@ from autosplit.backends.checking import model_reference, worst
 from autosplit.deploying.networks import SHARING, deploy
 from autosplit.deploying.setup import Setup
 from autosplit.errors import AutosplitError, BackendError, ProfileError, UsageError
-from autosplit.memory.stages import count
+from autosplit.memory.account import Account
+from autosplit.memory.stages import uncapped
 from autosplit.planning.baselines import UNCERTAIN, baseline_plan
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Tensors
@@ -183,7 +184,7 @@ def _timed(
         plan = replace(plan, shapes=Shapes({}, {}, {}, dynamic=(backend,)))
     assert setup.workspace is not None
     with HostManager(engine_factory=Pipeline if setup.hosts is None else setup.hosts.engine_factory()) as host:
-        engine = deploy(host, backend, one, plan, machine, setup.workspace)
+        engine = deploy(host, backend, one, plan, uncapped(machine), setup.workspace)
         checked = {"check": partial(_require_right, setup.precision)} if dynamic else {}
         return {tuple(bucket.sizes.values()): bucket.seconds for bucket in measured(one, engine, **checked)}
 
@@ -258,16 +259,19 @@ def _seconds_by_home(buckets: Buckets, times: Times, traffic: Traffic) -> dict[t
 def most_variants(family: Family, machine: Machine, backend: str) -> tuple[int, str]:
     """How many variants memory allows on a backend, counted as if each took as much as the largest one; and the limit.
 
-    A variant takes its values and, on a backend that packs the weights for each, the weights. Without caps there is a replica of
-    it on each device.
+    A variant takes its values, its program and, on a backend that packs the weights for each, the weights. Several programs share
+    the buffers of their backend. Without caps there is a replica of all on each device.
     """
     largest = family.variants[0]
-    memory = count(largest.graph, _whole(largest, "eager", machine), values_of(largest)).stages[0].memory
-    assert memory is not None
+    values, plan = values_of(largest), _whole(largest, backend, machine)
+    counts = [Account(largest.graph, replace(values, others=(values.num_bytes,) * more)).counted(plan) for more in (1, 2)]
+    two, three = (found.stages[0].memory for found in counts)
+    assert two is not None and three is not None
+    program_bytes = three.backend_bytes - two.backend_bytes
     capped = [device for device in machine.devices if device.memory_bytes is not None]
     free = min((device.memory_bytes or 0 for device in capped), default=0) * len(capped)
     if not capped:
         free = round(MEMORY_SHARE * psutil.virtual_memory().available / len(machine.devices))
-    own_bytes = memory.arena_bytes + memory.ring_bytes + (0 if backend in SHARING else memory.weight_bytes)
-    most = (free - memory.weight_bytes) // max(own_bytes, 1)
+    own_bytes = program_bytes + two.arena_bytes + two.ring_bytes + (0 if backend in SHARING else two.weight_bytes)
+    most = (free - two.weight_bytes - max(1, len(capped)) * (two.backend_bytes - 2 * program_bytes)) // max(own_bytes, 1)
     return max(1, min(MOST_VARIANTS, most)), f"a variant takes {own_bytes / 1e6:.0f} MB on {backend}"

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from autosplit.compat.models import missing_packages
-from autosplit.errors import MissingExtraError, ModelError, close_names, one_line, raise_faults
+from autosplit.errors import MissingExtraError, ModelCodeError, ModelError, close_names, one_line, raise_faults
 from autosplit.examples.batch_norm import calibrate_batch_norm, tracking_norms
 from autosplit.tables import bytes_text
 from autosplit.tracing.modelspec import typed_options
@@ -84,7 +84,7 @@ def build(
         except ModelError:
             raise
         except Exception as failure:
-            raise ModelError(f"{subject} cannot be built from this config: {one_line(failure)}") from failure
+            raise ModelCodeError(f"{subject} cannot be built from this config: {one_line(failure)}") from failure
         shapes = Shapes(subject, config, inspect.signature(module.forward), input_options)
         if weights and tracking_norms(module):
             _calibrate(module, shapes, batch, seq_len, given)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import nn
 
-from autosplit.errors import MissingExtraError, ModelError, UsageError, one_line, raise_faults
+from autosplit.errors import MissingExtraError, ModelCodeError, ModelError, UsageError, one_line, raise_faults
 from autosplit.files import read_data
 from autosplit.parsing import parse_json, shown
 from autosplit.tables import bytes_text
@@ -74,7 +74,7 @@ def load_checkpoint(
         except ImportError as failure:
             raise MissingExtraError(f"{subject} needs a package that is not installed: {failure}") from None
         except Exception as failure:
-            raise ModelError(f"{subject} cannot be loaded: {one_line(failure)}") from failure
+            raise ModelCodeError(f"{subject} cannot be loaded: {one_line(failure)}") from failure
     lost = [f"it lacks '{name}'" for name in sorted(found.get("missing_keys", ()))]
     lost += [f"'{name[0]}' has another shape than its config says" for name in sorted(found.get("mismatched_keys", ()))]
     raise_faults(ModelError, f"{subject} does not hold all weights of {names[0]}", lost)

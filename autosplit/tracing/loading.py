@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from autosplit.compat.torchparts import FakeTensorMode, pytree
-from autosplit.errors import BRIEF, ModelError, one_line, raise_faults
+from autosplit.errors import BRIEF, ModelCodeError, ModelError, one_line, raise_faults
 from autosplit.tracing import architectures, checkpoints
 from autosplit.tracing.architectures import Given
 from autosplit.tracing.importing import import_function
@@ -69,7 +69,7 @@ def load_model(
         seq_len: tokens of text inputs; None for the model's default.
         inputs: example inputs in place of the model's own; a module needs them.
         weights: False to make fake weights and inputs, which have shapes and take no memory: such a model can be planned, and not
-            run. A model that cannot be made of these has its own.
+            run. An exported program, and a model whose code fails on these, have their own.
         trust: True to read a ``.pt2`` file: torch unpickles parts of it, which can run code of its maker.
     Raises:
         ModelError: the spec names nothing, has unknown options, is a file that is not trusted, or the inputs do not fit.
@@ -85,13 +85,13 @@ def load_model(
     spec, note = "", ""
     if isinstance(source, str | Path):
         spec = str(source)
+        weights = weights or spec.endswith(".pt2")
         try:
-            with contextlib.nullcontext() if weights else FakeTensorMode(allow_non_fake_inputs=True):
-                found, name, own, note = _load_spec(spec, batch, seq_len, given, trust, weights)
-        except ModelError:
+            found, name, own, note = _load_spec(spec, batch, seq_len, given, trust, weights)
+        except ModelCodeError:  # it may do what fake tensors refuse, such as module.bfloat16(), or read their numbers
             if weights:
                 raise
-            return load_model(source, batch, seq_len, inputs=inputs, trust=trust)  # fake weights refuse module.bfloat16()
+            return load_model(source, batch, seq_len, inputs=inputs, trust=trust)
     else:
         if not isinstance(source, nn.Module | ExportedProgram):
             way_out = "; a pair of a module and its inputs is given as module, inputs=inputs" if isinstance(source, tuple) else ""
@@ -124,6 +124,7 @@ def _load_spec(
 ) -> tuple[nn.Module | ExportedProgram, str, Given, str]:
     """The model, its name, its example inputs, and a note on weights that the spec chose."""
     target, options = parse_options(spec)
+    tensors = contextlib.nullcontext() if weights else FakeTensorMode(allow_non_fake_inputs=True)
     if target.endswith(".pt2"):
         return _load_program(Path(target), options, trust), Path(target).stem, Given((), {}), ""
     place, colon, attribute = target.partition(":")
@@ -139,13 +140,15 @@ def _load_spec(
         raise ModelError(f"model '{spec}' is not a spec: {what}")
     if place == "hub" or (place == "transformers" and Path(attribute).is_dir()):
         folder = checkpoints.fetch(attribute) if place == "hub" else Path(attribute)
-        return checkpoints.load_checkpoint(folder, target, options, batch, seq_len, given, weights)
+        with tensors:
+            return checkpoints.load_checkpoint(folder, target, options, batch, seq_len, given, weights)
     if place == "transformers":
         if "/" in attribute:
             raise ModelError(f"model '{target}': there is no folder '{attribute}'")
-        module, named = architectures.build(attribute, options, batch, seq_len, given, weights)
+        with tensors:
+            module, named = architectures.build(attribute, options, batch, seq_len, given, weights)
         return module, attribute, Given((), named), architectures.RANDOM.format(attribute)
-    made, inputs = _call(place, attribute, options, batch, seq_len)
+    made, inputs = _call(place, attribute, options, batch, seq_len, tensors)
     return made, attribute, _given(inputs), ""
 
 
@@ -165,8 +168,18 @@ def _load_program(path: Path, options: Mapping[str, str], trust: bool) -> Export
         raise ModelError(f"model file '{path}' cannot be read as an exported program: {one_line(failure)}") from failure
 
 
-def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, seq_len: int | None) -> tuple[nn.Module, Inputs]:
-    """Import the function, and call it with the options and with batch and seq_len if it takes them."""
+def _call(
+    place: str,
+    attribute: str,
+    options: Mapping[str, str],
+    batch: int,
+    seq_len: int | None,
+    tensors: contextlib.AbstractContextManager[object],
+) -> tuple[nn.Module, Inputs]:
+    """Import the function, and call it with the options and with batch and seq_len if it takes them, within ``tensors``.
+
+    The import stands outside: a tensor of the module would stay fake for later calls.
+    """
     subject = f"model '{place}:{attribute}'"
     function = import_function(place, attribute, subject)
     if isinstance(function, nn.Module):
@@ -185,9 +198,10 @@ def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, se
     if missing:
         raise ModelError(f"{subject} needs values for {', '.join(missing)}: add '?{missing[0]}=...'")
     try:
-        made = function(**values)
+        with tensors:
+            made = function(**values)
     except (Exception, SystemExit) as failure:
-        raise ModelError(f"{subject} failed: {type(failure).__name__}: {failure}") from failure
+        raise ModelCodeError(f"{subject} failed: {type(failure).__name__}: {failure}") from failure
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise ModelError(
             f"{subject} returned {type(made).__name__}, and (module, example inputs) is expected, "

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from autosplit.errors import RefusedError, UsageError
 from autosplit.generating.generators import Generator
-from autosplit.generating.sequences import Generation, begun
+from autosplit.generating.sequences import Generation, new_generation
 from autosplit.parsing import shown
 from autosplit.running.request import monotonic_deadline
 from autosplit.webservice.bodies import Bodies
@@ -60,15 +60,17 @@ class CompletionAnswers:
         Args:
             model: its name, for messages.
             queue_s: seconds in which there must be room for each of them.
-        Raises: as ``begun`` and ``Generator.submit_all``. ParameterError: a text, and no tokenizer. UsageError: the chat template
-            refuses the messages.
+        Raises: as ``new_generation`` and ``Generator.submit_all``. ParameterError: a text, and no tokenizer. UsageError: the chat
+            template refuses the messages.
         """
         asked, num_each = self._ids(model), self._asked.num_choices
         capacity, left_s = self._generator.capacity, max(1e-3, self._end_s - time.monotonic())
         deadline_ns, generations = monotonic_deadline(left_s), list[Generation]()
         for index, prompt in enumerate(prompt for prompt in asked for _ in range(num_each)):
             sampling = self._asked.sampled(len(prompt), capacity.max_length, self._ends).of(index)
-            generations.append(begun(prompt, None, sampling, capacity, partial(self._put, index), deadline_ns=deadline_ns))
+            generations.append(
+                new_generation(prompt, None, sampling, capacity, partial(self._put, index), deadline_ns=deadline_ns)
+            )
         self._futures = [one.future for one in generations]
         for index, future in enumerate(self._futures):
             future.add_done_callback(partial(self._end, index))

@@ -16,7 +16,6 @@ from autosplit.deploying.networks import deploy
 from autosplit.deploying.replanning import devices_left
 from autosplit.deploying.setup import Setup
 from autosplit.errors import RefusedError, UsageError, raise_faults
-from autosplit.generating.forecast import replicas_of
 from autosplit.generating.generators import Generator
 from autosplit.generating.opening import generator_on
 from autosplit.keeping import stored_profile
@@ -28,6 +27,7 @@ from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.service import ShapedService
 from autosplit.tracing.importing import same_function
 from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.values.plan import Plan
 from autosplit.values.planfile import read_plan
 from autosplit.webservice.tensors import FIXED, Free, unserved
 
@@ -171,22 +171,26 @@ class Repository:
         raise_faults(UsageError, f"model '{name}' cannot be served", unserved((*inputs, *outputs)))
         version = next(self._versions.setdefault(name, itertools.count(1)))
         with ExitStack() as kept, ExitStack() as undone:
-            workspace, engines = kept.enter_context(Workspace()), list[Engine]()
-            plans = replicas_of(loaded.plan) if generates else [loaded.plan]
-            networks = (f"{name}/{version}", *(f"{name}/{version}/{number}" for number in range(1, len(plans))))
-            model = loaded.traced if family is None else family
+            workspace, networks = kept.enter_context(Workspace()), list[str]()
             replan = None if generates else self._replan(loaded, kept)
-            for its_name, plan in zip(networks, plans, strict=True):
-                engines.append(deploy(self._host, its_name, model, plan, loaded.machine, workspace, replan))
+
+            def deployed(plan: Plan) -> Engine:
+                its_name = f"{name}/{version}" + f"/{len(networks)}" * bool(networks)
+                engine = deploy(self._host, its_name, family or loaded.traced, plan, loaded.machine, workspace, replan)
                 undone.callback(self._host.remove_network, its_name)
-            workspace.keep_files_only()
+                networks.append(its_name)
+                return engine
+
             service, free, generator = None, FIXED, None
             if family is not None and generates:
-                generator = generator_on(engines, family, loaded.plan)
-            elif family is not None:
-                service, free = ShapedService(family, engines[0]), {**family.dims, **family.out_dims}
-            before = self._served.get(name)
-            self._served[name] = ServedModel(name, version, networks, inputs, outputs, kept.pop_all(), free, service, generator)
+                generator = generator_on(deployed, family, loaded.plan)
+            else:
+                engine = deployed(loaded.plan)
+                if family is not None:
+                    service, free = ShapedService(family, engine), {**family.dims, **family.out_dims}
+            workspace.keep_files_only()
+            before, named = self._served.get(name), (name, version, tuple(networks))
+            self._served[name] = ServedModel(*named, inputs, outputs, kept.pop_all(), free, service, generator)
             undone.pop_all()
         if before is not None:
             self._remove(before)

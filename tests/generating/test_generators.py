@@ -144,12 +144,12 @@ def test_full_caches_and_a_full_queue():
 def test_lower_priority_gets_a_slot_sooner_and_late_sequences_end():
     pipeline, many = Pipeline(SLOTS, LENGTH, holds=True), range(2 * SLOTS)
     with opened(pipeline) as generator:
-        with generator._changed:  # so that all of them are there before the first step
+        with generator._turns._changed:  # so that all of them are there before the first step
             late = generator.submit([1], deadline_s=1e-6)
             ones = [generator.submit([one], max_new_tokens=2, priority=-one) for one in many]
         with pytest.raises(DeadlineError, match="after 0 new tokens"):
             late.result()
-        assert [one.tokens[0] for one in generator._schedulers[0]._running] == [5, 4, 3]
+        assert [one.tokens[0] for one in generator._turns._schedulers[0]._running] == [5, 4, 3]
         pipeline.release()
         assert [future.result() for future in ones] == [expected([one], 2) for one in many]
     pipeline.close()
@@ -171,7 +171,7 @@ def test_a_pipeline_that_gives_up_fails_all(pipeline):
     with opened(pipeline) as generator:
         pipeline.failure = WorkerError("gone")
         pipeline.outcome = lambda inputs, variant: pipeline.failure
-        with generator._changed:  # so that all of them are there before the first step
+        with generator._turns._changed:  # so that all of them are there before the first step
             futures = [generator.submit([number]) for number in range(2 * SLOTS)]
         assert {type(future.exception()) for future in futures} == {WorkerError}
         with pytest.raises(WorkerError, match="gone"):
@@ -182,7 +182,7 @@ def test_an_error_of_the_scheduler_itself_fails_all_and_hangs_nobody(pipeline, m
     monkeypatch.setattr(threading, "excepthook", lambda error: None)
     with opened(pipeline) as generator:
         pipeline.outcome = lambda inputs, variant: torch.zeros(0)  # no tokens
-        with generator._changed:  # so that all of them are there before the first step
+        with generator._turns._changed:  # so that all of them are there before the first step
             futures = [generator.submit([number]) for number in range(2 * SLOTS)]
         assert {type(future.exception(30)) for future in futures} == {IndexError}
         with pytest.raises(IndexError):

@@ -77,7 +77,9 @@ def test_what_a_profiler_cannot_be_given_is_timed_as_a_whole(tmp_path, given: to
     loaded = LoadedStage(stage, tmp_path / "stage", model.example_inputs)
     timed = Timer(loaded, "onnxruntime", 1).time(PassBudget(0.0, least=2, most=2), ops=True)
     assert len(timed.whole_s) == 2 and timed.nodes == ()
-    assert probe("openvino", tmp_path / "stage", 1) is None
+    profiled = probe("openvino", tmp_path / "stage", 1)  # which takes tensors without numpy
+    assert profiled is not None and torch.equal(profiled.sample(model.example_inputs)[0], model.run(*model.example_inputs))
+    assert profiled.nodes()
 
 
 @pytest.mark.parametrize(

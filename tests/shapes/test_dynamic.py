@@ -14,11 +14,12 @@ from torch import nn
 
 import autosplit
 from autosplit.backends import onnxfile
+from autosplit.backends import onnxruntime as onnxruntime_backend
 from autosplit.backends.base import get_backend
 from autosplit.backends.workspace import Workspace
 from autosplit.bundling.driver import Bundle
 from autosplit.deploying.replanning import devices_left
-from autosplit.errors import TraceError, UsageError
+from autosplit.errors import BackendError, TraceError, UsageError
 from autosplit.exporting.base import TARGETS, get_target
 from autosplit.running.modules import StageFolder
 from autosplit.running.swapping import with_swapped_weights
@@ -74,6 +75,21 @@ def test_one_program_gives_the_answers_of_each_variant(family: Family, workspace
         for found, wanted in zip(run(traced.example_inputs), traced.program(*traced.example_inputs), strict=True):
             assert found.shape == wanted.shape
             assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_one_program_takes_bf16_on_openvino_and_is_refused_by_onnxruntime(family: Family, workspace: Workspace) -> None:
+    module, shapes = nn.Linear(6, 3).bfloat16().eval(), {"input": {0: "batch", 1: "seq"}}
+    family = autosplit.trace(module, torch.randn(2, 4, 6).bfloat16(), shapes=shapes, sizes=family.allowed)
+    assert family.symbolic is not None
+    stage = freed(unsplit(family.variants[0]), family.symbolic)
+    run = get_backend("openvino").load(folder := workspace.add(stage, "openvino", "f32"), 1, trust=True)
+    for sizes in SIZES:
+        traced = family.at(sizes)
+        [found], [wanted] = run(traced.example_inputs), traced.program(*traced.example_inputs)
+        assert (found.dtype, found.shape) == (torch.bfloat16, wanted.shape)
+        torch.testing.assert_close(found, wanted, atol=0.05, rtol=0.05)
+    with pytest.raises(BackendError, match=r"cannot take 'input_1' at every size: numpy has no torch\.bfloat16"):
+        onnxruntime_backend.free_runnable(None, onnxfile.open_onnx(folder))
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])

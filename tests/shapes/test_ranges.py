@@ -13,11 +13,16 @@ from typer.testing import CliRunner
 
 import autosplit
 from autosplit import cli
+from autosplit.backends.workspace import Workspace
 from autosplit.commands.options import Profile
+from autosplit.deploying.networks import place
 from autosplit.errors import PlanError, UsageError
+from autosplit.memory.stages import BUFFER_BYTES
 from autosplit.serving.hostmanager import HostManager
+from autosplit.shapes.profiles import shapes_of
 from autosplit.shapes.timing import most_variants
 from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.planfile import read_plan
 from autosplit.webservice.repository import Repository
 
@@ -138,11 +143,11 @@ def test_range_is_for_planning_only():
 def test_caps_make_fewer_variants():
     family = autosplit.trace(MLP, sizes={"batch": "1..8"})
     device = parse_device("cpu:0")
-    weights = family.variants[0].graph.weight_bytes
-    most, limit = most_variants(family, Machine.of([replace(device, memory_bytes=weights + 5000)]), "eager")
-    assert 1 <= most < 6
+    least = family.variants[0].graph.weight_bytes + BUFFER_BYTES["eager"]
+    most, limit = most_variants(family, Machine.of([replace(device, memory_bytes=least + 100_000)]), "eager")
+    assert 1 < most < 6
     assert "MB" in limit
-    capped = Machine.of([replace(device, memory_bytes=weights + 20000)])
+    capped = Machine.of([replace(device, memory_bytes=least + 60_000)])
     setup = autosplit.Setup(backends="eager", progress=False)
     profile = autosplit.measure(replace(family, symbolic=None), capped, setup=setup)
     most = most_variants(family, capped, "eager")[0]
@@ -151,10 +156,27 @@ def test_caps_make_fewer_variants():
 
 
 def test_weights_count_for_each_variant_where_a_backend_packs_them_for_each():
-    family = autosplit.trace(f"{MLP.partition('?')[0]}?depth=2&width=128", sizes={"batch": "1..2"})
+    family = autosplit.trace(f"{MLP.partition('?')[0]}?depth=2&width=2048", sizes={"batch": "1..2"})
     capped = Machine.of([replace(parse_device("cpu:0"), memory_bytes=4 * family.graph.weight_bytes)])
     shared, packed = (most_variants(family, capped, backend)[0] for backend in ("eager", "openvino"))
     assert packed < 3 < shared
+
+
+def test_the_buffers_of_several_programs_count_as_the_plan_that_holds_them_counts_them():
+    family, buffers = autosplit.trace(MLP, sizes={"batch": "1..8"}), BUFFER_BYTES["eager"]
+    weights, device = family.graph.weight_bytes, parse_device("cpu:0")
+    capped = [Machine.of([replace(device, memory_bytes=weights + size)]) for size in (buffers, 2 * buffers)]
+    few, many = (most_variants(family, machine, "eager")[0] for machine in capped)
+    assert few == 1 < many
+    stage = Stage("all", tuple(op.name for op in family.graph.ops), ("cpu:0",))
+    plan = Plan(family.variants[0].source, family.graph.hash, "", (stage,), UNKNOWN, shapes=shapes_of(family, None, None))
+    free = replace(plan, shapes=replace(plan.shapes, dynamic=("eager",)))
+    with Workspace() as workspace:
+        for sized in (free, plan):
+            assert place(family, sized, capped[1], workspace)
+        assert place(family, free, capped[0], workspace)
+        with pytest.raises(PlanError, match=r"3\.8 MiB beside them"):
+            place(family, plan, capped[0], workspace)
 
 
 def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():

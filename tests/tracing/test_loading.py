@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from autosplit.compat.torchparts import FakeTensorMode
+from autosplit.compat.torchparts import FakeTensor, FakeTensorMode
 from autosplit.errors import MissingExtraError, ModelError
 from autosplit.examples.mlp import mlp
 from autosplit.tracing import architectures
 from autosplit.tracing.architectures import Given
-from autosplit.tracing.loading import call_of, load_model
+from autosplit.tracing.loading import WITHOUT_WEIGHTS, call_of, load_model
 
 TEXT = "hidden_size=32&num_hidden_layers=1&num_attention_heads=2&intermediate_size=64&vocab_size=100"
 SPECS = {
@@ -247,6 +247,29 @@ def test_a_function_that_converts_its_module_needs_its_weights_also_where_none_a
     assert load_model(f"{file}:halved", weights=False).module.weight.dtype == torch.bfloat16
     with pytest.raises(ModelError, match="has no function 'whole'"):
         load_model(f"{file}:whole", weights=False)
+
+
+def test_only_code_that_fails_on_fake_weights_has_the_models_own(tmp_path, monkeypatch):
+    """Any other fault of a spec loaded the model a second time; and tensors of a module that was imported stayed fake."""
+    made = []
+    monkeypatch.setattr("autosplit.tracing.architectures.build", lambda *args: made.append(args[-1]) or _refuse())
+    with pytest.raises(ModelError, match="too large"):
+        load_model("transformers:LlamaModel", weights=False)
+    assert made == [False]
+    file = tmp_path / "tables.py"
+    file.write_text(
+        "import torch\nTABLE = torch.ones(2)\ndef net():\n    made = torch.nn.Linear(2, 2).eval()\n"
+        "    made.register_buffer('table', TABLE)\n    return made, (torch.ones(1, 2),)\n"
+    )
+    planned, whole = (load_model(f"{file}:net", weights=weights) for weights in (False, True))
+    assert WITHOUT_WEIGHTS in planned.notes and isinstance(planned.module.weight, FakeTensor)
+    assert type(whole.module.table) is torch.Tensor and not whole.notes
+    torch.export.save(torch.export.export(whole.module, whole.args), tmp_path / "net.pt2")
+    assert WITHOUT_WEIGHTS not in load_model(tmp_path / "net.pt2", trust=True, weights=False).notes
+
+
+def _refuse():
+    raise ModelError("too large")
 
 
 def test_a_function_may_be_named_by_its_file(tmp_path, monkeypatch):

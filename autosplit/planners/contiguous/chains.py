@@ -75,8 +75,8 @@ Contraction takes half of the first number and looks at no clock.
 def start_with_chain(incumbent: Incumbent, deadline: float) -> None:
     """A chain along single orders as the start of any sets of ops."""
     _prove_compute(incumbent, contract(incumbent.problem, incumbent.demands))
-    items = contract(incumbent.problem, replace(incumbent.demands, contiguous=True))
-    _offer_linear(incumbent, items, deadline)
+    instance = contract(incumbent.problem, replace(incumbent.demands, contiguous=True))
+    _offer_linear(incumbent, instance, deadline)
 
 
 def improve_chains(incumbent: Incumbent, deadline: float) -> None:
@@ -102,35 +102,35 @@ def improve_chains(incumbent: Incumbent, deadline: float) -> None:
     _improve(incumbent, contract(problem, demands), deadline)
 
 
-def _improve(incumbent: Incumbent, items: Instance, deadline: float) -> None:
+def _improve(incumbent: Incumbent, instance: Instance, deadline: float) -> None:
     demands = incumbent.demands
     if demands.objective == "throughput":
-        _prove_compute(incumbent, items)
+        _prove_compute(incumbent, instance)
     if demands.reuse and demands.objective == "throughput":
         if demands.num_stages is not None:  # if not, any sets of ops follow
             _cut_chain(incumbent, demands.num_stages, deadline)
         return
     if demands.objective == "latency":
-        _offer_soonest(incumbent, items, clock.halfway(deadline))
+        _offer_soonest(incumbent, instance, clock.halfway(deadline))
         return
-    _offer_linear(incumbent, items, deadline)
+    _offer_linear(incumbent, instance, deadline)
     if demands.max_latency_s < inf and not incumbent.closed:
-        _hold_latency_limit(incumbent, items, deadline)
+        _hold_latency_limit(incumbent, instance, deadline)
     known = incumbent.objective_s < inf
     if incumbent.closed or (known and now() >= deadline):
         return
-    complete = items.exact and known  # otherwise CP-SAT may find or prove what orders of items do not say
-    prove_chain(incumbent, items, deadline if complete else clock.halfway(deadline))
+    complete = instance.exact and known  # otherwise CP-SAT may find or prove what orders of items do not say
+    prove_chain(incumbent, instance, deadline if complete else clock.halfway(deadline))
 
 
 def _cut_chain(incumbent: Incumbent, num_stages: int, deadline: float) -> None:
     """Offer the best chain, its largest blocks cut in two until there are as many as demanded; so devices hold several."""
     problem, most = incumbent.problem, min(num_stages, incumbent.problem.num_devices)
-    items = contract(problem, replace(incumbent.demands, reuse=False, num_stages=None, max_stages=most, min_stage_s=0.0))
-    chain = linear.best_chain(items, inf, clock.halfway(deadline))
+    instance = contract(problem, replace(incumbent.demands, reuse=False, num_stages=None, max_stages=most, min_stage_s=0.0))
+    chain = linear.best_chain(instance, inf, clock.halfway(deadline))
     if chain is None:
         return
-    rows = [(members, block.devices) for (members, _), block in zip(chain.blocks, chain_blocks(items, chain), strict=True)]
+    rows = [(members, block.devices) for (members, _), block in zip(chain.blocks, chain_blocks(instance, chain), strict=True)]
     while len(rows) < num_stages:
         place = max(range(len(rows)), key=lambda number: len(rows[number][0]))
         members, devices = rows[place]
@@ -138,29 +138,29 @@ def _cut_chain(incumbent: Incumbent, num_stages: int, deadline: float) -> None:
             return
         half = len(members) // 2
         rows[place : place + 1] = (members[:half], devices), (members[half:], devices)
-    blocks = tuple(Block(items.expand(members), devices) for members, devices in rows)
+    blocks = tuple(Block(instance.expand(members), devices) for members, devices in rows)
     incumbent.offer(blocks, "cut chain")
     if problem.num_ops * problem.num_devices > clock.SMALL_PLACES:  # CP-SAT places fewer ops better
         anneal_rows(incumbent, deadline, [blocks])
 
 
-def _offer_linear(incumbent: Incumbent, items: Instance, deadline: float) -> None:
-    incumbent.offer(chain_blocks(items, linear.best_chain(items, incumbent.objective_s, deadline)), "linear orders")
+def _offer_linear(incumbent: Incumbent, instance: Instance, deadline: float) -> None:
+    incumbent.offer(chain_blocks(instance, linear.best_chain(instance, incumbent.objective_s, deadline)), "linear orders")
 
 
-def _prove_compute(incumbent: Incumbent, items: Instance) -> None:
-    if isfinite(items.compute_bound_s):
-        incumbent.prove(items.compute_bound_s, "compute bound")
+def _prove_compute(incumbent: Incumbent, instance: Instance) -> None:
+    if isfinite(instance.compute_bound_s):
+        incumbent.prove(instance.compute_bound_s, "compute bound")
 
 
-def _offer_soonest(incumbent: Incumbent, items: Instance, deadline: float) -> None:
+def _offer_soonest(incumbent: Incumbent, instance: Instance, deadline: float) -> None:
     """Chains along single orders through which a sample passes in the least time, its blocks one after the other."""
     delay_s = float(incumbent.problem.transfers.latency_s[:HOST, :HOST].max())
-    for order in linear.topological_orders(items):
-        incumbent.offer(chain_blocks(items, linear.chain_in_order(items, order, inf, deadline, delay_s)), "soonest chains")
+    for order in linear.topological_orders(instance):
+        incumbent.offer(chain_blocks(instance, linear.chain_in_order(instance, order, inf, deadline, delay_s)), "soonest chains")
 
 
-def _hold_latency_limit(incumbent: Incumbent, items: Instance, deadline: float) -> None:
+def _hold_latency_limit(incumbent: Incumbent, instance: Instance, deadline: float) -> None:
     """Offer chains that hold the latency limit: on each order, the soonest chain among those with a largest load below T.
 
     T is found by bisection. The latency of a chain counts as the sum of all block times and of the delays between blocks. Where
@@ -168,12 +168,12 @@ def _hold_latency_limit(incumbent: Incumbent, items: Instance, deadline: float) 
     """
     problem, demands, best_s, until = incumbent.problem, incumbent.demands, inf, clock.halfway(deadline)
     delay_s = float(problem.transfers.latency_s[:HOST, :HOST].max())
-    for order in linear.topological_orders(items):
+    for order in linear.topological_orders(instance):
         low_s, high_s = incumbent.bound_s, best_s
         while now() <= until:
             limit_s = high_s if high_s == inf else (low_s + high_s) / 2
-            chain = linear.chain_in_order(items, order, limit_s * (1 + 3 * ROUNDING), delay_s=delay_s)
-            judged = judge(problem, demands, chain_blocks(items, chain))
+            chain = linear.chain_in_order(instance, order, limit_s * (1 + 3 * ROUNDING), delay_s=delay_s)
+            judged = judge(problem, demands, chain_blocks(instance, chain))
             value_s = inf if judged.faults else judged.objective_s
             if value_s < best_s:
                 best_s = value_s

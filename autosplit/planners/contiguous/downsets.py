@@ -35,16 +35,16 @@ class ChainSearch:
     num_sets: int
 
 
-def best_chain(items: Instance, limit_s: float, deadline: float) -> ChainSearch:
+def best_chain(instance: Instance, limit_s: float, deadline: float) -> ChainSearch:
     """A chain with a value below ``limit_s``. Where maximal blocks suffice, it is not always the best one.
 
     Args:
-        items: the items of the chain.
+        instance: the items of the chain.
         limit_s: only chains below this count; a lower limit is quicker.
         deadline: second of ``now()`` after which the search gives up.
     Returns: the chain. Where there is none and the search is ``complete``, no chain is below the limit.
     """
-    ways = [_Way(way, limit_s) for way in (items, items.reversed)]
+    ways = [_Way(way, limit_s) for way in (instance, instance.reversed)]
     for most in STEPS_OF_A_SET:
         for way in ways:
             way.go_on(1, deadline, most)
@@ -57,7 +57,7 @@ def best_chain(items: Instance, limit_s: float, deadline: float) -> ChainSearch:
         chosen.go_on(SLICE_STEPS, deadline, STEPS_OF_A_SET[-1])
     chain = chosen.chain()
     if chain is not None and chosen is ways[1]:
-        last = items.num_items - 1
+        last = instance.num_items - 1
         blocks = tuple((tuple(sorted(last - item for item in block)), takes) for block, takes in reversed(chain.blocks))
         chain = Chain(blocks, chain.value_s)
     complete = chosen.code == DONE and not (chosen.walk.maximal and chain is not None)
@@ -67,8 +67,8 @@ def best_chain(items: Instance, limit_s: float, deadline: float) -> ChainSearch:
 class _Way:
     """The search from one end of the chain, in slices; ``code`` says how the last slice ended."""
 
-    def __init__(self, items: Instance, limit_s: float) -> None:
-        self.items, self.walk = items, _walk(items, limit_s)
+    def __init__(self, instance: Instance, limit_s: float) -> None:
+        self.instance, self.walk = instance, _walk(instance, limit_s)
         self.code, self.most_of_a_set = PAUSED, STEPS_OF_A_SET[0]
 
     def go_on(self, num_steps: int, deadline: float, most_of_a_set: int = STEPS_OF_A_SET[-1]) -> None:
@@ -88,36 +88,36 @@ class _Way:
 
     def chain(self) -> Chain | None:
         """The best chain found below the limit."""
-        sets, items, number = self.walk.sets, self.items, int(self.walk.sets.tally[BEST])
+        sets, instance, number = self.walk.sets, self.instance, int(self.walk.sets.tally[BEST])
         if number < 0:
             return None
-        values, members = np.where(items.usage.final, sets.value[number], np.inf), np.ones(items.num_items, dtype=np.bool_)
+        values, members = np.where(instance.usage.final, sets.value[number], np.inf), np.ones(instance.num_items, dtype=np.bool_)
         blocks, usage = [], int(values.argmin())
         while number:
             number, usage, move = sets.origin[number, usage].tolist()
-            inside = members_of(sets, number, items.num_items)
-            blocks.append((tuple(np.flatnonzero(members & ~inside).tolist()), tuple(items.usage.takes[move].tolist())))
+            inside = members_of(sets, number, instance.num_items)
+            blocks.append((tuple(np.flatnonzero(members & ~inside).tolist()), tuple(instance.usage.takes[move].tolist())))
             members = inside
         return Chain(tuple(reversed(blocks)), float(values.min()))
 
 
-def _walk(items: Instance, limit_s: float) -> Walk:
+def _walk(instance: Instance, limit_s: float) -> Walk:
     """A walk that begins at the empty set."""
-    usage, num_bytes, count, classes = items.usage, items.num_bytes, items.num_items, len(items.classes)
-    values = np.ascontiguousarray(np.column_stack([items.priced_work, num_bytes, most_added(items)]))
-    most = np.column_stack([items.multipliers, np.minimum(items.memory_bytes, num_bytes.sum())])
+    usage, num_bytes, count, classes = instance.usage, instance.num_bytes, instance.num_items, len(instance.classes)
+    values = np.ascontiguousarray(np.column_stack([instance.priced_work, num_bytes, most_added(instance)]))
+    most = np.column_stack([instance.multipliers, np.minimum(instance.memory_bytes, num_bytes.sum())])
     room = np.ascontiguousarray(usage.free @ most, dtype=np.float64)  # else it compiles again
-    behind = values if count > MANY_ITEMS else np.array([values[row].sum(axis=0) for row in items.reach])
+    behind = values if count > MANY_ITEMS else np.array([values[row].sum(axis=0) for row in instance.reach])
     num_usages, sums = len(usage.final), np.zeros(3 * classes + 1 + values.shape[1])
-    waiting = np.bincount(items.after.data, minlength=count).astype(np.int64)
+    waiting = np.bincount(instance.after.data, minlength=count).astype(np.int64)
     sources = np.flatnonzero(waiting == 0)
     ready = np.zeros(count + 1, dtype=np.int64)
     ready[: len(sources)] = sources
     place = np.full(count, -1, dtype=np.int64)
     place[sources] = np.arange(len(sources))
     return Walk(
-        items.costs, items.after, usage, int(usage.width.max()), items.demands.min_stage_s, maximal_blocks_suffice(items),
-        values, room, values.sum(axis=0), behind, empty_block(items.costs, sums),
+        instance.costs, instance.after, usage, int(usage.width.max()), instance.demands.min_stage_s,
+        maximal_blocks_suffice(instance), values, room, values.sum(axis=0), behind, empty_block(instance.costs, sums),
         new_sets(1 << max(2, 14 - num_usages.bit_length()), count, num_usages), np.array([limit_s]),
         np.zeros((count + 63) // 64, dtype=np.uint64), np.random.default_rng(0).integers(1, 2**63, count, dtype=np.uint64),
         waiting, ready, place, np.array([len(sources), 0, 0], dtype=np.int64), np.zeros(1, dtype=np.uint64),

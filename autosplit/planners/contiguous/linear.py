@@ -45,23 +45,23 @@ class Chain:
     value_s: float
 
 
-def topological_orders(items: Instance, count: int = 8) -> list[Ints]:
+def topological_orders(instance: Instance, count: int = 8) -> list[Ints]:
     """Topological orders: the items' own, as ops were given, breadth first, and depth first from the sinks and the sources.
 
     Args:
-        items: the items of a chain.
+        instance: the items of a chain.
         count: orders to make; fewer come back where some are equal.
     """
-    after = [items.after.row(item).tolist() for item in range(items.num_items)]
-    before = items.after.transposed(items.num_items)
-    sooner = [before.row(item).tolist() for item in range(items.num_items)]
-    own = np.arange(items.num_items)
-    work = np.where(np.isfinite(items.compute_s), items.compute_s, 0).sum(axis=1)
+    after = [instance.after.row(item).tolist() for item in range(instance.num_items)]
+    before = instance.after.transposed(instance.num_items)
+    sooner = [before.row(item).tolist() for item in range(instance.num_items)]
+    own = np.arange(instance.num_items)
+    work = np.where(np.isfinite(instance.compute_s), instance.compute_s, 0).sum(axis=1)
     random = Random(2)
     chance = np.array([random.random() for _ in after])
     makers: tuple[Callable[[], Ints], ...] = (
         lambda: own,
-        lambda: topological_order(after, np.array([ops[0] for ops in items.ops], dtype=np.int64)),
+        lambda: topological_order(after, np.array([ops[0] for ops in instance.ops], dtype=np.int64)),
         lambda: topological_order(sooner, own, depth_first=True)[::-1].copy(),
         lambda: topological_order(after, _levels(sooner, own)),
         lambda: topological_order(after, -_levels(after, own[::-1])),
@@ -81,48 +81,48 @@ def _levels(near: Sequence[Sequence[int]], order: Ints) -> Ints:
     return np.array(level, dtype=np.int64)
 
 
-def best_chain(items: Instance, limit_s: float, deadline: float) -> Chain | None:
+def best_chain(instance: Instance, limit_s: float, deadline: float) -> Chain | None:
     """The best chain over the depth-first orders with a value below ``limit_s``, or None.
 
     Args:
-        items: the items of the chain.
+        instance: the items of the chain.
         limit_s: only chains below this count.
         deadline: second of ``now()`` after which the search ends; on many items the search ends earlier, once there is a
             chain. Where no plan is known, one order is searched for ``FIRST_LOOK_S`` seconds after it.
     """
     best: Chain | None = None
-    many = items.num_items > MANY_ITEMS
+    many = instance.num_items > MANY_ITEMS
     enough = halfway(deadline) if many else deadline
-    orders = topological_orders(items, 3 if many else 8)
+    orders = topological_orders(instance, 3 if many else 8)
     for order in orders:
-        best = chain_in_order(items, order, limit_s if best is None else best.value_s, deadline) or best
+        best = chain_in_order(instance, order, limit_s if best is None else best.value_s, deadline) or best
         if now() > (deadline if best is None else enough):
             if best is None and limit_s == inf:  # below no limit, one order gives a chain if it has any
-                return chain_in_order(items, orders[0], inf, now() + FIRST_LOOK_S)
+                return chain_in_order(instance, orders[0], inf, now() + FIRST_LOOK_S)
             break
     return best
 
 
 def chain_in_order(
-    items: Instance, order: Ints, limit_s: float, deadline: float = inf, delay_s: float | None = None
+    instance: Instance, order: Ints, limit_s: float, deadline: float = inf, delay_s: float | None = None
 ) -> Chain | None:
     """The chain of intervals of the order whose largest load is the least, and below ``limit_s``; None after the deadline.
 
     With ``delay_s`` the value is the latency instead: the sum of all block times and of ``delay_s`` seconds after each block.
     """
-    rest = np.zeros(items.num_items + 1)
-    rest[:-1] = np.cumsum(items.priced_work[order][::-1])[::-1]
-    costs, usage = items.costs, items.usage
-    room = usage.free @ items.multipliers
-    value = np.full((items.num_items + 1, len(usage.after)), inf)
-    parent = np.full((items.num_items + 1, len(usage.after), 3), -1, dtype=np.int64)
+    rest = np.zeros(instance.num_items + 1)
+    rest[:-1] = np.cumsum(instance.priced_work[order][::-1])[::-1]
+    costs, usage = instance.costs, instance.usage
+    room = usage.free @ instance.multipliers
+    value = np.full((instance.num_items + 1, len(usage.after)), inf)
+    parent = np.full((instance.num_items + 1, len(usage.after), 3), -1, dtype=np.int64)
     value[0, 0] = 0.0
     block, alive, start = empty_block(costs), np.zeros(len(usage.after), dtype=np.int64), 0
     while start < len(order):
         if now() > deadline:
             return None
         start = _forward(
-            costs, block, order, usage, room, rest, limit_s, items.demands.min_stage_s, delay_s is not None, delay_s or 0.0,
+            costs, block, order, usage, room, rest, limit_s, instance.demands.min_stage_s, delay_s is not None, delay_s or 0.0,
             value, parent, alive, start, STEPS_OF_A_SLICE,
         )  # fmt: skip
     last = np.where(usage.final, value[-1], inf)

@@ -26,31 +26,31 @@ CLOSE = 0.003
 """A search that did not end is not repeated below a limit that exceeds the bound by less than this share."""
 
 
-def prove_chain(incumbent: Incumbent, items: Instance, deadline: float) -> None:
+def prove_chain(incumbent: Incumbent, instance: Instance, deadline: float) -> None:
     """Find better chains over all orders, or prove that there are none.
 
     If the items are not exact, they cost too little. Then a chain found is only a bound, and its blocks are evaluated.
 
     Args:
         incumbent: the best plan and bound, kept up to date.
-        items: the items of the chain.
+        instance: the items of the chain.
         deadline: second of ``now()`` after which no search goes on.
     """
     limit_s = incumbent.objective_s
-    if incumbent.closed or not items.usage.complete:
+    if incumbent.closed or not instance.usage.complete:
         return
-    if not items.exact:
-        items = replace(items, demands=replace(items.demands, min_stage_s=0.0))
-    if (items.compute_s >= limit_s * items.demands.max_replicas).any():
-        items = contract(incumbent.problem, items.demands, limit_s=limit_s)
-    many = items.num_items > MANY_ITEMS
-    _close_in(incumbent, items, deadline if many else halfway(deadline))
+    if not instance.exact:
+        instance = replace(instance, demands=replace(instance.demands, min_stage_s=0.0))
+    if (instance.compute_s >= limit_s * instance.demands.max_replicas).any():
+        instance = contract(incumbent.problem, instance.demands, limit_s=limit_s)
+    many = instance.num_items > MANY_ITEMS
+    _close_in(incumbent, instance, deadline if many else halfway(deadline))
     if not incumbent.closed and not many and now() < deadline:
-        _prove_by_prices(incumbent, items, halfway(deadline))
-        _close_in(incumbent, items, deadline)
+        _prove_by_prices(incumbent, instance, halfway(deadline))
+        _close_in(incumbent, instance, deadline)
 
 
-def _close_in(incumbent: Incumbent, items: Instance, deadline: float) -> None:
+def _close_in(incumbent: Incumbent, instance: Instance, deadline: float) -> None:
     """Search below the best plan, then between it and the bound, until they meet; lower after a search that did not end in time.
 
     A chain may cost more than its items say. Then the bound ends at the value of the items.
@@ -59,9 +59,9 @@ def _close_in(incumbent: Incumbent, items: Instance, deadline: float) -> None:
     limit_s = _towards(incumbent.bound_s, high_s) if high_s < FAR * incumbent.bound_s else high_s
     while not incumbent.closed and incumbent.bound_s < high_s and now() < deadline:
         began = now()
-        outcome = downsets.best_chain(items, limit_s, halfway(deadline))
+        outcome = downsets.best_chain(instance, limit_s, halfway(deadline))
         incumbent.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
-        incumbent.offer(chain_blocks(items, outcome.chain), "down-sets")
+        incumbent.offer(chain_blocks(instance, outcome.chain), "down-sets")
         if outcome.chain is not None:
             high_s = min(incumbent.objective_s, outcome.chain.value_s)
         if outcome.complete and min(limit_s, high_s) < inf:
@@ -85,19 +85,19 @@ def _towards(low_s: float, high_s: float) -> float:
     return high_s if high_s - low_s <= NEAR * high_s or high_s == inf else low_s + STEP * (high_s - low_s)
 
 
-def _prove_by_prices(incumbent: Incumbent, items: Instance, deadline: float) -> None:
+def _prove_by_prices(incumbent: Incumbent, instance: Instance, deadline: float) -> None:
     """Raise the bound by column generation on the items, which does not cover replicas."""
-    graph = hypergraph_of(incumbent.problem, items)
-    if items.demands.max_replicas == 1 and np.isfinite(graph.compute_s.min(axis=1)).all():
+    graph = hypergraph_of(incumbent.problem, instance)
+    if instance.demands.max_replicas == 1 and np.isfinite(graph.compute_s.min(axis=1)).all():
         value_s = incumbent.objective_s if incumbent.objective_s < inf else 2.0 * incumbent.bound_s
         rising_bound(graph, lambda: (value_s, None), incumbent.prove, deadline)
 
 
-def chain_blocks(items: Instance, chain: Chain | None) -> tuple[Block, ...]:
+def chain_blocks(instance: Instance, chain: Chain | None) -> tuple[Block, ...]:
     """The blocks of a chain, none where there is no chain. Each takes the next free devices of its classes."""
-    free = [list(members) for members in items.classes]
+    free = [list(members) for members in instance.classes]
     blocks = []
     for members, takes in chain.blocks if chain else ():
         devices = [free[k].pop(0) for k, count in enumerate(takes) for _ in range(count)]
-        blocks.append(Block(items.expand(members), tuple(sorted(devices))))
+        blocks.append(Block(instance.expand(members), tuple(sorted(devices))))
     return tuple(blocks)

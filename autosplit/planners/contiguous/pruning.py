@@ -123,21 +123,21 @@ MOST_READY = 64
 """Ready items that are tried. To try fewer costs time but never a plan."""
 
 
-def most_added(items: Instance) -> Floats:
+def most_added(instance: Instance) -> Floats:
     """The most that an item adds to the load of a block, in seconds, shape (num_items, K)."""
-    added = np.where(np.isfinite(items.compute_s), items.compute_s, 0.0) + items.fixed_s
-    made = items.producer != HOST
-    np.add.at(added, items.producer[made], items.send_s[made])
-    for net, producer in enumerate(items.producer):
-        pins = items.pins.row(net)
-        added[pins[pins != producer]] += items.receive_s[net]
+    added = np.where(np.isfinite(instance.compute_s), instance.compute_s, 0.0) + instance.fixed_s
+    made = instance.producer != HOST
+    np.add.at(added, instance.producer[made], instance.send_s[made])
+    for net, producer in enumerate(instance.producer):
+        pins = instance.pins.row(net)
+        added[pins[pins != producer]] += instance.receive_s[net]
     return added
 
 
-def maximal_blocks_suffice(items: Instance) -> bool:
+def maximal_blocks_suffice(instance: Instance) -> bool:
     """Whether maximal blocks suffice: if there is a chain below a limit, there is one of maximal blocks."""
-    inside, demands = items.producer != HOST, items.demands
-    even = np.array_equal(items.send_s[inside], items.receive_s[inside])
+    inside, demands = instance.producer != HOST, instance.demands
+    even = np.array_equal(instance.send_s[inside], instance.receive_s[inside])
     return bool(even and demands.min_stage_s == 0 and demands.num_stages is None)
 
 

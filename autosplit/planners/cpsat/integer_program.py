@@ -28,17 +28,17 @@ def solve_integer_program(incumbent: Incumbent, deadline: float, any_plan: bool 
     problem, demands = incumbent.problem, incumbent.demands
     if problem.num_ops > MANY_ITEMS or incumbent.closed or (incumbent.blocks and now() >= deadline):
         return
-    items = contract(problem, demands, limit_s=incumbent.objective_s)
-    most = int(min(items.num_items, problem.num_devices if not demands.reuse else inf, demands.max_stages or inf))
-    enough = most if items.num_items <= FEW_ITEMS else MORE_BLOCKS * problem.num_devices
+    instance = contract(problem, demands, limit_s=incumbent.objective_s)
+    most = int(min(instance.num_items, problem.num_devices if not demands.reuse else inf, demands.max_stages or inf))
+    enough = most if instance.num_items <= FEW_ITEMS else MORE_BLOCKS * problem.num_devices
     num_slots = demands.num_stages or min(most, max(enough, len(incumbent.blocks)))
     if not (demands.contiguous or demands.reuse or demands.num_stages or demands.max_stages):
         num_slots = most = problem.num_devices
-    if num_slots > items.num_items and demands.num_stages:
+    if num_slots > instance.num_items and demands.num_stages:
         incumbent.refuted = demands
         return
     holds_for_all = num_slots >= most or demands.num_stages is not None
-    search_stages(incumbent, items, num_slots, deadline, any_plan=any_plan, holds_for_all=holds_for_all)
+    search_stages(incumbent, instance, num_slots, deadline, any_plan=any_plan, holds_for_all=holds_for_all)
 
 
 def is_refuted(problem: Problem, demands: Demands, deadline: float, seed: int = 0) -> bool:

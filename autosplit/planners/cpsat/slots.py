@@ -38,13 +38,13 @@ class Slots:
         fixed: the type of each slot where it is given, otherwise empty.
     """
 
-    def __init__(self, problem: Problem, items: Instance, num_slots: int) -> None:
-        self.problem, self.items, self.demands, self.num_slots = problem, items, items.demands, num_slots
-        demands = items.demands
+    def __init__(self, problem: Problem, instance: Instance, num_slots: int) -> None:
+        self.problem, self.instance, self.demands, self.num_slots = problem, instance, instance.demands, num_slots
+        demands = instance.demands
         self.model = cp_model.CpModel()
-        self.types = [(device,) for device in range(problem.num_devices)] if demands.reuse else list(items.classes)
-        self.item_of = items.item_of.tolist()
-        self.type_class = [int(items.class_of[group[0]]) for group in self.types]
+        self.types = [(device,) for device in range(problem.num_devices)] if demands.reuse else list(instance.classes)
+        self.item_of = instance.item_of.tolist()
+        self.type_class = [int(instance.class_of[group[0]]) for group in self.types]
         cases = product(*(enumerate(self.types) for _ in range(2)))
         found = [(k, j, [(d, e) for d in group for e in other if d != e or demands.reuse]) for (k, group), (j, other) in cases]
         self.pairs = [(k, j, ends[0]) for k, j, ends in found if ends]
@@ -58,7 +58,7 @@ class Slots:
 
     def _place_items(self) -> None:
         slots = range(self.num_slots)
-        for _ in range(self.items.num_items):
+        for _ in range(self.instance.num_items):
             if self.demands.contiguous:
                 stair = [self.model.NewBoolVar("") for _ in range(self.num_slots - 1)]
                 for low, high in pairwise(stair):
@@ -71,8 +71,8 @@ class Slots:
                 self.model.AddExactlyOne(row)
                 self.inside.append(row)
         if self.demands.contiguous:
-            for item in range(self.items.num_items):
-                for goal in self.items.after.row(item):
+            for item in range(self.instance.num_items):
+                for goal in self.instance.after.row(item):
                     for s in range(self.num_slots - 1):
                         self.model.AddImplication(self.stairs[goal][s], self.stairs[item][s])
 
@@ -95,7 +95,7 @@ class Slots:
             self.model.Add(sum(self.wide[s]) == self.used[s])
             self.model.Add(sum(takes) == sum((r + 1) * flag for r, flag in enumerate(self.wide[s])))
             takes_of.append(takes)
-            total = sum(self.inside[item][s] for item in range(self.items.num_items))
+            total = sum(self.inside[item][s] for item in range(self.instance.num_items))
             self.model.Add(total >= 1).OnlyEnforceIf(self.used[s])
             self.model.Add(total == 0).OnlyEnforceIf(self.used[s].Not())
             if self.fixed:
@@ -111,7 +111,7 @@ class Slots:
         self._forbid()
 
     def _forbid(self) -> None:
-        compute = self.items.compute_s[:, self.type_class]
+        compute = self.instance.compute_s[:, self.type_class]
         for item, k in zip(*np.nonzero(np.isinf(compute)), strict=True):
             for s in range(self.num_slots):
                 self.model.Add(self.inside[item][s] == 0).OnlyEnforceIf(self.chosen[s][k])
@@ -145,8 +145,8 @@ class Slots:
     def _held(self, slots: Sequence[tuple[int, Any]]) -> list[tuple[Any, float]]:
         """(Boolean, bytes) of each item and weight in those of the slots whose Boolean is 1; None stands for 1."""
         parts = []
-        groups = [((item,), size) for item, size in enumerate(self.items.num_bytes)]
-        groups += [(tuple(self.items.weights.row(w)), size) for w, size in enumerate(self.items.weight_bytes)]
+        groups = [((item,), size) for item, size in enumerate(self.instance.num_bytes)]
+        groups += [(tuple(self.instance.weights.row(w)), size) for w, size in enumerate(self.instance.weight_bytes)]
         for members, size in groups:
             uses = [self.inside[i][s] if there is None else self.inside[i][s] + there - 1 for i in members for s, there in slots]
             if size and slots[0][1] is None and len(uses) == 1:
@@ -159,7 +159,7 @@ class Slots:
 
     def _step(self, cap: float) -> float:
         """The bytes of a step: one where all sizes are whole and not too large, so that nothing is rounded."""
-        sizes = np.append(self.items.num_bytes, self.items.weight_bytes)
+        sizes = np.append(self.instance.num_bytes, self.instance.weight_bytes)
         total = float(sizes.sum())
         if total <= MOST_STEPS and (sizes == np.floor(sizes)).all():
             return 1.0
@@ -181,7 +181,7 @@ class Slots:
                 free.remove((slot, kind))
                 rows[slot] = block
         place = {op: s for s, row in enumerate(rows) if row for op in row.ops}
-        for item, ops in enumerate(self.items.ops):
+        for item, ops in enumerate(self.instance.ops):
             if self.demands.contiguous:
                 for s in range(self.num_slots - 1):
                     self.model.AddHint(self.stairs[item][s], int(place[ops[0]] <= s))
@@ -210,14 +210,14 @@ class Slots:
         free = [list(group) for group in self.types]
         found = []
         for s in range(self.num_slots):
-            members = [item for item in range(self.items.num_items) if solver.Value(self.inside[item][s])]
+            members = [item for item in range(self.instance.num_items) if solver.Value(self.inside[item][s])]
             if not members:
                 continue
             devices = []
             for k in range(len(self.types)):
                 for _ in range(solver.Value(self.takes[s][k])):
                     devices.append(free[k][0] if self.demands.reuse else free[k].pop(0))
-            found.append(Block(self.items.expand(members), tuple(sorted(devices))))
+            found.append(Block(self.instance.expand(members), tuple(sorted(devices))))
         return tuple(found)
 
 

@@ -28,13 +28,19 @@ MOST_ORDERED = 5
 
 
 def search_stages(
-    incumbent: Incumbent, items: Instance, num_slots: int, deadline: float, *, any_plan: bool = False, holds_for_all: bool = True
+    incumbent: Incumbent,
+    instance: Instance,
+    num_slots: int,
+    deadline: float,
+    *,
+    any_plan: bool = False,
+    holds_for_all: bool = True,
 ) -> None:
     """Offer the plans of the solver until one costs what the model says of it, or is enough; the others are excluded in turn.
 
     Args:
         incumbent: only plans better than its own count; its plan is the solver's hint.
-        items: the ops, merged where the problem allows that.
+        instance: the ops, merged where the problem allows that.
         num_slots: blocks; exactly this many where the demands count stages.
         deadline: second of ``now()`` after which the solver is not asked again.
         any_plan: the first plan that meets the demands is enough.
@@ -42,9 +48,9 @@ def search_stages(
     """
     problem, demands = incumbent.problem, incumbent.demands
     timeless = any_plan and demands.min_stage_s <= 0 and demands.max_latency_s == inf
-    if _num_terms(problem, items, num_slots, timeless) > TERMS_PER_SECOND * (deadline - now()):
+    if _num_terms(problem, instance, num_slots, timeless) > TERMS_PER_SECOND * (deadline - now()):
         return
-    model = _Model(problem, items, num_slots, incumbent.objective_s, timeless)
+    model = _Model(problem, instance, num_slots, incumbent.objective_s, timeless)
     if not any_plan:
         model.model.Add(model.goal >= min(floor(incumbent.bound_s * model.scale * (1 - TOLERANCE)), int(SCALE)))
         model.model.Minimize(model.goal)
@@ -70,12 +76,12 @@ def search_stages(
             model.limit(incumbent.objective_s)
 
 
-def _num_terms(problem: Problem, items: Instance, num_slots: int, timeless: bool) -> int:
-    types = problem.num_devices if items.demands.reuse else len(items.classes)
+def _num_terms(problem: Problem, instance: Instance, num_slots: int, timeless: bool) -> int:
+    types = problem.num_devices if instance.demands.reuse else len(instance.classes)
     if timeless:
-        return num_slots * (types * items.num_items + len(items.weights.data))
+        return num_slots * (types * instance.num_items + len(instance.weights.data))
     pairs = num_slots * num_slots * types * types
-    return num_slots * types * items.num_items + len(items.pins.data) * num_slots + len(problem.nets) * pairs
+    return num_slots * types * instance.num_items + len(instance.pins.data) * num_slots + len(problem.nets) * pairs
 
 
 class _Model(TimedSlots):
@@ -85,9 +91,9 @@ class _Model(TimedSlots):
     asks only for what fits.
     """
 
-    def __init__(self, problem: Problem, items: Instance, num_slots: int, limit_s: float, timeless: bool) -> None:
-        super().__init__(problem, items, num_slots)
-        demands = items.demands
+    def __init__(self, problem: Problem, instance: Instance, num_slots: int, limit_s: float, timeless: bool) -> None:
+        super().__init__(problem, instance, num_slots)
+        demands = instance.demands
         all_s = most_s(problem) + 1e-12
         self.top_s = limit_s if isfinite(limit_s) else all_s
         self.scale = SCALE / self.top_s if self.top_s > 0 else 1.0
@@ -127,7 +133,7 @@ class _Model(TimedSlots):
 
     def _work(self, s: int, column: int) -> Any:
         """The compute of a slot on a class, in steps."""
-        costs = self.items.compute_s[:, column]
+        costs = self.instance.compute_s[:, column]
         return sum(self.inside[item][s] * self._steps(cost) for item, cost in enumerate(costs) if isfinite(cost) and cost)
 
     def _loads(self, work: list[list[Any]], moved: list[list[Any]]) -> None:

@@ -35,7 +35,7 @@ class TimedSlots(Slots):
 
     def least_stage(self, least_s: float) -> None:
         """Every used slot takes at least ``least_s`` seconds for a sample. Slots have one device each."""
-        num_rounded = self.items.num_items + 2 * len(self.problem.pins[0]) * (self.num_slots + 1)
+        num_rounded = self.instance.num_items + 2 * len(self.problem.pins[0]) * (self.num_slots + 1)
         least = floor(min(least_s * self.scale * (1 - TOLERANCE), MOST_STEPS)) - num_rounded
         for s in range(self.num_slots):
             reasons = [self.used[s].Not()]

@@ -21,47 +21,48 @@ from autosplit.planners.loads import Ints, Table
 from autosplit.values.constraints import Demands
 
 
-def hypergraph_of(problem: Problem, items: Instance | None = None) -> Instance:
+def hypergraph_of(problem: Problem, instance: Instance | None = None) -> Instance:
     """The hypergraph of a problem; where it is not exact, its loads are at most those of the problem.
 
     A net whose sender and receiver pay differently is charged at the lower price. Transfers that run beside compute are left out.
 
     Args:
         problem: the problem.
-        items: of a chain, for a hypergraph that bounds chains; by default any op may go anywhere.
+        instance: of a chain, for a hypergraph that bounds chains; by default any op may go anywhere.
     """
-    items = items or contract(problem, Demands(contiguous=False))
-    outside = items.producer == HOST
-    price_s = np.where(outside[:, None], items.receive_s, np.minimum(items.send_s, items.receive_s))
-    paid = np.logical_and(price_s.any(axis=1), not items.overlap)
-    even = np.array_equal(items.send_s[~outside], items.receive_s[~outside])
-    beside = items.overlap and bool(items.pins.num_rows or items.fixed_s.any())
-    caps = np.where(items.memory_bytes >= items.num_bytes.sum(), np.inf, items.memory_bytes)
-    exact = items.exact and not items.weights.num_rows and not beside and (items.overlap or even)
-    return with_nets(replace(items, compute_s=items.work_s, memory_bytes=caps, overlap=False, send_s=price_s, exact=exact), paid)
+    instance = instance or contract(problem, Demands(contiguous=False))
+    outside = instance.producer == HOST
+    price_s = np.where(outside[:, None], instance.receive_s, np.minimum(instance.send_s, instance.receive_s))
+    paid = np.logical_and(price_s.any(axis=1), not instance.overlap)
+    even = np.array_equal(instance.send_s[~outside], instance.receive_s[~outside])
+    beside = instance.overlap and bool(instance.pins.num_rows or instance.fixed_s.any())
+    caps = np.where(instance.memory_bytes >= instance.num_bytes.sum(), np.inf, instance.memory_bytes)
+    exact = instance.exact and not instance.weights.num_rows and not beside and (instance.overlap or even)
+    apart = replace(instance, compute_s=instance.work_s, memory_bytes=caps, overlap=False, send_s=price_s, exact=exact)
+    return with_nets(apart, paid)
 
 
-def with_nets(items: Instance, kept: NDArray[np.bool_], group: Ints | None = None) -> Instance:
+def with_nets(instance: Instance, kept: NDArray[np.bool_], group: Ints | None = None) -> Instance:
     """The items with some of their nets. Nets with the same items become one, and a net of one item becomes compute.
 
     Args:
-        items: the ops, devices and bytes, and nets that cost ``send_s`` if they cross a border.
+        instance: the ops, devices and bytes, and nets that cost ``send_s`` if they cross a border.
         kept: whether a net is kept, shape (num_nets,).
         group: the item of each entry of the nets, where items were joined.
     """
     merged: dict[tuple[tuple[int, ...], bool], Floats] = {}
-    pins = items.pins if group is None else Table(items.pins.start, group[items.pins.data])
-    compute_s = items.compute_s.copy()
+    pins = instance.pins if group is None else Table(instance.pins.start, group[instance.pins.data])
+    compute_s = instance.compute_s.copy()
     for net in np.flatnonzero(kept).tolist():
-        key = tuple(np.unique(pins.row(net)).tolist()), bool(items.producer[net] == HOST)
-        price_s = items.send_s[net]
+        key = tuple(np.unique(pins.row(net)).tolist()), bool(instance.producer[net] == HOST)
+        price_s = instance.send_s[net]
         if len(key[0]) == 1:
             compute_s[key[0][0]] += price_s * key[1]
         else:
             merged[key] = merged[key] + price_s if key in merged else price_s
     price_s = np.array(list(merged.values())).reshape(len(merged), compute_s.shape[1])
     return replace(
-        items,
+        instance,
         compute_s=compute_s,
         fixed_s=np.zeros_like(compute_s),
         pins=Table.of([row for row, _ in merged]),
