@@ -34,7 +34,7 @@ from autosplit.generating.scheduler import Scheduler
 from autosplit.generating.sequences import Capacity, Generation, Step, begun
 from autosplit.generating.tallies import GenerationStats, Tally
 from autosplit.generating.texts import Texts, required, until
-from autosplit.running.request import MatchingTensors, monotonic_deadline
+from autosplit.running.request import monotonic_deadline
 from autosplit.shapes.batching import Bucket
 from autosplit.values.graph import Graph
 from autosplit.values.plan import Plan
@@ -349,11 +349,8 @@ class Generator(Draining):
 
     def _send(self, number: int, step: Step) -> None:
         """Hand a step to a pipeline."""
-        inputs, table = step.inputs(), self.capacity.table
-        if table is not None:
-            inputs = MatchingTensors((*inputs, table.index_select(0, inputs[0])))
         try:
-            future = self.pipelines[number].submit_unbounded(inputs, variant=step.variant)
+            future = self.pipelines[number].submit_unbounded(step.inputs(self.capacity.table), variant=step.variant)
         except AutosplitError as failure:
             future = Future()
             future.set_exception(failure)
