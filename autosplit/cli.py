@@ -134,10 +134,14 @@ for command in (
     app.command(command.__name__, cls=Command)(flags.command(_guarded(command)))
 
 
+class _Stop(KeyboardInterrupt):
+    """Python ends by SIGINT, without our exit code, once a KeyboardInterrupt itself left a string that was executed."""
+
+
 def _stop(number: int, frame: Any) -> None:
     """Unwind after Ctrl-C, SIGTERM or a closed terminal, so that workers end and files are removed."""
     stopped.set()
-    raise KeyboardInterrupt
+    raise _Stop
 
 
 def _ignored(failure: Any) -> None:
@@ -155,10 +159,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
         signal.signal(signal.SIGHUP, _stop)
-    if signal.getsignal(signal.SIGINT) in (
-        signal.default_int_handler,
-        signal.SIG_DFL,
-    ):  # a shell may have set it to be ignored for commands in the background
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell sets this for commands in the background
         signal.signal(signal.SIGINT, _stop)
     try:
         app()

@@ -14,7 +14,7 @@ from autosplit.deploying.setup import Setup
 from autosplit.errors import TraceError
 from autosplit.progress import progress_shown
 from autosplit.shapes.buckets import MOST_VARIANTS, Buckets, Times
-from autosplit.shapes.timing import Seconds, Way, choose_way, named
+from autosplit.shapes.timing import Seconds, Way, choose_way, named, require_early
 from autosplit.tracing.family import Family
 from autosplit.tracing.freesizes import freed
 from autosplit.tracing.splitting import split
@@ -42,6 +42,7 @@ def measure_sizes(
     """
     setup.require_one_precision()
     flow = (traffic or even_traffic(family.allowed)).verify(family.allowed)
+    require_early(family, flow, setup)
     with progress_shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)
         profile = measure(family.variants[0], machine, setup=setup)
