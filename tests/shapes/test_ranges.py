@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import autosplit
 from autosplit import cli
 from autosplit.commands.options import Profile
-from autosplit.errors import PlanError, UsageError
+from autosplit.errors import PlanError, TraceError, UsageError
 from autosplit.serving.hostmanager import HostManager
 from autosplit.shapes.timing import most_variants
 from autosplit.values.machine import Machine, parse_device
@@ -165,7 +165,27 @@ def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():
     family = autosplit.trace(Mean().eval(), (torch.randn(1, 8, 4),), shapes={"x": {1: "seq"}}, sizes={"seq": range(2, 65)})
     assert "op 'mean' mixes" in family.notes[0]
     with pytest.raises(UsageError, match=r"mean.*63 for seq 2\.\.64"):
-        autosplit.measure(replace(family, symbolic=None), "cpu:0", setup=autosplit.Setup(backends="eager", progress=False))
+        refused_at_once(replace(family, symbolic=None))
+
+
+def test_a_size_with_other_ops_is_refused_before_anything_is_measured():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return x.mean(1) if x.shape[1] != 8 else x.sum(1)
+
+    family = autosplit.trace(Odd().eval(), (torch.randn(1, 8),), shapes={"x": {1: "seq"}}, sizes={"seq": (4, 8, 16)})
+    with pytest.raises(TraceError, match=r"computes with other ops at other sizes \('seq' 16 and 8\)"):
+        refused_at_once(family)
+
+
+def refused_at_once(family):
+    """Measure, and pass the failure on; no op was measured before it."""
+    steps = []
+    setup = autosplit.Setup(backends="eager", progress=lambda step, share, text: steps.append(step))
+    try:
+        autosplit.measure(family, "cpu:0", setup=setup)
+    finally:
+        assert not steps
 
 
 def test_dimension_that_cannot_be_padded_runs_dynamically_at_each_of_its_sizes():
