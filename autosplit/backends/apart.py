@@ -19,7 +19,7 @@ from autosplit.devices.calls import begin, serve
 from autosplit.devices.limits import refusals_named
 from autosplit.devices.processes import Worker, spawn_worker
 from autosplit.errors import AutosplitError, BackendError, WorkerError
-from autosplit.scratch import scratch_folder
+from autosplit.scratch import scratch_folder, sweep
 
 T = TypeVar("T")
 Watch = Callable[[float], None]
@@ -181,10 +181,12 @@ def end_idle() -> None:
 
 
 def _end(worker: Worker) -> None:
-    """End the process and the compilers that it called, which are in its process group."""
+    """End the process and the compilers that it called, which are in its process group, and remove the folders that it had."""
     with suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.close()
+    with suppress(AutosplitError, OSError):
+        sweep()
 
 
 def main(connection: Connection) -> None:

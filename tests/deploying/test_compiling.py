@@ -22,6 +22,7 @@ from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import Worker, spawn_worker
 from autosplit.errors import BackendError, UsageError
+from autosplit.scratch import scratch_folder
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, unsplit
 from autosplit.values.machine import Machine, parse_device
@@ -100,9 +101,11 @@ def test_what_is_loaded_beforehand_serves_the_next_call(started: list[Worker]) -
 
 
 def linger(folder: Path) -> None:
-    """Be in the middle of a call for long."""
-    (folder / "begun").touch()
-    time.sleep(60)
+    """Be in the middle of a call for long, with a folder of one's own."""
+    tempfile.tempdir = str(folder.parents[1])  # that of the test
+    with scratch_folder():
+        (folder / "begun").touch()
+        time.sleep(60)
 
 
 def test_the_end_of_the_process_ends_what_is_loaded_beforehand_and_removes_its_folder(
