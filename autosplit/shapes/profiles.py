@@ -46,7 +46,7 @@ def measure_sizes(
     with progress_shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)
         profile = measure(family.variants[0], machine, setup=setup)
-        way, notes = choose_way(family, flow, profile, machine, setup)
+        way, notes = choose_way(family, flow, profile, profile.usable(machine), setup)
     points = list(next(iter(way.curves.values())))
     weights = weights_of(way.buckets, way.times, flow, points)
     shares = [_point(family, at, weight, way.curves) for at, weight in zip(points, weights, strict=True)]

@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 import autosplit
 from autosplit import cli
 from autosplit.commands.options import Profile
-from autosplit.errors import PlanError, TraceError, UsageError
+from autosplit.errors import BackendError, PlanError, TraceError, UsageError
 from autosplit.serving.hostmanager import HostManager
+from autosplit.shapes.profiles import measure_sizes
 from autosplit.shapes.timing import most_variants
+from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.planfile import read_plan
 from autosplit.webservice.repository import Repository
@@ -186,6 +188,22 @@ def refused_at_once(family):
         autosplit.measure(family, "cpu:0", setup=setup)
     finally:
         assert not steps
+
+
+def test_an_accelerator_that_is_named_first_and_was_left_out_is_not_used():
+    """Its profile has a note; a range was timed there, and a front was planned for it."""
+    family, setup = autosplit.trace(MLP, sizes={"batch": "1..4"}), autosplit.Setup(backends="eager", progress=False)
+    machine = Machine.of(map(parse_device, ("cuda:0", "cpu:0")))
+    known = autosplit.measure(family.variants[0], "cpu:0", setup=setup)
+    known = replace(known, notes=("cuda:0 is left out: no backend is left there",))
+    profile = measure_sizes(family, None, machine, setup, lambda *_, **__: known)
+    sized, one = (
+        autosplit.search(*pair, machine, setup=setup, budget=0) for pair in ((family, profile), (family.variants[0], known))
+    )
+    plans = [sized.plan, one.plan, *(plan for plan, _ in one.front(machine, Constraints(), time_limit_s=1.0))]
+    assert len(plans) >= 3 and {device for plan in plans for device in plan.devices} == {"cpu:0"}
+    with pytest.raises(BackendError, match="cuda:0 is left out: no backend is left there"):
+        autosplit.search(family.variants[0], known, machine, Constraints(pins={"*": "cuda:0"}), setup=setup, budget=0)
 
 
 def test_dimension_that_cannot_be_padded_runs_dynamically_at_each_of_its_sizes():
