@@ -507,6 +507,16 @@ def test_a_model_function_that_fails_is_shown_with_its_line(tmp_path: Path, monk
     assert all(word in done.stderr for word in words), done.stderr
 
 
+@pytest.mark.parametrize("words", [["profile", "m", "--config", "/none.yaml"], ["status"]], ids=["before it runs", "unexpected"])
+def test_every_failure_is_one_json_document_too(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("a fault of autosplit")
+
+    monkeypatch.setattr("autosplit.reports.status.running_hosts", broken)
+    done = CliRunner().invoke(cli.app, [*words, "--json"])
+    assert done.exit_code == 1 and set(json.loads(done.stdout)) == {"error", "message"}
+
+
 def test_ctrl_c_before_anything_is_loaded_ends_in_silence(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
