@@ -18,7 +18,7 @@ import signal
 def main() -> None:
     """Import and run the command line."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing was begun that must be cleaned up
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # nothing was begun that must be cleaned up
     from autosplit import cli
 
     cli.main()

@@ -155,7 +155,7 @@ def _search(
 
 def question_of(traced: Traced, profile: Profile, machine: Machine, setup: Setup, time_limit_s: float) -> Question:
     """The question of a model to the planner, with the backends, the queue depth, the seed and the log of the setup."""
-    measured = measured_backends(profile, machine)
+    measured = measured_backends(profile, profile.usable(machine))
     backends = tuple(name for name in measured if setup.backends is None or name in setup.backends) or tuple(setup.backends or ())
     about = traced.graph, profile, traced.source, machine, backends
     return Question(*about, queue_depth=setup.queue_depth, time_limit_s=time_limit_s, seed=setup.seed, log=setup.log)
@@ -207,6 +207,7 @@ def run(
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
     """
     machine = machine_of_plan(plan, devices) if setup.hosts is None else _machine(devices, setup)
+    machine = machine if profile is None else profile.usable(machine, plan.devices)
     if isinstance(traced, StepFamily):
         if not isinstance(profile, PhaseProfile):
             profile = stored_phases(traced, machine, lambda one: stored_profile(one, plan, machine, setup))
@@ -332,6 +333,7 @@ def auto(
         announce(asked, expectation(machine, setup, budget))
         profile = measure(traced, machine, traffic=traffic, setup=setup, then_search=wanted)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)
+        machine = found.profile.usable(machine)
         try:
             if isinstance(traced, Family):
                 report = run(traced, found.plan, machine, wanted, traffic=traffic, profile=profile, setup=setup, budget=budget)

@@ -44,6 +44,7 @@ class _Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep whether the result is asked for as JSON: a command line with a fault has no options value."""
         ctx.obj = "--json" in args
+        answered.clear()
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -51,13 +52,14 @@ class _Commands(TyperGroup):
         write_commands(self, ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; click shows a wrong command line on stderr."""
+        """Run the command; click shows a wrong command line on stderr, and ``main`` a failure that no command expects."""
         try:
             return super().invoke(ctx)
         except Exception as failure:
-            message = getattr(failure, "format_message", None)
-            if ctx.obj and message is not None:
-                print(json.dumps({"error": "UsageError", "message": message()}, indent=1))
+            if ctx.obj and not answered.is_set() and not isinstance(failure, typer.Exit | typer.Abort):
+                message = getattr(failure, "format_message", None)
+                name, said = (type(failure).__name__, reason(failure)) if message is None else ("UsageError", message())
+                print(json.dumps({"error": name, "message": said}, indent=1))
             raise
 
 
@@ -78,7 +80,6 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
 
     @functools.wraps(function)
     def guarded(given: Any) -> None:
-        answered.clear()
         try:
             require_address_space()
             flagfaults.verify(given)
@@ -134,10 +135,14 @@ for command in (
     app.command(command.__name__, cls=Command)(flags.command(_guarded(command)))
 
 
+class _Stop(KeyboardInterrupt):
+    """Python ends by SIGINT, without our exit code, once a KeyboardInterrupt itself left a string that was executed."""
+
+
 def _stop(number: int, frame: Any) -> None:
     """Unwind after Ctrl-C, SIGTERM or a closed terminal, so that workers end and files are removed."""
     stopped.set()
-    raise KeyboardInterrupt
+    raise _Stop
 
 
 def _ignored(failure: Any) -> None:
@@ -155,10 +160,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
         signal.signal(signal.SIGHUP, _stop)
-    if signal.getsignal(signal.SIGINT) in (
-        signal.default_int_handler,
-        signal.SIG_DFL,
-    ):  # a shell may have set it to be ignored for commands in the background
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell sets this for commands in the background
         signal.signal(signal.SIGINT, _stop)
     try:
         app()

@@ -507,13 +507,23 @@ def test_a_model_function_that_fails_is_shown_with_its_line(tmp_path: Path, monk
     assert all(word in done.stderr for word in words), done.stderr
 
 
+@pytest.mark.parametrize("words", [["profile", "m", "--config", "/none.yaml"], ["status"]], ids=["before it runs", "unexpected"])
+def test_every_failure_is_one_json_document_too(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("a fault of autosplit")
+
+    monkeypatch.setattr("autosplit.reports.status.running_hosts", broken)
+    done = CliRunner().invoke(cli.app, [*words, "--json"])
+    assert done.exit_code == 1 and set(json.loads(done.stdout)) == {"error", "message"}
+
+
 def test_ctrl_c_before_anything_is_loaded_ends_in_silence(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-m", "autosplit", "devices"], env=environment, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 @pytest.mark.parametrize(
@@ -628,6 +638,16 @@ def stoppable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         signal.signal(number, handler)
 
 
+def test_ctrl_c_while_a_string_is_executed_ends_with_the_exit_code_of_the_command() -> None:
+    """As torch's imports execute some. Python ended by the signal."""
+    code = (
+        "import signal; from autosplit import cli; cli.app = lambda: exec('signal.raise_signal(2)', {'signal': signal}); "
+        "signal.signal(2, signal.default_int_handler); cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", f"exec({code!r})"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize("swallow", [CAUGHT, FREED], ids=["caught", "while an object is freed"])
 def test_ctrl_c_that_code_of_others_swallows_ends_the_command_at_the_next_step(
     swallow: str, stoppable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -718,8 +738,7 @@ def test_ctrl_c_ends_the_process_at_its_first_step_and_leaves_nothing(tmp_path: 
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         process.wait(120)
-    # A shell shows 130 for both: Python ends by the signal itself if it came while a string was executed, as torch's imports do.
-    assert process.returncode in (130, -signal.SIGINT), rest
+    assert process.returncode == 130, rest
     assert "Traceback" not in rest and "wrote plan.yaml" not in rest and not (tmp_path / "plan.yaml").exists()
     nothing_left(family)
 

@@ -1,6 +1,7 @@
 """Every notebook runs from top to bottom and from any folder, with every warning an error, and is kept with its outputs."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,24 @@ def test_the_outputs_that_are_kept_are_those_of_the_code(name: str) -> None:
     outputs = [output for cell in cells for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
     assert len([output for output in outputs if "image/png" in output.get("data", {})]) >= LEAST_PICTURES[name]
+
+
+def test_the_kept_verdict_on_a_split_knows_the_splits_beside_it() -> None:
+    """A split by layers keeps the rules of a device map, so the best one under these is no slower. An old run was kept."""
+    found = nbformat.read(notebookcells.FOLDER / "5_judging_a_given_split.ipynb", as_version=4)
+    tables = [
+        output.data["text/plain"]
+        for cell in found.cells
+        for output in cell.get("outputs", ())
+        if "text/html" in output.get("data", {})
+    ]
+    for table in tables:
+        best, by_layers = (
+            float(re.search(rf"^{name} +\d+ +\d+ +(\S+)", table, re.M)[1])
+            for name in ("best under the same rules", r"even by layers \(vLLM\)")
+        )
+        assert best >= by_layers
+    assert len(tables) == 2
 
 
 @pytest.mark.parametrize("name", [name for name in LEAST_PICTURES if name not in WITHOUT_TORCH])

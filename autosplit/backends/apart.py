@@ -4,6 +4,7 @@ The process is kept for further calls. It ends once the stages of a workspace ar
 ``kept`` waits for more; and when no call comes for ``IDLE_S``.
 """
 
+import atexit
 import importlib
 import os
 import signal
@@ -18,6 +19,7 @@ from autosplit.devices.calls import begin, serve
 from autosplit.devices.limits import refusals_named
 from autosplit.devices.processes import Worker, spawn_worker
 from autosplit.errors import AutosplitError, BackendError, WorkerError
+from autosplit.scratch import scratch_folder, sweep
 
 T = TypeVar("T")
 Watch = Callable[[float], None]
@@ -29,12 +31,17 @@ exporters for 4 s."""
 LIMIT_S = 900.0
 """Seconds that one call may take. The slowest compilation that was seen, inductor with 819 ops on two cores, took 56 s."""
 
+LEAVING_S = 5.0
+"""Most seconds for which the end of this process waits for that of the other one."""
+
 _idle: list[Worker] = []
 num_keeping = 0
 """Blocks of ``kept`` that are entered. Tests set it, to keep the process from test to test."""
 _lock = threading.Lock()
 _warming: threading.Thread | None = None
 """The call of ``begin_apart``, until the next call has waited for it."""
+_leaving = threading.Event()
+"""Set when this process ends."""
 _is_apart = False
 """Whether this process is one of them."""
 _limits: ContextVar[tuple[float, Watch | None]] = ContextVar("limits", default=(LIMIT_S, None))
@@ -85,16 +92,21 @@ def apart(function: Callable[..., T], *arguments: object, doing: str, packages: 
     return result  # type: ignore[return-value]
 
 
+class _Leaving(Exception):  # noqa: N818 - it ends a call that nobody waits for
+    """This process ends."""
+
+
 def begin_apart(function: Callable[..., object], *arguments: object, doing: str) -> None:
     """Begin a call in the other process that only loads modules there; the next call waits for its end.
 
-    A failure is ignored, because the next call meets it too. Does nothing if such a process exists.
+    The function gets a folder first, which is removed when the call or this process ends. A failure is ignored, because the next
+    call meets it too. Does nothing if such a process exists.
     """
     global _warming
 
     def call() -> None:
-        with suppress(AutosplitError, OSError):
-            apart(function, *arguments, doing=doing)
+        with suppress(AutosplitError, OSError, _Leaving), scratch_folder() as folder, limited(watch=_look):
+            apart(function, folder, *arguments, doing=doing)
 
     with _lock:
         if _idle or _warming is not None:
@@ -102,6 +114,19 @@ def begin_apart(function: Callable[..., object], *arguments: object, doing: str)
         _warming = threading.Thread(target=call, name="autosplit-loading", daemon=True)
     with refusals_named():
         _warming.start()
+
+
+def _look(seconds: float) -> None:
+    if _leaving.is_set():
+        raise _Leaving
+
+
+@atexit.register
+def _leave() -> None:
+    """End the call of ``begin_apart``, whose thread would end with this process and leave its folder."""
+    _leaving.set()
+    if _warming is not None:
+        _warming.join(LEAVING_S)
 
 
 def _run(_: object, doing: str, packages: Sequence[str], function: Callable[..., object], arguments: Sequence[object]) -> object:
@@ -126,7 +151,7 @@ def _taken() -> Worker:
         with _lock:
             worker = _idle.pop() if _idle else None
         if worker is None:
-            return spawn_worker("autosplit.backends.apart:main", name="compiling")
+            return spawn_worker("autosplit.backends.apart:main", name="compiling", stop=_leaving)
         if worker.alive() and not worker.connection.poll(0):
             return worker
         _end(worker)
@@ -156,10 +181,12 @@ def end_idle() -> None:
 
 
 def _end(worker: Worker) -> None:
-    """End the process and the compilers that it called, which are in its process group."""
+    """End the process and the compilers that it called, which are in its process group, and remove the folders that it had."""
     with suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.close()
+    with suppress(AutosplitError, OSError):
+        sweep()
 
 
 def main(connection: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -9,7 +10,6 @@ from torch import fx
 
 from autosplit.backends.apart import begin_apart
 from autosplit.backends.base import FileBackend, named_backend
-from autosplit.scratch import scratch_folder
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.tensorspec import TensorSpec
 
@@ -21,13 +21,12 @@ def begin_loading(backends: Sequence[str]) -> None:
         begin_apart(_load_exporters, found, doing="while exporters were loaded")
 
 
-def _load_exporters(backends: Sequence[str]) -> None:
+def _load_exporters(folder: Path, backends: Sequence[str]) -> None:
     """Write the files of a stage with one op for each backend, which loads all that larger stages need."""
     module, spec = fx.GraphModule(torch.nn.Module(), fx.Graph()), TensorSpec("x", (1,), (1,), "float32")
     x = module.graph.placeholder("x")
     module.graph.output((module.graph.call_function(torch.ops.aten.relu.default, (x,), name="y"),))
     module.recompile()
-    with scratch_folder() as folder:
-        program = StageProgram("first", module, (spec,), (replace(spec, name="y"),))
-        for name in backends:  # no stage is saved there, so no export of an earlier process is taken
-            cast(FileBackend, named_backend(name)).write(program, folder, "f32")
+    program = StageProgram("first", module, (spec,), (replace(spec, name="y"),))
+    for name in backends:  # no stage is saved there, so no export of an earlier process is taken
+        cast(FileBackend, named_backend(name)).write(program, folder, "f32")

@@ -53,7 +53,7 @@ def _conformance(given: Shown) -> None:
     tables = {backend: faultstore.table(backend) for backend in faultstore.TRIED if backend in installed()}
     rows = faultstore.rows(tables)
     tried = [
-        {"backend": backend, "cases": len(cases), "with faults": sum(map(bool, cases.values()))}
+        {"backend": backend, "cases": len(cases), "with_faults": sum(map(bool, cases.values()))}
         for backend, cases in tables.items()
     ]
     show(

@@ -82,7 +82,7 @@ class Run(Running, Devices):
     dot: Dot = None
     baselines: Annotated[bool, typer.Option(help="Run the baselines beside the plan.")] = True
     watch: Annotated[bool, typer.Option(help="Show on stderr the state of every stage while it runs.")] = False
-    precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: that of the plan.")] = None
+    precision: Annotated[Precision | None, typer.Option(help="f32, tf32, bf16 or f16; default: that of the plan.")] = None
     profiles: Profiles = None
 
 

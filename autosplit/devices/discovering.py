@@ -43,10 +43,14 @@ class Description:
     facts: Mapping[str, Any]
     devices: tuple[Mapping[str, Any], ...]
     backends: tuple[Mapping[str, Any], ...]
+    num_bytes: Mapping[str, Any]
+    """The sizes among the facts as numbers."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {"machine": dict(self.facts), "devices": [*map(dict, self.devices)], "backends": [*map(dict, self.backends)]}
+        """Plain data for JSON: sizes in bytes, in place of their texts."""
+        texts = {key: value for key, value in self.facts.items() if f"{key}_bytes" not in self.num_bytes}
+        rows = {"devices": [*map(dict, self.devices)], "backends": [*map(dict, self.backends)]}
+        return {"machine": {**texts, **self.num_bytes}, **rows}
 
     def frame(self) -> Any:
         """The devices as a pandas DataFrame indexed by name."""
@@ -271,13 +275,13 @@ def versions(backends: Sequence[str] = ()) -> dict[str, str]:
 
 def describe(backends: Sequence[Mapping[str, Any]] = ()) -> Description:
     """This machine as ``autosplit devices`` shows it, with these rows of backends (``states`` in ``backends.base``)."""
-    quota = cpu_quota()
+    quota, own, memory_bytes = cpu_quota(), caches(affinity()[0]), memory_limit_bytes()
     facts = {
         "cpu": cpu_name(),
         "cores": span(affinity()),
         "cpu_quota": "none" if quota is None else f"{quota:g} cores",
-        "memory": tables.bytes_text(memory_limit_bytes()),
-        "caches": ", ".join(f"{level} {tables.bytes_text(size)}" for level, size in caches(affinity()[0]).items()) or "not known",
+        "memory": tables.bytes_text(memory_bytes),
+        "caches": ", ".join(f"{level} {tables.bytes_text(size)}" for level, size in own.items()) or "not known",
         "python": platform.python_version(),
     }
     rows = []
@@ -290,4 +294,4 @@ def describe(backends: Sequence[Mapping[str, Any]] = ()) -> Description:
         rows.append(
             {"device": device.name, "kind": device.kind, "what": what, "cores": span(device.cores) or "-", "memory": memory}
         )
-    return Description(facts, tuple(rows), tuple(backends))
+    return Description(facts, tuple(rows), tuple(backends), {"memory_bytes": memory_bytes, "caches_bytes": dict(own)})

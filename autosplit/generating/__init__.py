@@ -22,5 +22,6 @@
     bounds     the bottleneck of each phase: computing, reading weights or caches, sending, the host
     choosing   the plan with the best forecast within the limits of the sequences
     opening    open_generator: a plan as a running generator
+    firsttokens first tokens judged by their scores
     trials     a plan beside the usual ways, in rounds of the same sequences
 """

@@ -189,7 +189,10 @@ def _require_decoder(model: Any, max_length: int) -> None:
         raise ModelError(f"model '{name}' has no output embeddings, so it gives no next tokens; use its class for CausalLM")
     longest = getattr(config, "max_target_positions", getattr(config.get_text_config(), "max_position_embeddings", None))
     if longest is not None and max_length > longest:
-        raise ModelError(f"model '{name}' takes {longest} positions, and max_length is {max_length}; give max_length={longest}")
+        raise ModelError(
+            f"model '{name}' takes {longest} positions, and max_length is {max_length}; give max_length={longest} "
+            f"(--generate max_length={longest})"
+        )
 
 
 def use_attention(model: Any, name: str, attention: Callable[..., Any]) -> None:

@@ -157,10 +157,11 @@ class Step:
     num_rows: int = 0
     is_retry: bool = False
 
-    def inputs(self) -> MatchingTensors:
+    def inputs(self, table: torch.Tensor | None = None) -> MatchingTensors:
         """The tensors ``ids``, ``slots``, ``positions`` [N] and ``sampling`` [N, 5]; further ones of a model with an encoder.
 
         The tokens that give a next one stand first, in the order of their parts. Zeros fill the rest: slot 0 has no owner.
+        ``table``: that of the capacity, whose rows of the ids come last.
         """
         count, sampling = self.num_tokens - self.num_rows, _zeros(self.num_tokens - self.num_rows)
         giving = [(one, end - 1) for one, _, end, gives_next in self.parts if gives_next]
@@ -176,7 +177,9 @@ class Step:
             sampling[: len(giving)] = torch.tensor(chosen, dtype=torch.float64)
         sources = () if self.source is None else map(torch.from_numpy, self._sources(self.source, columns[1]))
         # beside stages whose data fill the caches, numpy takes twice as long for a few numbers, and torch.tensor longer still
-        return MatchingTensors((*[torch.frombuffer(column, dtype=torch.int64) for column in columns], sampling, *sources))
+        ids, *others = [torch.frombuffer(column, dtype=torch.int64) for column in columns]
+        embedded = () if table is None else (table.index_select(0, ids),)
+        return MatchingTensors((ids, *others, sampling, *sources, *embedded))
 
     def _sources(self, source: Source, slots: Sequence[int]) -> tuple[Array, ...]:
         """The inputs ``seen`` [N], ``source``, ``source_slots``, ``source_positions`` (see ``encoders``); or a row of slot 0."""
@@ -242,7 +245,10 @@ def _first_ids(ids: list[int], sampling: Sampling, capacity: Capacity) -> list[i
     """The ids. Raises: UsageError: with every fault."""
     limit, faults = capacity.max_length, id_faults(ids, capacity.vocabulary)
     if len(ids) > limit:
-        faults.append(f"it has {len(ids)} tokens, and the caches hold {limit}; open with max_length={len(ids)} or more")
+        faults.append(
+            f"it has {len(ids)} tokens, and the caches hold {limit}; open with max_length={len(ids)} or more (--generate "
+            f"max_length={len(ids)})"
+        )
     elif ids and len(ids) + sampling.max_new_tokens - 1 > limit:
         faults.append(
             f"it has {len(ids)} tokens, so max_length {limit} leaves room for {limit - len(ids) + 1} new ones, and "

@@ -74,7 +74,8 @@ class Source:
         faults = id_faults(ids, self.vocabulary)
         if len(ids) > self.max_rows:
             faults.append(
-                f"it has {len(ids)} tokens, and the caches hold {self.max_rows}; open with max_length={len(ids)} or more"
+                f"it has {len(ids)} tokens, and the caches hold {self.max_rows}; open with max_length={len(ids)} or more "
+                f"(--generate max_length={len(ids)})"
             )
         raise_faults(UsageError, "the prompt cannot be taken", faults)
         return np.array(ids, np.int64)

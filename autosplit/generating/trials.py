@@ -17,6 +17,7 @@ from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.errors import AutosplitError
 from autosplit.generating.choosing import limit_faults
+from autosplit.generating.firsttokens import first_step, token_error
 from autosplit.generating.forecast import forecast, foretold, host_text
 from autosplit.generating.generators import Generator
 from autosplit.generating.opening import capacity_of, open_generator
@@ -169,7 +170,7 @@ def compare_generators(
             contenders[GENERATE] = _with_generate(family.module, family, machine)
         _run_rounds(contenders, family, budget, [PLAN, reference], progress)
         reference = reference if reference in contenders else PLAN
-        faults = {name: _fault(one, contenders[reference]) for name, one in contenders.items()}
+        faults = _faults(contenders, contenders[reference], family)
         outcomes = {name: one.outcome(faults[name]) for name, one in contenders.items()}
         outcomes |= dict.fromkeys(same, outcomes[PLAN])
         progress("run", 1.0, "done")
@@ -208,7 +209,7 @@ def _contender(generator: Generator, plan: Plan, predicted: TokenRates | None, f
     """A generator that has answered some prompts, so that everything that it needs is loaded."""
     new = family.sequences.new
     prompts = random_prompts(family, 0)[:NUM_CHECKED]
-    tokens = generator.generate(prompts, start=_start_of(generator), max_new_tokens=min(new, MOST_CHECKED))
+    tokens = generator.generate(prompts, start=_start_of(generator.capacity.source), max_new_tokens=min(new, MOST_CHECKED))
     run, stats = partial(asked_at_once, generator, new), partial(stats_of, generator)
     return _Contender(plan, run, stats, tokens, family.sequences.max_sequences, predicted)
 
@@ -221,13 +222,12 @@ def asked_at_once(generator: Generator, new: int, prompts: Prompts) -> Times:
     def note(number: int, token: int) -> None:
         times_s[number].append(time.perf_counter() - begun_s)
 
-    generator.generate(prompts, start=_start_of(generator), max_new_tokens=new, on_token=note)
+    generator.generate(prompts, start=_start_of(generator.capacity.source), max_new_tokens=new, on_token=note)
     return times_s
 
 
-def _start_of(generator: Generator) -> list[int] | None:
+def _start_of(source: Source | None) -> list[int] | None:
     """Tokens with which answers may begin where the model leaves them to the caller."""
-    source = generator.capacity.source
     return None if source is None or source.start else [0] * source.num_start
 
 
@@ -298,7 +298,21 @@ def random_prompts(family: StepFamily, seed: int) -> list[Sequence[int] | torch.
     return [numbers.choices(vocabulary, k=sequences.prompt) for _ in many]
 
 
-def _fault(one: _Contender, reference: _Contender) -> str:
-    """Why the tokens of a way are wrong: the first one of a prompt differs. Later ones may, where two are about as likely."""
-    wrong = [number for number, pair in enumerate(zip(one.tokens, reference.tokens, strict=True)) if pair[0][0] != pair[1][0]]
-    return f"the first token after {len(wrong)} of {len(one.tokens)} prompts is another one than on torch eager" if wrong else ""
+def _faults(contenders: Mapping[str, _Contender], reference: _Contender, family: StepFamily) -> dict[str, str]:
+    """Why the tokens of each way are wrong, '' where they are right: first tokens are judged by their scores.
+
+    Later tokens follow from the first ones, and may be others where two were about as likely.
+    """
+    start, found = _start_of(family.source), dict.fromkeys(contenders, "")
+    for number, prompt in enumerate(random_prompts(family, 0)[: len(reference.tokens)]):
+        others = {name: one for name, one in contenders.items() if one.tokens[number][0] != reference.tokens[number][0]}
+        step = first_step(family, prompt, start) if others else None
+        for name, one in others.items():
+            assert step is not None
+            error, limit = token_error(step, one.tokens[number][0], one.plan.precisions)
+            if not error <= limit:
+                found[name] = (
+                    f"the first token after prompt {number + 1} of {len(one.tokens)} is another one than on torch eager, and its "
+                    f"score is {error:.2g} of the largest one below that; {limit:.2g} is allowed"
+                )
+    return found

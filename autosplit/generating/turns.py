@@ -27,7 +27,6 @@ from autosplit.errors import AutosplitError, RefusedError, StageError, UsageErro
 from autosplit.generating.scheduler import Scheduler
 from autosplit.generating.sequences import Capacity, Generation, Step
 from autosplit.generating.tallies import GenerationStats, Tally
-from autosplit.running.request import MatchingTensors
 
 
 @runtime_checkable
@@ -191,11 +190,8 @@ class Turns:
 
     def _send(self, number: int, step: Step) -> None:
         """Hand a step to a pipeline."""
-        inputs, table = step.inputs(), self._capacity.table
-        if table is not None:
-            inputs = MatchingTensors((*inputs, table.index_select(0, inputs[0])))
         try:
-            future = self._pipelines[number].submit_unbounded(inputs, variant=step.variant)
+            future = self._pipelines[number].submit_unbounded(step.inputs(self._capacity.table), variant=step.variant)
         except AutosplitError as failure:
             future = Future()
             future.set_exception(failure)

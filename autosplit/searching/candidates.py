@@ -201,6 +201,7 @@ class SearchResult(tables.Tabular):
 
         ``limits`` are further fields of the ``Question``.
         """
+        machine = self.profile.usable(machine)
         about = self.traced.graph, self.profile, self.plan.source, machine, measured_backends(self.profile, machine), constraints
         return front_within_caps(Question(*about, microbatch=self.plan.microbatch, **limits).verify())
 

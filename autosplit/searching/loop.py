@@ -98,8 +98,9 @@ def _without_device(question: Question, lost: str, failure: AutosplitError) -> Q
     except (DeviceError, UsageError):
         raise failure from None
     told = str(failure) if str(failure) in question.profile.notes else f"{lost} is left out: {failure}"
-    notes = tuple(dict.fromkeys((*question.profile.notes, told)))
-    return replace(question, machine=machine, profile=replace(question.profile, notes=notes))
+    profile = question.profile.without([setting for setting in question.profile.measured if setting.device == lost])
+    notes = tuple(dict.fromkeys((*profile.notes, told)))
+    return replace(question, machine=machine, profile=replace(profile, notes=notes))
 
 
 def _search(

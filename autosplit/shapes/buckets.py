@@ -151,14 +151,7 @@ def choose_buckets(
         each_size: make a bucket of each size, useful or not; of more than ``most`` combinations, of some (``thinned``).
     Raises: UsageError: sizes that may not be padded need more than ``most`` variants.
     """
-    fixed = {dim: tuple(sizes) for dim, sizes in allowed.items() if dim in (exact or {}) or len(sizes) == 1}
-    needed = prod(map(len, fixed.values()))
-    if needed > most:
-        raise UsageError(
-            f"{'; '.join((exact or {}).values())}. So each size needs a variant of its own: {needed} for "
-            f"{', '.join(f'{dim} {sizes_text(allowed[dim])}' for dim in exact or {})}, and at most {most} are made. "
-            "Give the sizes that come, such as --seq-len 32,64,128"
-        )
+    fixed = fixed_buckets(allowed, exact or {}, most)
     grid = {dim: fixed.get(dim, (sizes[-1],)) for dim, sizes in allowed.items()}
     if each_size:
         grid = {dim: tuple(sizes) for dim, sizes in thinned(allowed, most, fixed).items()}
@@ -183,6 +176,19 @@ def choose_buckets(
         else:
             grid, expected_s = tried[costs.index(best_s)], best_s
     return Buckets(grid, expected_s, exact_s, longest_s, gain, limit)
+
+
+def fixed_buckets(allowed: Mapping[str, Sizes], exact: Mapping[str, str], most: int) -> dict[str, tuple[int, ...]]:
+    """The buckets of dimensions with one for each size; arguments and errors as for ``choose_buckets``."""
+    fixed = {dim: tuple(sizes) for dim, sizes in allowed.items() if dim in exact or len(sizes) == 1}
+    needed = prod(map(len, fixed.values()))
+    if needed > most:
+        raise UsageError(
+            f"{'; '.join(exact.values())}. So each size needs a variant of its own: {needed} for "
+            f"{', '.join(f'{dim} {sizes_text(allowed[dim])}' for dim in exact)}, and at most {most} are made. "
+            "Give the sizes that come, such as --seq-len 32,64,128"
+        )
+    return fixed
 
 
 def _settled(

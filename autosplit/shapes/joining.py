@@ -67,6 +67,7 @@ class JoiningTransport:
         self._num_running = 0
         """Batches without an answer, this one included."""
         self._asks, self._is_over = False, False
+        self._restarts_before = engine.restarts
         self._thread = threading.Thread(target=self._run, name="autosplit-joining", daemon=True)
 
     @property
@@ -76,8 +77,8 @@ class JoiningTransport:
 
     @property
     def restarts(self) -> int:
-        """Workers that were started anew so far."""
-        return self._engine.restarts
+        """Workers that were started anew since this transport was made; the engine counts those before it, too."""
+        return self._engine.restarts - self._restarts_before
 
     @property
     def replanned(self) -> Sequence[str]:

@@ -14,7 +14,7 @@ from autosplit.deploying.setup import Setup
 from autosplit.errors import TraceError
 from autosplit.progress import progress_shown
 from autosplit.shapes.buckets import MOST_VARIANTS, Buckets, Times
-from autosplit.shapes.timing import Seconds, Way, choose_way, named
+from autosplit.shapes.timing import Seconds, Way, choose_way, named, require_early
 from autosplit.tracing.family import Family
 from autosplit.tracing.freesizes import freed
 from autosplit.tracing.splitting import split
@@ -42,10 +42,11 @@ def measure_sizes(
     """
     setup.require_one_precision()
     flow = (traffic or even_traffic(family.allowed)).verify(family.allowed)
+    require_early(family, flow, setup)
     with progress_shown(setup.progress) as progress, Workspace() as own:
         setup = replace(setup, progress=progress, workspace=setup.workspace or own)
         profile = measure(family.variants[0], machine, setup=setup)
-        way, notes = choose_way(family, flow, profile, machine, setup)
+        way, notes = choose_way(family, flow, profile, profile.usable(machine), setup)
     points = list(next(iter(way.curves.values())))
     weights = weights_of(way.buckets, way.times, flow, points)
     shares = [_point(family, at, weight, way.curves) for at, weight in zip(points, weights, strict=True)]

@@ -18,7 +18,7 @@ from autosplit.planning.baselines import UNCERTAIN, baseline_plan
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Tensors
 from autosplit.serving.hostmanager import HostManager
-from autosplit.shapes.buckets import MOST_VARIANTS, Buckets, Times, choose_buckets, fit_times
+from autosplit.shapes.buckets import MOST_VARIANTS, Buckets, Times, choose_buckets, fit_times, fixed_buckets
 from autosplit.shapes.service import measured
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
@@ -64,6 +64,18 @@ def named(family: Family, sizes: tuple[int, ...]) -> At:
     return dict(zip(family.allowed, sizes, strict=True))
 
 
+def require_early(family: Family, traffic: Traffic, setup: Setup) -> None:
+    """Raise what ``choose_way`` would raise after all was measured: a size that cannot be traced, or too many exact sizes."""
+    fixed_buckets(family.allowed, family.unpaddable, MOST_DYNAMIC if _is_free(family, setup) else MOST_VARIANTS)
+    for at in _first_sizes(family, traffic, 2) if family.symbolic is None else ():
+        family.at(named(family, at))
+
+
+def _is_free(family: Family, setup: Setup) -> bool:
+    """Whether stages may take every size in one program."""
+    return family.symbolic is not None and setup.precision == "f32"
+
+
 def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Machine, setup: Setup) -> tuple[Way, list[str]]:
     """The way with the fewest expected seconds, with its buckets; and notes on the other one and on backends that are left out.
 
@@ -76,7 +88,7 @@ def choose_way(family: Family, traffic: Traffic, profile: Profile, machine: Mach
     sizes, notes = _first_sizes(family, traffic, 2), list[str]()
     ranked, free = _ranked(profile), None
     most, limit = most_variants(family, machine, next(iter(ranked)))
-    both = family.symbolic is not None and setup.precision == "f32"
+    both = _is_free(family, setup)
     curves = _curves(family, ranked, sizes[:1] if both else sizes, machine, setup, notes)
     if both:
         with suppress(AutosplitError):

@@ -26,6 +26,7 @@ from autosplit.tracing.flattening import Flat
 from autosplit.tracing.loading import Model, dense_inputs
 from autosplit.tracing.programs import user_line
 from autosplit.tracing.resizing import Resizable, resizable
+from autosplit.tracing.sizecheck import require_sizes
 from autosplit.tracing.verifying import own_storage
 from autosplit.values.graph import Graph
 from autosplit.values.shapes import Sizes, size_fault, sizes_text
@@ -198,9 +199,9 @@ def trace_family(
             if dim := _refused(model_of, own, largest):
                 raise TraceError(f"model '{model.name}' takes '{dim}' {own[dim]}, and not {largest[dim]}: {failure}") from failure
             raise
-        variants = [make(at, 1) for at in (largest, low)]
-        for at in _with_ones(allowed):
-            make(at, 1)
+        variants = [make(at, 1) for at in (largest, low, *_with_ones(allowed))][:2]
+        if symbolic is None and inputs_at is None:
+            require_sizes(model_of, allowed)
     names = variants[0].graph.inputs
     dims = {name: dict(axes[place]) for place, name in enumerate(names) if axes.get(place)}
     out_dims = {name: _out_axes(variants, (largest, low), name) for name in variants[0].graph.outputs}

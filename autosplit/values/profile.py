@@ -5,7 +5,7 @@ its name where the backend fuses ops. Op times are corrected when they are read:
 the whole model, and a factor for each op makes the sums of measured stages right. No torch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -93,6 +93,11 @@ class Profile(tables.Tabular):
         """Each device of the machine on which no backend was left, with the note that says so."""
         names = {device.name for device in machine.devices} - {setting.device for setting in self.measured}
         return {name: note for note in self.notes for name in names if note.startswith(f"{name} is left out: ")}
+
+    def usable(self, machine: Machine, keep: Collection[str] = ()) -> Machine:
+        """The machine without the devices on which no backend was left, unless they are named in ``keep``."""
+        gone = {*self.left_out(machine)} - {*keep}
+        return machine.only(device.name for device in machine.devices if device.name not in gone) if gone else machine
 
     def without(self, settings: Iterable[Setting], *notes: str) -> Self:
         """The measurements without those in some settings, with notes that say why."""

@@ -1,8 +1,9 @@
 """A flag counts as given wherever it was given, also with the text of its default."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args, get_type_hints
 
 import pytest
 import typer
@@ -10,9 +11,11 @@ from typer.testing import CliRunner
 
 from autosplit import cli
 from autosplit.commands.flags import command
-from autosplit.commands.options import PLANNER_TIME, Plans
+from autosplit.commands.options import PLANNER_TIME, MeasuredModel, Output, Plans
+from autosplit.commands.running import Run
 from autosplit.commands.shorthelp import Command
 from autosplit.errors import UsageError
+from autosplit.values.samples import Precision
 
 T = TypeVar("T")
 
@@ -81,3 +84,10 @@ def test_caps_that_weights_alone_break_are_refused_before_ops_are_measured(
     done = CliRunner().invoke(cli.app, [*words, model, "--devices", "cpu:0", "--memory", "1.2MB", "--profiles", "kept"])
     assert done.exit_code == 1 and "takes about" not in done.stderr
     assert "op 'linear' needs 4.0 MiB of weights on one device, and the largest cap is 1.1 MiB ('cpu:0')" in done.stderr
+
+
+@pytest.mark.parametrize("options", [MeasuredModel, Run])
+def test_the_help_names_every_precision(options: type[Output]) -> None:
+    """That of ``run`` lacked two."""
+    [option] = get_type_hints(options, include_extras=True)["precision"].__metadata__
+    assert {*get_args(Precision)} <= {*re.findall(r"\w+", option.help)}

@@ -1,10 +1,15 @@
 """A backend that compiles for long: apart, within a limit, and only where it may win."""
 
 import os
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from pipelines import wait_until
 
 import autosplit
 from autosplit.backends import apart
@@ -17,6 +22,7 @@ from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import Worker, spawn_worker
 from autosplit.errors import BackendError, UsageError
+from autosplit.scratch import scratch_folder
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, unsplit
 from autosplit.values.machine import Machine, parse_device
@@ -92,6 +98,28 @@ def test_what_is_loaded_beforehand_serves_the_next_call(started: list[Worker]) -
     assert len(started) == 1
     begin_loading(["eager", "inductor"])  # the one writes no files, and the other would compile
     assert len(started) == 1
+
+
+def linger(folder: Path) -> None:
+    """Be in the middle of a call for long, with a folder of one's own."""
+    tempfile.tempdir = str(folder.parents[1])  # that of the test
+    with scratch_folder():
+        (folder / "begun").touch()
+        time.sleep(60)
+
+
+def test_the_end_of_the_process_ends_what_is_loaded_beforehand_and_removes_its_folder(
+    started: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at the start of a command left it behind."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(apart, "_leaving", threading.Event())
+    apart.begin_apart(linger, doing="while something was loaded")
+    wait_until(lambda: bool(list(tmp_path.glob("autosplit-*/*/begun"))))
+    apart._leave()
+    assert not list(tmp_path.glob("autosplit-*"))
+    assert_gone(started[-1])
+    monkeypatch.setattr(apart, "_warming", None)
 
 
 def assert_gone(worker: Worker) -> None:

@@ -177,7 +177,9 @@ def test_describe_lists_devices_and_backends() -> None:
     assert description.facts["cores"] == span(CORES)
     assert {row["backend"] for row in description.backends} == {"eager", "onnxruntime", "openvino", "inductor"}
     assert "eager" in description._repr_html_() and len(description.frame()) == len(description.devices)
-    assert set(description.to_dict()) == {"machine", "devices", "backends"}
+    data = description.to_dict()
+    assert set(data) == {"machine", "devices", "backends"}
+    assert data["machine"]["memory_bytes"] > 1 << 20 and "memory" not in data["machine"]  # which was a text
 
 
 @pytest.fixture

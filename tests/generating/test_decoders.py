@@ -80,7 +80,10 @@ def test_a_module_of_the_users_own_is_a_step():
         (lambda: Own(mixes=True), "'Own' computes other logits token by token than whole"),
         (lambda: Own(length=9), f"'Own' holds a cache for 3 sequences of 9 tokens, and 3 of {LENGTH} are asked for"),
         (lambda: nn.Linear(2, 2), "'Linear' holds no autosplit.KVCache"),
-        (lambda: _of("Llama", max_position_embeddings=64), f"takes 64 positions, and max_length is {LENGTH}"),
+        (
+            lambda: _of("Llama", max_position_embeddings=64),
+            r"takes 64 positions, and max_length is 80; give max_length=64 \(--generate max_length=64\)",
+        ),
         (lambda: _of("GptOss", num_local_experts=2, head_dim=8, num_key_value_heads=2), "layer 'GptOssAttention' has s_aux"),
         (lambda: _of("Bloom", n_layer=1, n_head=2), "'BloomForCausalLM' computes attention by itself"),
         (lambda: _of("Mamba", state_size=4), "'MambaForCausalLM' computes no attention through AttentionInterface"),

@@ -6,13 +6,16 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+import torch
 
 import autosplit
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.generating import opening
 from autosplit.generating.bounds import phase_rows
+from autosplit.generating.firsttokens import first_step, token_error
 from autosplit.generating.forecast import forecast
 from autosplit.generating.phases import mixed_phases, traffic_on
+from autosplit.generating.steps import step_family
 from autosplit.generating.trials import GENERATE, NO_PLAN, _generated
 from autosplit.measuring.store import open_store
 from autosplit.memory.stages import count, footprints_of, has_one_form
@@ -22,7 +25,10 @@ from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.samples import Samples
 from autosplit.values.sequences import Sequences
 from tests.generating.decodermodels import decoder, generated, prompts
+from tests.generating.encodermodels import answered, encoder_decoder, sources
 
+WHISPER = "WhisperForConditionalGeneration"
+[SOUND] = sources(WHISPER, 1)
 SEQUENCES = Sequences(prompt=12, new=5, max_sequences=2, max_length=40)
 
 
@@ -247,3 +253,21 @@ def test_what_a_generator_has_not_is_refused(family, found):
         autosplit.search(family, found.profile, "cpu:0,cpu:1", autosplit.Constraints(max_latency_s=1.0))
     with pytest.raises(UsageError, match="has inputs and sizes of its own"):
         autosplit.trace(family.module, generate="prompt=3", sizes={"seq": "2..3"})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "asked"), [("GPT2LMHeadModel", decoder, prompts(12)[0]), (WHISPER, encoder_decoder, SOUND)]
+)
+def test_a_first_token_is_judged_by_its_score(name, kind, asked):
+    """One of two about as likely tokens refused a plan. A prompt of several steps beside a table on the host, and an encoder."""
+    model = kind(name)
+    settings, head = model.generation_config, model.get_output_embeddings()
+    settings.suppress_tokens = settings.begin_suppress_tokens = None
+    with torch.no_grad():
+        head.weight[1::2] = head.weight[:-1:2] * (1 - 1e-5)  # each token but the last one has a twin
+    family = step_family(model, 2, 40, 4, prompt=12, new=5)
+    step = first_step(family, asked, None)
+    likeliest = int(step.own[0][0][0])
+    assert [likeliest] == (generated if kind is decoder else answered)(model, asked, 1)
+    error, limit = token_error(step, likeliest ^ 1, ["f32"])
+    assert 0 < error <= limit < token_error(step, (likeliest + 40) % 96, ["f32"])[0]

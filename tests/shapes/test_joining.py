@@ -8,6 +8,7 @@ import pytest
 from contract import ROOM, TransportContract
 from pipelines import WIDTH, at_widths, local
 
+from autosplit.errors import WorkerError
 from autosplit.running.engine import Engine
 from autosplit.running.intake import Intake
 from autosplit.running.pipeline import InProcess
@@ -47,3 +48,12 @@ class TestJoining(TransportContract):
         """As many batches under way as copies, and one more."""
         stage = at_widths(local("a", function, "x", "y", max(2, replicas)), *widths)
         return Joining(InProcess([stage], ["x"], ["y"]), (WIDTH, *widths))
+
+
+def test_restarts_before_a_pipeline_was_opened_again_count_once() -> None:
+    """The engine below goes on counting, so that each was counted by both."""
+    with Joining(InProcess([local("a", lambda x: x, "x", "y")], ["x"], ["y"]), (WIDTH,)) as pipeline:
+        pipeline.engine._past_restarts = 3
+        pipeline._admission.fail(WorkerError("three workers died"))
+        pipeline.reopen()
+        assert pipeline.restarts == pipeline.engine.restarts == 3

@@ -16,11 +16,12 @@ from autosplit import cli
 from autosplit.backends.workspace import Workspace
 from autosplit.commands.options import Profile
 from autosplit.deploying.networks import place
-from autosplit.errors import PlanError, UsageError
+from autosplit.errors import BackendError, PlanError, TraceError, UsageError
 from autosplit.memory.stages import BUFFER_BYTES
 from autosplit.serving.hostmanager import HostManager
-from autosplit.shapes.profiles import shapes_of
+from autosplit.shapes.profiles import measure_sizes, shapes_of
 from autosplit.shapes.timing import most_variants
+from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.planfile import read_plan
@@ -187,7 +188,43 @@ def test_dimension_that_cannot_be_padded_needs_its_sizes_one_by_one():
     family = autosplit.trace(Mean().eval(), (torch.randn(1, 8, 4),), shapes={"x": {1: "seq"}}, sizes={"seq": range(2, 65)})
     assert "op 'mean' mixes" in family.notes[0]
     with pytest.raises(UsageError, match=r"mean.*63 for seq 2\.\.64"):
-        autosplit.measure(replace(family, symbolic=None), "cpu:0", setup=autosplit.Setup(backends="eager", progress=False))
+        refused_at_once(replace(family, symbolic=None))
+
+
+def test_a_size_with_other_ops_is_refused_before_anything_is_measured():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return x.mean(1) if x.shape[1] != 8 else x.sum(1)
+
+    family = autosplit.trace(Odd().eval(), (torch.randn(1, 8),), shapes={"x": {1: "seq"}}, sizes={"seq": (4, 8, 16)})
+    with pytest.raises(TraceError, match=r"computes with other ops at other sizes \('seq' 16 and 8\)"):
+        refused_at_once(family)
+
+
+def refused_at_once(family):
+    """Measure, and pass the failure on; no op was measured before it."""
+    steps = []
+    setup = autosplit.Setup(backends="eager", progress=lambda step, share, text: steps.append(step))
+    try:
+        autosplit.measure(family, "cpu:0", setup=setup)
+    finally:
+        assert not steps
+
+
+def test_an_accelerator_that_is_named_first_and_was_left_out_is_not_used():
+    """Its profile has a note; a range was timed there, and a front was planned for it."""
+    family, setup = autosplit.trace(MLP, sizes={"batch": "1..4"}), autosplit.Setup(backends="eager", progress=False)
+    machine = Machine.of(map(parse_device, ("cuda:0", "cpu:0")))
+    known = autosplit.measure(family.variants[0], "cpu:0", setup=setup)
+    known = replace(known, notes=("cuda:0 is left out: no backend is left there",))
+    profile = measure_sizes(family, None, machine, setup, lambda *_, **__: known)
+    sized, one = (
+        autosplit.search(*pair, machine, setup=setup, budget=0) for pair in ((family, profile), (family.variants[0], known))
+    )
+    plans = [sized.plan, one.plan, *(plan for plan, _ in one.front(machine, Constraints(), time_limit_s=1.0))]
+    assert len(plans) >= 3 and {device for plan in plans for device in plan.devices} == {"cpu:0"}
+    with pytest.raises(BackendError, match="cuda:0 is left out: no backend is left there"):
+        autosplit.search(family.variants[0], known, machine, Constraints(pins={"*": "cuda:0"}), setup=setup, budget=0)
 
 
 def test_dimension_that_cannot_be_padded_runs_dynamically_at_each_of_its_sizes():

@@ -175,6 +175,10 @@ def test_model_without_a_symbolic_export_is_traced_for_each_size():
     chunks = Function(lambda x: sum(x.shape[1] % 4 == 0 and part for part in x.reshape(x.shape[0], 4, -1).unbind(1)))
     family = family_of(chunks, (torch.randn(1, 16),), {"x": {1: "seq"}}, seq=(4, 8, 12))
     assert [len(variant.graph.ops) for variant in family.only([{"seq": 8}]).variants] == [len(family.variants[0].graph.ops)] * 2
+    with pytest.raises(TraceError, match=r"does not compute at 'seq' 10 \(of 4 sizes that were tried\): .*, such as 4,8,12"):
+        family_of(chunks, (torch.randn(1, 16),), {"x": {1: "seq"}}, seq=(4, 8, 10, 12))
+    with pytest.raises(TraceError, match=r"'seq' 5, 6, 7, .* \(of 16 sizes that were tried\): .*, such as 4,"):
+        family_of(chunks, (torch.randn(1, 16),), {"x": {1: "seq"}}, seq=range(4, 65))
 
 
 @pytest.mark.parametrize(
