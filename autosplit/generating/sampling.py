@@ -72,7 +72,7 @@ class Sampling:
     @cached_property
     def ends(self) -> Sequence[int]:
         """``eos`` as a sequence."""
-        return (self.eos,) if isinstance(self.eos, Integral) else self.eos
+        return self.eos if isinstance(self.eos, Sequence) else (self.eos,)
 
     @cached_property
     def takes_largest(self) -> bool:
