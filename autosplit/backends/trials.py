@@ -49,7 +49,8 @@ def faults_of(backend: str, cases: Sequence[Case]) -> dict[str, Faults]:
             try:
                 with limited(MOST_S):
                     by_case = apart(try_all, probe, backend, doing=doing, packages=program.packages)
-                return {case.key: by_case[f"case{number}"] for number, case in enumerate(cases)}
+                told = {case.key: by_case[f"case{number}"] for number, case in enumerate(cases)}
+                return told | _alone(backend, [case for case in cases if VALUES[0] in told[case.key]] if len(cases) > 1 else ())
             except AutosplitError as failure:
                 if isinstance(failure.__cause__, HungError) or "SIGKILL" in str(failure):
                     return {}  # the machine is busy, memory ran out, or a person ended it: they stay unknown
@@ -66,6 +67,11 @@ def faults_of(backend: str, cases: Sequence[Case]) -> dict[str, Faults]:
         return found | (faults_of(backend, rest) if rest else {})
     middle = len(cases) // 2
     return faults_of(backend, cases[:middle]) | faults_of(backend, cases[middle:])
+
+
+def _alone(backend: str, cases: Sequence[Case]) -> dict[str, Faults]:
+    """The faults of cases, each tried in a program of its own: beside others, one may read what another has written over."""
+    return {key: told for case in cases for key, told in faults_of(backend, [case]).items()}
 
 
 def try_all(folder: Path, backend: str) -> dict[str, Faults]:

@@ -31,6 +31,9 @@ CACHES_HELP = (
     "for search. The prompts and --max-new-tokens give the rest."
 )
 
+PLANNING = ("stages", "time_limit", "backend", "precision", "remeasure")
+"""Flags for a plan that is to be found."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled(MeasuredModel):
@@ -131,6 +134,7 @@ def generate(given: Generate) -> None:
     Sampling(**sampling)  # tracing takes a while
     if given.plan is not None:
         given.require_default(["generate"], "the plan says what its caches hold")
+        given.require_default(PLANNING, "the plan says on which stages, backends and precision the model runs")
     say_kept(given)
     devices = None if given.plan is None else ",".join(_planned(given.plan).devices)
     with opened_machine(given, devices) as (machine, _), bars(err) as progress:

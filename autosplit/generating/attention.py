@@ -8,6 +8,7 @@ A step runs N tokens of any sequences. Each token has a slot, the place of its s
 Slot 0 is scratch: no sequence has it, so that a step may be padded with zeros and a worker may warm up on zeros.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +19,9 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from autosplit.arguments import checked
+from autosplit.devices.limits import memory_limit_bytes
 from autosplit.errors import UsageError
+from autosplit.tables import bytes_text
 from autosplit.tracing.programs import PREPARED
 
 _library: Any = torch.library  # its functions have no types
@@ -41,7 +44,7 @@ class KVCache(nn.Module):
         head_dim: elements of a key.
         value_dim: elements of a value; those of a key by default.
         dtype: of keys and values.
-    Raises: UsageError: a number is below 1.
+    Raises: UsageError: a number is below 1, or this machine has too little memory.
     """
 
     keys: torch.Tensor
@@ -64,6 +67,7 @@ class KVCache(nn.Module):
                 f"a cache of {max_sequences} sequences, {max_length} tokens, {num_heads} heads, {head_dim} elements of a key and "
                 f"{value_dim} of a value cannot be made; each must be at least 1"
             )
+        require_memory(math.prod(shape) * (head_dim + value_dim) * dtype.itemsize, max_sequences, max_length)
         self.register_buffer("keys", torch.zeros(*shape, head_dim, dtype=dtype), persistent=False)
         self.register_buffer("values", torch.zeros(*shape, value_dim, dtype=dtype), persistent=False)
 
@@ -102,6 +106,16 @@ class KVCache(nn.Module):
             q, k, v, self.keys, self.values, *places, None, None, bias, *(kept or (None, None))
         )
         return found
+
+
+def require_memory(num_bytes: int, max_sequences: int, max_length: int) -> None:
+    """Raises: UsageError: caches of so many bytes are larger than the memory of this machine, which fills as sequences come."""
+    most = memory_limit_bytes()
+    if num_bytes > most:
+        raise UsageError(
+            f"caches for {max_sequences} sequences of {max_length} tokens take {bytes_text(num_bytes)}, and this machine has "
+            f"{bytes_text(most)} of memory; give fewer sequences (max_sequences) or shorter ones (max_length)"
+        )
 
 
 def _attended_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -22,7 +22,7 @@ from torch import nn
 
 from autosplit.compat.models import attention_of
 from autosplit.errors import ModelError
-from autosplit.generating.attention import KVCache
+from autosplit.generating.attention import KVCache, require_memory
 from autosplit.generating.sampling import SAMPLE
 
 ATTENTION = "autosplit"
@@ -246,6 +246,7 @@ class DecoderStep(nn.Module):
         decoder: as made by ``cached``.
         max_sequences: sequences side by side.
         max_length: tokens of a sequence.
+    Raises: UsageError: the caches of all layers are larger than the memory of this machine.
     """
 
     history: torch.Tensor
@@ -253,6 +254,8 @@ class DecoderStep(nn.Module):
     def __init__(self, decoder: nn.Module, max_sequences: int, max_length: int) -> None:
         super().__init__()
         self.decoder, self.max_sequences = decoder, max_sequences
+        caches = [part for part in decoder.modules() if isinstance(part, KVCache)]
+        require_memory(sum(part.keys.nbytes + part.values.nbytes for part in caches), max_sequences, max_length)
         self.register_buffer("history", torch.zeros(max_sequences + 1, max_length, dtype=torch.int64), persistent=False)
 
     def forward(self, ids: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, sampling: torch.Tensor) -> torch.Tensor:

@@ -83,11 +83,12 @@ class Generator(Draining):
         if opened is not None:
             atexit.register(self.close, drain=False)
 
+    @checked
     def submit(
         self,
-        prompt: Sequence[int] | torch.Tensor,
+        prompt: "Sequence[int] | torch.Tensor",  # a text takes any type: ``begun`` says what a prompt is
         *,
-        start: Sequence[int] | None = None,
+        start: "Sequence[int] | None" = None,
         priority: int = 0,
         deadline_s: float | None = None,
         timeout_s: float | None = None,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class Sampling:
     def __post_init__(self) -> None:
         within = [
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
-            ("eos", all(isinstance(token, int) and token >= 0 for token in self.ends), "token ids"),
+            ("eos", all(isinstance(token, Integral) and token >= 0 for token in self.ends), "token ids"),
             ("temperature", 0 <= self.temperature < math.inf, "at least 0"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("top_k", self.top_k >= 0, "at least 0"),
@@ -71,7 +72,7 @@ class Sampling:
     @cached_property
     def ends(self) -> Sequence[int]:
         """``eos`` as a sequence."""
-        return (self.eos,) if isinstance(self.eos, int) else self.eos
+        return self.eos if isinstance(self.eos, Sequence) else (self.eos,)
 
     @cached_property
     def takes_largest(self) -> bool:
@@ -132,7 +133,8 @@ def _sample(
         if temperature == 0:
             tokens[row] = scores.argmax()
         else:
-            tokens[row] = _drawn(scores / temperature, top_p, int(top_k), _uniform(int(seed), int(positions[row])))
+            scores = (scores - scores.max()) / temperature  # which is finite for the largest one at any temperature
+            tokens[row] = _drawn(scores, top_p, int(top_k), _uniform(int(seed), int(positions[row])))
     return torch.from_numpy(tokens)
 
 

@@ -3,6 +3,7 @@
 import wave
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def ids_of(prompt: Sequence[int] | torch.Tensor) -> list[int]:
         return list(map(int, prompt.tolist()))
     if not isinstance(prompt, Sequence) or isinstance(prompt, str):
         raise UsageError(f"a prompt is ids, but is {prompt!r:.40}; give a list of integers, or call stream_text")
-    return list(prompt)
+    return [int(token) if isinstance(token, Integral) else token for token in prompt]
 
 
 def id_faults(ids: Sequence[int], vocabulary: int) -> list[str]:

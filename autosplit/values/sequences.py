@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import asdict, dataclass, fields, replace
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from autosplit.arguments import checked
@@ -36,7 +36,8 @@ class Sequences:
     def __post_init__(self) -> None:
         counts = {name: number for name, number in self.given.items() if name not in LIMITS}
         faults = [f"{name} is {number}, and must be at least 1" for name, number in counts.items() if number < 1]
-        faults += [f"{name} is {self.given[name]} s, and must be above 0 s" for name in LIMITS if self.given.get(name, 1) <= 0]
+        wrong = {name: limit for name, limit in self.limits.items() if not 0 < limit < inf}
+        faults += [f"{name} is {limit} s, and must be above 0 s" for name, limit in wrong.items()]
         if not faults and self.prompt + self.new - 1 > self.max_length:
             faults = [f"prompt {self.prompt} and new {self.new} are beyond max_length {self.max_length}"]
         raise_faults(UsageError, "the sequences cannot be planned for", faults)

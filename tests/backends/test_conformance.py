@@ -196,6 +196,28 @@ def test_inductor_is_tried_too_and_a_crash_costs_the_kind_of_values_that_caused_
     assert asked == ["inductor"] * 2
 
 
+def test_an_op_is_at_fault_that_differs_alone(monkeypatch, tmp_path) -> None:
+    """Beside the ops of a Mixtral, a view on OpenVINO was found to hold the values of others."""
+
+    class Overwriting(DyingLibrary):
+        def load(self, folder: Path, threads: int) -> Runnable:
+            asked.append(len(self.program.ops))
+            return lambda inputs: [value + (len(self.program.ops) > 1) for value in self.program.module(*inputs)]
+
+    class Divided(nn.Module):
+        def forward(self, n: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+            return torch.div(n, m, rounding_mode="trunc") + 1
+
+    asked: list[int] = []
+    monkeypatch.setenv("AUTOSPLIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(faultstore, "_found", defaultdict(dict))
+    monkeypatch.setattr(trials, "get_backend", {"inductor": Overwriting()}.__getitem__)
+    monkeypatch.setattr(trials, "apart", lambda function, *arguments, **_: function(*arguments))
+    n = torch.randint(1, 9, (3, 4))
+    assert conformance.refused(autosplit.trace(Divided().eval(), (n, n.clone())), "inductor") == {}
+    assert asked == [2, 1, 1]
+
+
 @pytest.mark.parametrize("backend", RUNTIMES)
 def test_a_table_stays_in_eager_where_any_ids_may_come(backend: str) -> None:
     traced = traced_report("table", values="any")

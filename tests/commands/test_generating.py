@@ -85,6 +85,7 @@ def test_several_prompts_and_json(asked):
         (["--prompt-ids", "1,2", "--generate", "max_length=8"], "max_length is 8, and the longest prompt has 2 tokens"),
         (["--prompt-ids", "1,2", "--generate", "slots=8"], "'slots=8' is not one of prompt, new"),
         (["--prompt-ids", "1", "--cluster", "auto"], "leave out --cluster"),
+        (["--prompt-ids", "1", "--plan", "none.yaml", "--stages", "2"], "the model runs; leave out --stages, --backend"),
         (["--prompt-ids", "1", "--prompt-ids", ""], "a prompt is empty; give at least one token"),
     ],
 )

@@ -1,13 +1,15 @@
 """Decoders as steps give the tokens of ``generate``; what cannot be a step is refused in a sentence."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import transformers
 from torch import nn
 
 import autosplit
-from autosplit.errors import ModelError
-from autosplit.generating.decoders import CachedDecoder, cached
+from autosplit.errors import ModelError, UsageError
+from autosplit.generating.decoders import CachedDecoder, DecoderStep, cached
 from tests.generating.decodermodels import DECODERS, SMALL, decoder, generated, greedy, prompts
 
 SEQUENCES, LENGTH = 3, 80
@@ -94,6 +96,18 @@ def test_what_cannot_be_a_step_is_refused(model, reason):
     with pytest.raises(ModelError, match=reason) as refusal:
         cached(model().eval(), SEQUENCES, LENGTH)
     assert "give" in str(refusal.value).lower() or "use" in str(refusal.value)
+
+
+def test_caches_beyond_the_memory_of_the_machine_are_refused(monkeypatch):
+    """One layer's before torch asks for them, those of all layers before they fill."""
+    with pytest.raises(UsageError, match=r"for 1000000 sequences of 1000000 tokens take .*, and this machine has .* of memory"):
+        autosplit.KVCache(10**6, 10**6, 1, 64)
+    decoder = cached(Own(), SEQUENCES, LENGTH)
+    cache_bytes = decoder.cache.keys.nbytes + decoder.cache.values.nbytes
+    for num_bytes, refused in ((cache_bytes, False), (cache_bytes - 1, True)):
+        monkeypatch.setattr("autosplit.generating.attention.memory_limit_bytes", lambda num_bytes=num_bytes: num_bytes)
+        with pytest.raises(UsageError, match=f"for {SEQUENCES} sequences of {LENGTH} tokens") if refused else nullcontext():
+            DecoderStep(decoder, SEQUENCES, LENGTH)
 
 
 def _of(family, **fields):

@@ -84,6 +84,7 @@ def test_a_stream_that_nobody_reads_takes_no_slot_for_ever(pipeline):
         (["a"], {"max_new_tokens": 1}, "'a' is no token id"),
         (torch.zeros(1, 3), {}, "one prompt at a time"),
         (np.array([0, VOCABULARY]), {"max_new_tokens": 1}, "97 is no token id"),
+        (list(np.array([0, VOCABULARY])), {"max_new_tokens": 1}, "^[^.]* 97 is no token id"),
         (None, {}, "a prompt is ids, but is None; give a list of integers"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ([1], {"heat": 2}, "no option 'heat'; there are max_new_tokens"),
@@ -152,6 +153,18 @@ def test_lower_priority_gets_a_slot_sooner_and_late_sequences_end():
         assert [one.tokens[0] for one in generator._turns._schedulers[0]._running] == [5, 4, 3]
         pipeline.release()
         assert [future.result() for future in ones] == [expected([one], 2) for one in many]
+    pipeline.close()
+
+
+@pytest.mark.parametrize("options", [{"priority": None}, {"priority": "high"}, {"deadline_s": "1"}, {"on_token": "print"}])
+def test_options_of_other_types_are_refused_and_end_no_other_sequence(options):
+    pipeline = Pipeline(SLOTS, LENGTH, holds=True)
+    with opened(pipeline) as generator:
+        others = [generator.submit([number], max_new_tokens=2) for number in range(2 * SLOTS)]
+        with pytest.raises(UsageError, match=f"{next(iter(options))} must be .*, but is "):
+            generator.submit([1], max_new_tokens=2, **options)
+        pipeline.release()
+        assert [one.result() for one in others] == [expected([number], 2) for number in range(2 * SLOTS)]
     pipeline.close()
 
 

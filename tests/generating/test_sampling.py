@@ -39,6 +39,11 @@ def test_temperature_zero_takes_the_largest_logit():
     assert sampled(logits, [Sampling()] * 4) == logits.argmax(1).tolist()
 
 
+def test_the_smallest_temperature_draws_the_likeliest_token():
+    logits = logits_of(0, 4)
+    assert sampled(logits, [Sampling(temperature=5e-324)] * 4) == logits.argmax(1).tolist()
+
+
 @given(st.integers(0, 99), st.integers(0, MAX_SEED - 1), st.lists(st.integers(0, LENGTH - 1), min_size=4, max_size=4))
 @settings(max_examples=25, deadline=None)
 def test_draws_are_those_of_a_sequence_alone_whatever_runs_beside_it(seed, draw_seed, positions):

@@ -33,5 +33,10 @@ def test_what_says_no_sequences(text, fault):
         parse_sequences(text)
 
 
+def test_a_limit_is_a_number_of_seconds():
+    with pytest.raises(UsageError, match="per_token_s is nan s, and must be above 0 s"):
+        Sequences(per_token_s=float("nan"))
+
+
 def test_the_last_new_token_needs_no_place():
     assert replace(Sequences(), prompt=1024, new=1).new == 1
