@@ -8,7 +8,7 @@ from autosplit.backends.checking import Reference, model_reference
 from autosplit.generating.opening import capacity_of
 from autosplit.generating.sampling import Sampling
 from autosplit.generating.scheduler import Scheduler
-from autosplit.generating.sequences import begun
+from autosplit.generating.sequences import new_generation
 from autosplit.generating.steps import StepFamily
 from autosplit.shapes.batching import Bucket
 from autosplit.tracing.programs import weight
@@ -24,7 +24,7 @@ def first_step(family: StepFamily, prompt: Sequence[int] | torch.Tensor, start: 
     table = weight(family.variants[0].program, family.table).detach() if family.table else None
     buckets = [Bucket(number, at, float(sum(at.values()))) for number, at in enumerate(sizes)]
     scheduler = Scheduler(buckets, capacity.max_sequences, 1, source=capacity.source)
-    sequence = begun(prompt, start, Sampling(max_new_tokens=1), capacity)
+    sequence = new_generation(prompt, start, Sampling(max_new_tokens=1), capacity)
     scheduler.add(sequence)
     while True:
         step = scheduler.next_step()
