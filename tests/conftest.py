@@ -47,7 +47,8 @@ class WithoutExamples:
 def pytest_configure(config: pytest.Config) -> None:
     """Register what holds for files outside of this folder too."""
     config.pluginmanager.register(WithoutExamples())
-    if "PYTEST_XDIST_WORKER" in os.environ and not sys.dont_write_bytecode:
+    is_kept = not sys.dont_write_bytecode and config.getoption("assertmode") == "rewrite"
+    if is_kept and "PYTEST_XDIST_WORKER" in os.environ:
         compile_a_share(config, int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
 
