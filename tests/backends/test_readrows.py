@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from autosplit.backends.base import get_backend
+from autosplit.backends.checking import model_reference
 from autosplit.backends.readrows import READ_ROWS, num_read
 from autosplit.backends.simplifying import simplified
 from autosplit.generating.sampling import SAMPLE
@@ -40,7 +41,8 @@ STEPS = ([5] * 8, [1, 2, 2, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5, 3, 3, 3], [6, 5, 4, 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_next_tokens_are_those_of_all_rows(name, has_bias, tmp_path):
     torch.manual_seed(0)
-    program = unsplit(trace(load_model(Head(has_bias).eval(), inputs=tuple(step(STEPS[0])))))
+    traced = trace(load_model(Head(has_bias).eval(), inputs=tuple(step(STEPS[0]))))
+    program = unsplit(traced)
     assert [node.target for node in simplified(program).module.graph.nodes].count(READ_ROWS) == 1
     save_stage(program, tmp_path / "stage")
     get_backend(name).prepare(program, tmp_path / "stage")
@@ -48,6 +50,7 @@ def test_next_tokens_are_those_of_all_rows(name, has_bias, tmp_path):
     for slots in STEPS:
         inputs = step(slots)
         assert torch.equal(run(inputs)[0], eager(inputs)[0])
+        assert model_reference(traced, inputs).error([run(inputs)]).relative == 0  # with any token in a row that is not read
 
 
 def test_a_row_that_is_not_read_is_not_multiplied():
