@@ -20,7 +20,7 @@ def translations(graph: fx.Graph) -> dict[Any, Callable[..., Any]]:
     """The translations of ops in a graph that torch.onnx lacks, and of attention, which it gets wrong for rows masked whole."""
     targets = {node.target for node in graph.nodes if isinstance(node.target, OpOverload)}
     grouped = {target: _grouped_mm for target in targets if schema_of(target).name in GROUPED}
-    own = {ATTENTION: _attention, READ_ROWS: to_onnx}
+    own: dict[Any, Callable[..., Any]] = {ATTENTION: _attention, READ_ROWS: to_onnx}
     return grouped | {target: own[target] for target in own.keys() & targets}
 
 
