@@ -94,22 +94,24 @@ class Reference:
     def error(self, found: Sequence[Sequence[torch.Tensor]]) -> NumericalError:
         """The largest error of the outputs of its requests against ``outputs``.
 
-        A choice is off by as much as its score in f32 is below the largest one: of two near ones rounding may take either.
+        A choice is off by as much as its score in f32 is below the largest one: of two near ones rounding may take either. That
+        of torch's eager is right: it need not be the largest in a row that nobody reads.
         Raises: BackendError: number, shape or dtype differ.
         """
         right = self.by_scores
         if right is not self:
             worst(self.program, found, self.own)  # their shapes and dtypes
-            pairs = [list(enumerate(zip(*both, strict=True))) for both in zip(found, right.outputs, strict=True)]
-            found = [[_as_chosen(*pair) if k in self.scores else pair[0] for k, pair in each] for each in pairs]
+            triples = [list(enumerate(zip(*three, strict=True))) for three in zip(found, right.outputs, self.own, strict=True)]
+            found = [[_as_chosen(*three) if k in self.scores else three[0] for k, three in each] for each in triples]
         return worst(right.program, found, right.outputs)
 
 
-def _as_chosen(chosen: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """The scores [rows, scores], the largest of each row replaced by that of the chosen place, or by NaN for no such place."""
+def _as_chosen(chosen: torch.Tensor, scores: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """The scores [rows, scores], the largest of each row replaced by that of the chosen place, or by NaN for no such place; as
+    they are in rows where ``own`` chooses the same."""
     within = (chosen >= 0) & (chosen < scores.shape[1])
     taken = scores.gather(1, chosen.clamp(0, scores.shape[1] - 1)[:, None]).masked_fill(~within[:, None], math.nan)
-    return scores.scatter(1, scores.argmax(1, keepdim=True), taken)
+    return torch.where((chosen == own)[:, None], scores, scores.scatter(1, scores.argmax(1, keepdim=True), taken))
 
 
 def worst(

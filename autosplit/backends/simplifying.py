@@ -2,7 +2,8 @@
 
 Repeated ops are merged: layers repeat views of the same positions, which would be a value between pieces for each layer.
 Norms get the form that ONNX Runtime fuses. Rotations of queries and keys become a part of ``autosplit::attend``. Products of a
-few rows become ``autosplit::few_rows``, and ops between them ``autosplit::on_rows``.
+few rows become ``autosplit::few_rows``, ops between them ``autosplit::on_rows``, and the head of a step with prompts
+``autosplit::read_rows``.
 """
 
 import math
@@ -15,6 +16,7 @@ from torch import fx
 
 from autosplit.backends.fewrows import FEW_ROWS, ON_ROWS
 from autosplit.backends.instructions import strides
+from autosplit.backends.readrows import READ_ROWS
 from autosplit.backends.translating import GROUPED
 from autosplit.compat.torchparts import OpOverload, schema_of
 from autosplit.memory.stages import reads_as_stored
@@ -26,6 +28,9 @@ from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, fake_mode,
 
 ATTEND = "autosplit::attend"
 """The operator that can rotate queries and keys itself."""
+
+SAMPLE = "autosplit::sample"
+"""The operator that reads the logits of the first tokens of a step, and their slots."""
 
 aten = torch.ops.aten
 
@@ -89,6 +94,8 @@ def simplified(program: StageProgram) -> StageProgram:
     module.graph.eliminate_dead_code()
     if not program.one_form and _multiply_few_rows(module, specs):
         _work_on_rows(module, specs, set(outputs))
+    if not program.free:
+        _multiply_read_rows(module, shapes)
     module.recompile()
     return replace(program, module=module)
 
@@ -96,7 +103,8 @@ def simplified(program: StageProgram) -> StageProgram:
 def is_custom(node: fx.Node) -> bool:
     """Whether it is an operator of the user or of autosplit that torch.onnx has no translation of."""
     target = node.target
-    return isinstance(target, OpOverload) and schema_of(target).name not in GROUPED and bool(defined_in(target))
+    is_known = target is READ_ROWS or (isinstance(target, OpOverload) and schema_of(target).name in GROUPED)
+    return isinstance(target, OpOverload) and not is_known and bool(defined_in(target))
 
 
 def specs_of(program: StageProgram) -> Mapping[str, TensorSpec]:
@@ -185,6 +193,17 @@ def _on_rows(node: fx.Node) -> tuple[Any, ...] | None:
         case fx.Node(target=aten.mean.dim, args=(fx.Node() as x, [-1], True)):
             return "mean", x
     return None
+
+
+def _multiply_read_rows(module: fx.GraphModule, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Let the head of a step with more tokens than rows of logits multiply only the rows whose next tokens are read."""
+    for node in module.graph.nodes:
+        if not is_op(node) or schema_of(node.target).name != SAMPLE:
+            continue
+        head, slots = node.args[0], node.args[3]
+        is_alone = head.target is aten.linear.default and len(head.users) == 1 and len(shapes[head.name]) == 2
+        if is_alone and shapes[head.name][0] < shapes[slots.name][0]:
+            head.target, head.args = READ_ROWS, (*head.args[:2], slots, *head.args[2:])
 
 
 def _rotate_inside(attend: fx.Node, shapes: Mapping[str, Sequence[int]]) -> None:

@@ -10,7 +10,7 @@ Slot 0 is scratch: no sequence has it, so that a step may be padded with zeros a
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,9 +238,10 @@ def _attend_slots(given: _Call, found: torch.Tensor, least: int) -> None:
         start, end = 0 if window is None else max(0, first + 1 - window), max(min(last + 1, length), 1)
         keys, values = given.state_keys[None, slot, :, start:end], given.state_values[None, slot, :, start:end]
         some = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else torch.tensor(rows)
-        mask = _visible(given.positions[some], start, end, window).repeat(num_each, 1)
+        own = tuple(position_of[row] for row in rows)
+        mask = _visible(own, start, end, window, num_each, q.dtype, q.device)
         if given.bias is not None:
-            mask = _biased(given.bias, given.positions[some], start, end, mask, num_kv)
+            mask = mask + _bias_of(given.bias, given.positions[some], start, end).reshape(num_kv, *mask.shape)
         made = _attention(grouped[None, :, :, some].flatten(2, 3), keys, values, mask, given.scale, given.softcap)
         answers[some] = made.view(num_kv, num_each, len(rows), dim).permute(2, 0, 1, 3)
 
@@ -273,26 +274,28 @@ def _keep(given: _Call) -> None:
     given.state_values[places[0], :, places[1]] = given.v[0, :, rows].transpose(0, 1)
 
 
-def _visible(positions: torch.Tensor, start: int, end: int, window: int | None) -> torch.Tensor:
-    """``[N, end - start]``: whether a token at a position sees each of these places."""
-    own, places = positions[:, None].clamp(min=0), torch.arange(start, end, device=positions.device)
-    return places <= own if window is None else (places <= own) & (places > own - window)
+@lru_cache(maxsize=2)  # full attention and a window; the layers of a step that holds one prompt ask for the same ones
+def _visible(
+    positions: tuple[int, ...], start: int, end: int, window: int | None, times: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """``[times * N, end - start]``, N tokens for each query head: 0 where a token at a position sees a place, else -infinity."""
+    own = torch.tensor(positions, device=device)[:, None].clamp(min=0)
+    places = torch.arange(start, end, device=device)
+    seen = places <= own if window is None else (places <= own) & (places > own - window)
+    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf")).repeat(times, 1)
 
 
-def _biased(bias: torch.Tensor, positions: torch.Tensor, start: int, end: int, mask: torch.Tensor, num_kv: int) -> torch.Tensor:
-    """The summands of scores, ``[num_kv, rows, places]``, where a mask ``[rows, places]`` holds N tokens for each query head."""
+def _bias_of(bias: torch.Tensor, positions: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    """The summands ``[heads, N, end - start]`` of scores by the distance of a place from a token."""
     distances = positions[:, None] - torch.arange(start, end, device=positions.device)
-    added = bias[:, distances.clamp(0, bias.shape[1] - 1)]
-    return added.reshape(num_kv, *mask.shape).masked_fill(~mask, float("-inf"))
+    return bias[:, distances.clamp(0, bias.shape[1] - 1)]
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
 ) -> torch.Tensor:
     """Softmax attention of ``[sequences, num_heads, queries, dim]`` to ``[sequences, num_heads, places, dim]``."""
     if softcap is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     scores = torch.tanh(q @ k.transpose(2, 3) * (scale / softcap)) * softcap
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return torch.softmax(scores, -1) @ v
+    return torch.softmax(scores + mask, -1) @ v

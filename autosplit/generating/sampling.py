@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from autosplit.arguments import checked
+from autosplit.backends.readrows import num_read
 from autosplit.errors import BRIEF, UsageError, raise_faults
 from autosplit.tracing.programs import CHOOSES, PREPARED
 
@@ -113,15 +114,17 @@ def _sample(
         slots: int64 [N].
         positions: int64 [N]; a token at ``max_length`` or beyond is not written.
         sampling: float64 [N, 5], ``Sampling.row`` of each token; zeros, as in padding, take the largest logit.
-    Returns: int64 [R]; -1 in a row with a logit that is not a number, with infinity, or without any finite logit.
+    Returns: int64 [R]; -1 in a row with a logit that is not a number, with infinity, or without any finite logit. Rows from
+        ``num_read`` on give no next token, and get 0.
     """
     # numpy takes a tenth of the time of torch for the largest of a row, and half of it for a few ids
     history, slot_of, places = state_history.numpy(), slots.numpy(), positions.numpy()
     within = places < history.shape[1]
     history[slot_of[within], places[within]] = ids.numpy()[within]
-    wide = (logits.float() if logits.dtype == torch.bfloat16 else logits).detach().numpy()
-    best = wide.argmax(1)  # of a row with NaN its place
-    tokens = np.where(np.isfinite(wide[np.arange(len(wide)), best]), best, -1)
+    read = logits[: num_read(slot_of[: len(logits)].tolist())]
+    wide = (read.float() if read.dtype == torch.bfloat16 else read).detach().numpy()
+    best, tokens = wide.argmax(1), np.zeros(len(logits), np.int64)  # of a row with NaN its place
+    tokens[: len(wide)] = np.where(np.isfinite(wide[np.arange(len(wide)), best]), best, -1)
     for row, (temperature, top_p, top_k, seed, penalty) in enumerate(sampling.numpy()[: len(wide)].tolist()):
         if tokens[row] < 0 or (temperature == 0 and penalty in (0, 1)):
             continue

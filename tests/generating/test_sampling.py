@@ -66,11 +66,10 @@ def test_draws_have_the_chances_of_transformers(setting):
     if sampling.top_p < 1:
         processors.append(TopPLogitsWarper(sampling.top_p))
     wanted = processors(torch.tensor(past), logits.clone()).softmax(1)[0]
-    num, history = 1000, torch.zeros(2, LENGTH, dtype=torch.int64)
-    history[1, :5], history[1, 6:] = torch.tensor(past[0][:5]), 30  # what is after the position is of an earlier owner
+    num, history = 1000, torch.zeros(1001, LENGTH, dtype=torch.int64)
+    history[1:, :5], history[1:, 6:] = torch.tensor(past[0][:5]), 30  # what is after the position is of an earlier owner
     samplings = [Sampling(temperature=0.8, seed=seed, **setting) for seed in range(num)]
-    same = [1] * num
-    drawn = sampled(logits.expand(num, -1), samplings, slots=same, positions=[5] * num, ids=[2] * num, history=history)
+    drawn = sampled(logits.expand(num, -1), samplings, positions=[5] * num, ids=[2] * num, history=history)
     found = torch.bincount(torch.tensor(drawn), minlength=VOCABULARY) / num
     assert not found[wanted == 0].any()
     assert (found - wanted).abs().max() < 4 * (0.25 / num) ** 0.5
@@ -101,6 +100,15 @@ def test_only_the_first_rows_of_a_step_get_a_token():
     chunk = sampled(logits_of(1), [Sampling()] * 3, slots=[1] * 3, positions=[0, 1, 2], ids=[5, 6, 7], history=history)
     assert len(chunk) == 1
     assert history[1, :3].tolist() == [5, 6, 7]
+
+
+def test_rows_that_give_no_next_token_get_none():
+    """Behind the first token of each sequence stand others of its prompt, or padding: their logits may be anything."""
+    logits, samplings = logits_of(2, 4), [Sampling(temperature=0.5, seed=7)] * 4
+    logits[:, 0], logits[3, 5] = -9.0, float("nan")
+    for slots, num_read in (([2, 1, 2, 1], 2), ([1, 1, 1, 1], 1), ([3, 0, 0, 0], 1), ([0, 0, 0, 0], 1)):
+        found = sampled(logits, samplings, slots=slots)
+        assert all(found[:num_read]) and not any(found[num_read:])
 
 
 def test_draw_is_never_a_token_without_a_chance():
