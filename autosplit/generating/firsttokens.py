@@ -31,7 +31,7 @@ def first_step(family: StepFamily, prompt: Sequence[int] | torch.Tensor, start: 
         assert step is not None  # the one sequence has all of its tokens
         reference = model_reference(family.variants[step.variant], step.inputs(table))
         [part], [[tokens]] = step.parts, reference.own
-        if part.gives_next and not sequence.then:
+        if part.gives_next and not sequence.forced:
             return reference
         scheduler.finish(step, tokens[:1].tolist() if part.gives_next else ())  # a language, or a part of the prompt
 
