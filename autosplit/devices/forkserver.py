@@ -1,6 +1,6 @@
 """Fork server, the host's end: start it, let it fork and reap workers, and replace it once it is dead or does not answer.
 
-One without workers ends when nobody has asked for one for ``IDLE_S``: with torch and numba it takes 214 MB.
+One without workers ends when nobody has asked for one for ``IDLE_S``: with torch and numba it takes 202 MB.
 
 Only the spawner thread talks to a fork server, one question at a time, and every question has a time limit. A fork server that
 exceeds the limit gets no further question. It stays until its last worker has ended, because its workers end with it.
