@@ -1,5 +1,7 @@
 """Fork server, the host's end: start it, let it fork and reap workers, and replace it once it is dead or does not answer.
 
+One without workers ends when nobody has asked for one for ``IDLE_S``: with torch and numba it takes 202 MB.
+
 Only the spawner thread talks to a fork server, one question at a time, and every question has a time limit. A fork server that
 exceeds the limit gets no further question. It stays until its last worker has ended, because its workers end with it.
 """
@@ -33,6 +35,9 @@ START_TIMEOUT_S = 60.0
 
 ANSWER_TIMEOUT_S = 10.0
 """Seconds within which a fork server must answer a question."""
+
+IDLE_S = 60.0
+"""Seconds that a fork server without workers waits for a question; the next one takes two seconds of a core to start."""
 
 LOOK_S = 0.1
 """Seconds between two looks at whether a wait is to be given up."""
@@ -227,6 +232,14 @@ def reap(server: ForkServer, pid: int) -> Future[int | None]:
     return _in_spawner(lambda: server.reap(pid))
 
 
+def _end_unused() -> None:
+    """End the fork server if it has no workers."""
+    global _server
+    if _server is not None and not _server.num_workers:
+        _server.end()
+        _server = None
+
+
 def _running() -> ForkServer:
     global _server
     _retired[:] = [server for server in _retired if server.num_workers]
@@ -280,7 +293,11 @@ def _in_spawner(function: Callable[[], Result]) -> Future[Result]:
 
 def _spawn_forever() -> None:
     while True:
-        function, future = _jobs.get()
+        try:
+            function, future = _jobs.get(timeout=IDLE_S)
+        except queue.Empty:
+            _end_unused()
+            continue
         try:
             future.set_result(function())
         except BaseException as failure:

@@ -320,6 +320,22 @@ def test_a_fork_server_that_is_stopped_while_it_should_fork_is_replaced(targets:
     assert stopped.dead
 
 
+def test_a_fork_server_without_workers_ends_when_nobody_asks_and_the_next_worker_gets_a_new_one(
+    targets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver, "IDLE_S", 0.2)
+    worker = spawn_worker(f"{targets}:listener")
+    server = worker.server
+    assert server is not None
+    time.sleep(1.0)
+    assert worker.alive() and not server.dead
+    worker.close()
+    assert gone(server.pid)
+    another = spawn_worker(f"{targets}:listener")
+    assert another.alive() and another.server is not server
+    another.close()
+
+
 def test_a_fork_server_that_cannot_import_says_why_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise MemoryError('no room for a library')")
     with monkeypatch.context() as patch:
