@@ -9,7 +9,7 @@ Slot 0 is scratch: no sequence has it, so that a step may be padded with zeros a
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -224,26 +224,65 @@ def _alone(given: _Call, turned: torch.Tensor, found: torch.Tensor) -> Callable[
     )
 
 
+class _Chunk(NamedTuple):
+    """Tokens of one slot, which attend in one call: their places among the tokens of the step, and what they see.
+
+    ``mask``: ``[times * N, end - start]``, N tokens for each query head: 0 where a token sees a place, else -infinity.
+    """
+
+    slot: int
+    rows: slice | torch.Tensor
+    num_rows: int
+    start: int
+    end: int
+    mask: torch.Tensor
+
+
 def _attend_slots(given: _Call, found: torch.Tensor, least: int) -> None:
     """Attend for the tokens of slots with at least ``least`` of them, in a call for each slot."""
-    q, window = given.q, given.window
+    q = given.q
     (_, num_kv, length, _), dim = given.state_keys.shape, given.state_values.shape[3]
     num_each, count = q.shape[1] // num_kv, len(given.slots)
     grouped, answers = q[0].reshape(num_kv, num_each, count, -1), found.view(count, num_kv, num_each, dim)
-    position_of = given.positions.tolist()
-    for slot, rows in _rows_by_slot(given.slots.tolist()).items():
-        if len(rows) < least:
-            continue
-        first, last = min(position_of[row] for row in rows), max(position_of[row] for row in rows)
-        start, end = 0 if window is None else max(0, first + 1 - window), max(min(last + 1, length), 1)
+    places = tuple(given.slots.tolist()), tuple(given.positions.tolist())
+    for slot, some, num_rows, start, end, mask in _chunks(*places, least, given.window, length, num_each, q.dtype, q.device):
         keys, values = given.state_keys[None, slot, :, start:end], given.state_values[None, slot, :, start:end]
-        some = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else torch.tensor(rows)
-        own = tuple(position_of[row] for row in rows)
-        mask = _visible(own, start, end, window, num_each, q.dtype, q.device)
         if given.bias is not None:
             mask = mask + _bias_of(given.bias, given.positions[some], start, end).reshape(num_kv, *mask.shape)
         made = _attention(grouped[None, :, :, some].flatten(2, 3), keys, values, mask, given.scale, given.softcap)
-        answers[some] = made.view(num_kv, num_each, len(rows), dim).permute(2, 0, 1, 3)
+        answers[some] = made.view(num_kv, num_each, num_rows, dim).permute(2, 0, 1, 3)
+
+
+@lru_cache(maxsize=2)  # full attention and a window; all layers of a step ask for the same ones
+def _chunks(
+    slot_of: tuple[int, ...],
+    position_of: tuple[int, ...],
+    least: int,
+    window: int | None,
+    length: int,
+    times: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[_Chunk]:
+    """The tokens of slots with at least ``least`` of them; slot 0 beside others is padding, whose answers nobody reads."""
+    rows_of: dict[int, list[int]] = {}
+    for row, slot in enumerate(slot_of):
+        rows_of.setdefault(slot, []).append(row)
+    if len(rows_of) > 1:
+        rows_of.pop(0, None)
+    found = []
+    for slot, rows in rows_of.items():
+        if len(rows) < least:
+            continue
+        positions = [position_of[row] for row in rows]
+        start = 0 if window is None else max(0, min(positions) + 1 - window)
+        end = max(min(max(positions) + 1, length), 1)
+        own, places = torch.tensor(positions, device=device)[:, None].clamp(min=0), torch.arange(start, end, device=device)
+        seen = places <= own if window is None else (places <= own) & (places > own - window)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf")).repeat(times, 1)
+        some = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else torch.tensor(rows)
+        found.append(_Chunk(slot, some, len(rows), start, end, mask))
+    return found
 
 
 def _turned(given: _Call, rows: torch.Tensor) -> torch.Tensor:
@@ -255,16 +294,6 @@ def _turned(given: _Call, rows: torch.Tensor) -> torch.Tensor:
     return torch.cat([part * cos + torch.cat([-second, first], -1) * sin, rest], -1)
 
 
-def _rows_by_slot(slot_of: Sequence[int]) -> dict[int, list[int]]:
-    """Slot to its tokens. Where there are sequences, slot 0 is padding, whose answers are not read."""
-    found: dict[int, list[int]] = {}
-    has_sequences = any(slot_of)
-    for row, slot in enumerate(slot_of):
-        if slot or not has_sequences:
-            found.setdefault(slot, []).append(row)
-    return found
-
-
 def _keep(given: _Call) -> None:
     """Write the keys and values of tokens to their places in the states."""
     slots, positions = given.kept
@@ -272,17 +301,6 @@ def _keep(given: _Call) -> None:
     places = slots[rows], positions[rows]
     given.state_keys[places[0], :, places[1]] = given.k[0, :, rows].transpose(0, 1)
     given.state_values[places[0], :, places[1]] = given.v[0, :, rows].transpose(0, 1)
-
-
-@lru_cache(maxsize=2)  # full attention and a window; the layers of a step that holds one prompt ask for the same ones
-def _visible(
-    positions: tuple[int, ...], start: int, end: int, window: int | None, times: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """``[times * N, end - start]``, N tokens for each query head: 0 where a token at a position sees a place, else -infinity."""
-    own = torch.tensor(positions, device=device)[:, None].clamp(min=0)
-    places = torch.arange(start, end, device=device)
-    seen = places <= own if window is None else (places <= own) & (places > own - window)
-    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf")).repeat(times, 1)
 
 
 def _bias_of(bias: torch.Tensor, positions: torch.Tensor, start: int, end: int) -> torch.Tensor:
