@@ -1,16 +1,19 @@
 """Operators on a few rows, compiled: ``few_rows`` multiplies them with a weight as it is stored, ``on_rows`` is all between.
 
-Memory bounds such a product, because it computes little for each weight. One core of an AMD EPYC that ten processes shared read
-the weights of Llamas of 25 and 100 M parameters so fast (GB/s of processor time, weights of 1.5 to 49 MB):
+Memory bounds such a product, because it computes little for each weight. One core of an Intel Xeon (Cascade Lake, AVX-512), on
+which others worked, too, read weights of 1.6 to 98 MB so fast (GB/s of processor time, best of four passes over 60 MB or more; a
+plain sum by torch 8.8 to 9.4):
 
-====  ============  ==============
-rows  here          ONNX Runtime
-====  ============  ==============
-1     29 to 31      16 to 20
-2     29 to 31      15 to 18
-4     20 to 28      14 to 16
-8     9 to 16       12 to 13
-====  ============  ==============
+====  ============  ============  ============  ============
+rows  here          by columns    ONNX Runtime  OpenVINO
+====  ============  ============  ============  ============
+1     10.3 to 10.9  10.2 to 11.6  7.8 to 11.2   7.6 to 11.3
+2     10.3 to 10.7  9.5 to 11.1   7.6 to 10.5   7.3 to 10.6
+4     9.9 to 10.4   8.5 to 10.0   7.3 to 10.1   6.9 to 10.1
+8     7.8 to 8.5    6.5 to 6.8    6.6 to 8.0    6.3 to 7.5
+====  ============  ============  ============  ============
+
+The lowest ones of runtimes are those of the smallest weight, and with eight rows theirs of the largest are as fast as these.
 """
 
 from collections.abc import Callable

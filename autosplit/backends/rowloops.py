@@ -147,7 +147,7 @@ def multiply(
 
 
 @summing("void(i8, i8, i8, i8, i8, i8, i8, i8, i8)")
-def multiply_by_columns(
+def multiply_by_columns(  # noqa: C901 - a loop for each number of rows
     x_address: int,
     weight_address: int,
     bias_address: int,
@@ -158,7 +158,10 @@ def multiply_by_columns(
     start: int,
     end: int,
 ) -> None:
-    """As ``multiply`` of ``found = x @ weight + bias``, of a weight ``[size, features]``: its rows are summed, four at a time."""
+    """As ``multiply`` of ``found = x @ weight + bias``, of a weight ``[size, features]``: its rows are summed, four at a time.
+
+    Four or two rows of x go with them, where there are so many: one at a time, four rows read weights at 7 GB/s in place of 10.
+    """
     x, bias = floats_at(x_address), floats_at(bias_address + 4 * start)
     count, in_fours = end - start, size - size % 4
     for row in range(rows):
@@ -169,12 +172,39 @@ def multiply_by_columns(
         address = weight_address + 4 * (part * features + start)
         w0, w1 = floats_at(address), floats_at(address + 4 * features)
         w2, w3 = floats_at(address + 8 * features), floats_at(address + 12 * features)
-        for row in range(rows):
-            found = floats_at(found_address + 4 * (row * features + start))
-            at = row * size + part
-            x0, x1, x2, x3 = x[at], x[at + 1], x[at + 2], x[at + 3]
-            for n in range(count):
-                found[n] += x0 * w0[n] + x1 * w1[n] + x2 * w2[n] + x3 * w3[n]
+        row = 0
+        while row < rows:
+            f0, at0 = floats_at(found_address + 4 * (row * features + start)), row * size + part
+            if row + 4 <= rows:
+                f1, at1 = floats_at(found_address + 4 * ((row + 1) * features + start)), at0 + 1 * size
+                f2, at2 = floats_at(found_address + 4 * ((row + 2) * features + start)), at0 + 2 * size
+                f3, at3 = floats_at(found_address + 4 * ((row + 3) * features + start)), at0 + 3 * size
+                x00, x01, x02, x03 = x[at0], x[at0 + 1], x[at0 + 2], x[at0 + 3]
+                x10, x11, x12, x13 = x[at1], x[at1 + 1], x[at1 + 2], x[at1 + 3]
+                x20, x21, x22, x23 = x[at2], x[at2 + 1], x[at2 + 2], x[at2 + 3]
+                x30, x31, x32, x33 = x[at3], x[at3 + 1], x[at3 + 2], x[at3 + 3]
+                for n in range(count):
+                    v0, v1, v2, v3 = w0[n], w1[n], w2[n], w3[n]
+                    f0[n] += x00 * v0 + x01 * v1 + x02 * v2 + x03 * v3
+                    f1[n] += x10 * v0 + x11 * v1 + x12 * v2 + x13 * v3
+                    f2[n] += x20 * v0 + x21 * v1 + x22 * v2 + x23 * v3
+                    f3[n] += x30 * v0 + x31 * v1 + x32 * v2 + x33 * v3
+                row += 4
+            elif row + 2 <= rows:
+                f1, at1 = floats_at(found_address + 4 * ((row + 1) * features + start)), at0 + 1 * size
+                x00, x01, x02, x03 = x[at0], x[at0 + 1], x[at0 + 2], x[at0 + 3]
+                x10, x11, x12, x13 = x[at1], x[at1 + 1], x[at1 + 2], x[at1 + 3]
+                for n in range(count):
+                    v0, v1, v2, v3 = w0[n], w1[n], w2[n], w3[n]
+                    f0[n] += x00 * v0 + x01 * v1 + x02 * v2 + x03 * v3
+                    f1[n] += x10 * v0 + x11 * v1 + x12 * v2 + x13 * v3
+                row += 2
+            else:
+                x00, x01, x02, x03 = x[at0], x[at0 + 1], x[at0 + 2], x[at0 + 3]
+                for n in range(count):
+                    v0, v1, v2, v3 = w0[n], w1[n], w2[n], w3[n]
+                    f0[n] += x00 * v0 + x01 * v1 + x02 * v2 + x03 * v3
+                row += 1
     for part in range(in_fours, size):
         w0 = floats_at(weight_address + 4 * (part * features + start))
         for row in range(rows):

@@ -121,9 +121,11 @@ def specs_of(program: StageProgram) -> Mapping[str, TensorSpec]:
 def _see_as_view(node: fx.Node, specs: Mapping[str, TensorSpec], outputs: Collection[str]) -> None:
     """Make a part of a split and the first rows slices, and leave out a conversion to the same type."""
     match node:
-        case fx.Node(args=(fx.Node(target=aten.split.Tensor) as split, number)) if is_pick(node):
-            source, size, *rest = split.args
-            start, axis = number * size, rest[0] if rest else 0
+        case fx.Node(
+            args=(fx.Node(target=aten.split.Tensor, args=(fx.Node() as source, int() as size, *rest)), int() as number)
+        ) if is_pick(node):
+            axis: Any = rest[0] if rest else 0
+            start = number * size
             node.target = aten.slice.Tensor
             node.args = (source, axis, start, min(start + size, specs[source.name].shape[axis]))
         case fx.Node(
@@ -150,18 +152,20 @@ def _multiply_few_rows(module: fx.GraphModule, specs: Mapping[str, TensorSpec]) 
     found = False
     for node in module.graph.nodes:
         match node:
-            case fx.Node(target=aten.linear.default, args=(rows, matrix, *bias)):
-                arguments = (rows, matrix, *bias)
-            case fx.Node(target=aten.addmm.default, args=(bias, rows, matrix)) if not node.kwargs:
+            case fx.Node(target=aten.linear.default, args=(fx.Node() as rows, fx.Node() as matrix, *others)):
+                arguments: tuple[Any, ...] = (rows, matrix, *others)
+            case fx.Node(target=aten.addmm.default, args=(fx.Node() as bias, fx.Node() as rows, fx.Node() as matrix)) if (
+                not node.kwargs and bias.op == matrix.op == "get_attr" and weight(module, str(bias.target)).dim() == 1
+            ):
                 arguments = (rows, matrix, bias, True)
             case _:
                 continue
         spec = specs[rows.name] if rows.op != "get_attr" else None
-        others = [one for one in arguments[1:] if isinstance(one, fx.Node)]
+        weights = [one for one in arguments[1:] if isinstance(one, fx.Node)]
         if (
             spec is not None
             and empty_like_spec(spec).is_contiguous()
-            and all(one.op == "get_attr" and weight(module, str(one.target)).is_contiguous() for one in others)
+            and all(one.op == "get_attr" and weight(module, str(one.target)).is_contiguous() for one in weights)
             and reads_as_stored(str(node.target), spec.dtype, math.prod(spec.shape[:-1]))
         ):
             node.target, node.args, found = FEW_ROWS, arguments, True
