@@ -7,10 +7,10 @@ plain sum by torch 8.8 to 9.4):
 ====  ============  ============  ============  ============
 rows  here          by columns    ONNX Runtime  OpenVINO
 ====  ============  ============  ============  ============
-1     10.3 to 10.9  10.2 to 11.6  7.8 to 11.2   7.6 to 11.3
+1     10.3 to 10.9  10.5 to 11.7  7.8 to 11.2   7.6 to 11.3
 2     10.3 to 10.7  9.5 to 11.1   7.6 to 10.5   7.3 to 10.6
-4     9.9 to 10.4   8.5 to 10.0   7.3 to 10.1   6.9 to 10.1
-8     7.8 to 8.5    6.5 to 6.8    6.6 to 8.0    6.3 to 7.5
+4     9.9 to 10.4   8.5 to 10.4   7.3 to 10.1   6.9 to 10.1
+8     7.8 to 8.5    6.4 to 6.8    6.6 to 8.0    6.3 to 7.5
 ====  ============  ============  ============  ============
 
 The lowest ones of runtimes are those of the smallest weight, and with eight rows theirs of the largest are as fast as these.
